@@ -1,0 +1,68 @@
+"""Every environment variable that Tilewright reads: typed, documented, in one place.
+
+`knobs.table()` is what `docs/knobs.md` and `tilewright --help` show. Knobs that change what is
+generated are marked `keyed` and enter cache keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    keyed: bool = False
+
+    @property
+    def variable(self) -> str:
+        return f'TILEWRIGHT_{self.name.upper()}'
+
+    def get(self) -> Any:
+        text = os.environ.get(self.variable, '')
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise InputError(f'{self.variable}={text!r} cannot be read: {self.help}') from None
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+KNOBS = (
+    Knob('cache_dir', Path, None, 'directory for compiled code, machine files and the store'),
+    Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable', True),
+    Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
+    Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source, 5 IR'),
+    Knob('dump', Path, None, 'directory into which every artefact is written'),
+    Knob('cc', str, '', 'C compiler to use instead of $CC, clang, gcc or cc', True),
+    Knob('time_limit', float, 60.0, 'seconds that one candidate may take to build and run'),
+    Knob('memory_limit', _whole, 8 << 30, 'bytes of address space that a worker may use'),
+    Knob('shared', Path, None, 'directory with the data sets that some tests and tables read'),
+)
+_BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+def get(name: str) -> Any:
+    """The value of a knob: from the environment, or its default."""
+    return _BY_NAME[name].get()
+
+
+def table() -> list[tuple[str, str, str]]:
+    """(variable, default, help) of every knob."""
+    return [(k.variable, '' if k.default is None else str(k.default), k.help) for k in KNOBS]

@@ -1,0 +1,189 @@
+"""The group: a small DAG of stages, the unit that is scheduled, generated, measured and stored.
+
+One operator is a group of one stage. A convolution with bias and activation is a group of three,
+whose inner edges live in registers. The *main* stage is the one that reduces; stages after it are
+its epilogue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tilewright.errors import SpecError
+from tilewright.ops.stage import Access, Stage
+
+ROLES = ('input', 'constant', 'output', 'inner')
+STORAGE = ('register', 'cache', 'global')
+DTYPES = {'f32': 4, 'f64': 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a group: named dimensions, sizes, dtype, and its role.
+
+    'constant' operands (weights, bias) may be packed ahead of time; 'inner' tensors connect stages
+    and live at the storage level that the group gives them.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    role: str = 'input'
+    dtype: str = 'f32'
+
+    def __post_init__(self) -> None:
+        if len(self.dims) != len(self.shape):
+            raise SpecError(f'tensor {self.name} names {self.dims} but has shape {self.shape}')
+        if self.role not in ROLES:
+            raise SpecError(f'tensor {self.name}: role {self.role!r} is not one of {ROLES}')
+        if self.dtype not in DTYPES:
+            raise SpecError(
+                f'tensor {self.name}: dtype {self.dtype!r} is not one of {tuple(DTYPES)}'
+            )
+        if any(size < 1 for size in self.shape):
+            raise SpecError(f'tensor {self.name} has shape {self.shape}; sizes are at least 1')
+
+    @property
+    def size(self) -> int:
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+    @property
+    def bytes(self) -> int:
+        return self.size * DTYPES[self.dtype]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return row_major_strides(self.shape)
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a dense row-major array."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Stages in topological order over named tensors. `label` is what people and stores call it."""
+
+    label: str
+    tensors: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+    storage: tuple[tuple[str, str], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise SpecError(f'group {self.label} has no stage')
+        names = [t.name for t in self.tensors]
+        if len(set(names)) != len(names):
+            raise SpecError(f'group {self.label} names a tensor twice: {names}')
+        written: set[str] = set()
+        for stage in self.stages:
+            for access in stage.accesses:
+                self._check_access(stage, access)
+            for access in stage.reads:
+                role = self.tensor(access.tensor).role
+                if role in ('inner', 'output') and access.tensor not in written:
+                    raise SpecError(
+                        f'stage {stage.name} reads {access.tensor} before it is written'
+                    )
+            if self.tensor(stage.write.tensor).role not in ('inner', 'output'):
+                raise SpecError(
+                    f'stage {stage.name} writes {stage.write.tensor}, which is an input'
+                )
+            if stage.write.tensor in written:
+                raise SpecError(f'{stage.write.tensor} is written by two stages')
+            written.add(stage.write.tensor)
+        missing = {t.name for t in self.tensors if t.role in ('inner', 'output')} - written
+        if missing:
+            raise SpecError(f'group {self.label} never writes {sorted(missing)}')
+        for name, level in self.storage:
+            if level not in STORAGE or self.tensor(name).role != 'inner':
+                raise SpecError(f'storage {name}={level}: an inner tensor at one of {STORAGE}')
+
+    def _check_access(self, stage: Stage, access: Access) -> None:
+        tensor = self.tensor(access.tensor)
+        if len(access.index) != len(tensor.shape):
+            raise SpecError(
+                f'stage {stage.name} indexes {tensor.name} with {len(access.index)} expressions, '
+                f'it has {len(tensor.shape)} dimensions'
+            )
+
+    @cached_property
+    def _by_name(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self._by_name:
+            raise SpecError(
+                f'group {self.label} has no tensor {name!r}; it has {list(self._by_name)}'
+            )
+        return self._by_name[name]
+
+    def with_role(self, role: str) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == role)
+
+    @property
+    def output(self) -> Tensor:
+        return self.tensor(self.stages[-1].write.tensor)
+
+    @cached_property
+    def main(self) -> Stage:
+        """The stage that does the work: the first with a reduction, else the first."""
+        return next((s for s in self.stages if s.combiner), self.stages[0])
+
+    @property
+    def epilogue(self) -> tuple[Stage, ...]:
+        """The stages behind the main one."""
+        return self.stages[self.stages.index(self.main) + 1 :]
+
+    @property
+    def flops(self) -> int:
+        """Operations of the main stage (what GFLOP/s figures count)."""
+        return self.main.flops
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Bytes that any execution must move once: inputs, constants and outputs."""
+        return sum(t.bytes for t in self.tensors if t.role != 'inner')
+
+    def to_json(self) -> dict:
+        """A complete, canonical description; its hash identifies the group in stores and caches."""
+        return {
+            'label': self.label,
+            'tensors': [
+                [t.name, list(t.dims), list(t.shape), t.role, t.dtype] for t in self.tensors
+            ],
+            'stages': [
+                {
+                    'name': s.name,
+                    'dims': [[d.name, d.size, d.kind] for d in s.dims],
+                    'write': _access_json(s.write),
+                    'reads': [_access_json(a) for a in s.reads],
+                    'expr': s.expr.to_json(),
+                    'combiner': s.combiner,
+                    'pad_value': s.pad_value if s.pad_value == s.pad_value else None,
+                }
+                for s in self.stages
+            ],
+            'storage': [list(pair) for pair in self.storage],
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what is computed; the label does not enter, so equal problems share records."""
+        body = {k: v for k, v in self.to_json().items() if k != 'label'}
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _access_json(access: Access) -> list:
+    return [access.tensor, [[list(map(list, e.terms)), e.const] for e in access.index]]
