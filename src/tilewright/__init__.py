@@ -1,0 +1,22 @@
+"""Tilewright: convolutions turned into the fastest kernels a machine can run, by modelling."""
+
+from tilewright.bench.suites import parse
+from tilewright.errors import TilewrightError
+from tilewright.machine.machine import Machine
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.matmul import matmul
+from tilewright.pipeline import optimize
+from tilewright.plan import Plan
+from tilewright.schedule.schedule import Schedule
+
+__all__ = [
+    'Machine',
+    'Plan',
+    'Schedule',
+    'TilewrightError',
+    'conv2d',
+    'matmul',
+    'optimize',
+    'parse',
+]
+__version__ = '0.1.0'

@@ -1,4 +1,4 @@
-"""The error tree. Every message says the offending value, the limit and the remedy, in one sentence.
+"""The error tree. Each message says the offending value, the limit and the remedy, in one sentence.
 
 `exit_code` is what the command line returns for an error of that kind (docs/contracts.md):
 1 a check failed, 2 bad input, 3 something that is needed is missing.

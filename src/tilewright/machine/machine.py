@@ -15,7 +15,7 @@ from tilewright.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One data cache. `usable_bytes` is what the measured curve says is ours; `bytes` is as reported."""
+    """One data cache: `bytes` as reported, `usable_bytes` what the measured curve says is ours."""
 
     name: str
     bytes: int

@@ -3,9 +3,9 @@
 Goes in: sizes as in the public face (h, w are input sizes, c is all input channels).
 Comes out: a `Group` whose main stage is one of
 
-    dense      n k h w | c r s    Out[n,k,h,w]        += In[n, c, H, W]         * Ker[k, c, r, s]
-    grouped    n g k h w | c r s  Out[n, g*Kg+k, h,w] += In[n, g*Cg+c, H, W]    * Ker[g*Kg+k, c, r, s]
-    depthwise  n k h w | r s      Out[n,k,h,w]        += In[n, k, H, W]         * Ker[k, 0, r, s]
+    dense      n k h w | c r s    Out[n,k,h,w]        += In[n, c, H, W]      * Ker[k, c, r, s]
+    grouped    n g k h w | c r s  Out[n, g*Kg+k, h,w] += In[n, g*Cg+c, H, W] * Ker[g*Kg+k, c, r, s]
+    depthwise  n k h w | r s      Out[n,k,h,w]        += In[n, k, H, W]      * Ker[k, 0, r, s]
 
 with H = h*sh + r*dh - pt and W = w*sw + s*dw - pl, and bias and activation as further stages.
 """
@@ -81,7 +81,8 @@ class Conv2d:
 
     @classmethod
     def of(cls, *, n, c, h, w, k, r, s, stride, pad, dilation, groups, bias, activation) -> Conv2d:
-        sizes = {a: _whole(a, v, 1) for a, v in dict(n=n, c=c, h=h, w=w, k=k, r=r, s=s).items()}
+        given = zip('nchwkrs', (n, c, h, w, k, r, s), strict=True)
+        sizes = {name: _whole(name, value, 1) for name, value in given}
         conv = cls(
             **sizes,
             stride=_pair('stride', stride, 1),
@@ -119,7 +120,7 @@ class Conv2d:
         ):
             if elements > MAX_ELEMENTS:
                 raise SpecError(
-                    f'the {name} would have {elements} elements; at most {MAX_ELEMENTS} are supported'
+                    f'the {name} would have {elements} elements; the limit is {MAX_ELEMENTS}'
                 )
 
     @property
@@ -138,7 +139,7 @@ class Conv2d:
 
     @property
     def label(self) -> str:
-        """Canonical benchdnn-like notation; `tw.parse` reads it back (pads and epilogue included)."""
+        """Canonical notation, benchdnn's with the epilogue appended; `tw.parse` reads it back."""
         groups = f'g{self.groups}' if self.groups > 1 else ''
         text = (
             f'{groups}mb{self.n}ic{self.c}ih{self.h}iw{self.w}oc{self.k}oh{self.out_h}ow{self.out_w}'
@@ -165,7 +166,7 @@ def conv2d(
     bias: bool = False,
     activation: str | None = None,
 ) -> Group:
-    """A 2-D convolution. h, w: input sizes; c, k: all input and output channels; dilation 1 = dense.
+    """A 2-D convolution. h, w: input sizes; c, k: all channels in and out; dilation 1 = dense.
 
     stride, dilation: int or (h, w); pad: int, (h, w) or (top, left, bottom, right).
     """
@@ -198,7 +199,8 @@ def describe(conv: Conv2d) -> Group:
         in_index, ker_index = affine(('g', in_group), ('c', 1)), var('c')
     parallel = (Dim('n', conv.n), *channels, *image)
     after = [name for name, on in (('bias', conv.bias), (conv.activation, conv.activation)) if on]
-    stops = ['Acc', *(f'{name.capitalize()}ed' for name in after)][: len(after)] + ['Out']
+    inner = [f'Acc{position}' for position in range(len(after))]
+    stops = [*inner, 'Out']
     out_shape = (conv.n, conv.k, conv.out_h, conv.out_w)
     main = Stage(
         'conv2d',
@@ -224,8 +226,8 @@ def describe(conv: Conv2d) -> Group:
         Tensor('In', ('n', 'c', 'h', 'w'), (conv.n, conv.c, conv.h, conv.w)),
         Tensor('Ker', ('k', 'c', 'r', 's'), (conv.k, in_group, conv.r, conv.s), 'constant'),
         *tensors,
-        *(Tensor(name, ('n', 'k', 'h', 'w'), out_shape, 'inner') for name in stops[:-1]),
+        *(Tensor(name, ('n', 'k', 'h', 'w'), out_shape, 'inner') for name in inner),
         Tensor('Out', ('n', 'k', 'h', 'w'), out_shape, 'output'),
     ]
-    storage = tuple((name, 'register') for name in stops[:-1])
+    storage = tuple((name, 'register') for name in inner)
     return Group(conv.label, tuple(tensors), tuple(stages), storage)

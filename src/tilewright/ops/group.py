@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilewright.errors import SpecError
-from tilewright.ops.stage import Access, Stage
+from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage
 
 ROLES = ('input', 'constant', 'output', 'inner')
 STORAGE = ('register', 'cache', 'global')
@@ -171,12 +172,37 @@ class Group:
                     'reads': [_access_json(a) for a in s.reads],
                     'expr': s.expr.to_json(),
                     'combiner': s.combiner,
-                    'pad_value': s.pad_value if s.pad_value == s.pad_value else None,
+                    'pad_value': str(s.pad_value),
                 }
                 for s in self.stages
             ],
             'storage': [list(pair) for pair in self.storage],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Group:
+        """The inverse of `to_json`; every check of construction runs again."""
+        try:
+            tensors = tuple(
+                Tensor(name, tuple(dims), tuple(shape), role, dtype)
+                for name, dims, shape, role, dtype in data['tensors']
+            )
+            stages = tuple(
+                Stage(
+                    s['name'],
+                    tuple(Dim(name, size, kind) for name, size, kind in s['dims']),
+                    _access_from(s['write']),
+                    tuple(_access_from(a) for a in s['reads']),
+                    Expr.from_json(s['expr']),
+                    s['combiner'],
+                    float(s['pad_value']),
+                )
+                for s in data['stages']
+            )
+            storage = tuple((name, level) for name, level in data['storage'])
+            return cls(data['label'], tensors, stages, storage)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f'a stored group cannot be read: {error}') from None
 
     @cached_property
     def digest(self) -> str:
@@ -187,3 +213,10 @@ class Group:
 
 def _access_json(access: Access) -> list:
     return [access.tensor, [[list(map(list, e.terms)), e.const] for e in access.index]]
+
+
+def _access_from(data: list) -> Access:
+    tensor, index = data
+    return Access(
+        tensor, tuple(Affine(tuple((n, c) for n, c in terms), const) for terms, const in index)
+    )

@@ -1,4 +1,4 @@
-"""The float64 reference, executed from a group's description with no scheduling: every test's oracle.
+"""The float64 reference, executed from a group's description: the oracle of every test.
 
 Goes in: a group and its arrays by tensor name. Comes out: the output array, in float64.
 
@@ -153,7 +153,7 @@ def _evaluate(expr: Expr, operands: list[np.ndarray]) -> np.ndarray:
 
 
 def _store(target: np.ndarray, stage: Stage, result: np.ndarray) -> None:
-    """Scatter [parallel dims] into the written tensor, whose indices may combine iterators (g, k)."""
+    """Scatter [parallel dims] into the result, whose indices may combine iterators (g, k)."""
     index = []
     for expression in stage.write.index:
         position = np.full((1,) * len(stage.parallel), expression.const)

@@ -38,7 +38,7 @@ class Dim:
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise SpecError(
-                f'dimension {self.name} has size {self.size!r}; sizes are whole numbers of at least 1'
+                f'dimension {self.name} has size {self.size!r}; it must be a whole number, 1 or more'
             )
         if self.kind not in KINDS:
             raise SpecError(f'dimension {self.name} is {self.kind!r}; it must be one of {KINDS}')
@@ -46,7 +46,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """An affine index expression: sum(coefficient * iterator) + const. Coefficients are positive."""
+    """An affine index: sum(coefficient * iterator) + const, with positive coefficients."""
 
     terms: tuple[tuple[str, int], ...]
     const: int = 0
@@ -66,7 +66,7 @@ class Affine:
         return next((c for n, c in self.terms if n == name), 0)
 
     def extent(self, sizes: Mapping[str, int]) -> int:
-        """Number of index values from the smallest to the largest touched by a tile of these sizes."""
+        """How far a tile of these sizes reaches: largest index - smallest index + 1."""
         return sum(c * (sizes[n] - 1) for n, c in self.terms) + 1
 
     def at(self, point: Mapping[str, int]) -> int:
@@ -128,6 +128,11 @@ class Expr:
 
     def to_json(self) -> list:
         return [self.op, self.value, [a.to_json() for a in self.args]]
+
+    @classmethod
+    def from_json(cls, data: list) -> Expr:
+        op, value, args = data
+        return cls(op, tuple(cls.from_json(a) for a in args), value)
 
 
 # name -> number of arguments. The meaning of each name is given once per back end:

@@ -57,6 +57,8 @@ class Schedule:
     vector    the dimension that lies across vector lanes ('' for the general schema).
     levels    from 'reg' outwards.
     parallel  (dimension, ways): how the problem is cut between threads; product = threads used.
+    pack      the level whose tile of the broadcast operand is copied, padded, into a buffer of its
+              own ('' reads the operand in place: legal where no index leaves the tensor).
     """
 
     schema: str
@@ -64,6 +66,7 @@ class Schedule:
     vector: str
     levels: tuple[Level, ...]
     parallel: tuple[tuple[str, int], ...] = ()
+    pack: str = ''
 
     def __post_init__(self) -> None:
         if self.schema not in SCHEMAS:
@@ -80,6 +83,8 @@ class Schedule:
                         f'tile {name}={size} of {inner.name} exceeds {name}={large[name]} of '
                         f'{outer.name}; tiles must not shrink outwards'
                     )
+        if self.pack and self.pack not in [level.name for level in self.levels]:
+            raise ScheduleError(f'pack={self.pack!r} is not a level of this schedule')
         if any(ways < 1 for _, ways in self.parallel):
             raise ScheduleError(f'parallel ways must be at least 1: {self.parallel}')
 
@@ -101,6 +106,7 @@ class Schedule:
             'vector': self.vector,
             'levels': [[v.name, list(v.order), [list(t) for t in v.tiles]] for v in self.levels],
             'parallel': [list(p) for p in self.parallel],
+            'pack': self.pack,
         }
 
     @classmethod
@@ -111,7 +117,7 @@ class Schedule:
                 for name, order, tiles in data['levels']
             )
             parallel = tuple((d, int(w)) for d, w in data['parallel'])
-            return cls(data['schema'], data['isa'], data['vector'], levels, parallel)
+            return cls(data['schema'], data['isa'], data['vector'], levels, parallel, data['pack'])
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f'a stored schedule cannot be read: {error}') from None
 

@@ -1,0 +1,228 @@
+"""One contestant in a process of its own: `python -m tilewright.bench.peer_process NAME`.
+
+Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting):
+
+    {"do": "prepare", "label": "mb1ic64...", "digest": ..., "seed": 0, "threads": 2, "library": ...}
+      -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
+    {"do": "answer", "path": "y.npy"}     one call into a poisoned output, which is written there
+      -> {"status": "ok"}
+    {"do": "time", "repeats": 20, "warm": 3, "flush": false}
+      -> {"status": "ok", "samples_ms": [...]}
+
+Everyone gets the same float32 NCHW arrays, is called from Python, and leaves an NCHW result;
+weights are constant and may be packed ahead. When a layer is prepared, all variants of a contestant
+(contestants.py) are timed briefly; the fastest is kept, and what was tried is reported. What a
+library prints goes to the log, never into the replies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tilewright.bench.contestants import CONTESTANTS, Job, Variant
+from tilewright.errors import CheckError, TilewrightError
+from tilewright.ops.specs import read_layer
+from tilewright.runtime import verify
+
+TRIAL_S = 0.15
+TRIAL_CALLS = 30
+FLUSH_LEAST_BYTES, FLUSH_MOST_BYTES = 64 << 20, 512 << 20
+
+
+def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
+    """Build and time every variant; comes out: the fastest one that works, and the report.
+
+    Variants that fail, or whose answer differs from the first one that works, are reported and not
+    chosen. The parent checks the answer of the chosen one against the float64 reference.
+    """
+    tried: list[dict[str, Any]] = []
+    best: tuple[float, Variant, Callable, dict] | None = None
+    expected: np.ndarray | None = None
+    for settings, make in variants:
+        try:
+            variant = make(job)
+            verify.poison(job.out)
+            estimate = _estimate(variant.run)
+            answer = variant.result()
+            if expected is None:
+                expected = np.array(answer)
+            elif not np.allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max()):
+                raise CheckError('its answer differs from that of the other settings')
+        except Exception as error:
+            tried.append({'settings': settings, 'message': _sentence(error)})
+            continue
+        tried.append({'settings': settings, 'trial_median_ms': 1e3 * estimate})
+        if best is None or estimate < best[0]:
+            best = estimate, variant, make, settings
+    if best is None:
+        raise CheckError(tried[0]['message'])
+    estimate, variant, make, settings = best
+    report = {
+        'settings': settings,
+        'tried': tried,
+        'algorithm': variant.algorithm(),
+        'estimate_ms': 1e3 * estimate,
+        'call_overhead_ms': _overhead(job, make),
+    }
+    return variant, report
+
+
+def _estimate(run: Callable[[], object]) -> float:
+    """Median seconds of a few calls, after two for warming up."""
+    run()
+    run()
+    samples, start = [], time.perf_counter()
+    while len(samples) < 3 or (
+        len(samples) < TRIAL_CALLS and time.perf_counter() - start < TRIAL_S
+    ):
+        begin = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - begin)
+    return statistics.median(samples)
+
+
+def _overhead(job: Job, make: Callable[[Job], Variant]) -> float | None:
+    """Milliseconds of a call with one multiplication to do; None for a kernel of fixed shape."""
+    if job.library is not None:
+        return None
+    conv = replace(
+        job.conv, n=1, c=1, h=1, w=1, k=1, r=1, s=1, groups=1,
+        stride=(1, 1), pad=(0, 0, 0, 0), dilation=(1, 1),
+    )  # fmt: skip
+    tiny = make(Job.of(conv, 0, job.threads))
+    return 1e3 * _estimate(tiny.run)
+
+
+class Flusher:
+    """Evicts the caches between calls: every thread sweeps its part of a large buffer."""
+
+    def __init__(self, threads: int) -> None:
+        size = min(max(2 * _cache_bytes(), FLUSH_LEAST_BYTES), FLUSH_MOST_BYTES)
+        self.parts = np.array_split(np.zeros(size // 8), threads)
+        self.pool = ThreadPoolExecutor(threads)
+
+    def __call__(self) -> None:
+        for done in [self.pool.submit(np.add, part, 1.0, out=part) for part in self.parts]:
+            done.result()
+
+
+def _cache_bytes() -> int:
+    """Size of all data caches that the first core sees, as the system reports them."""
+    total = 0
+    for path in Path('/sys/devices/system/cpu/cpu0/cache').glob('index*/size'):
+        text = path.read_text().strip()
+        unit = {'K': 10, 'M': 20}.get(text[-1:], 0)
+        with contextlib.suppress(ValueError):
+            total += int(text.rstrip('KM')) << unit
+    return total
+
+
+class _Server:
+    """The child's memory: the layer that was prepared last."""
+
+    def __init__(self, name: str) -> None:
+        start, self.packages = CONTESTANTS[name]
+        self.variants = list(start())
+        for package in self.packages:
+            __import__(package)
+        self.job: Job | None = None
+        self.variant: Variant | None = None
+        self.flusher: Flusher | None = None
+
+    def hello(self) -> dict:
+        modules = {package: sys.modules[package] for package in self.packages}
+        return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
+
+    def prepare(
+        self, label: str, digest: str, seed: int, threads: int, library: str | None = None
+    ) -> dict:
+        self.job = self.variant = None
+        job = Job.of(read_layer(label).conv, seed, threads, library)
+        if job.group.digest != digest:
+            raise ValueError(f'{label} does not describe the group that was sent')
+        self.variant, report = choose(job, self.variants)
+        self.job = job
+        return report
+
+    def answer(self, path: str) -> dict:
+        assert self.job is not None
+        assert self.variant is not None
+        verify.poison(self.job.out)
+        self.variant.run()
+        np.save(path, self.variant.result())
+        return {}
+
+    def time(self, repeats: int, warm: int, flush: bool) -> dict:
+        assert self.job is not None
+        assert self.variant is not None
+        if flush and self.flusher is None:
+            self.flusher = Flusher(self.job.threads)
+        run, samples = self.variant.run, []
+        for _ in range(warm):
+            run()
+        for _ in range(repeats):
+            if flush and self.flusher is not None:
+                self.flusher()
+            begin = time.perf_counter()
+            run()
+            samples.append(1e3 * (time.perf_counter() - begin))
+        return {'samples_ms': samples}
+
+
+def _sentence(error: Exception) -> str:
+    text = ' '.join(str(error).split())[:300]
+    if isinstance(error, TilewrightError):
+        return text
+    return f'{type(error).__name__}: {text}' if text else type(error).__name__
+
+
+def serve(name: str, requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Greet, then answer requests until the input ends."""
+
+    def reply(answer: dict) -> None:
+        replies.write(json.dumps(answer).encode() + b'\n')
+        replies.flush()
+
+    try:
+        server = _Server(name)
+        reply({'status': 'ok', **server.hello()})
+    except Exception as error:
+        reply({'status': 'failed', 'message': _sentence(error)})
+        return
+    for line in requests:
+        request = json.loads(line)
+        try:
+            reply({'status': 'ok', **getattr(server, request.pop('do'))(**request)})
+        except Exception as error:
+            reply({'status': 'failed', 'message': _sentence(error)})
+
+
+def main(words: list[str]) -> None:
+    """The child. Arguments: a contestant, and the parent's process id (0: do not watch it)."""
+    name, parent = words[0], int(words[1]) if len(words) > 1 else 0
+    if parent and sys.platform == 'linux':
+        # A stopped process does not notice that its input has ended: be killed with the parent.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(0)
+    requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
+    os.dup2(2, 1)
+    serve(name, requests, replies)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

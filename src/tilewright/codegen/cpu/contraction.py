@@ -1,0 +1,106 @@
+"""What a sum of products looks like to an outer-product micro-kernel.
+
+Goes in: a stage `Out += A * B`. Comes out: the role that every dimension plays.
+
+    vector     indexes B and Out, not A: lies across vector lanes       conv2d: k      matmul: j
+    columns    other dimensions of B and Out: loops
+    pixels     index A and Out, not B: broadcast, blocked in registers          n h w          i
+    batch      index A, B and Out: loops                                        g
+    loop       the reduction that the micro-kernel loops over                   c              k
+    unrolled   reductions unrolled inside that loop                             r s
+    outer      reductions left over (large windows): loops around the micro-kernel
+
+This is the classification of a tensor contraction; nothing in it is particular to convolutions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Stage
+
+# Unrolling more steps than this overflows the instruction cache and the offsets of a load.
+MAX_UNROLLED = 128
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Roles of the dimensions of `stage`, with `a` broadcast and `b` packed along `vector`."""
+
+    stage: Stage
+    a: Access
+    b: Access
+    vector: str
+    columns: tuple[str, ...]
+    pixels: tuple[str, ...]
+    batch: tuple[str, ...]
+    loop: str
+    unrolled: tuple[str, ...]
+    outer: tuple[str, ...]
+
+    @property
+    def reduction(self) -> tuple[str, ...]:
+        """Reductions in the order in which packed operands store them, innermost last."""
+        return (*self.outer, *((self.loop,) if self.loop else ()), *self.unrolled)
+
+
+def vector_candidates(group: Group) -> tuple[str, ...]:
+    """Dimensions of the main stage that may lie across vector lanes, largest first."""
+    stage = group.main
+    if not stage.is_product_sum or stage.pad_value != 0:
+        return ()
+    a, b = _operands(group)
+    columns = [d for d in stage.parallel if d in b.names and d not in a.names]
+    return tuple(sorted(columns, key=lambda d: -stage.sizes[d]))
+
+
+def _operands(group: Group) -> tuple[Access, Access]:
+    """(broadcast, packed): the constant operand is the one that is packed, else the second."""
+    first, second = group.main.reads
+    if group.tensor(first.tensor).role == 'constant' != group.tensor(second.tensor).role:
+        return second, first
+    return first, second
+
+
+def contract(group: Group, vector: str) -> Contraction:
+    """[Group] -> [Contraction]; `vector` is one of `vector_candidates`."""
+    stage = group.main
+    a, b = _operands(group)
+    in_a, in_b = set(a.names), set(b.names)
+    unrolled, loop, outer = _split_reductions(stage, a)
+    return Contraction(
+        stage,
+        a,
+        b,
+        vector,
+        tuple(d for d in stage.parallel if d in in_b and d not in in_a and d != vector),
+        tuple(d for d in stage.parallel if d not in in_b),
+        tuple(d for d in stage.parallel if d in in_b and d in in_a),
+        loop,
+        unrolled,
+        outer,
+    )
+
+
+def _split_reductions(stage: Stage, a: Access) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Window reductions (sharing an index with another iterator) are unrolled, smallest first."""
+    windows = {
+        name
+        for expression in a.index
+        if len(expression.terms) > 1
+        for name in expression.names
+        if name in stage.reduction
+    }
+    plain = [d for d in stage.reduction if d not in windows]
+    loop = max(plain, key=lambda d: stage.sizes[d]) if plain else ''
+    rest = [d for d in stage.reduction if d != loop]
+    steps, unrolled = 1, set()
+    for name in sorted(rest, key=lambda d: (d not in windows, stage.sizes[d])):
+        if steps * stage.sizes[name] <= MAX_UNROLLED:
+            steps *= stage.sizes[name]
+            unrolled.add(name)
+    if not loop:
+        loop = next((d for d in rest if d not in unrolled), '')
+    outer = tuple(d for d in rest if d not in unrolled and d != loop)
+    return tuple(d for d in rest if d in unrolled), loop, outer

@@ -1,0 +1,129 @@
+"""Micro-kernels: an outer product of P pixels and V vectors, accumulated in registers that we own.
+
+Goes in: a `MicroKernel`, which fixes every offset. Comes out: a C function
+
+    static void NAME(const float *a, const float *b, float *acc, long count, long resume)
+
+that for each of `count` iterations and each unrolled step does, for p < P and v < V,
+    acc[p][v] += a[steps[i] + pixels[p]] * b[(i * V + v) * lanes ...]
+and then moves `a` by `a_step` and `b` behind the vectors it has read. `resume` starts from acc
+instead of zero (MOpt Sec. 6, Listing 4; fixed registers because gcc spills such tiles).
+
+One emitter for each instruction set; `EMITTERS` is the table. A scalar reference of the same
+contract is `reference_c`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.machine.isa import ISAS
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """All offsets are in floats."""
+
+    isa: str
+    pixels: tuple[int, ...]
+    vectors: int
+    steps: tuple[int, ...]
+    a_step: int
+    acc: tuple[int, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        need = registers_needed(len(self.pixels), self.vectors)
+        have = ISAS[self.isa].registers
+        if need > have:
+            raise ScheduleError(
+                f'a micro-kernel of {len(self.pixels)} x {self.vectors} vectors needs {need} '
+                f'registers; {self.isa} has {have}: choose a smaller register tile'
+            )
+
+    @property
+    def lanes(self) -> int:
+        return ISAS[self.isa].lanes
+
+
+def registers_needed(pixels: int, vectors: int) -> int:
+    """Accumulators, the vectors of one step, and one register for what is broadcast."""
+    return pixels * vectors + vectors + 1
+
+
+NAME = re.compile(r'^mk_(?P<isa>[a-z0-9]+)_p(?P<pixels>\d+(?:x\d+)*)_v(?P<vectors>\d+)$')
+
+
+def micro_name(isa: str, extents: tuple[int, ...], vectors: int) -> str:
+    """The grammar of kernel names: mk_<isa>_p<extents of the pixel tile>_v<vectors>."""
+    return f'mk_{isa}_p{"x".join(map(str, extents))}_v{vectors}'
+
+
+def parse_name(name: str) -> tuple[str, tuple[int, ...], int]:
+    """The inverse of `micro_name`."""
+    match = NAME.match(name)
+    if not match:
+        raise ScheduleError(f'{name!r} is not a micro-kernel name such as mk_neon_p2x7_v2')
+    extents = tuple(int(e) for e in match['pixels'].split('x'))
+    return match['isa'], extents, int(match['vectors'])
+
+
+def emit(kernel: MicroKernel) -> str:
+    """[MicroKernel] -> [C function]"""
+    return EMITTERS[kernel.isa](kernel)
+
+
+def function(kernel: MicroKernel, body: list[str]) -> str:
+    """The C function around an emitter's body."""
+    head = (
+        f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
+        f'float *acc, long count, long resume)'
+    )
+    return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
+
+
+def asm_block(lines: list[str], operands: str, inputs: str, clobbers: list[str]) -> list[str]:
+    """One `asm volatile` statement."""
+    body = ['__asm__ volatile(']
+    body += [f'    "{line}\\n\\t"' for line in lines]
+    quoted = ', '.join(f'"{c}"' for c in clobbers)
+    return [*body, f'    : {operands}', f'    : {inputs}', f'    : {quoted});']
+
+
+def reference_c(kernel: MicroKernel) -> str:
+    """The scalar definition of what an emitted micro-kernel computes."""
+    lanes, width = kernel.lanes, kernel.lanes * kernel.vectors
+    pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
+    acc = ', '.join(map(str, kernel.acc))
+    return function(
+        kernel,
+        [
+            f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
+            f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
+            f'    for (long v = 0; v < {width}; v++) {{',
+            '        float sum = resume ? acc[at[p] + v] : 0.0f;',
+            '        for (long i = 0; i < count; i++)',
+            f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
+            f'                sum += a[i * {kernel.a_step} + steps[s] + pixels[p]] *',
+            f'                       b[(i * {len(kernel.steps)} + s) * {width} + v];',
+            '        acc[at[p] + v] = sum;',
+            '    }',
+        ],
+    )
+
+
+def _emitters() -> dict[str, Callable[[MicroKernel], str]]:
+    from tilewright.codegen.cpu import asm_neon, asm_x86, portable
+
+    return {
+        'neon': asm_neon.emit,
+        'avx512': asm_x86.emit,
+        'avx2': asm_x86.emit,
+        'portable': portable.emit,
+    }
+
+
+EMITTERS = _emitters()

@@ -1,0 +1,120 @@
+"""Epilogues in C: the pointwise stages behind the main one, applied as a value is stored.
+
+Every operand of an epilogue stage is turned into an affine address over the *main* stage's
+iterators, so that a bias, a residual of any shape or a per-pixel scale are all the same thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Affine, Expr, Stage
+
+_TEMPLATES = {
+    'add': '({} + {})',
+    'sub': '({} - {})',
+    'mul': '({} * {})',
+    'div': '({} / {})',
+    'max': 'fmaxf({}, {})',
+    'min': 'fminf({}, {})',
+    'neg': '(-{})',
+    'exp': 'expf({})',
+    'tanh': 'tanhf({})',
+    'sigmoid': '(1.0f / (1.0f + expf(-{})))',
+    'sqrt': 'sqrtf({})',
+    'abs': 'fabsf({})',
+}
+
+
+def c_expr(expr: Expr, operands: list[str]) -> str:
+    """[Expr] -> [C expression]"""
+    if expr.op == 'read':
+        return operands[int(expr.value)]
+    if expr.op == 'const':
+        return c_float(expr.value)
+    return _TEMPLATES[expr.op].format(*(c_expr(a, operands) for a in expr.args))
+
+
+def c_float(value: float) -> str:
+    if value in (float('inf'), float('-inf')):
+        return '-INFINITY' if value < 0 else 'INFINITY'
+    return f'{value!r}f'
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor read by the epilogue at an affine address over the main stage's iterators."""
+
+    name: str
+    tensor: str
+    strides: tuple[tuple[str, int], ...]
+    const: int
+
+    def stride(self, iterator: str) -> int:
+        return dict(self.strides).get(iterator, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """`value` is the accumulated sum; `expression` a C expression over it and the operands."""
+
+    expression: str
+    operands: tuple[Operand, ...]
+
+
+def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
+    """[Group] -> [Epilogue]. `element` formats an operand's pointer name and its local index."""
+    main = group.main
+    axes = main.write.index
+    value, previous, operands = 'value', main.write.tensor, []
+    for stage in group.epilogue:
+        place = _axes_of(stage, axes)
+        texts = []
+        for access in stage.reads:
+            if access.tensor == previous:
+                texts.append(value)
+                continue
+            operand = _operand(group, access, place, f'e{len(operands)}')
+            operands.append(operand)
+            texts.append(element.format(operand.name, f'{operand.name}_at'))
+        value, previous = c_expr(stage.expr, texts), stage.write.tensor
+    return Epilogue(value, tuple(operands))
+
+
+def _axes_of(stage: Stage, axes: tuple[Affine, ...]) -> dict[str, Affine]:
+    """iterator of a pointwise stage -> index expression over the main stage's iterators."""
+    if stage.combiner is not None:
+        raise ScheduleError(f'stage {stage.name} reduces; only pointwise stages can be an epilogue')
+    place = {}
+    for expression, axis in zip(stage.write.index, axes, strict=True):
+        if len(expression.terms) != 1 or expression.terms[0][1] != 1 or expression.const:
+            raise ScheduleError(f'stage {stage.name} does not write element by element')
+        place[expression.terms[0][0]] = axis
+    return place
+
+
+def _operand(group: Group, access: Access, place: dict[str, Affine], name: str) -> Operand:
+    tensor = group.tensor(access.tensor)
+    strides: dict[str, int] = {}
+    const = 0
+    for expression, step in zip(access.index, tensor.strides, strict=True):
+        const += step * expression.const
+        for iterator, coefficient in expression.terms:
+            inner = place[iterator]
+            const += step * coefficient * inner.const
+            for term, factor in inner.terms:
+                strides[term] = strides.get(term, 0) + step * coefficient * factor
+    return Operand(name, access.tensor, tuple(strides.items()), const)
+
+
+def access_strides(group: Group, access: Access) -> tuple[dict[str, int], int]:
+    """(stride of every iterator, constant) of an access into its dense tensor, in elements."""
+    strides: dict[str, int] = {}
+    const = 0
+    for expression, step in zip(access.index, group.tensor(access.tensor).strides, strict=True):
+        const += step * expression.const
+        for name, coefficient in expression.terms:
+            strides[name] = strides.get(name, 0) + step * coefficient
+    return strides, const

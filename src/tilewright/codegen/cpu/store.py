@@ -1,0 +1,131 @@
+"""Storing a register tile: out of the accumulators, through the epilogue, into the result.
+
+Accumulators lie pixel by pixel with vector lanes innermost. Where the result has the lanes' own
+dimension innermost (a matrix product, a blocked tensor) rows are written as they are; where it has
+pixels innermost (NCHW), 4 x 4 blocks are transposed on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from tilewright.codegen.cpu.writer import Writer, scaled, total
+
+if TYPE_CHECKING:
+    from tilewright.codegen.cpu.outer import Plan
+
+TRANSPOSE = """\
+typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
+static inline void transpose4(const float *from, long step, float *to, long pitch)
+{
+    const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
+    const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
+    const vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+"""
+
+
+def write_store(writer: Writer, p: Plan) -> None:
+    """One row function, and one store function for each pixel tile that calls it row by row."""
+    if p.out_strides.get(p.contraction.vector) == 1 or not p.lane:
+        _write_lane_row(writer, p)
+    else:
+        writer.lines += TRANSPOSE.splitlines()
+        writer.line()
+        _write_pixel_row(writer, p)
+    for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
+        for extents in p.pixel_extents:
+            _write_tile_store(writer, p, extents, vectors)
+
+
+def _head(p: Plan, name: str, extra: str) -> str:
+    operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
+    return (
+        f'static inline __attribute__((always_inline)) void {name}(const float *acc, '
+        f'float *restrict out, long lanes{operands}{extra})'
+    )
+
+
+def _write_operand_indices(writer: Writer, p: Plan, lane: str, pixel: str) -> None:
+    for item in p.epilogue.operands:
+        place = total(
+            [scaled(lane, item.stride(p.contraction.vector)), scaled(pixel, item.stride(p.lane))]
+        )
+        writer.line(f'const long {item.name}_at = {place};')
+
+
+def _write_pixel_row(writer: Writer, p: Plan) -> None:
+    """Rows of pixels: for every lane, the epilogue over `pixels` neighbours."""
+    out_lane = p.out_strides.get(p.contraction.vector, 0)
+    out_pixel = p.out_strides.get(p.lane, 0)
+    pitch = -(-max(e[p.contraction.pixels.index(p.lane)] for e in p.pixel_extents) // 4) * 4
+    writer.open(_head(p, 'store_row', ', long step, long pixels'))
+    writer.open('for (long lane = 0; lane < lanes; lane += 4)')
+    writer.line(f'float rows[4 * {pitch}];')
+    writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
+    writer.line(f'    transpose4(acc + pixel * step + lane, step, rows + pixel, {pitch});')
+    writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
+    writer.line(f'float *restrict to = out + (lane + j) * {out_lane};')
+    writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
+    writer.line(f'const float value = rows[j * {pitch} + pixel];')
+    _write_operand_indices(writer, p, '(lane + j)', 'pixel')
+    writer.line(f'to[{scaled("pixel", out_pixel) or "0"}] = {p.epilogue.expression};')
+    writer.close(4)
+    writer.line()
+
+
+def _write_lane_row(writer: Writer, p: Plan) -> None:
+    """Rows of lanes: for every pixel, the epilogue over the lanes of its vectors."""
+    out_lane = p.out_strides.get(p.contraction.vector, 0)
+    out_pixel = p.out_strides.get(p.lane, 0)
+    writer.open(_head(p, 'store_row', ', long step, long pixels'))
+    writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
+    writer.open('for (long lane = 0; lane < lanes; lane++)')
+    writer.line('const float value = acc[pixel * step + lane];')
+    _write_operand_indices(writer, p, 'lane', 'pixel')
+    place = total([scaled('lane', out_lane), scaled('pixel', out_pixel)])
+    writer.line(f'out[{place}] = {p.epilogue.expression};')
+    writer.close(3)
+    writer.line()
+
+
+def _write_tile_store(writer: Writer, p: Plan, extents: tuple[int, ...], vectors: int) -> None:
+    names = p.contraction.pixels
+    width = p.panels.lanes * vectors
+    name = f'store_p{"x".join(map(str, extents))}_v{vectors}'
+    head = _head(p, name, '').replace('inline __attribute__((always_inline))', '')
+    writer.open(head.replace('static  void', 'static __attribute__((noinline)) void'))
+    sizes = dict(zip(names, extents, strict=True))
+    others = [d for d in names if d != p.lane]
+    if p.persistent:
+        strides = p.acc_strides
+    else:
+        strides, step = {}, width
+        for d in reversed(names):
+            strides[d] = step
+            step *= sizes[d]
+    for point in itertools.product(*(range(sizes[d]) for d in others)):
+        at = dict(zip(others, point, strict=True))
+        acc = sum(strides[d] * i for d, i in at.items())
+        out = sum(p.out_strides.get(d, 0) * i for d, i in at.items())
+        operands = ''.join(
+            f', {item.name} + {sum(item.stride(d) * i for d, i in at.items())}'
+            for item in p.epilogue.operands
+        )
+        step = strides[p.lane] if p.lane else width
+        writer.line(
+            f'store_row(acc + {acc}, out + {out}, lanes{operands}, {step}, '
+            f'{sizes[p.lane] if p.lane else 1});'
+        )
+    writer.close()
+    writer.line()

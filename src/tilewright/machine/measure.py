@@ -1,0 +1,308 @@
+"""What this host really does: FMA peak, bandwidth of every boundary, clock, fork and join; cached.
+
+Goes in: `HostFacts`. Comes out: a `Machine`, measured once by the synthetic benchmarks in
+`probe.c` (MOpt Sec. 7) and kept in the cache directory under the host's fingerprint, with its
+bandwidth curve beside it. `load_machine` is what the rest of the package calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+from tilewright.errors import InputError, MissingError
+from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
+from tilewright.machine.detect import HostFacts, describe_host
+from tilewright.machine.isa import ISAS, Isa, best_isa
+from tilewright.machine.known import known_machine, machine_from_file
+from tilewright.machine.machine import Machine
+from tilewright.runtime.build import build, cache_dir
+
+FORMAT = 1
+_FMA, _READ, _CLOCK, _BARRIER = range(4)  # kinds of work, as in probe.c
+_FALLBACK_CLOCK_GHZ = 2.5
+# SMT siblings add nothing to a full FMA pipeline; what adds this much is a core, whatever is said.
+_REAL_CORE_GAIN = 1.3
+# All cores clock lower than one, but not by as much as this.
+_LEAST_SCALING = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A measured machine and the curve that it was derived from: what the cache file holds."""
+
+    machine: Machine
+    curve: tuple[Point, ...]
+
+    def dumps(self) -> str:
+        data = {'format': FORMAT, 'machine': self.machine.to_json(), 'curve': self.curve}
+        return json.dumps(data, indent=1) + '\n'
+
+    @classmethod
+    def loads(cls, text: str) -> Record:
+        """The record in a cache file; InputError for anything that is not one."""
+        try:
+            data = json.loads(text)
+            if data['format'] != FORMAT:
+                raise InputError(f'machine file format {data["format"]!r} is not {FORMAT}')
+            points = tuple((int(b), float(one), float(every)) for b, one, every in data['curve'])
+            return cls(Machine.from_json(data['machine']), points)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f'a machine file is corrupt: {error!r}') from None
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: seconds of a lap, laps of which the best counts, largest working set."""
+
+    seconds: float = 0.001
+    least_laps: int = 10
+    most_laps: int = 40
+    largest_bytes: int = 256 << 20
+
+
+class Probe:
+    """probe.c, compiled for one instruction set and loaded."""
+
+    def __init__(self, isa: Isa) -> None:
+        source = (resources.files('tilewright.machine') / 'probe.c').read_text()
+        defines = (f'-DISA_{isa.name}', f'-DVECTOR_BYTES={isa.vector_bytes}')
+        library = build(source, (*isa.compiler_flags, *defines), name='probe')
+        self._run = ctypes.CDLL(str(library)).probe_run
+
+    def rates(
+        self, kind: int, cpus: Sequence[int], sizes: Sequence[int], effort: Effort
+    ) -> list[float]:
+        """The best rate at every size, all `cpus` together: units of the kind in a second."""
+        count, best = len(sizes), (ctypes.c_double * len(sizes))()
+        error = self._run(
+            ctypes.c_int(kind),
+            ctypes.c_int(len(cpus)),
+            (ctypes.c_int * len(cpus))(*cpus),
+            ctypes.c_int(count),
+            (ctypes.c_long * count)(*sizes),
+            ctypes.c_double(effort.seconds),
+            ctypes.c_int(effort.least_laps),
+            ctypes.c_int(effort.most_laps),
+            best,
+        )
+        if error:
+            raise MissingError(
+                f'the machine could not be measured with {len(cpus)} threads and {max(sizes)} '
+                f'bytes each ({os.strerror(error)}); raise the limits of this process'
+            )
+        return list(best)
+
+
+def fingerprint(facts: HostFacts, isa: str) -> str:
+    """Names the host by what a measurement depends on: model, cores, caches, instruction set."""
+    caches = [asdict(cache) for cache in facts.caches]
+    key = json.dumps(
+        [FORMAT, facts.model, facts.arch, len(facts.allowed), facts.cores, caches, isa]
+    )
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def machine_file(facts: HostFacts, isa: str) -> Path:
+    """Where the measured figures of this host are kept."""
+    return cache_dir() / 'machine' / f'{fingerprint(facts, isa)}.json'
+
+
+def measure_machine() -> Machine:
+    """This host, measured now; nothing is read from the cache or written to it."""
+    facts = describe_host()
+    return measure_host(facts, best_isa(facts.isas)).machine
+
+
+def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Record:
+    """[facts] -> [measured machine, curve]. A few seconds; every figure is a best of short runs."""
+    effort, mark = effort or Effort(), fingerprint(facts, isa)
+    probe = Probe(ISAS[isa])
+    peak_all = probe.rates(_FMA, facts.cpus, [0], effort)[0]
+    if len(facts.allowed) > facts.cores and facts.quota is None:
+        every = probe.rates(_FMA, facts.allowed, [0], effort)[0]
+        if every > _REAL_CORE_GAIN * peak_all:
+            facts, peak_all = describe_host(smt=True), every
+    first = facts.cpus[:1]
+    peak_one = probe.rates(_FMA, first, [0], effort)[0]
+    clock = probe.rates(_CLOCK, first, [0], effort)[0]
+    curve = _sweep(probe, facts, effort)
+    caches = with_usable_sizes(facts.caches, curve)
+    one, every = boundary_bandwidths(caches, curve)
+    machine = Machine(
+        name=facts.model,
+        isa=isa,
+        cores=facts.cores,
+        clock_ghz=_rounded(clock / 1e9),
+        caches=caches,
+        peak_one_gflops=_rounded(peak_one / 1e9),
+        peak_all_gflops=_rounded(max(peak_all, peak_one) / 1e9),
+        bandwidth_one_gbps=tuple(_rounded(x) for x in one),
+        bandwidth_all_gbps=tuple(_rounded(x) for x in every),
+        fork_join_us=_fork_join_us(probe, facts, effort),
+        measured=True,
+        fingerprint=mark,
+    )
+    return Record(machine, curve)
+
+
+def _rounded(value: float) -> float:
+    """Four figures: more would be noise."""
+    return float(f'{value:.4g}')
+
+
+def _fork_join_us(probe: Probe, facts: HostFacts, effort: Effort) -> float:
+    """Starting and collecting a team of spinning threads is one barrier round trip."""
+    if facts.cores == 1:
+        return 0.0
+    return _rounded(1e6 / probe.rates(_BARRIER, facts.cpus, [2000], effort)[0])
+
+
+def _sweep(probe: Probe, facts: HostFacts, effort: Effort) -> tuple[Point, ...]:
+    """The bandwidth curve. Sizes are bytes for each core; all cores have buffers of their own.
+
+    One core sweeps to four times the outermost cache; all cores together need no more than four
+    times their share of it each, and larger points repeat the last one measured.
+    """
+    outer = facts.caches[-1]
+    largest = max(min(4 * outer.bytes, effort.largest_bytes), outer.bytes // outer.shared_by)
+    sizes = sweep_sizes(facts.caches, largest)
+    alone = probe.rates(_READ, facts.cpus[:1], sizes, effort)
+    if facts.cores == 1:
+        together = alone
+    else:
+        enough = max(4 * outer.bytes // outer.shared_by, 8 << 20)
+        measured = [size for size in sizes if size <= enough]
+        together = probe.rates(_READ, facts.cpus, measured, effort)
+        together += together[-1:] * (len(sizes) - len(together))
+    return tuple(
+        (size, _rounded(a / 1e9), _rounded(b / 1e9))
+        for size, a, b in zip(sizes, alone, together, strict=True)
+    )
+
+
+def nominal_machine(facts: HostFacts, isa: str) -> Machine:
+    """Figures for a host that was not measured, from its facts alone.
+
+    Peak: clock x operations per cycle. Bandwidths per core: all loads of a cycle from L1, half a
+    vector a cycle from L2, 8 bytes a cycle from L3, 10 GB/s from memory, of which all cores
+    together get at most twice that. Meant to rank schedules, not to predict times.
+    """
+    row, cores = ISAS[isa], facts.cores
+    clock = facts.clock_ghz or _FALLBACK_CLOCK_GHZ
+    bytes_per_cycle = (row.loads_per_cycle * row.vector_bytes, row.vector_bytes / 2, 8.0)
+    one = [clock * bytes_per_cycle[min(i, 2)] for i in range(len(facts.caches))]
+    return Machine(
+        name=facts.model,
+        isa=isa,
+        cores=cores,
+        clock_ghz=clock,
+        caches=facts.caches,
+        peak_one_gflops=clock * row.flops_per_cycle,
+        peak_all_gflops=clock * row.flops_per_cycle * cores,
+        bandwidth_one_gbps=(*one, 10.0),
+        bandwidth_all_gbps=(*(rate * cores for rate in one), 10.0 * min(cores, 2)),
+        measured=False,
+        fingerprint=fingerprint(facts, isa),
+    )
+
+
+def load_machine(name: str | None = None, *, measure: bool = True) -> tuple[Machine, str | None]:
+    """(machine, warning or None) for a name, a path that ends in .json, or (None) this host.
+
+    This host is measured once, if `measure` allows, and read from the cache from then on; a corrupt
+    cache file counts as none. Without a file and without leave to measure the figures are nominal.
+    """
+    if name is not None:
+        return (
+            machine_from_file(Path(name)) if name.endswith('.json') else known_machine(name)
+        ), None
+    facts = describe_host()
+    isa = best_isa(facts.isas)
+    record, warning = _host_record(facts, isa, measure)
+    if record is None:
+        return nominal_machine(facts, isa), (
+            f'{facts.model} has not been measured: nominal figures are used; '
+            f'run `tilewright machine` once to measure it'
+        )
+    return record.machine, warning
+
+
+def curve(*, measure: bool = True) -> list[Point]:
+    """This host's bandwidth curve: (bytes for each core, GB/s of one core, GB/s of all cores).
+
+    From the cache; measured first if absent and allowed, and empty if absent and not.
+    """
+    facts = describe_host()
+    record, _ = _host_record(facts, best_isa(facts.isas), measure)
+    return list(record.curve) if record else []
+
+
+def _host_record(facts: HostFacts, isa: str, measure: bool) -> tuple[Record | None, str | None]:
+    """The stored record, or a new one that is then stored, or None; and a warning if it was not."""
+    path = machine_file(facts, isa)
+    record = _stored(path, fingerprint(facts, isa))
+    if record or not measure:
+        return record, None
+    with _lock(path):
+        # Another process may have measured while this one waited.
+        record = _stored(path, fingerprint(facts, isa))
+        if record:
+            return record, None
+        record = measure_host(facts, isa)
+        return record, _write(path, record) or busy_warning(record.machine, path)
+
+
+def busy_warning(machine: Machine, path: Path) -> str | None:
+    """A sentence when the cores did not add up: something else ran while they were measured."""
+    share = machine.peak_all_gflops / (machine.cores * machine.peak_one_gflops)
+    if share >= _LEAST_SCALING:
+        return None
+    return (
+        f'{machine.cores} cores together reached {share:.0%} of {machine.cores} times one core, '
+        f'so the host was probably busy; delete {path} when it is quiet to measure it again'
+    )
+
+
+def _stored(path: Path, mark: str) -> Record | None:
+    try:
+        record = Record.loads(path.read_text())
+    except (OSError, InputError):
+        return None
+    return record if record.machine.fingerprint == mark else None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One measurement at a time: two would each see half a machine. Without locks, none is held."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(open(path.with_suffix('.lock'), 'w'))
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, record: Record) -> str | None:
+    """Store the record under its final name in one step; the answer is a warning if that failed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            made = Path(scratch) / path.name
+            made.write_text(record.dumps())
+            os.replace(made, path)
+    except OSError as error:
+        return (
+            f'the measured figures could not be stored in {path.parent} ({error.strerror}) and '
+            f'will be measured again; set TILEWRIGHT_CACHE_DIR to a directory that can be written'
+        )
+    return None

@@ -1,0 +1,340 @@
+"""The time of one schedule on one machine, and a lower bound that no schedule can beat.
+
+Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time of each resource.
+
+    compute   cycles of the micro-kernel for every register tile, tails included (MOpt Sec. 6):
+              max(FMAs / throughput, loads / throughput, latency when too few accumulators)
+    traffic   bytes over each boundary / its bandwidth (Secs. 3-5, 7, 12); a tile that does not fit
+              its cache reuses nothing there, so all that crosses the boundary inside crosses it too
+    pack, store, fork   copying input tiles, transposing results, starting the threads
+
+MOpt takes the maximum over levels: transfers overlap perfectly. Measured kernels overlap almost,
+not perfectly; compute and traffic are joined by a p-norm instead, of which the maximum is the limit
+p -> infinity. The slowest thread's part is what is timed, which prices load imbalance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright.codegen.cpu import operand
+from tilewright.codegen.cpu.contraction import Contraction, contract
+from tilewright.codegen.cpu.nest import part_extents
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.traffic import PACKED, capacity, footprint, level_volumes
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Level, Schedule
+
+# Calibrated on dense layers with one core; see docs/model.md for the figures behind each.
+OVERLAP = 1.5  # exponent of the norm that joins compute and traffic
+CALL_CYCLES = 40.0  # entering and leaving a micro-kernel
+ACCUMULATOR_CYCLES = 1.5  # clearing and storing one accumulator
+STORE_CYCLES = 1.2  # one result element: transposed, through the epilogue, stored
+PACK_CYCLES = 0.6  # one element of an input tile copied
+PACK_ROW_CYCLES = 15.0  # one row of it
+GENERAL_CYCLES = 0.75  # one vector of points in the general schema
+ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
+MARGIN = 0.9  # share of a cache that tiles may fill
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What crosses one boundary of the memory hierarchy, for all threads together."""
+
+    name: str
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds of one call, and of everything that it is made of."""
+
+    seconds: float
+    compute_s: float
+    pack_s: float
+    store_s: float
+    fork_s: float
+    boundaries: tuple[Boundary, ...]
+    bound_s: float
+
+    @property
+    def limit(self) -> str:
+        """The resource that takes longest."""
+        parts = {'compute': self.compute_s} | {b.name: b.seconds for b in self.boundaries[1:]}
+        return max(parts, key=lambda name: parts[name])
+
+    def to_json(self) -> dict:
+        return {
+            'time_ms': 1e3 * self.seconds,
+            'compute_ms': 1e3 * self.compute_s,
+            'pack_ms': 1e3 * self.pack_s,
+            'store_ms': 1e3 * self.store_s,
+            'fork_ms': 1e3 * self.fork_s,
+            'bound_ms': 1e3 * self.bound_s,
+            'limit': self.limit,
+            'boundaries': [
+                {'name': b.name, 'bytes': b.bytes, 'time_ms': 1e3 * b.seconds}
+                for b in self.boundaries
+            ],
+        }
+
+
+def lower_bound(group: Group, machine: Machine, threads: int) -> float:
+    """Seconds that no kernel of this group can beat: arithmetic at peak, or compulsory traffic.
+
+    All inputs and outputs cross a boundary at least once, less what the caches inside it may hold
+    from the call before. The algorithm is the direct one: every product is computed.
+    """
+    compute = group.flops / (1e9 * machine.peak_gflops(threads))
+    times = [compute]
+    for number, cache in enumerate(machine.caches):
+        copies = -(-threads // cache.shared_by)
+        outside = group.compulsory_bytes - copies * cache.bytes
+        if outside > 0:
+            times.append(outside / (1e9 * machine.bandwidth_gbps(number + 1, threads)))
+    return max(times)
+
+
+def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    threads = schedule.threads
+    part = part_extents(group.main, schedule)
+    isa = ISAS[schedule.isa]
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    if schedule.schema == 'outer':
+        contraction = contract(group, schedule.vector)
+        compute, store = _micro_cycles(contraction, schedule, isa, part)
+        pack = _pack_cycles(contraction, schedule, part)
+    else:
+        compute = group.main.points / threads / isa.lanes * GENERAL_CYCLES * 2
+        store = pack = 0.0
+    boundaries = _traffic(group, schedule, machine, part)
+    joined = _norm([compute * cycle_s, *(b.seconds for b in boundaries[1:])])
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    return Prediction(
+        joined + (store + pack) * cycle_s + fork,
+        compute * cycle_s,
+        pack * cycle_s,
+        store * cycle_s,
+        fork,
+        boundaries,
+        lower_bound(group, machine, threads),
+    )
+
+
+def _norm(values: list[float]) -> float:
+    largest = max(values)
+    return largest * sum((v / largest) ** OVERLAP for v in values) ** (1 / OVERLAP)
+
+
+def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
+    """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
+    isa, threads = ISAS[schedule.isa], schedule.threads
+    part = part_extents(group.main, schedule)
+    cycles = sum(_micro_cycles(contract(group, schedule.vector), schedule, isa, part))
+    return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+
+
+def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
+    """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
+
+    NEON loads up to four neighbours at once and computes an address for each further row; the x86
+    sets broadcast every pixel on its own.
+    """
+    fmas = pixels * vectors
+    if isa.name == 'neon':
+        rows = pixels // run
+        loads = vectors + rows * (run // 4 + (0, 1, 1, 2)[run % 4])
+        addresses = 2 * rows
+    else:
+        loads, addresses = vectors + pixels, 0
+    return max(
+        fmas / isa.fma_per_cycle,
+        loads / isa.loads_per_cycle,
+        (fmas + loads + addresses) / ISSUE_PER_CYCLE,
+        isa.fma_latency_cycles,
+    )
+
+
+def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
+    """How many register tiles of which extent cover `extent`, partial tiles of every level."""
+    return _tile_counts(extent, tuple(level.tile[name] for level in reversed(schedule.levels)))
+
+
+@lru_cache(maxsize=65536)
+def _tile_counts(extent: int, tiles: tuple[int, ...]) -> Counter[int]:
+    pieces = Counter({extent: 1})
+    for tile in tiles:
+        cut: Counter[int] = Counter()
+        for size, count in pieces.items():
+            if size >= tile:
+                cut[tile] += count * (size // tile)
+            if size % tile:
+                cut[size % tile] += count
+        pieces = cut
+    return pieces
+
+
+def _micro_cycles(
+    contraction: Contraction, schedule: Schedule, isa: Isa, part: Mapping[str, int]
+) -> tuple[float, float]:
+    """(cycles in micro-kernels, cycles in stores) of the largest part."""
+    sizes = contraction.stage.sizes
+    points = math.prod(sizes[d] for d in contraction.reduction)
+    calls = math.prod(
+        sum(tile_counts(schedule, d, sizes[d]).values())
+        if d != contraction.loop and d not in contraction.outer
+        else _reduction_tiles(schedule, d, sizes[d])
+        for d in contraction.reduction
+        if d not in contraction.unrolled
+    )
+    outside = math.prod(
+        sum(tile_counts(schedule, d, part[d]).values())
+        for d in (*contraction.batch, *contraction.columns)
+    )
+    pixel_tiles = [((), 1)]
+    for name in contraction.pixels:
+        counts = tile_counts(schedule, name, part[name]).items()
+        pixel_tiles = [((*e, size), n * m) for e, n in pixel_tiles for size, m in counts]
+    width = schedule.reg.tile[schedule.vector]
+    full, rest = divmod(part[schedule.vector], width)
+    panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
+    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    place = contraction.pixels.index(lane) if lane else 0
+    compute = store = 0.0
+    for extents, tiles in pixel_tiles:
+        for vectors, count in panels:
+            pixels = math.prod(extents)
+            accumulators = pixels * vectors
+            run = extents[place] if lane else 1
+            each = points * step_cycles(isa, pixels, run, vectors)
+            each += calls * (CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators)
+            compute += outside * tiles * count * each
+            store += outside * tiles * count * accumulators * isa.lanes * STORE_CYCLES
+    return compute, store
+
+
+def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
+    """Tiles of a reduction at the innermost cache level: one micro-kernel call for each."""
+    tiles = tuple(level.tile[name] for level in reversed(schedule.levels[1:]))
+    return sum(_tile_counts(size, tiles).values())
+
+
+def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> float:
+    """Copying every tile of the broadcast operand that the pack level asks for."""
+    if not schedule.pack:
+        return 0.0
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    tile = {d: min([part[d], *(level.tile[d] for level in schedule.levels[index:])]) for d in part}
+    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    size = operand.buffered(contraction, tile, lane).size
+    copies = _pack_calls(contraction, schedule, part, index)
+    expression = next((e for e in contraction.a.index if lane in e.names), None)
+    row = expression.extent(tile) if expression else 1
+    return copies * size * (PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1))
+
+
+def _pack_calls(
+    contraction: Contraction, schedule: Schedule, part: Mapping[str, int], index: int
+) -> float:
+    """How often a tile is packed: every loop around it, down to the last that moves the operand."""
+    trips: list[tuple[str, float]] = []
+    largest = dict(part)
+    for level in reversed(schedule.levels[index:]):
+        tile = level.tile
+        for name in level.order:
+            if tile[name] < largest[name]:
+                trips.append((name, largest[name] / tile[name]))
+                largest[name] = tile[name]
+    while trips and trips[-1][0] not in contraction.a.names:
+        trips.pop()
+    return math.prod(count for _, count in trips)
+
+
+def _traffic(
+    group: Group, schedule: Schedule, machine: Machine, part: Mapping[str, int]
+) -> tuple[Boundary, ...]:
+    """Bytes and seconds over every boundary, for all threads."""
+    stage, threads = group.main, schedule.threads
+    reg = schedule.reg
+    call = Level.of(
+        'call',
+        schedule.levels[1].order,
+        {
+            d: min(schedule.levels[1].tile[d] if d in stage.reduction else size, part[d])
+            for d, size in reg.tile.items()
+        },
+    )
+    levels = [_clipped(reg, part), call, *(_clipped(v, part) for v in schedule.levels[1:])]
+    line_words = machine.caches[0].line_bytes // 4
+    layout = {a.tensor: PACKED for a in stage.reads} if schedule.pack else None
+    volumes = level_volumes(
+        stage, levels, part, line_words=line_words, layout=layout, zero_start=True
+    )
+    if schedule.schema == 'outer':
+        _count_broken_lines(volumes, group, schedule, levels, part, line_words)
+    words = [sum(v.values()) for v in volumes]
+    boundaries = [_boundary(machine, 0, words[0], threads)]
+    crossing = words[1]
+    for number in range(len(machine.caches)):
+        level = levels[min(number + 2, len(levels) - 1)]
+        room = MARGIN * machine.capacity_bytes(number, threads) / 4
+        if resident_words(group, level, layout, line_words) <= room:
+            crossing = min(crossing, words[min(number + 2, len(words) - 1)])
+        boundaries.append(_boundary(machine, number + 1, crossing, threads))
+    return tuple(boundaries)
+
+
+def _count_broken_lines(
+    volumes: list[dict], group: Group, schedule: Schedule, levels: list[Level],
+    part: Mapping[str, int], line_words: int,
+) -> None:  # fmt: skip
+    """Scale the broadcast operand's words to whole lines of its rows, wherever they begin.
+
+    A row of e words touches ceil(e/L) lines when rows begin on a line, (e + L - 1)/L on average
+    when they do not. Inside the pack level rows are the buffer's, outside it the tensor's.
+    """
+    contraction = contract(group, schedule.vector)
+    tensor = group.tensor(contraction.a.tensor)
+    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    expression = next((e for e in contraction.a.index if lane in e.names), None)
+    if expression is None:
+        return
+    names = [level.name for level in schedule.levels]
+    packed_at = names.index(schedule.pack) + 1 if schedule.pack else 0
+    buffer_row = expression.extent(levels[packed_at].tile)
+    for number, level in enumerate(levels[1:], 1):
+        row = buffer_row if number <= packed_at - 1 else tensor.shape[-1]
+        extent = min(expression.extent(level.tile), row)
+        if row % line_words == 0:
+            whole = -(-extent // line_words) * line_words
+        else:
+            whole = extent + line_words - 1
+        if extent < row:
+            volumes[number][contraction.a.tensor] *= whole / extent
+
+
+def resident_words(group: Group, level: Level, layout: Mapping | None, line_words: int) -> float:
+    """Words that a tile needs in its cache."""
+    return capacity(group.main, level.tile, line_words=line_words, layout=layout)
+
+
+def _clipped(level: Level, part: Mapping[str, int]) -> Level:
+    return Level.of(level.name, level.order, {d: min(t, part[d]) for d, t in level.tiles})
+
+
+def _boundary(machine: Machine, number: int, words: float, threads: int) -> Boundary:
+    total = 4.0 * words * threads
+    seconds = total / (1e9 * machine.bandwidth_gbps(number, threads))
+    return Boundary(machine.boundaries[number], total, seconds)
+
+
+def tile_bytes(group: Group, level: Level) -> dict[str, int]:
+    """Bytes of each tensor's tile, for people."""
+    return {a.tensor: 4 * int(footprint(a, level.tile)) for a in group.main.accesses}

@@ -1,0 +1,325 @@
+"""Data volume under a finite LRU cache: which reuse survives, loop by loop.
+
+Goes in: a stage, its tiled nest (levels from the registers outwards), cache capacities. Comes out:
+words moved over the outer boundary of each cache, by tensor. Analytical, derived from the access
+maps; nothing is replayed.
+
+MOpt's model (traffic.py) gives the cache a tile and assumes that reuse stops at the first loop
+outside it that is present in an access: "the combined footprint of two adjacent tiles exceeds the
+capacity" (Sec. 3.1). An LRU cache does not know tiles. Reuse goes on as long as the words touched
+between two uses of a word fit. So here the loops of *all* levels are one nest, walked inwards:
+
+    loop p *carries* reuse of A   if one sweep of p touches less of A than its trips one by one
+                                  (p is absent from A; or windows overlap; or lines are shared)
+    it survives                   if the words touched from the last use of a word in trip i to
+                                  its first use in trip i + 1 fit the cache
+
+    V_A(p, box) = words of A in the box                      share that survives
+                + sum over trips of V_A(p + 1, box of trip)  share that does not, or nothing carried
+
+Partial tiles are boxes of their own. A word's last use in trip i and first use in trip i + 1 follow
+from its indices: walking inwards, a loop absent from A stands at its last (first) trip, one that is
+present at the last (first) trip that can reach the word. The *window* between them is what the
+loops still have to do in trip i, and what they have done in trip i + 1: boxes, of which the two
+largest of each side are kept. A tensor that the outermost of these loops moves along is in the
+window once; one that each of its steps sweeps whole is there twice if p changes it. That is why a
+footprint just below the capacity misses more than MOpt says, unless the reused tensor is the one
+swept in each inner step. A fixed set of words is looked at; the share that fits is the share kept.
+
+Further caches see only what the inner ones miss: a word kept there is not refreshed, so its window
+starts where it was brought in. Accumulators are held in registers over the innermost reduction
+loops, and touched before and after. See docs/cachesim.md for how well this does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tilewright.model.traffic import Band, touched
+from tilewright.ops.group import row_major_strides
+from tilewright.ops.stage import Access, Stage
+
+Box = Mapping[str, tuple[int, int]]  # dimension -> (first, how many)
+
+_SAMPLES = 16  # words whose windows are evaluated, spread evenly over a box
+_BOXES = 2  # boxes kept of each side of a window
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of the nest that makes more than one trip: `range` in steps of `step`."""
+
+    dim: str
+    step: int
+    range: int
+
+
+def nest(levels: Sequence[Band], sizes: Mapping[str, int]) -> tuple[Loop, ...]:
+    """The loops of all levels, outermost first; those of a single trip are left out."""
+    loops, outer = [], dict(sizes)
+    for level in reversed(levels):
+        inner = {d: min(int(level.tile[d]), outer[d]) for d in outer}
+        loops += [Loop(d, inner[d], outer[d]) for d in level.order if inner[d] < outer[d]]
+        outer = inner
+    return tuple(loops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """An access, with where its words lie: strides of the dense box that it can touch."""
+
+    access: Access
+    strides: tuple[int, ...]
+    line: int
+    steps: Mapping[str, int]  # smallest step of each dimension that has a loop
+
+    def lines(self, sizes: Mapping[str, int], starts: Mapping[str, int] | None = None) -> float:
+        """Lines that a tile of these sizes touches; mean over the alignments that occur.
+
+        `starts`: multiples of what each dimension's tile starts at (none: at 0 only).
+        """
+        counts = [touched(e, sizes) for e in self.access.index]
+        words = math.prod(counts)
+        if self.line == 1:
+            return words
+        starts = self.steps if starts is None else starts
+        least = float(words)
+        for cut in range(len(counts)):
+            # indices from `cut` on are one run of words (small gaps inside it are filled)
+            spans = zip(self.access.index[cut:], self.strides[cut:], strict=True)
+            run = 1 + sum((e.extent(sizes) - 1) * s for e, s in spans)
+            grain = self.line
+            for e, stride, count in zip(self.access.index, self.strides, counts, strict=True):
+                for name, c in e.terms:
+                    grain = math.gcd(grain, stride * c * starts.get(name, 0))
+            for stride, count in zip(self.strides[:cut], counts[:cut], strict=True):
+                grain = math.gcd(grain, stride if count > 1 else 0)
+            least = min(least, math.prod(counts[:cut]) * _run_lines(run, self.line, grain))
+        return least
+
+    def image(self, box: Box) -> list[tuple[int, int]]:
+        """First and last value of every index over a box."""
+        return [
+            (
+                sum(c * box[n][0] for n, c in e.terms),
+                sum(c * (box[n][0] + box[n][1] - 1) for n, c in e.terms),
+            )
+            for e in self.access.index
+        ]
+
+
+def _run_lines(run: int, line: int, grain: int) -> float:
+    """Mean number of lines in a run of words that starts at a multiple of `grain`."""
+    starts = range(0, line, grain)
+    return sum((s + run - 1) // line + 1 for s in starts) / len(starts)
+
+
+def lru_volumes(
+    stage: Stage,
+    levels: Sequence[Band],
+    sizes: Mapping[str, int],
+    capacities_words: Sequence[int],
+    *,
+    line_words: int = 1,
+) -> list[dict[str, float]]:
+    """Words over the outer boundary of each cache (the innermost first), by tensor.
+
+    `capacities_words` are those of fully associative LRU caches; their number is independent of the
+    number of levels. Tensors are dense and row-major, each starting on a line. A tensor that is
+    accumulated moves twice, in and out; the result of a stage without combiner too (its lines are
+    allocated, then written back).
+    """
+    loops = nest(levels, sizes)
+    steps: dict[str, int] = {}
+    for loop in loops:
+        steps[loop.dim] = loop.step
+    tensors = []
+    for access in stage.accesses:
+        shape = tuple(e.extent(sizes) for e in access.index)
+        tensors.append(_Tensor(access, row_major_strides(shape), line_words, steps))
+    result, kept = [], [len(loops)] * len(tensors)
+    for capacity in capacities_words:
+        volumes: dict[str, float] = {}
+        for number, tensor in enumerate(tensors):
+            walk = _Walk(loops, tensors, number, capacity / line_words, kept[number])
+            words = walk.volume(sizes) * line_words * (2 if number == 0 else 1)
+            volumes[tensor.access.tensor] = volumes.get(tensor.access.tensor, 0.0) + words
+            kept[number] = walk.first_kept(sizes)
+        result.append(volumes)
+    return result
+
+
+class _Walk:
+    """The walk inwards for one tensor and one cache of `capacity` lines.
+
+    Over loops from `kept` on, an inner cache keeps the tensor's words.
+    """
+
+    def __init__(
+        self,
+        loops: tuple[Loop, ...],
+        tensors: Sequence[_Tensor],
+        number: int,
+        capacity: float,
+        kept: int,
+    ) -> None:
+        self.loops, self.tensors, self.capacity, self.kept = loops, tensors, capacity, kept
+        self.tensor = tensors[number]
+        self.names = frozenset(self.tensor.access.names)
+        self.held = len(loops)  # first of the loops over which accumulators stay in registers
+        while number == 0 and self.held and loops[self.held - 1].dim not in self.names:
+            self.held -= 1
+        self.seen: dict[tuple, float] = {}
+
+    def volume(self, sizes: Mapping[str, int]) -> float:
+        """Lines filled while all loops run over the whole domain."""
+        return self._filled(0, dict(sizes))
+
+    def first_kept(self, sizes: Mapping[str, int]) -> int:
+        """First loop such that it and all inside it hit, mostly, in this cache (in full tiles)."""
+        size = dict(sizes)
+        for p, loop in enumerate(self.loops):
+            if self._carries(p, size) and self._survival(p, size) >= 0.5:
+                return p
+            size[loop.dim] = loop.step
+        return len(self.loops)
+
+    def _filled(self, p: int, size: dict[str, int]) -> float:
+        """Lines filled while the loops from p on run over a box of this size, once."""
+        if p == self.held:
+            room = p == len(self.loops) or self._needed([_at_origin(size)]) <= self.capacity
+            # accumulators that were evicted while in registers are fetched again to be written
+            return self._lines(size, p) * (1.0 if room else 1.5)
+        loop = self.loops[p]
+        if size[loop.dim] <= loop.step:
+            return self._filled(p + 1, size)
+        key = (p, *size.values())
+        if key not in self.seen:
+            kept = self._survival(p, size) if self._carries(p, size) else 0.0
+            filled = kept * self._lines(size, p) if kept else 0.0
+            if kept < 1.0:
+                full, rest = divmod(size[loop.dim], loop.step)
+                once = full * self._filled(p + 1, {**size, loop.dim: loop.step})
+                if rest:
+                    once += self._filled(p + 1, {**size, loop.dim: rest})
+                filled += (1.0 - kept) * once
+            self.seen[key] = filled
+        return self.seen[key]
+
+    def _lines(self, size: Mapping[str, int], p: int) -> float:
+        return self.tensor.lines(size, {loop.dim: loop.step for loop in self.loops[:p]})
+
+    def _carries(self, p: int, size: Mapping[str, int]) -> bool:
+        loop = self.loops[p]
+        if loop.dim not in self.names:
+            return True
+        trips = -(-size[loop.dim] // loop.step)
+        once = self._lines({**size, loop.dim: loop.step}, p + 1)
+        return self._lines({**size, loop.dim: trips * loop.step}, p + 1) < trips * once * (1 - 1e-9)
+
+    def _survival(self, p: int, size: Mapping[str, int]) -> float:
+        """Share of the words reused by loop p whose window fits the cache."""
+        loop = self.loops[p]
+        body = {**size, loop.dim: loop.step}
+        shift = {**dict.fromkeys(size, 0), loop.dim: loop.step}
+        both = [_at_origin(body), {d: (shift[d], body[d]) for d in body}]
+        if self._needed(both) <= self.capacity:
+            return 1.0
+        index = self.tensor.access.index
+        ranges = [e.extent(body) for e in index]
+        shifts = [e.coefficient(loop.dim) * loop.step for e in index]
+        fitting = 0
+        for point in _spread(len(index)):
+            # a word that trips i and i + 1 share: its indices counted from the corner of trip i;
+            # trips that share no word (but a line) meet at the end of one and the start of the next
+            last, first = [], []
+            for x, extent, step in zip(point, ranges, shifts, strict=True):
+                word = step + int(x * (extent - step)) if step < extent else extent - 1
+                last.append(word)
+                first.append(max(word - step, 0) if step < extent else 0)
+            window = self._side(p, body, last, True)
+            for box in self._side(p, body, first, False):
+                window.append({d: (lo + shift[d], n) for d, (lo, n) in box.items()})
+            fitting += self._needed(window) <= self.capacity
+        return fitting / _SAMPLES
+
+    def _side(self, p: int, body: Mapping[str, int], word: list[int], after: bool) -> list[Box]:
+        """What a trip of loop p does after the last use of a word, or before its first use."""
+        index, left = self.tensor.access.index, list(word)
+        lo, size = dict.fromkeys(body, 0), dict(body)
+        boxes: list[Box] = []
+        for k in range(p + 1, len(self.loops)):
+            loop = self.loops[k]
+            d, step = loop.dim, loop.step
+            end = -(-size[d] // step) - 1
+            if end <= 0:
+                continue
+            early, late = 0, end
+            for i, e in enumerate(index):
+                c = e.coefficient(d)
+                if c:
+                    reach = sum(a * (size[n] - 1) for n, a in e.terms if n != d) + c * (step - 1)
+                    late = min(late, left[i] // (c * step))
+                    early = min(max(early, -((reach - left[i]) // (c * step))), late)
+            y = late if after and k < self.kept else early
+            for i, e in enumerate(index):
+                left[i] -= e.coefficient(d) * step * y
+            begin, stop = ((y + 1) * step, size[d]) if after else (0, y * step)
+            if stop > begin and len(boxes) < _BOXES:
+                boxes.append({**_box(lo, size), d: (lo[d] + begin, stop - begin)})
+            lo[d] += y * step
+            size[d] = min(step, size[d] - y * step)
+        return boxes
+
+    def _needed(self, boxes: Sequence[Box]) -> float:
+        """Lines of all tensors in a few boxes together."""
+        return sum(_union(tensor, boxes) for tensor in self.tensors)
+
+
+def _union(tensor: _Tensor, boxes: Sequence[Box]) -> float:
+    """Lines of a tensor in a few boxes together, by inclusion and exclusion of index ranges."""
+    images: list[tuple[list[tuple[int, int]], Box]] = []
+    for box in boxes:
+        image = tensor.image(box)
+        if not any(_inside(image, other) for other, _ in images):
+            images = [(other, b) for other, b in images if not _inside(other, image)]
+            images.append((image, box))
+    total = 0.0
+    for count in range(1, len(images) + 1):
+        for chosen in itertools.combinations(images, count):
+            ranges = list(zip(*(image for image, _ in chosen), strict=True))
+            meet = [(max(lo for lo, _ in r), min(hi for _, hi in r)) for r in ranges]
+            if any(lo > hi for lo, hi in meet):
+                continue
+            image, box = chosen[0]
+            lines = tensor.lines({d: n for d, (_, n) in box.items()})
+            for (lo, hi), (first, last) in zip(meet, image, strict=True):
+                lines *= (hi - lo + 1) / (last - first + 1)
+            total += lines if count % 2 else -lines
+    return total
+
+
+def _inside(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> bool:
+    return all(lo >= first and hi <= last for (lo, hi), (first, last) in zip(a, b, strict=True))
+
+
+def _box(lo: Mapping[str, int], size: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    return {d: (lo[d], size[d]) for d in lo}
+
+
+def _at_origin(size: Mapping[str, int]) -> Box:
+    return {d: (0, n) for d, n in size.items()}
+
+
+@cache
+def _spread(dimensions: int) -> tuple[tuple[float, ...], ...]:
+    """Points spread evenly over a unit cube: multiples of powers of a root of x^(d+1) = x + 1."""
+    root = 1.5
+    for _ in range(40):
+        root = (1 + root) ** (1 / (dimensions + 1))
+    steps = [root ** -(i + 1) for i in range(dimensions)]
+    return tuple(tuple((0.5 + n * s) % 1.0 for s in steps) for n in range(_SAMPLES))

@@ -1,0 +1,161 @@
+"""The stages of work, in order. Nobody else imports every part.
+
+[spec]                -> tw.parse, tw.conv2d              ops, bench.suites
+[Group]               -> rank      -> [Candidate]         search.rank (model, schedule)
+[Candidate]           -> generate  -> [C source]          codegen
+[C source]            -> build     -> [library]           runtime.build
+[library]             -> check, time -> [Measurement]     runtime.measure, in a worker
+[Measurement]         -> put       -> [Record]            store
+[Candidate, measured] -> finals    -> [Plan]              plan
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tilewright import knobs
+from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.errors import InputError
+from tilewright.machine.isa import host_isas
+from tilewright.machine.machine import Machine
+from tilewright.machine.measure import load_machine
+from tilewright.ops.group import Group
+from tilewright.plan import Candidate, Plan
+from tilewright.runtime.build import build
+from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all
+from tilewright.runtime.worker import Worker
+from tilewright.search import rank
+from tilewright.store.records import Record, Store, Validators, open_store
+
+ROUNDS = 5
+
+
+def optimize(
+    group: Group,
+    machine: Machine | str | None = None,
+    top: int = 5,
+    measure: bool = True,
+    threads: int | None = None,
+    *,
+    store: Store | None = None,
+    seed: int | None = None,
+    progress: Callable[[Progress], object] | None = None,
+) -> Plan:
+    """Find the best schedule of a group: model first, then measure the few best predicted.
+
+    machine   None: this host; a name or a file: plan for a machine that one does not have.
+    measure   False never times anything; the plan is then deterministic.
+    store     where records go; None: the user's own store.
+    """
+    target, warning = _machine(machine, measure)
+    count = _threads(threads, target)
+    begin = time.perf_counter()
+    ranked = rank.rank(group, target, count, top)  # [Group] -> [Candidate]
+    debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
+    candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
+    bound = max((c.solver_bound_s for c in ranked), default=0.0)
+    warnings = [warning] if warning else []
+    if measure:
+        candidates, trouble = _measured(group, target, count, candidates, store, seed, progress)
+        warnings += trouble
+    for candidate in candidates:
+        debug(2, _line(candidate))
+    debug(3, f'{group.label}: {candidates[0].schedule.to_json()}')
+    return Plan(group, target, count, candidates, bound, tuple(warnings))
+
+
+def _machine(machine: Machine | str | None, measure: bool) -> tuple[Machine, str | None]:
+    target, warning = (
+        (machine, None) if isinstance(machine, Machine) else load_machine(machine, measure=measure)
+    )
+    if measure and target.isa not in host_isas():
+        raise InputError(
+            f'machine {target.name} has {target.isa}, which this host cannot run; plan for it with '
+            f'measure=False (--no-measure)'
+        )
+    return target, warning
+
+
+def _threads(threads: int | None, machine: Machine) -> int:
+    count = threads if threads is not None else knobs.get('threads') or machine.cores
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= machine.cores:
+        raise InputError(
+            f'threads is {count}; {machine.name} has {machine.cores} usable cores: '
+            f'ask for 1 to {machine.cores}'
+        )
+    return count
+
+
+def _builder(group: Group, candidate: Candidate) -> Callable[[], Path]:
+    def make() -> Path:
+        source = generate(group, candidate.schedule)  # [Schedule] -> [C source]
+        debug(4, source)
+        return build(source, compiler_flags(candidate.schedule))  # [C source] -> [library]
+
+    return make
+
+
+def _measured(
+    group: Group,
+    machine: Machine,
+    threads: int,
+    candidates: tuple[Candidate, ...],
+    store: Store | None,
+    seed: int | None,
+    progress: Callable[[Progress], object] | None,
+) -> tuple[tuple[Candidate, ...], list[str]]:
+    """Build, check, time and remember every candidate; the winner of the finals comes first."""
+    by_key = {c.schedule.digest: c for c in candidates}
+    builders = {key: _builder(group, c) for key, c in by_key.items()}
+    validators = Validators.current(machine.fingerprint or machine.name)
+    own = store is None
+    records = open_store() if store is None else store
+
+    def remember(measurement: Measurement) -> None:  # [Measurement] -> [Record]
+        chosen = by_key[measurement.key]
+        records.put(
+            Record(
+                group.digest, group.label, chosen.schedule.to_json(), measurement.key, threads,
+                validators, measurement, chosen.prediction.to_json(),
+            )
+        )  # fmt: skip
+
+    try:
+        with Worker(seed=seed) as worker:
+            results = measure_all(
+                group, list(builders.items()), worker=worker, rounds=ROUNDS, threads=threads,
+                known=records.known(group.digest, threads, validators),
+                record=remember, progress=progress,
+            )  # fmt: skip
+            final = finalists(
+                group, results, builders, worker=worker, threads=threads, record=remember
+            )
+    finally:
+        if own:
+            records.close()
+    failures = {m.key: m for m in final.failures}
+    measured = [
+        Candidate(c.schedule, c.prediction, failures.get(m.key, m))
+        for c, m in zip(candidates, results, strict=True)
+    ]
+
+    def place(candidate: Candidate) -> tuple[bool, float]:
+        first = candidate.schedule.digest == final.best
+        return not first, candidate.time_ms if candidate.time_ms is not None else float('inf')
+
+    return tuple(sorted(measured, key=place)), [final.trouble] if final.trouble else []
+
+
+def _line(candidate: Candidate) -> str:
+    measured = f'{candidate.time_ms:.3f} ms' if candidate.time_ms is not None else 'not measured'
+    predicted = 1e3 * candidate.prediction.seconds
+    return f'{candidate.schedule.digest}: predicted {predicted:.3f} ms, {measured}'
+
+
+def debug(level: int, text: str) -> None:
+    """Print to standard error when TILEWRIGHT_DEBUG asks for this level."""
+    if knobs.get('debug') >= level:
+        print(f'tilewright: {text}', file=sys.stderr)

@@ -1,0 +1,128 @@
+"""The result of `optimize`: ranked candidates, what was measured, and how to build the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.errors import ArrayError, CheckError
+from tilewright.machine.machine import Machine
+from tilewright.model.predict import Prediction
+from tilewright.ops.group import Group
+from tilewright.runtime.build import build
+from tilewright.runtime.callable import BuiltGroup
+from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.measure import Measurement
+from tilewright.schedule.schedule import Schedule
+
+# Names that people use for the constants of a convolution.
+_ALIASES = {'weights': 'Ker', 'bias': 'Bias'}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule, what the model says of it, and what was measured (None: not measured)."""
+
+    schedule: Schedule
+    prediction: Prediction
+    measurement: Measurement | None = None
+
+    @property
+    def time_ms(self) -> float | None:
+        """The measured time; None if it was not measured or did not work."""
+        return self.measurement.median_ms if self.measurement else None
+
+    def to_json(self) -> dict:
+        return {
+            'schedule': self.schedule.to_json(),
+            'digest': self.schedule.digest,
+            'predicted': self.prediction.to_json(),
+            'measured': self.measurement.to_json() if self.measurement else None,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Candidates for one group on one machine, best first."""
+
+    group: Group
+    machine: Machine
+    threads: int
+    candidates: tuple[Candidate, ...]
+    solver_bound_s: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The winner of the paired finals, or, unmeasured, the best predicted."""
+        return self.candidates[0]
+
+    @property
+    def bound_ms(self) -> float:
+        """A lower bound on the time of any kernel that computes every product."""
+        return 1e3 * self.best.prediction.bound_s
+
+    def source(self, candidate: Candidate | None = None) -> str:
+        """The generated C."""
+        return generate(self.group, (candidate or self.best).schedule)
+
+    def library(self, candidate: Candidate | None = None) -> Path:
+        """The compiled kernel, from the cache or built now."""
+        chosen = candidate or self.best
+        return build(self.source(chosen), compiler_flags(chosen.schedule))
+
+    def build(
+        self,
+        weights: np.ndarray | None = None,
+        bias: np.ndarray | None = None,
+        constants: Mapping[str, np.ndarray] | None = None,
+    ) -> BuiltGroup:
+        """A callable for the best candidate, with constant weights packed once.
+
+        Constants of other operators go by tensor name in `constants`; what is left out must be
+        given with every call.
+        """
+        if self.best.measurement and not self.best.measurement.ok:
+            raise CheckError(
+                f'no candidate for {self.group.label} worked: {self.best.measurement.message}'
+            )
+        given = dict(constants or {})
+        for name, value in (('weights', weights), ('bias', bias)):
+            if value is not None:
+                if not any(t.name == _ALIASES[name] for t in self.group.with_role('constant')):
+                    raise ArrayError(f'{self.group.label} takes no {name}')
+                given[_ALIASES[name]] = value
+        return BuiltGroup(Kernel.load(self.library(), self.group), self.group, given)
+
+    def explain(self) -> str:
+        """Where the time goes, why this schedule, what is left above the bound."""
+        from tilewright.report.explain import explain_plan
+
+        return explain_plan(self)
+
+    def emit(self, folder: Path) -> list[Path]:
+        """Write the generated source of every candidate, best first."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for number, candidate in enumerate(self.candidates, 1):
+            path = folder / f'{number:02d}-{candidate.schedule.digest}.c'
+            path.write_text(self.source(candidate))
+            written.append(path)
+        return written
+
+    def to_json(self) -> dict:
+        return {
+            'label': self.group.label,
+            'group': self.group.to_json(),
+            'flops': self.group.flops,
+            'threads': self.threads,
+            'machine': self.machine.to_json(),
+            'bound_ms': self.bound_ms,
+            'solver_bound_ms': 1e3 * self.solver_bound_s,
+            'candidates': [c.to_json() for c in self.candidates],
+            'warnings': list(self.warnings),
+        }

@@ -1,0 +1,57 @@
+"""What `plan.build` returns: a kernel bound to its constants, called with numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.errors import ArrayError
+from tilewright.ops.group import Group
+from tilewright.runtime.cpu import Kernel, aligned_empty
+
+
+class BuiltGroup:
+    """A compiled group. `conv(x)` allocates the result, `conv(x, out=y)` writes into y.
+
+    Constants given at construction are packed once. Those that are not must come with every call,
+    by name, and are packed again each time. Calls from several threads take turns.
+    """
+
+    def __init__(self, kernel: Kernel, group: Group, constants: Mapping[str, np.ndarray]) -> None:
+        self.group, self._kernel = group, kernel
+        self._inputs = [t.name for t in group.with_role('input')]
+        wanted = {t.name for t in group.with_role('constant')}
+        unknown = set(constants) - wanted
+        if unknown:
+            raise ArrayError(
+                f'{group.label} has no constant {sorted(unknown)}; it takes {sorted(wanted)}'
+            )
+        self._constants = dict(constants)
+        self._missing = sorted(wanted - set(constants))
+        self._packed = None if self._missing else kernel.pack(self._constants)
+
+    def __call__(
+        self, *inputs: np.ndarray, out: np.ndarray | None = None, **constants: np.ndarray
+    ) -> np.ndarray:
+        """Inputs in group order; constants that were not built in, by name."""
+        if len(inputs) != len(self._inputs):
+            raise ArrayError(
+                f'{self.group.label} takes {len(self._inputs)} inputs ({", ".join(self._inputs)}), '
+                f'got {len(inputs)}'
+            )
+        if sorted(constants) != self._missing:
+            raise ArrayError(
+                f'{self.group.label} was built without {self._missing}, called with '
+                f'{sorted(constants)}; pass exactly the constants that were not built in'
+            )
+        packed = self._packed
+        if packed is None:
+            packed = self._kernel.pack({**self._constants, **constants})
+        if out is None:
+            out = aligned_empty(self.group.output.shape)
+        self._kernel.run(dict(zip(self._inputs, inputs, strict=True)), packed, out)
+        return out
+
+    def __repr__(self) -> str:
+        return f'<built {self.group.label}, {self._kernel.parts} threads>'

@@ -1,0 +1,157 @@
+"""Loading and calling a generated CPU kernel.
+
+Goes in: a shared library with the ABI of codegen/cpu/abi.py, and its group. Comes out: `Kernel`,
+which packs constants, runs and times through the shared thread pool (pool.c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.errors import ArrayError, CheckError
+from tilewright.ops.group import Group, Tensor
+from tilewright.runtime.build import build
+
+ALIGNMENT = 64
+_POINTER = ctypes.c_void_p
+
+
+class _Args(ctypes.Structure):
+    _fields_ = [
+        ('inputs', ctypes.POINTER(_POINTER)),
+        ('packed', _POINTER),
+        ('out', _POINTER),
+        ('scratch', _POINTER),
+    ]
+
+
+@cache
+def pool() -> ctypes.CDLL:
+    """The thread pool, built once and shared by every kernel of the process."""
+    source = resources.files('tilewright.runtime').joinpath('pool.c').read_text()
+    library = ctypes.CDLL(str(build(source, name='pool')))
+    library.tw_pool_run.argtypes = [_POINTER, _POINTER, ctypes.c_long]
+    library.tw_pool_run.restype = None
+    library.tw_pool_spin.argtypes = [ctypes.c_long]
+    library.tw_pool_time.argtypes = [
+        _POINTER, _POINTER, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double),
+        _POINTER, ctypes.c_long,
+    ]  # fmt: skip
+    library.tw_pool_time.restype = None
+    return library
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """An uninitialised array whose data begins on a cache line."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def as_operand(tensor: Tensor, array: object) -> np.ndarray:
+    """The array as the kernel reads it: float32, C-contiguous, aligned; copied where it is not."""
+    given = np.asarray(array)
+    if given.shape != tensor.shape:
+        raise ArrayError(
+            f'{tensor.name} has shape {given.shape}; this kernel was made for {tensor.shape}'
+        )
+    if given.dtype.kind not in 'fiub':
+        raise ArrayError(f'{tensor.name} has dtype {given.dtype}; give real numbers, best float32')
+    ready = np.ascontiguousarray(given, np.float32)
+    return ready if ready.flags.aligned else ready.copy()
+
+
+class Kernel:
+    """A loaded kernel. Not tied to weights: `pack` makes the packed constants that `run` needs."""
+
+    def __init__(self, library: ctypes.CDLL, group: Group) -> None:
+        self.group = group
+        for name in ('tw_parts', 'tw_scratch_bytes', 'tw_packed_bytes'):
+            getattr(library, name).restype = ctypes.c_long
+        library.tw_pack.argtypes = [ctypes.POINTER(_POINTER), _POINTER]
+        library.tw_pack.restype = None
+        self._library = library
+        self._part = ctypes.cast(library.tw_part, _POINTER)
+        self.parts = int(library.tw_parts())
+        self._scratch = aligned_empty((self.parts * int(library.tw_scratch_bytes()),), np.uint8)
+        self._lock = threading.Lock()  # callers share the scratch
+        self._inputs = group.with_role('input')
+        self._constants = group.with_role('constant')
+
+    @classmethod
+    def load(cls, library: Path, group: Group) -> Kernel:
+        try:
+            return cls(ctypes.CDLL(str(library)), group)
+        except (OSError, AttributeError) as error:
+            raise CheckError(
+                f'the compiled kernel {library.name} cannot be loaded: {error}'
+            ) from None
+
+    def pack(self, constants: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Constants in the kernel's own order and padding."""
+        packed = aligned_empty((int(self._library.tw_packed_bytes()) // 4,))
+        arrays = [self._operand(t, constants) for t in self._constants]
+        self._library.tw_pack(_pointers(arrays), packed.ctypes.data)
+        return packed
+
+    def run(self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
+        """Compute into `out`, a float32 C-contiguous array of the output's shape."""
+        args, keep = self._arguments(inputs, packed, out)
+        with self._lock:
+            pool().tw_pool_run(self._part, ctypes.addressof(args), self.parts)
+        del keep
+
+    def time(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        packed: np.ndarray,
+        out: np.ndarray,
+        *,
+        repeats: int,
+        flush_bytes: int = 0,
+    ) -> list[float]:
+        """Seconds of each of `repeats` runs, taken in C; caches flushed before each on request."""
+        args, keep = self._arguments(inputs, packed, out)
+        seconds = (ctypes.c_double * repeats)()
+        flush = np.zeros(max(flush_bytes // 4, 1), np.float32)
+        with self._lock:
+            pool().tw_pool_time(
+                self._part, ctypes.addressof(args), self.parts, repeats, seconds,
+                flush.ctypes.data, flush_bytes // 4,
+            )  # fmt: skip
+        del keep
+        return list(seconds)
+
+    def _operand(self, tensor: Tensor, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        if tensor.name not in arrays:
+            raise ArrayError(f'{self.group.label} needs {tensor.name} of shape {tensor.shape}')
+        return as_operand(tensor, arrays[tensor.name])
+
+    def _arguments(
+        self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray
+    ) -> tuple[_Args, list[np.ndarray]]:
+        want = self.group.output.shape
+        if out.shape != want or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise ArrayError(
+                f'out has shape {out.shape} and dtype {out.dtype}; it must be a C-contiguous '
+                f'float32 array of shape {want}'
+            )
+        if not out.flags.writeable or not out.flags.aligned:
+            raise ArrayError('out must be writeable and aligned; allocate it with numpy.empty')
+        keep = [self._operand(t, inputs) for t in self._inputs]
+        args = _Args(
+            _pointers(keep), packed.ctypes.data, out.ctypes.data, self._scratch.ctypes.data
+        )
+        return args, keep
+
+
+def _pointers(arrays: list[np.ndarray]) -> ctypes.Array:
+    return (_POINTER * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))

@@ -1,0 +1,175 @@
+/* A persistent thread pool: workers spin for a while, then park; no OpenMP, no thread per call.
+
+   A run publishes a job and a claim word (epoch << 32 | next part). Threads take parts by
+   compare-and-swap on the claim, which fails for anybody who is late and still thinks of an older
+   epoch; so nobody has to wait for a worker that was asleep, only for parts that were taken.
+   One run at a time: a second caller runs all of its parts itself. After fork the child starts
+   with an empty pool. */
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef void (*part_fn)(const void *args, long part);
+
+enum { MAX_WORKERS = 255 };
+
+static struct {
+    _Alignas(64) _Atomic uint64_t claim;
+    _Alignas(64) _Atomic uint32_t epoch;
+    _Alignas(64) _Atomic long done;
+    _Alignas(64) part_fn fn;
+    const void *args;
+    long parts;
+    _Atomic int parked;
+    int workers;
+    pthread_mutex_t owner; /* held by the caller whose job runs */
+    pthread_mutex_t lock;  /* guards parking */
+    pthread_cond_t wake;
+} pool = {
+    .owner = PTHREAD_MUTEX_INITIALIZER,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .wake = PTHREAD_COND_INITIALIZER,
+};
+
+static _Atomic long spin_limit = 20000;
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void take_parts(uint32_t epoch)
+{
+    for (;;) {
+        uint64_t claim = atomic_load_explicit(&pool.claim, memory_order_acquire);
+        for (;;) {
+            if ((uint32_t)(claim >> 32) != epoch || (long)(uint32_t)claim >= pool.parts)
+                return;
+            if (atomic_compare_exchange_weak_explicit(&pool.claim, &claim, claim + 1,
+                                                      memory_order_acq_rel, memory_order_acquire))
+                break;
+        }
+        pool.fn(pool.args, (long)(uint32_t)claim);
+        atomic_fetch_add_explicit(&pool.done, 1, memory_order_release);
+    }
+}
+
+static void *work(void *unused)
+{
+    uint32_t seen = 0;
+    (void)unused;
+    for (;;) {
+        uint32_t epoch;
+        long limit = atomic_load_explicit(&spin_limit, memory_order_relaxed);
+        for (long spins = 0;; spins++) {
+            epoch = atomic_load_explicit(&pool.epoch, memory_order_acquire);
+            if (epoch != seen)
+                break;
+            if (spins < limit) {
+                relax();
+                continue;
+            }
+            pthread_mutex_lock(&pool.lock);
+            atomic_fetch_add(&pool.parked, 1);
+            while (atomic_load(&pool.epoch) == seen)
+                pthread_cond_wait(&pool.wake, &pool.lock);
+            atomic_fetch_sub(&pool.parked, 1);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        seen = epoch;
+        take_parts(epoch);
+    }
+    return NULL;
+}
+
+static void forget_workers(void)
+{
+    pool.workers = 0;
+    atomic_store(&pool.parked, 0);
+    pthread_mutex_init(&pool.owner, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+}
+
+static void grow(long parts)
+{
+    static int registered;
+    if (!registered) {
+        registered = 1;
+        pthread_atfork(NULL, NULL, forget_workers);
+    }
+    while (pool.workers + 1 < parts && pool.workers < MAX_WORKERS) {
+        pthread_t thread;
+        pthread_attr_t attr;
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        int failed = pthread_create(&thread, &attr, work, NULL);
+        pthread_attr_destroy(&attr);
+        if (failed)
+            return; /* fewer workers: the caller takes the parts itself */
+        pool.workers++;
+    }
+}
+
+/* Run fn(args, 0 .. parts-1), the caller taking part. */
+void tw_pool_run(part_fn fn, const void *args, long parts)
+{
+    if (parts <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
+        for (long part = 0; part < parts; part++)
+            fn(args, part);
+        return;
+    }
+    grow(parts);
+    uint32_t epoch = atomic_load_explicit(&pool.epoch, memory_order_relaxed) + 1;
+    pool.fn = fn;
+    pool.args = args;
+    pool.parts = parts;
+    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool.claim, (uint64_t)epoch << 32, memory_order_release);
+    atomic_store(&pool.epoch, epoch);
+    if (atomic_load(&pool.parked) > 0) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    take_parts(epoch);
+    while (atomic_load_explicit(&pool.done, memory_order_acquire) < parts)
+        relax();
+    pthread_mutex_unlock(&pool.owner);
+}
+
+/* How often an idle worker looks for work before it parks. */
+void tw_pool_spin(long limit)
+{
+    atomic_store(&spin_limit, limit);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of each of `repeats` runs; with flush_floats > 0 that many floats are rewritten before
+   each run, which leaves nothing of the kernel's data in the caches. */
+void tw_pool_time(part_fn fn, const void *args, long parts, long repeats, double *seconds,
+                  float *flush, long flush_floats)
+{
+    for (long i = 0; i < repeats; i++) {
+        for (long f = 0; f < flush_floats; f += 16)
+            flush[f] += 1.0f;
+        double start = now();
+        tw_pool_run(fn, args, parts);
+        seconds[i] = now() - start;
+    }
+}

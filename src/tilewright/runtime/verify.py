@@ -1,0 +1,214 @@
+"""Is an answer right? Random data, a poisoned output, and the comparison with the reference.
+
+Goes in: a group and a seed, or an answer and its float64 reference. Comes out: arrays by tensor
+name, or a `Comparison`.
+
+*Tolerance* (Boda Sec. 4): a relative difference whose denominator is clamped from below, so that it
+becomes absolute for small values,
+
+    error = |got - want| / max(|got|, |want|, scale),    ok when error <= tolerance everywhere.
+
+Boda's data and results are of order one and so is its clamp. A sum of some thousand products is
+not, therefore `scale` is the root mean square of the reference: what order one is in the units of
+this output. Without it, the few results that cancel to nearly zero would fail a correct kernel.
+
+*Data* are random in sign with magnitudes in [1/4, 1): nothing is zero, so no term can be left out
+unseen, and sums do not grow so large that a lost term hides below the tolerance.
+
+*Poison* is one signalling NaN. Its exact bits left in an output mean 'not written'; arithmetic with
+it sets the quiet bit, so a kernel that adds to memory it never set is told apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.errors import ArrayError
+from tilewright.ops.group import Group
+
+TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
+_POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}
+_QUIET = {4: 1 << 22, 8: 1 << 51}
+_HUGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict on one output.
+
+    max_rel_err  largest |got - want| as a share of the largest |want|; inf for a missing value.
+    where        index of the worst element when the answer is wrong, else None.
+    message      one sentence when the answer is wrong, else ''.
+    """
+
+    ok: bool
+    max_rel_err: float
+    where: tuple[int, ...] | None = None
+    message: str = ''
+
+
+def random_arrays(group: Group, seed: int) -> dict[str, np.ndarray]:
+    """[Group, seed] -> every input and constant as guarded float32 of order one."""
+    arrays = {}
+    for number, tensor in enumerate(group.tensors):
+        if tensor.role not in ('input', 'constant'):
+            continue
+        rng = np.random.default_rng([seed, number])
+        array = guarded_empty(tensor.shape)
+        rng.random(dtype=np.float32, out=array)
+        array *= np.float32(0.75)
+        array += np.float32(0.25)
+        np.negative(array, out=array, where=rng.integers(0, 2, tensor.shape, dtype=np.bool_))
+        arrays[tensor.name] = array
+    return arrays
+
+
+def poison(array: np.ndarray) -> np.ndarray:
+    """Fill an array, in place, with the poison pattern; comes out: the same array."""
+    size = array.dtype.itemsize
+    array.view(f'u{size}').fill(_POISON[size])
+    return array
+
+
+def compare(
+    group: Group, got: np.ndarray, want: np.ndarray, *, tolerance: float | None = None
+) -> Comparison:
+    """Judge the output `got` of a group against the reference `want`."""
+    if got.shape != want.shape:
+        raise ArrayError(f'{group.label}: the output has shape {got.shape}, expected {want.shape}')
+    limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
+    name = group.output.name
+    unwritten = _unwritten(got)
+    if unwritten is not None:
+        return unwritten
+    # A NaN in `got` may be the signalling one: numpy would warn of it on conversion.
+    with np.errstate(all='ignore'):
+        answer, right = got.astype(np.float64), np.asarray(want, dtype=np.float64)
+        finite = np.isfinite(right)
+        largest = float(np.max(np.abs(right), where=finite, initial=0.0))
+        scale = _root_mean_square(right, finite)
+        distance = np.abs(answer - right)
+        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), scale)
+        error = np.divide(distance, base, out=np.zeros_like(base), where=distance > 0)
+        same = (answer == right) | (np.isnan(answer) & np.isnan(right))
+        bad = ~same & ~np.isfinite(error + answer)
+        bad |= ~same & np.isnan(right)
+    if bad.any():
+        where = _first(bad)
+        return Comparison(
+            False, float('inf'), where, f'{name} is {answer[where]} at index {where}, '
+            f'expected {right[where]:.9g}'
+        )  # fmt: skip
+    distance[same] = error[same] = 0.0
+    worst = float(distance.max(initial=0.0))
+    share = worst / largest if largest else worst
+    if error.max(initial=0.0) <= limit:
+        return Comparison(True, share)
+    where = _index(int(error.argmax()), got.shape)
+    return Comparison(
+        False, share, where,
+        f'{name} is {answer[where]:.9g} at index {where}, expected {right[where]:.9g}: a relative '
+        f'difference of {error[where]:.2g}, the tolerance is {limit:g}'
+    )  # fmt: skip
+
+
+def _unwritten(got: np.ndarray) -> Comparison | None:
+    """The verdict on an output in which poison is left, or None."""
+    size = got.dtype.itemsize
+    bits = np.ascontiguousarray(got).view(f'u{size}').reshape(got.shape)
+    for pattern, said in (
+        (_POISON[size], 'not written'),
+        (_POISON[size] | _QUIET[size], 'made from memory that was never written'),
+    ):
+        left = bits == pattern
+        if left.any():
+            where = _first(left)
+            count = int(left.sum())
+            message = f'{said} at index {where} ({count} of {got.size} elements)'
+            return Comparison(False, float('inf'), where, message)
+    return None
+
+
+def _root_mean_square(values: np.ndarray, chosen: np.ndarray) -> float:
+    count = int(chosen.sum())
+    if not count:
+        return 0.0
+    return float(np.sqrt(np.sum(np.square(values), where=chosen) / count))
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    return _index(int(mask.argmax()), mask.shape)
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """The reference of one group, prepared so that many answers can be judged quickly."""
+
+    group: Group
+    want: np.ndarray
+    scale: float
+    largest: float
+    tolerance: float
+
+    @classmethod
+    def of(cls, group: Group, want: np.ndarray, tolerance: float | None = None) -> Oracle:
+        limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
+        finite = np.isfinite(want)
+        largest = float(np.max(np.abs(want), where=finite, initial=0.0))
+        kept = guarded_empty(want.shape, np.float64)
+        kept[...] = want
+        return cls(group, freeze(kept), _root_mean_square(want, finite), largest, limit)
+
+    def judge(self, got: np.ndarray) -> Comparison:
+        """What `compare` says; in one pass when no element is off by more than the clamp allows."""
+        with np.errstate(all='ignore'):
+            worst = float(np.max(np.abs(got - self.want), initial=0.0))
+        if self.largest > 0 and worst <= self.tolerance * self.scale:  # false for NaN
+            return Comparison(True, worst / self.largest)
+        return compare(self.group, got, self.want, tolerance=self.tolerance)
+
+
+def guarded_empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:
+    """An array in a mapping of its own, page-aligned, with an unreadable page at either end.
+
+    A candidate that runs past its tensors stops there, and does not damage the next one's data.
+    """
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    body = -(-max(count * kind.itemsize, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, body + 2 * mmap.PAGESIZE)
+    if body >= _HUGE_BYTES and hasattr(mmap, 'MADV_HUGEPAGE'):
+        pages.madvise(mmap.MADV_HUGEPAGE)  # as numpy does, so that timings are those of its arrays
+    array = np.frombuffer(pages, kind, count, mmap.PAGESIZE).reshape(shape)
+    start = array.ctypes.data
+    _protect(start - mmap.PAGESIZE, mmap.PAGESIZE, 0)
+    _protect(start + body, mmap.PAGESIZE, 0)
+    return array
+
+
+def freeze(array: np.ndarray) -> np.ndarray:
+    """Make a guarded array read-only, for numpy and for the processor."""
+    if array.nbytes:
+        _protect(array.ctypes.data, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, 1)
+    array.flags.writeable = False
+    return array
+
+
+def freeze_all(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: freeze(array) for name, array in arrays.items()}
+
+
+def _protect(address: int, size: int, rights: int) -> None:
+    """mprotect: 0 no access, 1 read. Where there is none, the arrays are merely not protected."""
+    if sys.platform != 'win32':
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), rights)

@@ -1,0 +1,5 @@
+/* Lacks part of the interface. */
+void tw_other(const tw_args *args, long part)
+{
+    multiply(args);
+}

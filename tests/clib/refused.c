@@ -1,0 +1,1 @@
+#error a tile does not fit

@@ -1,0 +1,333 @@
+"""Contestants in their own processes: right answers, really stopped, named when they fail.
+
+Nothing here looks at how long anything took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tilewright.bench import compare as comparing
+from tilewright.bench import peers
+from tilewright.bench.compare import Arena, compare, table
+from tilewright.bench.peers import PEERS, Peer, PeerError, process_state
+from tilewright.bench.results import Contestant, LayerResult, ratio_of
+from tilewright.errors import InputError, MissingError
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.matmul import matmul
+from tilewright.ops.reference import reference
+from tilewright.runtime import verify
+from tilewright.runtime.build import build
+
+GROUP = conv2d(c=2, h=5, w=6, k=3, r=3, s=3, pad=1)
+# Our kernel's side of the comparison: GROUP by the definition, in the kernels' binary interface.
+NAIVE = """
+#include <string.h>
+typedef struct { const float *const *in; const float *packed; float *out; char *scratch; } tw_args;
+long tw_parts(void) { return 1; }
+long tw_scratch_bytes(void) { return 64; }
+long tw_packed_bytes(void) { return 4 * 3 * 2 * 9; }
+void tw_pack(const float *const *constants, float *packed)
+{ memcpy(packed, constants[0], 4 * 3 * 2 * 9); }
+void tw_part(const tw_args *a, long part)
+{
+    for (int k = 0; k < 3; k++) for (int h = 0; h < 5; h++) for (int w = 0; w < 6; w++) {
+        float sum = 0;
+        for (int c = 0; c < 2; c++) for (int r = 0; r < 3; r++) for (int s = 0; s < 3; s++) {
+            int y = h + r - 1, x = w + s - 1;
+            if (y >= 0 && y < 5 && x >= 0 && x < 6)
+                sum += a->in[0][(c * 5 + y) * 6 + x] * a->packed[((k * 2 + c) * 3 + r) * 3 + s];
+        }
+        a->out[(k * 5 + h) * 6 + w] = sum + OFF;
+    }
+}
+"""
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ('gcc', 'clang', 'cc'))), reason='no C compiler is installed'
+)
+
+
+def skip_if_absent(name):
+    sentence = peers.absence(name)
+    if sentence:
+        pytest.skip(sentence)
+
+
+def naive_library(off='0'):
+    return build(NAIVE, ('-O1', f'-DOFF={off}'), name='naive')
+
+
+def prepare(group, **more):
+    return {
+        'do': 'prepare', 'label': group.label, 'digest': group.digest, 'seed': 3, 'threads': 1,
+        **more,
+    }  # fmt: skip
+
+
+def fake(body):
+    """The command of a contestant that greets and then runs `body` for each request."""
+    code = (
+        'import sys, os, json, time, signal\n'
+        'print(json.dumps({"status": "ok", "versions": {"fake": "1"}}), flush=True)\n'
+        f'for line in sys.stdin:\n    request = json.loads(line)\n    {body}\n'
+    )
+    return [sys.executable, '-c', code]
+
+
+REPLY = 'print(json.dumps({"status": "ok", "echo": request}), flush=True)'
+
+
+@pytest.mark.parametrize('name', PEERS)
+@pytest.mark.parametrize(
+    'group',
+    [
+        GROUP,
+        conv2d(
+            n=2, c=4, h=9, w=8, k=6, r=3, s=2, stride=(2, 1), pad=(1, 0, 2, 1), dilation=(1, 2),
+            groups=2, bias=True, activation='silu',
+        ),
+        conv2d(c=4, h=6, w=6, k=4, r=3, s=3, pad=1, groups=4, bias=True, activation='relu6'),
+    ],
+    ids=['dense', 'everything', 'depthwise'],
+)  # fmt: skip
+def test_every_peer_answers_right(name, group, tmp_path):
+    skip_if_absent(name)
+    path = tmp_path / 'y.npy'
+    with Peer(name, 1) as peer:
+        report = peer.ask(prepare(group))
+        peer.ask({'do': 'answer', 'path': str(path)})
+        timed = peer.ask({'do': 'time', 'repeats': 3, 'warm': 1, 'flush': False})
+    want = reference(group, verify.random_arrays(group, 3))
+    verdict = verify.compare(group, np.load(path), want)
+    assert verdict.ok, verdict.message
+    assert len(timed['samples_ms']) == 3
+    assert report['algorithm']
+    assert report['settings'] in [t['settings'] for t in report['tried']]
+    # A setting that fails is told, with the reason: in silence it would make a peer look slow.
+    assert all(('trial_median_ms' in t) != ('message' in t) for t in report['tried'])
+
+
+def test_activations_of_the_onnx_model(tmp_path):
+    skip_if_absent('onnxruntime')
+    path = tmp_path / 'y.npy'
+    with Peer('onnxruntime', 1) as peer:
+        for activation in ('relu', 'leaky_relu', 'sigmoid', 'tanh'):
+            group = conv2d(c=2, h=4, w=4, k=3, r=1, s=1, activation=activation)
+            peer.ask(prepare(group))
+            peer.ask({'do': 'answer', 'path': str(path)})
+            want = reference(group, verify.random_arrays(group, 3))
+            assert verify.compare(group, np.load(path), want).ok, activation
+
+
+def test_activations_of_torch(tmp_path):
+    skip_if_absent('torch')
+    path = tmp_path / 'y.npy'
+    with Peer('torch', 1) as peer:
+        for activation in ('relu', 'leaky_relu', 'sigmoid', 'tanh'):
+            group = conv2d(c=2, h=4, w=4, k=3, r=1, s=1, activation=activation)
+            peer.ask(prepare(group))
+            peer.ask({'do': 'answer', 'path': str(path)})
+            want = reference(group, verify.random_arrays(group, 3))
+            assert verify.compare(group, np.load(path), want).ok, activation
+
+
+def test_a_peer_is_stopped_unless_it_is_asked():
+    with Peer('fake', 1, command=fake(REPLY)) as peer:
+        assert peer.pid is None
+        for number in range(3):
+            assert peer.ask({'n': number})['echo'] == {'n': number}
+            assert process_state(peer.pid) == 'T'
+        pid = peer.pid
+    assert process_state(pid) == ''
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='the death signal is Linux only')
+def test_stopped_peers_do_not_outlive_a_killed_parent():
+    code = (
+        'import time\nfrom tilewright.bench.peers import Peer, PeerError\n'
+        'peer = Peer("tilewright", 1)\n'
+        'try:\n    peer.ask({"do": "answer", "path": ""})\nexcept PeerError:\n    pass\n'
+        'print(peer.pid, flush=True)\ntime.sleep(60)\n'
+    )
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as parent:
+        pid = int(parent.stdout.readline())
+        assert process_state(pid) == 'T'
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while process_state(pid) not in ('', 'Z', 'X') and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process_state(pid) in ('', 'Z', 'X')
+
+
+def test_a_crash_is_named_and_the_peer_starts_again():
+    body = f'os.kill(os.getpid(), signal.SIGSEGV) if request.get("crash") else {REPLY}'
+    with Peer('fake', 1, command=fake(body)) as peer:
+        with pytest.raises(PeerError, match='fake: its process was ended by SIGSEGV') as caught:
+            peer.ask({'crash': True})
+        assert (caught.value.name, caught.value.status) == ('fake', 'crashed')
+        assert peer.ask({})['status'] == 'ok'
+        os.kill(peer.pid, signal.SIGKILL)  # as the system does when memory runs out
+        with pytest.raises(PeerError, match='SIGKILL'):
+            peer.ask({})
+
+
+@pytest.mark.parametrize(
+    ('body', 'status', 'said'),
+    [
+        ('time.sleep(60)', 'hung', 'no answer within 0.5 s'),
+        ('print("not json", flush=True)', 'failed', "no JSON: b'not json'"),
+        ('print(json.dumps({"status": "failed", "message": "why"}), flush=True)', 'failed', 'why'),
+        ('raise ValueError("its last words")', 'crashed', 'exit code 1: ValueError: its last word'),
+    ],
+)
+def test_other_failures_are_named(body, status, said):
+    with Peer('fake', 1, command=fake(body)) as peer, pytest.raises(PeerError) as caught:
+        peer.ask({}, 0.5 if status == 'hung' else None)
+    assert caught.value.status == status
+    assert said in str(caught.value)
+
+
+def test_a_peer_that_cannot_start_is_named():
+    broken = [sys.executable, '-c', 'print(\'{"status": "failed", "message": "no such library"}\')']
+    with (
+        Peer('fake', 1, command=broken) as peer,
+        pytest.raises(PeerError, match='could not be started: no such library'),
+    ):
+        peer.ask({})
+
+
+def test_missing_peers(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(MissingError, match=r"torch, which is not installed; pip install 'tilewr"):
+        peers.require(['torch'])
+    with Peer('torch', 1) as peer, pytest.raises(PeerError) as caught:
+        peer.ask({})
+    assert caught.value.status == 'missing'
+
+
+def test_names():
+    assert peers.check_names(['torch', 'openvino', 'torch']) == ('torch', 'openvino')
+    with pytest.raises(InputError, match="peer 'tvmm' is not known"):
+        peers.require(['tvmm'])
+    with pytest.raises(InputError, match='threads is 0'):
+        Arena(['torch'], 0)
+
+
+@needs_compiler
+def test_a_comparison_has_a_row_for_everyone(monkeypatch):
+    skip_if_absent('onnxruntime')
+    absent = peers.absence
+    monkeypatch.setattr(peers, 'absence', lambda n: 'not here' if n == 'torch' else absent(n))
+    told = []
+    with Arena(('onnxruntime', 'torch'), 1) as arena:
+        result = compare(
+            GROUP, naive_library(), arena, rounds=2, name='tiny', turn_ms=0.01,
+            progress=lambda *p: told.append(p),
+        )  # fmt: skip
+        assert {process_state(p.pid) for p in (arena.ours, arena.peers[0])} == {'T'}
+    assert result.ours.ok
+    assert result.ours.max_rel_err < 1e-5
+    assert [(p.name, p.status) for p in result.peers] == [
+        ('onnxruntime', 'ok'),
+        ('torch', 'missing'),
+    ]
+    # A round is ours, peer, ours, peer: two turns of ours for each.
+    assert [len(c.samples_ms) for c in (result.ours, *result.peers)] == [4, 2, 0]
+    assert told[-1] == ('torch', 8, 8)
+    assert result.best.peer == result.best_direct.peer == 'onnxruntime'
+    text = table([result])
+    assert 'torch missing on tiny: not here' in text
+    assert 'onnxruntime' in text.splitlines()[0]
+    data = json.loads(json.dumps(result.to_json()))
+    assert data['ours']['samples_ms'] == [list(turn) for turn in result.ours.samples_ms]
+    assert data['peers'][0]['versions']['onnxruntime']
+    assert data['best']['value'] == pytest.approx(
+        result.peers[0].median_ms / result.ours.median_ms, rel=1e-12
+    )
+
+
+@needs_compiler
+def test_flushed_runs_are_fifty():
+    result = compare(GROUP, naive_library(), (), threads=1, rounds=2, flush=True)
+    assert [len(turn) for turn in result.ours.samples_ms] == [25, 25]
+    low, high = result.ours.mean_interval_ms
+    assert low <= result.ours.mean_ms <= high
+    assert result.best is None
+    assert 'flushed' in table([result])
+
+
+@needs_compiler
+def test_a_wrong_kernel_is_not_timed():
+    result = compare(GROUP, naive_library('1.0f'), (), threads=1, rounds=1)
+    assert (result.ours.status, result.ours.samples_ms, result.gflops) == ('wrong', (), None)
+    assert 'ours wrong: Out is' in table([result])
+
+
+def test_a_library_that_is_not_there_is_a_row(tmp_path):
+    result = compare(GROUP, tmp_path / 'none.so', (), threads=1, rounds=1)
+    assert result.ours.status == 'failed'
+    assert 'none.so' in result.ours.message
+
+
+def test_only_convolutions_are_compared(tmp_path):
+    with pytest.raises(InputError, match='is no convolution'):
+        compare(matmul(m=2, n=2, k=2), tmp_path / 'x.so', (), threads=1)
+    with pytest.raises(InputError, match='rounds is 0'):
+        compare(GROUP, tmp_path / 'x.so', (), threads=1, rounds=0)
+
+
+def contestant(name, turns, algorithm='gemm', **more):
+    return Contestant(name, algorithm=algorithm, samples_ms=tuple(map(tuple, turns)), **more)
+
+
+def test_ratios_by_hand():
+    ours = contestant('tilewright', [[2.0, 2.0, 9.0], [2.0, 2.0, 2.0]])
+    peer = contestant('torch', [[3.0], [3.0], [3.0]])
+    ratio = ratio_of(ours, peer)
+    assert (ratio.value, ratio.low, ratio.high) == (1.5, 1.5, 1.5)
+    wide = ratio_of(ours, contestant('torch', [[2.0], [3.0], [4.0]]))
+    assert (wide.value, wide.low, wide.high) == (1.5, 1.0, 2.0)
+
+
+def test_the_table_says_what_was_compared():
+    ours = contestant('tilewright', [[1.0]])
+    wino = contestant('openvino', [[0.5]], 'winograd_acl_f32', versions=(('openvino', '9'),))
+    direct = contestant('torch', [[2.0]], 'indirect_gemm:acl', versions=(('torch', '2'),))
+    dead = Contestant('onnxruntime', 'crashed', 'its process was ended by SIGSEGV')
+    rows = [
+        LayerResult(
+            name, GROUP.label, GROUP.digest, 4_000_000, 2, 1, False, 0, ours,
+            (wino, direct, dead), trouble,
+        )
+        for name, trouble in (('a', ''), ('b', 'the clock moved'))
+    ]  # fmt: skip
+    assert (rows[0].best.peer, rows[0].best.value) == ('openvino', 0.5)
+    assert (rows[0].best_direct.peer, rows[0].best_direct.value) == ('torch', 2.0)
+    assert rows[0].gflops == pytest.approx(4.0)
+    lines = table(rows, peak_gflops=8.0).splitlines()
+    assert lines[1].split() == [
+        'a', '1.000', '4.0', '50.0', '0.500', 'W', '2.000', 'crashed',
+        '0.50', '[0.50,', '0.50]', 'openvino', '2.00', '[2.00,', '2.00]', 'torch',
+    ]  # fmt: skip
+    text = '\n'.join(lines)
+    for said in (
+        'best peer / ours: geometric mean 0.500, least 0.500, over 2 of 2 layers',
+        'best direct peer / ours: geometric mean 2.000',
+        'openvino 9: winograd_acl_f32 (a, b)',
+        'torch 2: indirect_gemm:acl (a, b)',
+        'onnxruntime crashed on a, b: its process was ended by SIGSEGV',
+        'b: the clock moved',
+        'W: Winograd',
+        '2 threads',
+    ):
+        assert said in text
+    assert comparing.geometric_mean([]) is None
