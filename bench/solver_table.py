@@ -1,18 +1,23 @@
 """The tile-size optimum found in five ways, for ten layers of the MOpt suite, and the time of each.
 
-    python bench/solver_table.py [--machine i7-9700k] [--layers R2,R9] [--per-level] [--json FILE]
+    python bench/solver_table.py [--machine i7-9700k] [--layers R2,R9] [--json FILE]
+                                 [--per-level] [--caches-only]
 
 All columns solve one problem: one thread, fp32, a register tile (k x w) of 16 x 6 with AVX2 and of
 32 x 14 with AVX-512, windows untiled, caches filled up to `--margin`; time is the largest over all
 boundaries of words / bandwidth.
 
-    gp          epigraph form, a geometric program: best of the orders, one order for all levels
-    algorithm 1 the paper's procedure (corrected, tests/models/algorithm1.py), same orders
-    floor       gp's tiles rounded down (the paper's way), priced with the exact model
-    refined     our integer refinement of every order's tiles, priced with the exact model
-    exhaustive  every order x all tiles of L1 and of L2 together whose sizes divide the dimension
-                or are even shares of it in whole register tiles; the outer caches as refined;
-                '-' when there are more than `--limit` nested pairs for one order
+    gp          epigraph form, a geometric program: best of the orders, one order for all caches
+    alg.1       the paper's procedure (corrected, tests/models/algorithm1.py), same orders
+    orders      epigraph form with an order per cache, found by `rank_orders`; bound: its dual bound
+    floor       the tiles of `orders` rounded down (the paper's way), priced with the exact model
+    refined     our integer refinement for the `--top` best order choices, priced the same
+    exhaust.    for the same order choices all tiles of L1 and of L2 together whose sizes divide the
+                dimension or are even shares of it in whole register tiles; outer caches as refined;
+                '-' when there are more than `--limit` nested pairs
+
+`--per-level` also solves for every combination of one order per cache, to check `orders`. The
+register boundary binds on most layers, whatever the caches do; `--caches-only` leaves it out.
 
 gp and algorithm 1 are real-valued relaxations in which loops of one trip still count, so refined
 values may lie on either side of them; docs/model.md says when gp's bound applies.
@@ -21,6 +26,7 @@ values may lie on either side of them; docs/model.md says when gp's bound applie
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -38,12 +44,13 @@ from tilewright.model.traffic import capacity, level_volumes
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.stage import Stage
 from tilewright.search.refine import Space, Tiles, floored, refine
-from tilewright.search.solver import Problem, Solution, cache_orders, solve
+from tilewright.search.solver import Problem, Solution, cache_orders, rank_orders, solve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / 'tests' / 'models'))
 from algorithm1 import algorithm1
 
 WORD = 4
+NEVER_BINDS = 1e15  # words per second
 REG = {'avx2': {'k': 16, 'w': 6}, 'avx512': {'k': 32, 'w': 14}}
 # MOpt Table 1: (K, C, H/W, R/S, stride), padding R/2.
 LAYERS = {
@@ -70,6 +77,9 @@ class Row:
     gp_took_ms: float
     algorithm1_ms: float
     algorithm1_took_ms: float
+    orders_ms: float
+    orders_took_ms: float
+    orders_solved: int
     floor_ms: float
     refined_ms: float
     refined_took_ms: float
@@ -77,7 +87,7 @@ class Row:
     exhaustive_ms: float | None
     exhaustive_took_ms: float
     exhaustive_combinations: int
-    order: tuple[str, ...]
+    orders: tuple[tuple[str, ...], ...]
     tiles: Tiles
     per_level_ms: float | None = None
     per_level_took_ms: float | None = None
@@ -87,12 +97,14 @@ def layer(k: int, c: int, size: int, r: int, stride: int) -> Stage:
     return conv2d(c=c, h=size, w=size, k=k, r=r, s=r, stride=stride, pad=r // 2).main
 
 
-def problem_of(stage: Stage, machine: Machine, margin: float) -> Problem:
+def problem_of(stage: Stage, machine: Machine, margin: float, caches_only: bool) -> Problem:
     """One thread's problem; the register level keeps its accumulators over the whole reduction."""
     caches = tuple(machine.capacity_bytes(i, 1) / WORD for i in range(len(machine.caches)))
     speeds = tuple(
         machine.bandwidth_gbps(i, 1) * 1e9 / WORD for i in range(len(machine.boundaries))
     )
+    if caches_only:
+        speeds = (NEVER_BINDS, *speeds[1:])
     inner = (*stage.parallel, *stage.reduction)
     return Problem(stage, stage.sizes, REG[machine.isa], caches, speeds, (inner,), margin=margin)
 
@@ -117,13 +129,13 @@ def times(problem: Problem, tiles: Sequence[dict]) -> list:
     return [sum(v.values()) / bw for v, bw in zip(volumes, problem.bandwidths, strict=True)]
 
 
-def price(problem: Problem, tiles: Tiles) -> tuple[float, ...]:
-    """(largest time, sum of times), or inf when a tile does not fit its cache."""
-    for tile, room in zip(tiles, problem.capacities_words, strict=True):
-        if capacity(problem.stage, tile) > room * problem.margin:
-            return (math.inf,)
+def price(problem: Problem, tiles: Sequence[dict]) -> tuple:
+    """(largest time, sum of times); inf where a tile does not fit its cache. Arrays or numbers."""
+    rooms = [c * problem.margin for c in problem.capacities_words]
+    fill = [capacity(problem.stage, t) / room for t, room in zip(tiles, rooms, strict=True)]
     found = times(problem, tiles)
-    return max(found), sum(found)
+    fits = functools.reduce(np.maximum, fill) <= 1
+    return np.where(fits, functools.reduce(np.maximum, found), np.inf), sum(found)
 
 
 def space_of(problem: Problem) -> Space:
@@ -182,10 +194,10 @@ def took(start: float) -> float:
 
 
 def measure(
-    name: str, stage: Stage, machine: Machine, *, margin: float, budget: int, limit: int,
-    per_level: bool,
+    name: str, stage: Stage, machine: Machine, *, margin: float, budget: int, limit: int, top: int,
+    per_level: bool, caches_only: bool,
 ) -> Row:  # fmt: skip
-    base = problem_of(stage, machine, margin)
+    base = problem_of(stage, machine, margin, caches_only)
     caches = len(base.capacities_words)
     problems = [with_orders(base, (order,) * caches) for order in cache_orders(stage)]
     solve(problems[0])  # builds the solver, once for each size of problem
@@ -196,36 +208,42 @@ def measure(
     start = time.perf_counter()
     printed = min(algorithm1(p).objective for p in problems)
     algorithm1_took = took(start)
-    best = min(range(len(problems)), key=lambda i: solutions[i].objective)
-    space = space_of(base)
-    floor = price(problems[best], floored(solutions[best].tiles, space))[0]
     start = time.perf_counter()
+    ranked = rank_orders(base)
+    orders_took = took(start)
+    chosen = [p for _, p in ranked[:top]]
+    space = space_of(base)
+    start = time.perf_counter()
+    settled = [solve(p) for p in chosen]
     refined = [
-        refine([s.tiles], lambda t, p=p: price(p, t), space, budget=budget)
-        for p, s in zip(problems, solutions, strict=True)
-        if s.tiles
+        refine([s.tiles], functools.partial(price, p), space, vectorised=True, budget=budget)
+        for p, s in zip(chosen, settled, strict=True)
     ]
     refined_took = took(start)
-    chosen = min(range(len(refined)), key=lambda i: refined[i].seconds)
+    floor = float(price(chosen[0], floored(settled[0].tiles, space))[0])
+    best = min(range(len(refined)), key=lambda i: refined[i].seconds)
     start = time.perf_counter()
-    searched = [exhaustive(p, refined[chosen].tiles, limit) for p in problems]
+    searched = [exhaustive(p, refined[best].tiles, limit) for p in chosen]
     found = [t for t, _ in searched if t is not None]
     row = Row(
         layer=name,
-        gp_ms=solutions[best].objective * 1e3,
-        bound_ms=min(s.bound for s in solutions) * 1e3,
+        gp_ms=min(s.objective for s in solutions) * 1e3,
+        bound_ms=settled[0].bound * 1e3,
         gp_took_ms=gp_took,
         algorithm1_ms=printed * 1e3,
         algorithm1_took_ms=algorithm1_took,
+        orders_ms=ranked[0][0] * 1e3,
+        orders_took_ms=orders_took,
+        orders_solved=len(ranked),
         floor_ms=floor * 1e3,
-        refined_ms=refined[chosen].seconds * 1e3,
+        refined_ms=refined[best].seconds * 1e3,
         refined_took_ms=refined_took,
         refined_evaluations=sum(r.evaluations for r in refined),
         exhaustive_ms=min(found) * 1e3 if len(found) == len(searched) else None,
         exhaustive_took_ms=took(start),
         exhaustive_combinations=sum(n for _, n in searched),
-        order=problems[chosen].order(1),
-        tiles=refined[chosen].tiles,
+        orders=chosen[best].orders,
+        tiles=refined[best].tiles,
     )
     return _with_levels(row, base, stage) if per_level else row
 
@@ -242,24 +260,32 @@ def _with_levels(row: Row, base: Problem, stage: Stage) -> Row:
 
 
 def show(rows: Sequence[Row]) -> str:
+    columns = ('gp', 'bound', 'alg.1', 'orders', 'floor', 'refined', 'exhaust.')
+    clocks = ('gp', 'alg.1', 'orders', 'refined', 'exhaust.')
     lines = [
-        f'{"layer":6}{"gp ms":>9}{"bound":>9}{"alg.1":>9}{"floor":>9}{"refined":>9}{"exhaust.":>9}'
-        f' | took ms: {"gp":>7}{"alg.1":>8}{"refined":>8}{"exhaust.":>10}  combinations'
+        'ms     '
+        + ''.join(f'{c:>9}' for c in columns)
+        + '  | took ms'
+        + ''.join(f'{c:>9}' for c in clocks)
+        + '  exhausted'
     ]
     for r in rows:
+        values = (r.gp_ms, r.bound_ms, r.algorithm1_ms, r.orders_ms, r.floor_ms, r.refined_ms)
+        took_ms = (
+            r.gp_took_ms, r.algorithm1_took_ms, r.orders_took_ms, r.refined_took_ms,
+            r.exhaustive_took_ms,
+        )  # fmt: skip
         best = '-' if r.exhaustive_ms is None else f'{r.exhaustive_ms:.4f}'
         lines.append(
-            f'{r.layer:6}{r.gp_ms:9.4f}{r.bound_ms:9.4f}{r.algorithm1_ms:9.4f}{r.floor_ms:9.4f}'
-            f'{r.refined_ms:9.4f}{best:>9} |          {r.gp_took_ms:7.0f}'
-            f'{r.algorithm1_took_ms:8.0f}{r.refined_took_ms:8.0f}{r.exhaustive_took_ms:10.0f}'
-            f'  {r.exhaustive_combinations}'
-        )
+            f'{r.layer:7}' + ''.join(f'{v:9.4f}' for v in values) + f'{best:>9}  |        '
+            + ''.join(f'{t:9.0f}' for t in took_ms) + f'  {r.exhaustive_combinations}'
+        )  # fmt: skip
     if all(r.per_level_ms is not None for r in rows):
-        lines.append('orders per level against one for all: objective in ms, time in ms')
+        lines.append('every choice of one order per cache: objective in ms, time in ms')
         lines += [
-            f'{r.layer:6} one {r.gp_ms:8.4f} ({r.gp_took_ms:6.0f})   '
-            f'per level {r.per_level_ms:8.4f} ({r.per_level_took_ms:6.0f})   '
-            f'gain {100 * (1 - (r.per_level_ms or 0) / r.gp_ms):.2f}%'
+            f'{r.layer:7} one for all {r.gp_ms:8.4f}   by descent {r.orders_ms:8.4f} '
+            f'({r.orders_took_ms:5.0f}, {r.orders_solved:3} solved)   '
+            f'all {r.per_level_ms:8.4f} ({r.per_level_took_ms:6.0f})'
             for r in rows
         ]
     return '\n'.join(lines)
@@ -270,9 +296,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--machine', default='i7-9700k')
     parser.add_argument('--layers', default=','.join(LAYERS), help='names, or KxCxHxRxSTRIDE')
     parser.add_argument('--margin', type=float, default=0.8)
-    parser.add_argument('--budget', type=int, default=600, help='prices for each loop order')
+    parser.add_argument('--budget', type=int, default=10_000, help='prices for each order choice')
     parser.add_argument('--limit', type=int, default=1_000_000)
-    parser.add_argument('--per-level', action='store_true')
+    parser.add_argument('--top', type=int, default=5, help='order choices that are refined')
+    parser.add_argument('--per-level', action='store_true', help='also one order per cache')
+    parser.add_argument('--caches-only', action='store_true', help='registers do not count')
     parser.add_argument('--json', type=Path)
     given = parser.parse_args(arguments)
     machine = known_machine(given.machine)
@@ -282,7 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             measure(
                 name, layer(*shape), machine, margin=given.margin, budget=given.budget,
-                limit=given.limit, per_level=given.per_level,
+                limit=given.limit, top=given.top, per_level=given.per_level,
+                caches_only=given.caches_only,
             )
         )  # fmt: skip
     print(show(rows))
@@ -291,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'machine': machine.to_json(),
             'margin': given.margin,
             'budget': given.budget,
+            'caches_only': given.caches_only,
             'exhausted': 'every order; in the two innermost caches together divisors and even '
             'shares in whole register tiles; outer caches as refined',
             'rows': [asdict(r) for r in rows],

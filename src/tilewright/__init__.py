@@ -3,6 +3,7 @@
 from tilewright.bench.suites import parse
 from tilewright.errors import TilewrightError
 from tilewright.machine.machine import Machine
+from tilewright.ops.blocked import blocked, from_blocked, to_blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.pipeline import optimize
@@ -14,9 +15,12 @@ __all__ = [
     'Plan',
     'Schedule',
     'TilewrightError',
+    'blocked',
     'conv2d',
+    'from_blocked',
     'matmul',
     'optimize',
     'parse',
+    'to_blocked',
 ]
 __version__ = '0.1.0'

@@ -14,8 +14,9 @@ What is replayed:
   tile changes and, if written, stored when it changes again. So accumulators stay in registers
   during the innermost reduction loops, as micro-kernels keep them. A stage without a combiner only
   stores its result.
-- Tensors are dense row-major boxes of every index that the stage can touch, padding included, each
-  starting on a line of its own: the zero-padded copy that generated code reads.
+- Tensors are dense boxes of every index that the stage can touch, padding included, row-major
+  unless told otherwise, each starting on a line of its own: the zero-padded copy that generated
+  code reads.
 - Caches start empty, allocate on writes, evict true LRU, and are flushed at the end. A miss looks
   into the next cache; a dirty victim goes down whole (allocated there without a fetch). The caches
   are neither inclusive nor exclusive.
@@ -75,7 +76,7 @@ class SimCache:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a tensor lies: address in words of its smallest index tuple, and words per index step."""
+    """Where a tensor lies: address in words of its smallest index tuple, and words per step."""
 
     base: int
     strides: tuple[int, ...]
@@ -114,17 +115,21 @@ def simulate(
     *,
     line_words: int = 1,
     held: Collection[str] | None = None,
-    layouts: Mapping[str, Layout] | None = None,
+    layout: Mapping[str, int | Layout] | None = None,
 ) -> Simulation:
     """[Stage, levels from the inside out, caches from the inside out] -> [Simulation].
 
     `held` names the tensors that stay in registers while their register tile stays the same
-    (default: the written one). `layouts` moves tensors from their default place.
+    (default: the written one). `layout` gives a tensor another fastest index than the last (its
+    position), or a place and strides of its own.
     """
     _check(stage, levels, caches, line_words)
     boxes = _boxes(stage)
     tensors = list(boxes)
-    placed = {**_dense(boxes, line_words), **(layouts or {})}
+    layout = layout or {}
+    fastest = {name: at for name, at in layout.items() if isinstance(at, int)}
+    chosen = {name: at for name, at in layout.items() if isinstance(at, Layout)}
+    placed = {**_dense(boxes, fastest, line_words), **chosen}
     owner = _owners(boxes, placed, line_words)
     held = {stage.write.tensor} if held is None else set(held)
     number = {d.name: i for i, d in enumerate(stage.dims)}
@@ -132,10 +137,10 @@ def simulate(
     rows, indices, terms = [], [], []
     for access in stage.accesses:
         written = access is stage.write
-        layout = placed[access.tensor]
+        place = placed[access.tensor]
         low = [lo for lo, _ in boxes[access.tensor]]
-        base = layout.base + sum(
-            (e.const - lo) * s for e, lo, s in zip(access.index, low, layout.strides, strict=True)
+        base = place.base + sum(
+            (e.const - lo) * s for e, lo, s in zip(access.index, low, place.strides, strict=True)
         )
         reads = not written or stage.combiner is not None
         rows.append(
@@ -148,7 +153,7 @@ def simulate(
                 written,
             )
         )
-        for expression, stride in zip(access.index, layout.strides, strict=True):
+        for expression, stride in zip(access.index, place.strides, strict=True):
             indices.append((len(expression.terms), stride, expression.extent(stage.sizes)))
             terms += [(number[name], coefficient) for name, coefficient in expression.terms]
     counts = np.zeros((2 + 2 * len(caches), len(tensors)), np.int64)
@@ -232,12 +237,19 @@ def _box(access: Access, stage: Stage) -> list[tuple[int, int]]:
     return [(e.const, e.const + e.extent(stage.sizes) - 1) for e in access.index]
 
 
-def _dense(boxes: Mapping[str, list[tuple[int, int]]], line_words: int) -> dict[str, Layout]:
-    """Row-major boxes one behind the other, each starting on a new line."""
+def _dense(
+    boxes: Mapping[str, list[tuple[int, int]]], fastest: Mapping[str, int], line_words: int
+) -> dict[str, Layout]:
+    """Dense boxes one behind the other, each starting on a new line."""
     layouts, base = {}, 0
     for name, box in boxes.items():
         shape = tuple(hi - lo + 1 for lo, hi in box)
-        layouts[name] = Layout(base, row_major_strides(shape))
+        order = list(range(len(shape)))
+        if name in fastest:
+            order.append(order.pop(fastest[name]))
+        moved = row_major_strides(tuple(shape[i] for i in order))
+        strides = dict(zip(order, moved, strict=True))
+        layouts[name] = Layout(base, tuple(strides[i] for i in range(len(shape))))
         words = int(np.prod(shape, dtype=np.int64))
         base += -(-words // line_words) * line_words
     return layouts

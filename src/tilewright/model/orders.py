@@ -8,7 +8,7 @@ sizes no order moves less data than the best of the classes. Nothing here knows 
 - `loops`: the loops at or outside R, the innermost loop whose iterator is *present* in the access
   (loops inside R are *absent*: full reuse). Each multiplies the volume by its trip count.
 - `partial`: the iterator at R, if consecutive tiles along it overlap (*partial reuse*: w in `w+s`),
-  else None. Then the extent along that index grows to the whole loop's, instead of being multiplied.
+  else None. Then the extent along that index grows to the whole loop's, and is not multiplied.
 
       None:     V = prod_{j in loops} N_j/T_j        * footprint(T)
       partial:  V = prod_{j in loops - x} N_j/T_j    * footprint(T with T_x := N_x)     (Sec. 3.2)
@@ -70,7 +70,7 @@ class OrderClass:
         return (*self.idle, *(name for band in self.bands for name in sorted(band)))
 
     def __contains__(self, order: object) -> bool:
-        """Whether an order (over every dimension) belongs to the bands; idle dimensions are free."""
+        """Whether an order (over every dimension) keeps to the bands; idle dimensions are free."""
         if not isinstance(order, tuple):
             return False
         rest = [name for name in order if name not in self.idle]
@@ -106,7 +106,7 @@ def order_classes(stage: Stage) -> tuple[OrderClass, ...]:
 
 
 def signatures(stage: Stage, order: Iterable[str]) -> tuple[Signature, ...]:
-    """The signature of every access (the written one first) under one order, outermost loop first."""
+    """The signature of every access (the written one first) under an order, outermost first."""
     loops = [name for name in order if stage.sizes[name] > 1]
     found = []
     for access in stage.accesses:
@@ -178,7 +178,7 @@ def _classes(
                     for is_open, names, overlap in zip(open_, present, partial, strict=True)
                 )
                 for later in futures(remaining - {name}):
-                    found[tuple(h or l for h, l in zip(here, later, strict=True))] = None
+                    found[tuple(a or b for a, b in zip(here, later, strict=True))] = None
         memo[remaining] = _undominated(list(found))
         return memo[remaining]
 

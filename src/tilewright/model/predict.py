@@ -4,8 +4,8 @@ Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time
 
     compute   cycles of the micro-kernel for every register tile, tails included (MOpt Sec. 6):
               max(FMAs / throughput, loads / throughput, latency when too few accumulators)
-    traffic   bytes over each boundary / its bandwidth (Secs. 3-5, 7, 12); a tile that does not fit
-              its cache reuses nothing there, so all that crosses the boundary inside crosses it too
+    traffic   bytes over each boundary / its bandwidth (Secs. 3-5, 7, 12), with the working set of
+              each cache found from the nest (model/working_set.py)
     pack, store, fork   copying input tiles, transposing results, starting the threads
 
 MOpt takes the maximum over levels: transfers overlap perfectly. Measured kernels overlap almost,
@@ -26,9 +26,11 @@ from tilewright.codegen.cpu.contraction import Contraction, contract
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.traffic import PACKED, capacity, footprint, level_volumes
+from tilewright.model.traffic import footprint
+from tilewright.model.working_set import Rows, boxes, crossing, flatten, words
 from tilewright.ops.group import Group
-from tilewright.schedule.schedule import Level, Schedule
+from tilewright.ops.stage import Access, Stage
+from tilewright.schedule.schedule import Schedule
 
 # Calibrated on dense layers with one core; see docs/model.md for the figures behind each.
 OVERLAP = 1.5  # exponent of the norm that joins compute and traffic
@@ -205,7 +207,7 @@ def _micro_cycles(
     width = schedule.reg.tile[schedule.vector]
     full, rest = divmod(part[schedule.vector], width)
     panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
-    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    lane = _lane(contraction, schedule)
     place = contraction.pixels.index(lane) if lane else 0
     compute = store = 0.0
     for extents, tiles in pixel_tiles:
@@ -240,6 +242,17 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     return copies * size * (PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1))
 
 
+def _pack_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
+    """The tile that is packed at once."""
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    return {d: min([part[d], *(v.tile[d] for v in schedule.levels[index:])]) for d in part}
+
+
+def _lane(contraction: Contraction, schedule: Schedule) -> str:
+    """The pixel dimension whose neighbours lie side by side in the packed tile."""
+    return max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+
+
 def _pack_calls(
     contraction: Contraction, schedule: Schedule, part: Mapping[str, int], index: int
 ) -> float:
@@ -262,79 +275,55 @@ def _traffic(
 ) -> tuple[Boundary, ...]:
     """Bytes and seconds over every boundary, for all threads."""
     stage, threads = group.main, schedule.threads
-    reg = schedule.reg
-    call = Level.of(
-        'call',
-        schedule.levels[1].order,
-        {
-            d: min(schedule.levels[1].tile[d] if d in stage.reduction else size, part[d])
-            for d, size in reg.tile.items()
-        },
-    )
-    levels = [_clipped(reg, part), call, *(_clipped(v, part) for v in schedule.levels[1:])]
+    loops, innermost = flatten(stage, schedule, part)
+    nested = boxes(loops, innermost)
     line_words = machine.caches[0].line_bytes // 4
-    layout = {a.tensor: PACKED for a in stage.reads} if schedule.pack else None
-    volumes = level_volumes(
-        stage, levels, part, line_words=line_words, layout=layout, zero_start=True
-    )
-    if schedule.schema == 'outer':
-        _count_broken_lines(volumes, group, schedule, levels, part, line_words)
-    words = [sum(v.values()) for v in volumes]
-    boundaries = [_boundary(machine, 0, words[0], threads)]
-    crossing = words[1]
+    accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
+    written = 1.0 if schedule.schema == 'outer' else 2.0
+    boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
+    fits = 0
     for number in range(len(machine.caches)):
-        level = levels[min(number + 2, len(levels) - 1)]
         room = MARGIN * machine.capacity_bytes(number, threads) / 4
-        if resident_words(group, level, layout, line_words) <= room:
-            crossing = min(crossing, words[min(number + 2, len(words) - 1)])
-        boundaries.append(_boundary(machine, number + 1, crossing, threads))
+        while fits + 1 < len(nested) and room >= sum(
+            words(a, nested[fits + 1], rows, line_words) for a, rows in accesses
+        ):
+            fits += 1
+        outside = loops[: len(loops) - fits]
+        total = 0.0
+        for position, (access, rows) in enumerate(accesses):
+            size = words(access, nested[fits], rows, line_words)
+            moved = crossing(access, outside, nested[fits], size)
+            total += moved * (written if position == 0 else 1.0)
+        boundaries.append(_boundary(machine, number + 1, total, threads))
     return tuple(boundaries)
 
 
-def _count_broken_lines(
-    volumes: list[dict], group: Group, schedule: Schedule, levels: list[Level],
-    part: Mapping[str, int], line_words: int,
-) -> None:  # fmt: skip
-    """Scale the broadcast operand's words to whole lines of its rows, wherever they begin.
-
-    A row of e words touches ceil(e/L) lines when rows begin on a line, (e + L - 1)/L on average
-    when they do not. Inside the pack level rows are the buffer's, outside it the tensor's.
-    """
+def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, int]) -> Rows:
+    """How the tensor of an access lies in memory under this schedule."""
+    tensor = group.tensor(access.tensor)
+    plain = Rows(len(tensor.shape) - 1, tensor.shape[-1])
+    if schedule.schema != 'outer' or access is group.main.write:
+        return plain
     contraction = contract(group, schedule.vector)
-    tensor = group.tensor(contraction.a.tensor)
-    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
-    expression = next((e for e in contraction.a.index if lane in e.names), None)
-    if expression is None:
-        return
-    names = [level.name for level in schedule.levels]
-    packed_at = names.index(schedule.pack) + 1 if schedule.pack else 0
-    buffer_row = expression.extent(levels[packed_at].tile)
-    for number, level in enumerate(levels[1:], 1):
-        row = buffer_row if number <= packed_at - 1 else tensor.shape[-1]
-        extent = min(expression.extent(level.tile), row)
-        if row % line_words == 0:
-            whole = -(-extent // line_words) * line_words
-        else:
-            whole = extent + line_words - 1
-        if extent < row:
-            volumes[number][contraction.a.tensor] *= whole / extent
+    if access == contraction.b:
+        return Rows(0, 0, packed=True)
+    if not schedule.pack:
+        return plain
+    lane = _lane(contraction, schedule)
+    axis = next((i for i, e in enumerate(access.index) if lane in e.names), plain.axis)
+    return Rows(axis, access.index[axis].extent(_pack_tile(schedule, part)))
 
 
-def resident_words(group: Group, level: Level, layout: Mapping | None, line_words: int) -> float:
-    """Words that a tile needs in its cache."""
-    return capacity(group.main, level.tile, line_words=line_words, layout=layout)
-
-
-def _clipped(level: Level, part: Mapping[str, int]) -> Level:
-    return Level.of(level.name, level.order, {d: min(t, part[d]) for d, t in level.tiles})
+def _register_words(stage: Stage, schedule: Schedule, part: Mapping[str, int]) -> float:
+    """Words loaded into and stored from registers: every step of every register tile (Sec. 6)."""
+    reg = {d: min(t, part[d]) for d, t in schedule.reg.tiles}
+    steps = math.prod(part[d] / reg[d] for d in part)
+    loads = sum(footprint(a, reg) for a in stage.reads)
+    passes = math.prod(part[d] / min(schedule.levels[1].tile[d], part[d]) for d in stage.reduction)
+    return steps * loads + footprint(stage.write, part) * (2 * passes - 1)
 
 
 def _boundary(machine: Machine, number: int, words: float, threads: int) -> Boundary:
     total = 4.0 * words * threads
     seconds = total / (1e9 * machine.bandwidth_gbps(number, threads))
     return Boundary(machine.boundaries[number], total, seconds)
-
-
-def tile_bytes(group: Group, level: Level) -> dict[str, int]:
-    """Bytes of each tensor's tile, for people."""
-    return {a.tensor: 4 * int(footprint(a, level.tile)) for a in group.main.accesses}

@@ -77,6 +77,10 @@ class _Tensor:
     line: int
     steps: Mapping[str, int]  # smallest step of each dimension that has a loop
 
+    @property
+    def slow_to_fast(self) -> list[int]:
+        return sorted(range(len(self.strides)), key=lambda i: -self.strides[i])
+
     def lines(self, sizes: Mapping[str, int], starts: Mapping[str, int] | None = None) -> float:
         """Lines that a tile of these sizes touches; mean over the alignments that occur.
 
@@ -87,18 +91,19 @@ class _Tensor:
         if self.line == 1:
             return words
         starts = self.steps if starts is None else starts
-        least = float(words)
-        for cut in range(len(counts)):
-            # indices from `cut` on are one run of words (small gaps inside it are filled)
-            spans = zip(self.access.index[cut:], self.strides[cut:], strict=True)
-            run = 1 + sum((e.extent(sizes) - 1) * s for e, s in spans)
-            grain = self.line
-            for e, stride, count in zip(self.access.index, self.strides, counts, strict=True):
-                for name, c in e.terms:
-                    grain = math.gcd(grain, stride * c * starts.get(name, 0))
-            for stride, count in zip(self.strides[:cut], counts[:cut], strict=True):
-                grain = math.gcd(grain, stride if count > 1 else 0)
-            least = min(least, math.prod(counts[:cut]) * _run_lines(run, self.line, grain))
+        grain = self.line
+        for e, stride in zip(self.access.index, self.strides, strict=True):
+            for name, c in e.terms:
+                grain = math.gcd(grain, stride * c * starts.get(name, 0))
+        least, runs, order = float(words), words, self.slow_to_fast
+        run = 1
+        for i in reversed(order):
+            # this index and the faster ones are one run of words (small gaps inside are filled)
+            run += (self.access.index[i].extent(sizes) - 1) * self.strides[i]
+            runs //= counts[i]
+            between = (self.strides[j] for j in order if self.strides[j] > self.strides[i])
+            apart = math.gcd(grain, *(between if runs > 1 else ()))
+            least = min(least, runs * _run_lines(run, self.line, apart))
         return least
 
     def image(self, box: Box) -> list[tuple[int, int]]:
@@ -112,6 +117,7 @@ class _Tensor:
         ]
 
 
+@cache
 def _run_lines(run: int, line: int, grain: int) -> float:
     """Mean number of lines in a run of words that starts at a multiple of `grain`."""
     starts = range(0, line, grain)
@@ -125,13 +131,14 @@ def lru_volumes(
     capacities_words: Sequence[int],
     *,
     line_words: int = 1,
+    layout: Mapping[str, int] | None = None,
 ) -> list[dict[str, float]]:
     """Words over the outer boundary of each cache (the innermost first), by tensor.
 
     `capacities_words` are those of fully associative LRU caches; their number is independent of the
-    number of levels. Tensors are dense and row-major, each starting on a line. A tensor that is
-    accumulated moves twice, in and out; the result of a stage without combiner too (its lines are
-    allocated, then written back).
+    number of levels. Tensors are dense, each starting on a line; the fastest index is the last, or
+    the one at the position that `layout` gives. A tensor that is accumulated moves twice, in and
+    out; the result of a stage without combiner too (its lines are allocated, then written back).
     """
     loops = nest(levels, sizes)
     steps: dict[str, int] = {}
@@ -140,7 +147,8 @@ def lru_volumes(
     tensors = []
     for access in stage.accesses:
         shape = tuple(e.extent(sizes) for e in access.index)
-        tensors.append(_Tensor(access, row_major_strides(shape), line_words, steps))
+        strides = dense_strides(shape, (layout or {}).get(access.tensor, len(shape) - 1))
+        tensors.append(_Tensor(access, strides, line_words, steps))
     result, kept = [], [len(loops)] * len(tensors)
     for capacity in capacities_words:
         volumes: dict[str, float] = {}
@@ -151,6 +159,15 @@ def lru_volumes(
             kept[number] = walk.first_kept(sizes)
         result.append(volumes)
     return result
+
+
+def dense_strides(shape: tuple[int, ...], fastest: int) -> tuple[int, ...]:
+    """Strides of a dense array whose index at position `fastest` moves by one word."""
+    order = [i for i in range(len(shape)) if i != fastest % max(len(shape), 1)]
+    order += [fastest % len(shape)] if shape else []
+    moved = row_major_strides(tuple(shape[i] for i in order))
+    strides = dict(zip(order, moved, strict=True))
+    return tuple(strides[i] for i in range(len(shape)))
 
 
 class _Walk:
@@ -174,6 +191,18 @@ class _Walk:
         while number == 0 and self.held and loops[self.held - 1].dim not in self.names:
             self.held -= 1
         self.seen: dict[tuple, float] = {}
+        self.windows: dict[tuple, float] = {}
+        # for each loop: its indices of the tensor, as (index, coefficient, other terms)
+        self.uses = [
+            [
+                (i, e.coefficient(loop.dim), [t for t in e.terms if t[0] != loop.dim])
+                for i, e in enumerate(self.tensor.access.index)
+                if e.coefficient(loop.dim)
+            ]
+            for loop in loops
+        ]
+        strides = self.tensor.strides
+        self.fastest = strides.index(min(strides)) if strides else -1
 
     def volume(self, sizes: Mapping[str, int]) -> float:
         """Lines filled while all loops run over the whole domain."""
@@ -241,15 +270,23 @@ class _Walk:
                 word = step + int(x * (extent - step)) if step < extent else extent - 1
                 last.append(word)
                 first.append(max(word - step, 0) if step < extent else 0)
+            self._whole_line(last, first, ranges)
             window = self._side(p, body, last, True)
             for box in self._side(p, body, first, False):
                 window.append({d: (lo + shift[d], n) for d, (lo, n) in box.items()})
             fitting += self._needed(window) <= self.capacity
         return fitting / _SAMPLES
 
+    def _whole_line(self, last: list[int], first: list[int], ranges: list[int]) -> None:
+        """A line's last use is that of its last word, its first use that of its first."""
+        line, i = self.tensor.line, self.fastest
+        if line > 1 and i >= 0:
+            last[i] = min(last[i] - last[i] % line + line, ranges[i]) - 1
+            first[i] -= first[i] % line
+
     def _side(self, p: int, body: Mapping[str, int], word: list[int], after: bool) -> list[Box]:
         """What a trip of loop p does after the last use of a word, or before its first use."""
-        index, left = self.tensor.access.index, list(word)
+        left = list(word)
         lo, size = dict.fromkeys(body, 0), dict(body)
         boxes: list[Box] = []
         for k in range(p + 1, len(self.loops)):
@@ -259,15 +296,13 @@ class _Walk:
             if end <= 0:
                 continue
             early, late = 0, end
-            for i, e in enumerate(index):
-                c = e.coefficient(d)
-                if c:
-                    reach = sum(a * (size[n] - 1) for n, a in e.terms if n != d) + c * (step - 1)
-                    late = min(late, left[i] // (c * step))
-                    early = min(max(early, -((reach - left[i]) // (c * step))), late)
+            for i, c, others in self.uses[k]:
+                reach = sum(a * (size[n] - 1) for n, a in others) + c * (step - 1)
+                late = min(late, left[i] // (c * step))
+                early = min(max(early, -((reach - left[i]) // (c * step))), late)
             y = late if after and k < self.kept else early
-            for i, e in enumerate(index):
-                left[i] -= e.coefficient(d) * step * y
+            for i, c, _ in self.uses[k]:
+                left[i] -= c * step * y
             begin, stop = ((y + 1) * step, size[d]) if after else (0, y * step)
             if stop > begin and len(boxes) < _BOXES:
                 boxes.append({**_box(lo, size), d: (lo[d] + begin, stop - begin)})
@@ -277,7 +312,10 @@ class _Walk:
 
     def _needed(self, boxes: Sequence[Box]) -> float:
         """Lines of all tensors in a few boxes together."""
-        return sum(_union(tensor, boxes) for tensor in self.tensors)
+        key = tuple(tuple(box.values()) for box in boxes)
+        if key not in self.windows:
+            self.windows[key] = sum(_union(tensor, boxes) for tensor in self.tensors)
+        return self.windows[key]
 
 
 def _union(tensor: _Tensor, boxes: Sequence[Box]) -> float:

@@ -347,8 +347,10 @@ def _masked(weighted: Weighted, flags: Sequence[Number]) -> Weighted:
 
 
 def _occurs(times: Number) -> bool:
-    """False for a plain 0. Arrays are 0 here and there, symbols may be anything."""
-    return isinstance(times, np.ndarray) or _symbolic(times) or bool(times)
+    """False for 0 everywhere; a symbol may be anything."""
+    if isinstance(times, np.ndarray):
+        return bool(times.any())
+    return _symbolic(times) or bool(times)
 
 
 def _how_many(weighted: Weighted) -> Number:

@@ -38,7 +38,7 @@ class Dim:
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise SpecError(
-                f'dimension {self.name} has size {self.size!r}; it must be a whole number, 1 or more'
+                f'dimension {self.name} has size {self.size!r}; give a whole number, 1 or more'
             )
         if self.kind not in KINDS:
             raise SpecError(f'dimension {self.name} is {self.kind!r}; it must be one of {KINDS}')

@@ -39,7 +39,7 @@ from tilewright.search.solver import Problem, solve
 
 SHAPES = 4  # (register tile, thread cut) pairs that are carried to the solver
 ORDERS = 2  # loop-order classes carried from the solver to refinement, for each of them
-BUDGET = 60  # tile sizes priced exactly, for each of those
+BUDGET = 40  # tile sizes priced exactly, for each of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,38 +163,27 @@ def _starts(
     rooms = tuple(
         MARGIN * machine.capacity_bytes(i, threads) / 4 for i in range(len(machine.caches))
     )
+    speeds = tuple(
+        machine.bandwidth_gbps(b, threads) / threads * 1e9 / 4
+        for b in range(len(machine.boundaries))
+    )
     layout = {a.tensor: PACKED for a in stage.reads}
     orders = _orders(stage, contraction)
+
+    def problem(order: tuple[str, ...]) -> Problem:
+        return Problem(
+            stage, dict(part), shape.reg, rooms, speeds, (order,), untiled_dims(contraction),
+            layout=layout,
+        )  # fmt: skip
+
     try:
-        solved = [
-            (
-                solve(
-                    Problem(
-                        stage,
-                        dict(part),
-                        shape.reg,
-                        rooms,
-                        tuple(
-                            machine.bandwidth_gbps(b, threads) / threads * 1e9 / 4
-                            for b in range(len(machine.boundaries))
-                        ),
-                        (order,),
-                        untiled_dims(contraction),
-                        layout=layout,
-                    ),
-                    settle=True,
-                ),
-                order,
-            )
-            for order in orders
-        ]
-    except MissingError:
-        solved = []
-    usable = sorted((s for s in solved if s[0].tiles), key=lambda s: (s[0].objective, s[1]))[
-        :ORDERS
-    ]
-    if usable:
-        return [(order, [s.tiles, *_seeds(space)], s.bound) for s, order in usable]
+        first = [(solve(problem(order), settle=False), order) for order in orders]
+        usable = sorted((s for s in first if s[0].tiles), key=lambda s: (s[0].objective, s[1]))
+        settled = [(solve(problem(order)), order) for _, order in usable[:ORDERS]]
+    except (MissingError, InputError):  # no CasADi, or no geometric program: start from a grid
+        settled = []
+    if settled:
+        return [(order, [s.tiles, *_seeds(space)], s.bound) for s, order in settled]
 
     def words(tile: dict[str, int]) -> float:
         return capacity(stage, tile, layout=layout)

@@ -15,15 +15,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nsmallest
 from itertools import chain, islice, product
+from typing import Any
+
+import numpy as np
 
 from tilewright.errors import InputError
 
 Tiles = tuple[dict[str, int], ...]
 # Seconds, or a tuple compared from the left (seconds first, then what breaks ties); inf: not legal.
-Cost = Callable[[Tiles], float | tuple[float, ...]]
+# A vectorised cost takes arrays for some sizes (all of one length) and returns arrays.
+Cost = Callable[[Any], Any]
 _Price = tuple[float, ...]
 _State = tuple[tuple[int, ...], ...]
+BLOCK = 3000  # combinations of one level that are priced together
 
 
 @dataclass(frozen=True)
@@ -105,30 +111,30 @@ class Refined:
 
 def refine(
     starts: Iterable[Sequence[Mapping[str, float]]], cost: Cost, space: Space, *,
-    budget: int = 1000, climbs: int = 3,
+    vectorised: bool = False, budget: int | None = None, climbs: int = 3, keep: int = 1000,
 ) -> Refined:  # fmt: skip
     """[real tiles], cost -> [Refined]. `budget` is the number of tiles that may be priced.
 
     Every start is rounded in several ways; descent begins at the `climbs` cheapest of them. What is
     left of the budget goes to kicks: a dimension of the best tiles is made whole or least in one
-    level, which is where loops appear and vanish, and descent begins again from there. Raises
-    InputError if no legal tiles are found at all.
+    level, which is where loops appear and vanish, and descent begins again from there. With a
+    `vectorised` cost, descent also tries all combinations of rungs of one level at once, so a
+    budget of 20000 (the default then; 1000 otherwise) takes about as long. At most `keep` choices
+    are ranked. Raises InputError if no legal tiles are found at all.
     """
-    search = _Search(cost, space, budget)
-    rounded = dict.fromkeys(state for start in starts for state in _roundings(start, space))
-    first = sorted((search.price(state), state) for state in rounded if search.left > 0)
-    for _, state in first[:climbs]:
+    search = _Search(cost, space, budget or (20_000 if vectorised else 1000), vectorised)
+    rounded = list(dict.fromkeys(s for start in starts for s in _roundings(start, space)))
+    search.visit(rounded)
+    for _, state in sorted((search.seen[s], s) for s in rounded if s in search.seen)[:climbs]:
         search.descend(state)
     search.kick()
-    legal = sorted(
-        (price, state) for state, price in search.seen.items() if math.isfinite(price[0])
-    )
-    if not legal:
+    legal = ((price, state) for state, price in search.seen.items() if math.isfinite(price[0]))
+    ranked = tuple((price[0], _tiles(state, space)) for price, state in nsmallest(keep, legal))
+    if not ranked:
         raise InputError(
             f'none of {len(search.seen)} tile sizes tried is legal; use a smaller register tile or '
             f'leave a larger share of the caches to tiles'
         )
-    ranked = tuple((price[0], _tiles(state, space)) for price, state in legal)
     return Refined(ranked[0][1], ranked[0][0], len(search.seen), ranked)
 
 
@@ -170,23 +176,51 @@ def grid(
 class _Search:
     """Prices seen so far, what is left of the budget, and descent from one state."""
 
-    def __init__(self, cost: Cost, space: Space, budget: int) -> None:
-        self.cost, self.space, self.left = cost, space, budget
+    def __init__(self, cost: Cost, space: Space, budget: int, vectorised: bool) -> None:
+        self.cost, self.space, self.left, self.vectorised = cost, space, budget, vectorised
         self.seen: dict[_State, _Price] = {}
 
-    def price(self, state: _State) -> _Price:
-        if state not in self.seen:
-            self.left -= 1
+    def visit(self, states: Iterable[_State]) -> None:
+        """Price those states that are new, as far as the budget goes."""
+        new = [s for s in dict.fromkeys(states) if s not in self.seen][: max(self.left, 0)]
+        self.left -= len(new)
+        if self.vectorised and new:
+            prices = self.cost(_arrays(new, self.space))
+            columns = prices if isinstance(prices, tuple) else (prices,)
+            spread = [np.broadcast_to(c, len(new)).tolist() for c in columns]
+            self.seen.update(zip(new, zip(*spread, strict=True), strict=True))
+            return
+        for state in new:
             price = self.cost(_tiles(state, self.space))
             self.seen[state] = price if isinstance(price, tuple) else (price,)
-        return self.seen[state]
+
+    def price(self, state: _State) -> _Price:
+        self.visit([state])
+        return self.seen.get(state, (math.inf,))
+
+    def best_of(self, states: Iterable[_State]) -> tuple[_Price, _State] | None:
+        """The cheapest of many, priced together."""
+        states = list(states)
+        self.visit(states)
+        return min(((self.seen[s], s) for s in states if s in self.seen), default=None)
 
     def descend(self, state: _State) -> None:
-        """First improvement over single moves; trades between two dimensions when none is left."""
+        """Down to where no block, single move or trade is cheaper."""
+        space = self.space
         price, moved = self.price(state), True
-        while moved:
+        while moved and self.left > 0:
             moved = False
-            for other in chain(_singles(state, self.space), _trades(state, self.space)):
+            if self.vectorised:
+                for level in reversed(range(space.levels)):
+                    found = self.best_of(_block(state, level, space))
+                    if found and found[0] < price:
+                        (price, state), moved = found, True
+                if not moved:
+                    found = self.best_of(chain(_singles(state, space), _trades(state, space)))
+                    if found and found[0] < price:
+                        (price, state), moved = found, True
+                continue
+            for other in chain(_singles(state, space), _trades(state, space)):
                 if self.left <= 0:
                     return
                 if self.price(other) < price:
@@ -226,6 +260,21 @@ class _Search:
                 j = -max(room)[1]
                 state = _with(state, at, {j: _rung(state[at][j], space.dims[j], -1, space)}, space)
         return None
+
+
+def _block(state: _State, level: int, space: Space) -> Iterator[_State]:
+    """Every combination of rungs in one level, between the levels around it; at most BLOCK."""
+    choices: list[list[int]] = []
+    for i, dim in enumerate(space.dims):
+        low = state[level - 1][i] if level else space.least(dim)
+        high = state[level + 1][i] if level + 1 < space.levels else space.sizes[dim]
+        rungs = {v for v in space.ladders[dim] if low <= v <= high} if i in space.free else set()
+        choices.append(sorted(rungs | {state[level][i]}))
+    while math.prod(map(len, choices)) > BLOCK:
+        widest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        choices[widest] = _spread(choices[widest], len(choices[widest]) * 3 // 4)
+    for row in product(*choices):
+        yield (*state[:level], row, *state[level + 1 :])
 
 
 def _singles(state: _State, space: Space) -> Iterator[_State]:
@@ -331,6 +380,19 @@ def _nested(state: _State, space: Space) -> _State:
     for row in state[1:]:
         rows.append(tuple(max(a, b) for a, b in zip(rows[-1], row, strict=True)))
     return tuple(rows)
+
+
+def _arrays(states: Sequence[_State], space: Space) -> tuple[dict[str, Any], ...]:
+    """The states as arrays; a size that is the same in all of them stays a number."""
+    table = np.array(states)
+    alike = (table == table[0]).all(axis=0)
+    return tuple(
+        {
+            d: int(table[0, level, i]) if alike[level, i] else table[:, level, i]
+            for i, d in enumerate(space.dims)
+        }
+        for level in range(space.levels)
+    )
 
 
 def _tiles(state: _State, space: Space) -> Tiles:

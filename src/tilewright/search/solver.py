@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ SOLVED = 'optimal'
 INFEASIBLE = 'infeasible'
 ABSENT = -300.0  # log coefficient of a padding term: its exponential vanishes
 HELD = 1e-6  # relative room left to a level that is held at its optimum
+SAME = 1e-6  # relative difference of objectives below which orders count as equal
 FLAT = 1e-3  # a multiplier below this share does not make a level binding
 
 
@@ -319,6 +321,39 @@ def solve(problem: Problem, *, settle: bool = True) -> Solution:
         time.perf_counter() - start,
         status,
     )
+
+
+def rank_orders(
+    problem: Problem, candidates: Sequence[tuple[str, ...]] | None = None, *, starts: int = 2
+) -> list[tuple[float, Problem]]:
+    """(objective, problem) for many choices of one order per cache, best first.
+
+    The register boundary keeps its order. Every candidate is tried for all caches at once (the
+    paper's Algorithm 1 stops there); from the `starts` best of these the order of one cache at a
+    time is changed while that helps. docs/model.md says what this gains and costs.
+    """
+    orders = list(candidates or cache_orders(problem.stage, problem.whole))
+    caches = len(problem.capacities_words)
+    seen: dict[tuple[tuple[str, ...], ...], float] = {}
+
+    def posed(choice: tuple[tuple[str, ...], ...]) -> Problem:
+        return replace(problem, orders=(problem.order(0), *choice))
+
+    def value(choice: tuple[tuple[str, ...], ...]) -> float:
+        if choice not in seen:
+            seen[choice] = solve(posed(choice), settle=False).objective
+        return seen[choice]
+
+    for start in sorted(((order,) * caches for order in orders), key=value)[:starts]:
+        best, moved = start, True
+        while moved:
+            moved = False
+            for cache_level, order in product(range(caches), orders):
+                other = (*best[:cache_level], order, *best[cache_level + 1 :])
+                if value(other) < value(best) * (1 - SAME):
+                    best, moved = other, True
+    ranked = sorted(seen.items(), key=lambda item: item[1])
+    return [(objective, posed(choice)) for choice, objective in ranked]
 
 
 def _lexicographic(given: Program, settle: bool) -> tuple[np.ndarray, float, str]:

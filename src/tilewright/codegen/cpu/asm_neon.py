@@ -26,7 +26,7 @@ class _Addresses:
     def operand(self, offset: int, size: int, out: list[str]) -> str:
         for register, base in ((self.pointer, 0), (self.register, self.base)):
             rest = offset - base
-            if 0 <= rest <= 4095 * size and rest % size == 0 or -256 <= rest <= 255:
+            if (0 <= rest <= 4095 * size and rest % size == 0) or -256 <= rest <= 255:
                 return f'[{register}, #{rest}]'
         self.turn = (self.turn + 1) % len(_ADDRESS_REGISTERS)
         self.register, self.base = _ADDRESS_REGISTERS[self.turn], offset

@@ -46,13 +46,14 @@ class Contraction:
 
 
 def vector_candidates(group: Group) -> tuple[str, ...]:
-    """Dimensions of the main stage that may lie across vector lanes, largest first."""
+    """Dimensions that may lie across vector lanes: contiguous in the result first, then largest."""
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0:
         return ()
     a, b = _operands(group)
     columns = [d for d in stage.parallel if d in b.names and d not in a.names]
-    return tuple(sorted(columns, key=lambda d: -stage.sizes[d]))
+    last = stage.write.index[-1]
+    return tuple(sorted(columns, key=lambda d: (last.coefficient(d) != 1, -stage.sizes[d])))
 
 
 def _operands(group: Group) -> tuple[Access, Access]:
@@ -68,7 +69,7 @@ def contract(group: Group, vector: str) -> Contraction:
     stage = group.main
     a, b = _operands(group)
     in_a, in_b = set(a.names), set(b.names)
-    unrolled, loop, outer = _split_reductions(stage, a)
+    unrolled, loop, outer = _split_reductions(stage, a, b)
     return Contraction(
         stage,
         a,
@@ -83,12 +84,15 @@ def contract(group: Group, vector: str) -> Contraction:
     )
 
 
-def _split_reductions(stage: Stage, a: Access) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Window reductions (sharing an index with another iterator) are unrolled, smallest first."""
+def _split_reductions(
+    stage: Stage, a: Access, b: Access
+) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Window reductions (sharing an index of `a` with a pixel) are unrolled, smallest first."""
+    pixels = {d for d in stage.parallel if d not in b.names}
     windows = {
         name
         for expression in a.index
-        if len(expression.terms) > 1
+        if pixels & set(expression.names)
         for name in expression.names
         if name in stage.reduction
     }

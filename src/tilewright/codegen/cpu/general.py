@@ -28,8 +28,6 @@ _COMBINE = {'sum': '{0} + {1}', 'max': 'fmaxf({0}, {1})'}
 def check(group: Group, schedule: Schedule) -> None:
     """Raise ScheduleError where the schedule is not legal for this schema."""
     stage = group.main
-    if group.stages[0] is not stage:
-        raise ScheduleError(f'{group.label}: stages before {stage.name} cannot be generated')
     if set(schedule.reg.tile) != set(stage.sizes):
         raise ScheduleError(f'{group.label}: the schedule does not tile {sorted(stage.sizes)}')
     bad = [d for d, _ in schedule.parallel if d not in stage.parallel]

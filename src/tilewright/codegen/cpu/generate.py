@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.codegen.cpu import general, outer
+from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -10,8 +11,31 @@ from tilewright.schedule.schedule import Schedule
 SCHEMAS = {'outer': outer.generate, 'general': general.generate}
 
 
+def check(group: Group, schedule: Schedule) -> None:
+    """Raise ScheduleError for what no schema can generate; each schema adds its own checks."""
+    if schedule.isa not in ISAS:
+        raise ScheduleError(
+            f'{schedule.isa!r} is not an instruction set; choose one of {", ".join(ISAS)}'
+        )
+    other = [t.name for t in group.tensors if t.dtype != 'f32']
+    if other:
+        raise ScheduleError(f'{group.label}: {other} are not f32, the only dtype generated')
+    if group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
+    ordered = [d.name for d in group.main.dims if d.kind == 'sequential']
+    if ordered:
+        raise ScheduleError(f'{group.label}: sequential dimensions {ordered} cannot be generated')
+    cut = [name for name, _ in schedule.parallel]
+    if len(set(cut)) < len(cut):
+        raise ScheduleError(
+            f'{group.label}: parallel={schedule.parallel} cuts a dimension twice; give each '
+            f'dimension one number of ways'
+        )
+
+
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
+    check(group, schedule)
     return SCHEMAS[schedule.schema](group, schedule)
 
 

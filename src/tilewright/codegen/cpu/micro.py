@@ -95,7 +95,7 @@ def asm_block(lines: list[str], operands: str, inputs: str, clobbers: list[str])
 
 def reference_c(kernel: MicroKernel) -> str:
     """The scalar definition of what an emitted micro-kernel computes."""
-    lanes, width = kernel.lanes, kernel.lanes * kernel.vectors
+    width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
     return function(

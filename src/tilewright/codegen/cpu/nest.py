@@ -12,6 +12,7 @@ placed anywhere between two loops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from tilewright.codegen.cpu.writer import Writer
@@ -94,7 +95,7 @@ def part_sets(stage: Stage, schedule: Schedule) -> dict[str, set[int]]:
         count, unit = ways.get(dim.name, 1), reg[dim.name]
         units = -(-dim.size // unit)
         cuts = [min(units * i // count * unit, dim.size) for i in range(count + 1)]
-        sets[dim.name] = {b - a for a, b in zip(cuts, cuts[1:], strict=False)} - {0}
+        sets[dim.name] = {b - a for a, b in itertools.pairwise(cuts)} - {0}
     return sets
 
 

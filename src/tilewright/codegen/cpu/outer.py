@@ -95,6 +95,15 @@ def check(group: Group, schedule: Schedule) -> Contraction:
             f'{group.label}: vector dimension {schedule.vector!r} is not one of {candidates}; '
             f'use the general schema'
         )
+    if len(schedule.levels) < 2:
+        raise ScheduleError(
+            f'{group.label}: the schedule has only the level reg; the outer schema needs a cache '
+            f'level around it'
+        )
+    if schedule.pack == schedule.reg.name:
+        raise ScheduleError(
+            f"{group.label}: pack='reg' would copy inside the micro-kernel; pack at a cache level"
+        )
     contraction = contract(group, schedule.vector)
     stage, reg, lanes = group.main, schedule.reg.tile, ISAS[schedule.isa].lanes
     if set(reg) != set(stage.sizes):
@@ -153,7 +162,7 @@ def plan(group: Group, schedule: Schedule) -> Plan:
         if d not in contraction.unrolled and schedule.levels[1].tile[d] < stage.sizes[d]
     ]
     persistent = bool(tiled)
-    acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent)
+    acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
     out_strides, out_const = access_strides(group, stage.write)
     return Plan(
         group, schedule, contraction, panels, source, plan_epilogue(group), lane, persistent,
@@ -162,20 +171,23 @@ def plan(group: Group, schedule: Schedule) -> Plan:
 
 
 def _accumulators(
-    contraction: Contraction, panels: Panels, part: dict[str, int], reg: dict[str, int], keep: bool
-) -> tuple[dict[str, int], int]:
-    """Strides and size of the accumulators: one register tile, or the whole part of a thread."""
+    contraction: Contraction, panels: Panels, part: dict[str, int], reg: dict[str, int],
+    keep: bool, lane: str,
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """Strides and size of the accumulators: one register tile, or the whole part of a thread.
+
+    Stores transpose four pixels of `lane` at a time and so look up to three behind the last one.
+    """
     if keep:
         extents = {d: part[d] for d in contraction.stage.parallel if d != contraction.vector}
         step = -(-part[contraction.vector] // panels.lanes) * panels.lanes
     else:
         extents, step = {d: reg[d] for d in contraction.pixels}, panels.width
-    strides = {}
-    slack = 4 * step
+    strides: dict[str, int] = {}
     for name in reversed(extents):
         strides[name] = step
         step *= extents[name]
-    return strides, step + slack
+    return strides, step + 3 * strides.get(lane, 0)
 
 
 def generate(group: Group, schedule: Schedule) -> str:

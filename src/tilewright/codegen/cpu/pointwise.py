@@ -68,18 +68,24 @@ def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
     """[Group] -> [Epilogue]. `element` formats an operand's pointer name and its local index."""
     main = group.main
     axes = main.write.index
-    value, previous, operands = 'value', main.write.tensor, []
+    value, operands = 'value', []
+    values = {main.write.tensor: value}
     for stage in group.epilogue:
         place = _axes_of(stage, axes)
         texts = []
         for access in stage.reads:
-            if access.tensor == previous:
-                texts.append(value)
+            if access.tensor in values:
+                if access.index != stage.write.index:
+                    raise ScheduleError(
+                        f'stage {stage.name} reads {access.tensor} at another point than it '
+                        f'writes; an epilogue has only the value at hand'
+                    )
+                texts.append(values[access.tensor])
                 continue
             operand = _operand(group, access, place, f'e{len(operands)}')
             operands.append(operand)
             texts.append(element.format(operand.name, f'{operand.name}_at'))
-        value, previous = c_expr(stage.expr, texts), stage.write.tensor
+        value = values[stage.write.tensor] = c_expr(stage.expr, texts)
     return Epilogue(value, tuple(operands))
 
 

@@ -1,0 +1,118 @@
+"""`tilewright machine`: what was found and measured, with a plot on request."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from tilewright.cli.output import Output
+from tilewright.errors import InputError, StoreError
+from tilewright.machine.detect import HostFacts, describe_host
+from tilewright.machine.isa import best_isa
+from tilewright.machine.machine import Machine
+from tilewright.machine.measure import curve, load_machine, machine_file
+from tilewright.report.machine_page import boundary_names, machine_text, plot_curve
+
+
+def run(
+    out: Output,
+    *,
+    machine: str | None,
+    plot: Path | None,
+    remeasure: bool,
+    threads: int | None,
+    seed: int | None,
+) -> int:
+    """Print the page, record it, draw the plot; comes out: the exit code."""
+    if machine is not None and remeasure:
+        raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
+    facts = describe_host() if machine is None else None
+    found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)
+    _check_threads(threads, found)
+    points = curve() if facts else []
+    out.say(machine_text(found, facts, warning))
+    if threads is not None:
+        out.say('\n' + _threads_text(found, threads))
+    if plot is not None:
+        plot_curve(points, found, plot)
+        out.say(f'\nwrote {plot}')
+    out.write(
+        {
+            'seed': seed,
+            'machine': found.to_json(),
+            'warning': warning,
+            'curve': [
+                {'bytes_per_core': size, 'one_core_gbps': one, 'all_cores_gbps': every}
+                for size, one, every in points
+            ],
+            'host': _facts_json(facts) if facts else None,
+            'at_threads': None if threads is None else _threads_json(found, threads),
+        }
+    )
+    return 0
+
+
+def _remeasured(facts: HostFacts) -> tuple[Machine, str | None]:
+    """Measure again. The old figures stay aside until the new ones are there."""
+    path = machine_file(facts, best_isa(facts.isas))
+    aside = path.with_suffix('.before')
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(aside)
+    except OSError as error:
+        raise StoreError(
+            f'the machine file {path} cannot be replaced ({error.strerror}); make its directory '
+            f'writable, or set TILEWRIGHT_CACHE_DIR'
+        ) from None
+    try:
+        return load_machine()
+    finally:
+        if path.exists():
+            aside.unlink(missing_ok=True)
+        elif aside.exists():
+            aside.replace(path)
+
+
+def _check_threads(threads: int | None, machine: Machine) -> None:
+    if threads is not None and not 1 <= threads <= machine.cores:
+        raise InputError(
+            f'threads is {threads}; {machine.name} has {machine.cores} usable cores: ask for 1 to '
+            f'{machine.cores}'
+        )
+
+
+def _threads_json(machine: Machine, threads: int) -> dict:
+    return {
+        'threads': threads,
+        'peak_gflops_per_s': machine.peak_gflops(threads),
+        'bandwidth_gbps': {
+            name: machine.bandwidth_gbps(number, threads)
+            for number, name in enumerate(boundary_names(machine))
+        },
+        'capacity_bytes': {
+            cache.name: machine.capacity_bytes(number, threads)
+            for number, cache in enumerate(machine.caches)
+        },
+    }
+
+
+def _threads_text(machine: Machine, threads: int) -> str:
+    figures = _threads_json(machine, threads)
+    rates = ', '.join(f'{name} {rate:.1f}' for name, rate in figures['bandwidth_gbps'].items())
+    return (
+        f'  with {threads} threads: {figures["peak_gflops_per_s"]:.1f} GFLOP/s; GB/s together: '
+        f'{rates}'
+    )
+
+
+def _facts_json(facts: HostFacts) -> dict:
+    return {
+        'model': facts.model,
+        'arch': facts.arch,
+        'isas': list(facts.isas),
+        'cpus': list(facts.cpus),
+        'allowed_cpus': list(facts.allowed),
+        'quota_cpus': facts.quota,
+        'cache_source': facts.cache_source,
+        'clock_ghz': facts.clock_ghz,
+    }

@@ -1,0 +1,283 @@
+"""The command line: `tilewright VERB`. Options are read here, the work is in the verbs' modules.
+
+Exit codes: 0 done, 1 a check failed, 2 bad input, 3 something needed is missing, 130 interrupted.
+An error is one sentence on standard error; TILEWRIGHT_DEBUG=1 adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewright import knobs
+from tilewright.errors import InputError, TilewrightError
+
+SPEC_HELP = (
+    'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
+    '(mopt/R2), benchdnn:FILE, or a list of these with commas.'
+)
+
+
+def _knob_lines() -> str:
+    rows = [
+        (name, f'{text} [{default}]' if default else text) for name, default, text in knobs.table()
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = '\n'.join(f'  {name.ljust(width)}  {text}' for name, text in rows)
+    return f'\b\nEnvironment (see docs/knobs.md):\n{lines}'
+
+
+def _examples(*lines: str) -> str:
+    return '\b\nExamples:\n' + '\n'.join(f'  {line}' for line in lines)
+
+
+app = typer.Typer(
+    name='tilewright',
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={'help_option_names': ['-h', '--help'], 'max_content_width': 100},
+)
+
+Spec = Annotated[str, typer.Argument(metavar='SPEC', help=SPEC_HELP, show_default=False)]
+Threads = Annotated[
+    int | None, typer.Option('--threads', metavar='T', help='Threads to use [all usable cores].')
+]
+Json = Annotated[
+    str | None,
+    typer.Option('--json', metavar='F', help='Write the complete result to a file; - for stdout.'),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option('--seed', metavar='N', min=0, help='Seed of the random data that is measured.'),
+]
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        '--machine',
+        metavar='NAME',
+        help='Plan for a known machine (i7-9700k, i9-10980xe) or a .json file [this host].',
+    ),
+]
+Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f'tilewright {metadata.version("tilewright")}')
+        raise typer.Exit
+
+
+@app.callback(epilog=_knob_lines())
+def top_level(
+    version: Annotated[
+        bool,
+        typer.Option('--version', callback=_version, is_eager=True, help='Show the version.'),
+    ] = False,
+) -> None:
+    """Turn convolutions into the fastest kernels this machine can run, by modelling.
+
+    Exit codes: 0 done, 1 a check failed, 2 bad input, 3 something needed is missing, 130
+    interrupted.
+    """
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright machine', 'tilewright machine --plot bandwidth.png',
+        'tilewright machine --machine i9-10980xe --json -',
+    )
+)  # fmt: skip
+def machine(
+    plot: Annotated[
+        Path | None, typer.Option('--plot', metavar='FILE', help='Draw the bandwidth curve.')
+    ] = None,
+    machine: MachineName = None,
+    remeasure: Annotated[
+        bool, typer.Option('--remeasure', help='Measure this host again, on a quiet machine.')
+    ] = False,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Show what was found and measured: cores, caches, FMA peak, bandwidths."""
+    from tilewright.cli import machine as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
+        seed=seed,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright optimize mopt/R9',
+        'tilewright optimize resnet18 --threads 1 --json plans.json',
+        'tilewright optimize mb1ic64ih56oc64oh56kh3ph1 --no-measure --emit out',
+        'tilewright optimize mopt --no-measure --machine i7-9700k',
+    )
+)
+def optimize(
+    spec: Spec,
+    top: Top = 5,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            '--measure/--no-measure', help='Time the candidates, or rely on the model alone.'
+        ),
+    ] = True,
+    machine: MachineName = None,
+    emit: Annotated[
+        Path | None,
+        typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
+    ] = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Find the best schedule of a layer, or of every layer of a suite.
+
+    The model ranks; the best few are compiled, verified and timed, and remembered, so that a run
+    that was interrupted goes on where it stopped. --no-measure never times anything and always
+    gives the same source.
+    """
+    from tilewright.cli import optimize as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
+        threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright explain mopt/R9', 'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18'
+    )
+)
+def explain(
+    spec: Spec,
+    machine: MachineName = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Say why: traffic per level, the binding limit, the loops, the runner-up, the bound.
+
+    Nothing is measured or compiled, so this works for machines that one does not have.
+    """
+    from tilewright.cli import explain as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(spec, Output('explain', json), machine=machine, threads=threads, seed=seed)
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
+        'tilewright bench resnet18 --against torch,onnxruntime,openvino --json bench.json',
+    )
+)
+def bench(
+    spec: Spec,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            '--against', metavar='PEERS', help='torch, onnxruntime, openvino [those installed].'
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option('--rounds', metavar='N', help='Interleaved rounds for each layer.')
+    ] = 7,
+    flush: Annotated[
+        bool, typer.Option('--flush', help='Evict the caches before every call.')
+    ] = False,
+    top: Top = 5,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Compare with other libraries: each alone, the same threads, data and layout (docs/measuring.md).
+
+    A peer that is not installed keeps its column and makes the exit code 3.
+    """
+    from tilewright.cli import bench as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
+        threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@app.command(epilog=_examples('tilewright demo', 'tilewright demo --json demo.json'))
+def demo(threads: Threads = None, json: Json = None, seed: Seed = None) -> int:
+    """Optimise and verify ResNet-18's convolutions, and compare them with ONNX Runtime."""
+    from tilewright.cli import demo as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(Output('demo', json), threads=threads, seed=seed)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f'warning: {message}', file=sys.stderr)
+
+
+def _failed(sentence: str, code: int) -> int:
+    print(f'tilewright: {sentence}', file=sys.stderr)
+    return code
+
+
+def _debugging() -> bool:
+    try:
+        return knobs.get('debug') >= 1
+    except InputError:
+        return False
+
+
+def invoke(words: list[str] | None = None) -> int:
+    """Run a command line; comes out: the exit code. Errors are printed, not raised."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return int(app(words, prog_name='tilewright', standalone_mode=False) or 0)
+    except TilewrightError as error:
+        if _debugging():
+            traceback.print_exc()
+        return _failed(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone; what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _failed('interrupted', 130)
+    except Exception as error:
+        usage = getattr(error, 'format_message', None)  # typer's own: a wrong option or verb
+        if usage is not None:
+            return _failed(f'{_sentence(usage())} (see tilewright --help)', InputError.exit_code)
+        if _debugging():
+            traceback.print_exc()
+        return _failed(
+            f'{type(error).__name__}: {_sentence(str(error))}; this is a defect, '
+            f'TILEWRIGHT_DEBUG=1 shows where',
+            1,
+        )
+
+
+def _sentence(text: str) -> str:
+    return ' '.join(text.split()).rstrip('.')
+
+
+def main() -> None:
+    """The entry point of the package's script."""
+    sys.exit(invoke())

@@ -1,0 +1,288 @@
+"""Why a schedule is what it is: `tilewright explain` and `Plan.explain`.
+
+Goes in: a plan. Comes out: text, or the values behind it for JSON: what each resource is busy with,
+the loops in words, the runner-up and where it loses, lower bounds and what lies above them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.machine.machine import Machine
+from tilewright.model.predict import Prediction
+from tilewright.report.machine_page import aligned, boundary_names, bytes_text
+from tilewright.report.tables import figures
+from tilewright.report.words import loop_lines
+from tilewright.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tilewright.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one resource does during a call. `share` is of the predicted time; shares overlap."""
+
+    name: str
+    bytes: float | None
+    time_ms: float
+    share: float
+    note: str = ''
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A time that nothing can beat, and for what it holds."""
+
+    name: str
+    time_ms: float
+    holds_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The second candidate: how it differs from the best, and where it takes longer."""
+
+    digest: str
+    predicted_ms: float
+    measured_ms: float | None
+    differences: tuple[str, ...]
+    losses: tuple[str, ...]
+
+
+def uses(prediction: Prediction, machine: Machine) -> tuple[Use, ...]:
+    """Compute, every boundary, and the work around the micro-kernel."""
+
+    def use(name: str, count: float | None, seconds: float, note: str = '') -> Use:
+        return Use(name, count, 1e3 * seconds, seconds / prediction.seconds, note)
+
+    found = [use('compute', None, prediction.compute_s, 'micro-kernels, tails included')]
+    for number, (name, boundary) in enumerate(
+        zip(boundary_names(machine), prediction.boundaries, strict=True)
+    ):
+        note = 'part of compute' if number == 0 else ''
+        found.append(use(name, boundary.bytes, boundary.seconds, note))
+    for name, seconds in (
+        ('copying inputs', prediction.pack_s),
+        ('storing results', prediction.store_s),
+        ('fork and join', prediction.fork_s),
+    ):
+        found.append(use(name, None, seconds, 'not overlapped'))
+    return tuple(found)
+
+
+def limit_name(prediction: Prediction, machine: Machine) -> str:
+    """The binding resource under the name that the tables use."""
+    names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))
+    return names.get(prediction.limit, prediction.limit)
+
+
+def bounds(plan: Plan) -> tuple[Bound, ...]:
+    """Arithmetic at peak, compulsory traffic over each boundary, the solver's dual; largest first.
+
+    The first two hold for every kernel that computes all products. What the caches inside a
+    boundary may still hold from the call before is not compulsory (model/predict.py). The dual
+    holds for data movement under the model, for the schedules that the solver ranges over.
+    """
+    group, machine, threads = plan.group, plan.machine, plan.threads
+    found = [
+        Bound(
+            'arithmetic at peak',
+            group.flops / machine.peak_gflops(threads) / 1e6,
+            'every direct kernel',
+        )
+    ]
+    for number, cache in enumerate(machine.caches):
+        copies = math.ceil(threads / cache.shared_by)
+        outside = group.compulsory_bytes - copies * cache.bytes
+        if outside > 0:
+            seconds = outside / (1e9 * machine.bandwidth_gbps(number + 1, threads))
+            name = boundary_names(machine)[number + 1]
+            found.append(Bound(f'compulsory traffic {name}', 1e3 * seconds, 'every kernel'))
+    if plan.solver_bound_s > 0:
+        found.append(
+            Bound(
+                "solver's dual, data movement",
+                1e3 * plan.solver_bound_s,
+                'any tile sizes with the register tiles and loop orders tried',
+            )
+        )
+    return tuple(sorted(found, key=lambda b: -b.time_ms))
+
+
+def breakdown(plan: Plan) -> tuple[tuple[str, float], ...]:
+    """(part, milliseconds) that add up to the best candidate's predicted time."""
+    p = plan.best.prediction
+    peak_s = plan.group.flops / (1e9 * plan.machine.peak_gflops(plan.threads))
+    around_s = p.pack_s + p.store_s + p.fork_s
+    return tuple(
+        (name, 1e3 * seconds)
+        for name, seconds in (
+            ('arithmetic at peak', peak_s),
+            ('calls, tails and imbalance of the micro-kernels', p.compute_s - peak_s),
+            ('traffic that compute does not hide', p.seconds - p.compute_s - around_s),
+            ('copying inputs', p.pack_s),
+            ('storing results', p.store_s),
+            ('fork and join', p.fork_s),
+        )
+    )
+
+
+def runner_up(plan: Plan) -> RunnerUp | None:
+    """The second candidate against the first; None when there is only one."""
+    if len(plan.candidates) < 2:
+        return None
+    best, other = plan.candidates[:2]
+    return RunnerUp(
+        other.schedule.digest,
+        1e3 * other.prediction.seconds,
+        other.time_ms,
+        tuple(_differences(best.schedule, other.schedule)),
+        tuple(_losses(best.prediction, other.prediction, plan.machine)),
+    )
+
+
+def _differences(best: Schedule, other: Schedule) -> list[str]:
+    """What the other schedule decides differently, in words."""
+    found = []
+    if best.schema != other.schema:
+        found.append(f'{other.schema} schema instead of {best.schema}')
+    for mine, its in zip(best.levels, other.levels, strict=False):
+        changed = [
+            f'{d}={its.tile.get(d)} instead of {size}'
+            for d, size in mine.tile.items()
+            if its.tile.get(d) != size
+        ]
+        if changed:
+            found.append(f'{mine.name} tile {", ".join(changed)}')
+        if mine.order != its.order:
+            found.append(
+                f'{mine.name} order {" ".join(its.order)} instead of {" ".join(mine.order)}'
+            )
+    if best.parallel != other.parallel:
+        found.append(f'threads cut {_cut(other)} instead of {_cut(best)}')
+    if best.pack != other.pack:
+        found.append(f'input copied at {other.pack or "no level"} instead of {best.pack or "none"}')
+    return found
+
+
+def _cut(schedule: Schedule) -> str:
+    return ' '.join(f'{d}/{ways}' for d, ways in schedule.parallel) or 'nothing'
+
+
+def _losses(best: Prediction, other: Prediction, machine: Machine) -> list[str]:
+    """Resources on which the other is predicted to be busier, largest first."""
+    rows = []
+    for mine, its in zip(uses(best, machine), uses(other, machine), strict=True):
+        extra = its.time_ms - mine.time_ms
+        if extra > 1e-6 and mine.note != 'part of compute':
+            text = f'{mine.name} +{_ms(extra)}'
+            if mine.bytes is not None and its.bytes is not None:
+                text += f' ({bytes_text(mine.bytes)} -> {bytes_text(its.bytes)})'
+            rows.append((extra, text))
+    return [text for _, text in sorted(rows, reverse=True)]
+
+
+def explanation(plan: Plan) -> dict:
+    """Everything that `explain_plan` says, for JSON."""
+    second = runner_up(plan)
+    return {
+        'loops': loop_lines(plan.group, plan.best.schedule),
+        'uses': [asdict(use) for use in uses(plan.best.prediction, plan.machine)],
+        'limit': limit_name(plan.best.prediction, plan.machine),
+        'runner_up': asdict(second) if second else None,
+        'bounds': [asdict(bound) for bound in bounds(plan)],
+        'breakdown_ms': dict(breakdown(plan)),
+    }
+
+
+def explain_plan(plan: Plan) -> str:
+    """[Plan] -> [text]"""
+    machine, best = plan.machine, plan.best
+    how = 'measured figures' if machine.measured else 'nominal figures'
+    lines = [
+        plan.group.label,
+        f'on {machine.name} ({machine.isa}, {how}), threads: {plan.threads}',
+        *(f'warning: {warning}' for warning in plan.warnings),
+        '',
+        f'Schedule {best.schedule.digest} ({best.schedule.schema} schema)',
+        *('  ' + line for line in loop_lines(plan.group, best.schedule)),
+        '',
+        *_use_lines(plan),
+        '',
+        *_runner_up_lines(plan),
+        '',
+        *_bound_lines(plan),
+    ]
+    return '\n'.join(lines)
+
+
+def _use_lines(plan: Plan) -> list[str]:
+    prediction = plan.best.prediction
+    shown = figures(plan)
+    head = f'Predicted time {_ms(shown.predicted_ms)}'
+    if shown.measured_ms is not None:
+        head += f', measured {_ms(shown.measured_ms)}'
+    head += (
+        f': {shown.gflops:.1f} GFLOP/s, {shown.percent_of_peak:.1f}% of the peak of '
+        f'{shown.peak_gflops:.1f}'
+    )
+    rows, notes = [['resource', 'bytes', 'time', 'share']], ['']
+    for use in uses(prediction, plan.machine):
+        size = '' if use.bytes is None else bytes_text(use.bytes)
+        rows.append([use.name, size, _ms(use.time_ms), f'{use.share:.1%}'])
+        notes.append(use.note)
+    return [
+        head,
+        *_noted(rows, notes),
+        f'  Binding limit: {limit_name(prediction, plan.machine)}. Compute and the traffic of all '
+        f'levels overlap, so shares do not add up.',
+    ]
+
+
+def _runner_up_lines(plan: Plan) -> list[str]:
+    second = runner_up(plan)
+    if second is None:
+        return ['Runner-up: none, there is one candidate']
+    best = plan.best
+    slower = second.predicted_ms / (1e3 * best.prediction.seconds) - 1
+    head = f'Runner-up {second.digest}: predicted {_ms(second.predicted_ms)} ({slower:+.1%})'
+    if second.measured_ms is not None and best.time_ms is not None:
+        more = second.measured_ms / best.time_ms - 1
+        head += f', measured {_ms(second.measured_ms)} ({more:+.1%})'
+    lines = [head, f'  It has {"; ".join(second.differences) or "the same decisions"}.']
+    if slower < 0:
+        lines.append('  The model preferred it; the measurement did not.')
+    elif second.losses:
+        lines.append(f'  It loses on {"; ".join(second.losses[:3])}.')
+    else:
+        lines.append('  The model sees no difference between the two.')
+    return lines
+
+
+def _bound_lines(plan: Plan) -> list[str]:
+    shown, found = figures(plan), bounds(plan)
+    rows = [[b.name, _ms(b.time_ms)] for b in found]
+    above = shown.time_ms / shown.bound_ms - 1
+    lines = ['Lower bounds on the time', *_noted(rows, [f'for {b.holds_for}' for b in found])]
+    if plan.solver_bound_s <= 0:
+        lines.append("  The solver's dual does not apply: no tile problem was solved.")
+    lines.append(
+        f'  The {"measured" if shown.measured_ms is not None else "predicted"} time is '
+        f'{above:.1%} above the bound of {_ms(shown.bound_ms)}.'
+    )
+    parts = ', '.join(f'{_ms(ms)} {name}' for name, ms in breakdown(plan) if ms >= 5e-4)
+    return [*lines, f'  The predicted time is made of {parts}.']
+
+
+def _noted(rows: list[list[str]], notes: list[str]) -> list[str]:
+    """Aligned rows, each with a note behind it."""
+    lines = aligned(rows)
+    width = max(map(len, lines))
+    return [f'{line.ljust(width)}  {n}'.rstrip() for line, n in zip(lines, notes, strict=True)]
+
+
+def _ms(milliseconds: float) -> str:
+    return f'{milliseconds:.3f} ms'

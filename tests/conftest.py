@@ -1,0 +1,164 @@
+"""What tests of generated code share: exact data, a run by any means there is, a summary of ISAs.
+
+Inputs are small whole numbers, so that every sum is exact in fp32 in any order of summation and a
+kernel has to agree with the reference to the bit; only smooth activations are compared within a
+tolerance.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.machine.isa import ISAS, host_isas
+from tilewright.ops.group import Group
+from tilewright.ops.reference import reference
+from tilewright.runtime.build import build
+from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.emulate import Toolchain, cannot_run, emulate, emulator, native
+from tilewright.schedule.schedule import Schedule
+
+SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div')
+# Checked, not timed: building quickly matters more than speed.
+QUICK = ('-O1',)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        '--update-golden', action='store_true', help='rewrite the expected sources in tests/golden'
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which instruction sets were run, and how; which were not, and why."""
+    reports = [r for group in terminalreporter.stats.values() for r in group]
+    if not any('isa' in getattr(r, 'keywords', ()) for r in reports):
+        return
+    terminalreporter.section('instruction sets')
+    for name in ISAS:
+        reason = cannot_run(name)
+        how = 'run by this host' if name in host_isas() else 'run in an emulator'
+        terminalreporter.line(f'{name}: {f"COULD NOT RUN, {reason}" if reason else how}')
+
+
+def _isas(names: tuple[str, ...]) -> list:
+    return [pytest.param(name, marks=pytest.mark.isa) for name in names]
+
+
+@pytest.fixture(params=_isas(tuple(ISAS)), scope='session')
+def isa(request: pytest.FixtureRequest) -> str:
+    """Every instruction set in turn; skipped where neither host nor emulator runs it."""
+    reason = cannot_run(request.param)
+    if reason:
+        pytest.skip(f'{request.param} cannot run: {reason}')
+    return request.param
+
+
+@pytest.fixture(params=_isas(host_isas()), scope='session')
+def native_isa(request: pytest.FixtureRequest) -> str:
+    """Every instruction set that the host itself runs."""
+    return request.param
+
+
+@pytest.fixture(scope='session')
+def tools() -> Callable[[str], Toolchain]:
+    """The toolchain that makes and runs programs of an instruction set."""
+    return lambda name: native() if name in host_isas() else emulator(name)
+
+
+@pytest.fixture(scope='session')
+def whole_numbers() -> Callable[[Group, int], dict[str, np.ndarray]]:
+    """Arrays for a group's inputs and constants: whole numbers from -4 to 4, seldom zero."""
+
+    def make(group: Group, seed: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return {
+            t.name: rng.integers(-4, 5, t.shape).astype(np.float32)
+            for t in group.tensors
+            if t.role in ('input', 'constant')
+        }
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def agrees() -> Callable[[Group, np.ndarray, np.ndarray], bool]:
+    """Whether an output equals the reference: to the bit, or nearly behind smooth functions."""
+
+    def compare(group: Group, got: np.ndarray, want: np.ndarray) -> bool:
+        if any(name in str(stage.expr) for stage in group.stages for name in SMOOTH):
+            return bool(np.allclose(got, want, rtol=1e-5, atol=1e-5))
+        exact = all(arg.value == int(arg.value) for s in group.stages for arg in _constants(s.expr))
+        if exact:
+            return np.array_equal(got, want)
+        return bool(np.allclose(got, want, rtol=1e-6, atol=1e-6))
+
+    return compare
+
+
+def _constants(expr):
+    if expr.op == 'const':
+        yield expr
+    for arg in expr.args:
+        yield from _constants(arg)
+
+
+@pytest.fixture(scope='session')
+def compute() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], np.ndarray]:
+    """The output of the generated kernel: by the thread pool here, or in the emulator."""
+
+    def run(group: Group, schedule: Schedule, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        if schedule.isa not in host_isas():
+            return emulate(group, schedule, arrays)
+        flags = (*compiler_flags(schedule), *QUICK)
+        kernel = Kernel.load(build(generate(group, schedule), flags), group)
+        out = np.full(group.output.shape, np.nan, np.float32)
+        kernel.run(arrays, kernel.pack(arrays), out)
+        return out
+
+    return run
+
+
+@pytest.fixture(scope='session')
+def check(whole_numbers, agrees, compute) -> Callable[[Group, Schedule, int], None]:
+    """Assert that the kernel of a schedule computes its group's reference."""
+
+    def assert_right(group: Group, schedule: Schedule, seed: int = 0) -> None:
+        arrays = whole_numbers(group, seed)
+        want, got = reference(group, arrays), compute(group, schedule, arrays)
+        if not agrees(group, got, want):
+            wrong = np.argwhere(~np.isclose(got, want, rtol=1e-5, atol=1e-5))
+            where = tuple(wrong[0]) if len(wrong) else ()
+            raise AssertionError(
+                f'{group.label}: {len(wrong)} of {got.size} elements are wrong, first at {where}: '
+                f'{got[where]} instead of {want[where]}; schedule {schedule.to_json()}'
+            )
+
+    return assert_right
+
+
+@pytest.fixture(scope='session')
+def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list[np.ndarray]]:
+    """What each part alone writes into an output full of NaN."""
+
+    def run(group: Group, schedule: Schedule, arrays: Mapping) -> list[np.ndarray]:
+        flags = (*compiler_flags(schedule), *QUICK)
+        library = build(generate(group, schedule), flags)
+        kernel = Kernel.load(library, group)
+        packed = kernel.pack(arrays)
+        part = ctypes.CDLL(str(library)).tw_part
+        part.argtypes, part.restype = [ctypes.c_void_p, ctypes.c_long], None
+        outputs = []
+        for number in range(kernel.parts):
+            out = np.full(group.output.shape, np.nan, np.float32)
+            args, keep = kernel._arguments(arrays, packed, out)
+            part(ctypes.addressof(args), number)
+            del keep
+            outputs.append(out)
+        return outputs
+
+    return run

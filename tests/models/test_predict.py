@@ -1,0 +1,116 @@
+"""The time model: hand-computed cycles, working sets and bounds."""
+
+from collections import Counter
+
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.cpu.contraction import contract
+from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
+from tilewright.model.predict import lower_bound, predict, step_cycles, tile_counts
+from tilewright.model.working_set import Loop, Rows, boxes, crossing, flatten, words
+from tilewright.ops.stage import Access, affine, var
+from tilewright.schedule.space import assemble
+
+IN = Access('In', (var('n'), var('c'), affine(('h', 1), ('r', 1)), affine(('w', 1), ('s', 1))))
+
+
+def schedule_of(group, isa='avx2', reg=None, tiles=(), parallel=(), pack='l2'):
+    stage = group.main
+    reg = dict.fromkeys(stage.sizes, 1) | (reg or {'k': 16, 'w': 6})
+    tiles = tuple(dict(stage.sizes) | t for t in tiles) or (dict(stage.sizes),) * 3
+    order = ('n', 'k', 'h', 'w', 'c', 'r', 's')
+    return assemble(group, isa, 'k', reg, tiles, (order,) * len(tiles), parallel, pack)
+
+
+@pytest.mark.parametrize(
+    ('isa', 'pixels', 'run', 'vectors', 'cycles'),
+    [
+        ('avx2', 6, 6, 2, 6.0),  # 12 FMAs at 2 a cycle
+        ('avx2', 1, 1, 1, 4.0),  # one chain: the latency of an FMA
+        ('avx512', 14, 14, 2, 14.0),
+        ('neon', 14, 14, 2, 14.0),
+        ('neon', 28, 2, 1, 18.25),  # 28 FMAs, 15 loads, 28 + 2 more addresses: issue-bound
+    ],
+)
+def test_step_cycles(isa, pixels, run, vectors, cycles):
+    if isa == 'neon' and run == 2:
+        cycles = (28 + 1 + 14 + 2 * 14) / 4
+    assert step_cycles(ISAS[isa], pixels, run, vectors) == pytest.approx(cycles)
+
+
+def test_register_tiles_are_counted_with_their_remainders():
+    group = tw.conv2d(c=4, h=12, w=12, k=16, r=1, s=1)
+    schedule = schedule_of(group, tiles=({'w': 6}, {'w': 9}, {'w': 12}))
+    # 12 = 9 + 3; 9 = 6 + 3; the register tile is 6 wide.
+    assert tile_counts(schedule, 'w', 12) == Counter({6: 1, 3: 2})
+
+
+def test_boxes_grow_by_one_loop():
+    group = tw.conv2d(c=4, h=12, w=12, k=32, r=3, s=3)
+    schedule = schedule_of(group, tiles=({'h': 2}, {'h': 5}, {}))
+    loops, innermost = flatten(group.main, schedule, group.main.sizes)
+    assert [(v.name, v.outer, v.tile) for v in loops] == [
+        ('h', 10, 5), ('h', 5, 2), ('k', 32, 16), ('h', 2, 1), ('w', 10, 6),
+    ]  # fmt: skip
+    assert innermost == {'n': 1, 'k': 16, 'h': 1, 'w': 6, 'c': 4, 'r': 3, 's': 3}
+    grown = boxes(loops, innermost)
+    assert grown[1]['w'] == 10
+    assert grown[-1] == group.main.sizes
+
+
+def test_crossing_follows_present_absent_and_partial_reuse():
+    box = {'n': 1, 'c': 8, 'h': 4, 'w': 10, 'r': 3, 's': 3}
+    size = 8 * 6 * 12
+    assert words(IN, box, Rows(3, 12), 1) == size
+    absent = [Loop('h', 16, 4), Loop('k', 64, 16)]
+    # k is absent: full reuse. h is present and overlaps by two rows of six.
+    assert crossing(IN, absent, box, size) == pytest.approx(size * (1 + 3 * 4 / 6))
+    # With c between them nothing is kept from one h to the next.
+    kept = [Loop('h', 16, 4), Loop('c', 32, 8)]
+    assert crossing(IN, kept, box, size) == size * 4 * 4
+    assert crossing(IN, [Loop('k', 64, 16)], box, size) == size
+
+
+def test_rows_that_begin_anywhere_touch_more_lines():
+    box = {'n': 1, 'c': 2, 'h': 1, 'w': 14, 'r': 1, 's': 3}
+    assert words(IN, box, Rows(3, 58), 16) == 2 * (16 + 15)
+    assert words(IN, box, Rows(3, 64), 16) == 2 * 16
+    assert words(IN, box, Rows(3, 16), 16) == 2 * 16
+    assert words(IN, box, Rows(0, 0, packed=True), 16) == 2 * 16
+
+
+def test_the_bound_is_arithmetic_or_compulsory_traffic():
+    machine = known_machine('i7-9700k')
+    dense = tw.conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1)
+    assert lower_bound(dense, machine, 1) == dense.flops / (1e9 * machine.peak_one_gflops)
+    # A depthwise layer of 100 MB: memory decides.
+    huge = tw.conv2d(n=8, c=256, h=112, w=112, k=256, r=3, s=3, pad=1, groups=256)
+    outside = huge.compulsory_bytes - machine.caches[-1].bytes
+    assert lower_bound(huge, machine, 1) == outside / (1e9 * machine.bandwidth_one_gbps[-1])
+
+
+def test_nothing_is_predicted_to_beat_the_bound():
+    machine = known_machine('i9-10980xe')
+    for layer in ('mopt/R2', 'mopt/R9', 'mopt/Y5', 'mopt/R1'):
+        group = tw.parse(layer)
+        schedule = schedule_of(group, 'avx512', {'k': 32, 'w': 7})
+        prediction = predict(group, schedule, machine)
+        assert prediction.seconds >= prediction.bound_s > 0
+        assert prediction.compute_s <= prediction.seconds
+
+
+def test_uneven_cuts_cost_what_the_largest_part_costs():
+    machine = known_machine('i7-9700k')
+    group = tw.conv2d(c=32, h=9, w=12, k=32, r=3, s=3, pad=1)
+    even = predict(group, schedule_of(group, parallel=(('k', 2),)), machine)
+    uneven = predict(group, schedule_of(group, parallel=(('h', 2),)), machine)
+    assert uneven.compute_s == pytest.approx(even.compute_s * 5 / 4.5)
+
+
+def test_contraction_roles_of_a_convolution():
+    group = tw.conv2d(n=2, c=8, h=9, w=9, k=16, r=3, s=3, groups=2)
+    roles = contract(group, 'k')
+    assert (roles.batch, roles.pixels, roles.columns) == (('g',), ('n', 'h', 'w'), ())
+    assert (roles.loop, roles.unrolled, roles.outer) == ('c', ('r', 's'), ())

@@ -1,0 +1,74 @@
+"""Ranking: deterministic, legal, distinct, never better than the bound, with or without solver."""
+
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.cpu.contraction import contract
+from tilewright.codegen.cpu.generate import generate
+from tilewright.codegen.cpu.micro import registers_needed
+from tilewright.errors import InputError, MissingError
+from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
+from tilewright.schedule.space import register_tiles, thread_cuts
+from tilewright.search import rank
+
+
+@pytest.mark.parametrize('layer', ['mopt/R9', 'mopt/R1', 'mopt/Y5', 'mopt/M9'])
+@pytest.mark.parametrize('threads', [1, 3])
+def test_candidates_are_distinct_legal_and_ranked(layer, threads):
+    group, machine = tw.parse(layer), known_machine('i7-9700k')
+    found = rank.rank(group, machine, threads, 4)
+    assert 1 <= len(found) <= 4
+    assert len({c.schedule.digest for c in found}) == len(found)
+    times = [c.prediction.seconds for c in found]
+    assert times == sorted(times)
+    for candidate in found:
+        assert candidate.schedule.threads <= threads
+        assert candidate.prediction.seconds >= candidate.prediction.bound_s
+        assert 'tw_part' in generate(group, candidate.schedule)
+
+
+def test_ranking_is_deterministic():
+    group, machine = tw.parse('mopt/R6'), known_machine('i9-10980xe')
+    first, second = (rank.rank(group, machine, 2, 3) for _ in range(2))
+    assert first == second
+
+
+def test_a_missing_solver_is_no_obstacle(monkeypatch):
+    def missing(*_args, **_options):
+        raise MissingError('no casadi')
+
+    group, machine = tw.parse('mopt/R9'), known_machine('i7-9700k')
+    with_solver = rank.rank(group, machine, 1, 1)[0]
+    monkeypatch.setattr(rank, 'solve', missing)
+    without = rank.rank(group, machine, 1, 1)[0]
+    assert without.prediction.seconds <= 1.1 * with_solver.prediction.seconds
+
+
+def test_register_tiles_fit_and_hide_latency():
+    for name in ('avx512', 'avx2', 'neon'):
+        isa, roles = ISAS[name], contract(tw.parse('mopt/R2'), 'k')
+        tiles = list(register_tiles(roles, isa))
+        assert tiles
+        for tile in tiles:
+            pixels, vectors = tile['h'] * tile['w'], tile['k'] // isa.lanes
+            assert registers_needed(pixels, vectors) <= isa.registers
+            assert pixels * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
+
+
+def test_thread_cuts_multiply_to_the_threads():
+    stage = tw.parse('mopt/R2').main
+    cuts = list(thread_cuts(stage, 6))
+    assert (('k', 6),) in cuts
+    assert (('k', 2), ('h', 3)) in cuts
+    for cut in cuts:
+        product = 1
+        for name, ways in cut:
+            assert name in stage.parallel
+            product *= ways
+        assert product == 6
+
+
+def test_top_must_be_positive():
+    with pytest.raises(InputError, match='top=0'):
+        rank.rank(tw.parse('mopt/R9'), known_machine('i7-9700k'), 1, 0)
