@@ -9,6 +9,7 @@ from tilewright.ops.matmul import matmul
 from tilewright.pipeline import optimize
 from tilewright.plan import Plan
 from tilewright.schedule.schedule import Schedule
+from tilewright.version import VERSION
 
 __all__ = [
     'Machine',
@@ -23,4 +24,4 @@ __all__ = [
     'parse',
     'to_blocked',
 ]
-__version__ = '0.1.0'
+__version__ = VERSION

@@ -66,7 +66,7 @@ def test_the_schedule_that_the_others_change_is_legal():
         (lambda: legal(levels=legal().levels[1:], pack=''), 'reg'),
         (lambda: with_reg(k=6), 'multiple'),
         (lambda: with_reg(c=2), 'only pixel dimensions'),
-        (lambda: with_reg(w=16), 'registers'),
+        (lambda: with_reg(h=2, w=10), 'registers'),
         (lambda: with_reg(h=4, w=4), 'registers'),
         (lambda: with_reg(order=('c', *(d for d in ORDER if d != 'c'))), 'innermost'),
         (lambda: legal(levels=(level('reg'), level('l1', k=12), level('l2'))), 'neither'),

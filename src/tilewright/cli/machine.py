@@ -26,6 +26,7 @@ def run(
     """Print the page, record it, draw the plot; comes out: the exit code."""
     if machine is not None and remeasure:
         raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
+    out.warn_if_forgetful()
     facts = describe_host() if machine is None else None
     found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)
     _check_threads(threads, found)

@@ -17,6 +17,7 @@ import typer
 
 from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
+from tilewright.machine.known import known_names
 
 SPEC_HELP = (
     'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
@@ -42,7 +43,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
-    no_args_is_help=True,
     context_settings={'help_option_names': ['-h', '--help'], 'max_content_width': 100},
 )
 
@@ -63,7 +63,7 @@ MachineName = Annotated[
     typer.Option(
         '--machine',
         metavar='NAME',
-        help='Plan for a known machine (i7-9700k, i9-10980xe) or a .json file [this host].',
+        help=f'Plan for a known machine ({", ".join(known_names())}) or a .json file [this host].',
     ),
 ]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
@@ -207,9 +207,10 @@ def bench(
     json: Json = None,
     seed: Seed = None,
 ) -> int:
-    """Compare with other libraries: each alone, the same threads, data and layout (docs/measuring.md).
+    """Compare with other libraries, each alone, with the same threads, data and layout.
 
-    A peer that is not installed keeps its column and makes the exit code 3.
+    docs/measuring.md says what is counted. A peer that is not installed keeps its column and makes
+    the exit code 3.
     """
     from tilewright.cli import bench as verb
     from tilewright.cli.output import Output
@@ -245,10 +246,14 @@ def _debugging() -> bool:
         return False
 
 
-def invoke(words: list[str] | None = None) -> int:
+def invoke(words: list[str]) -> int:
     """Run a command line; comes out: the exit code. Errors are printed, not raised."""
+    if not words:
+        invoke(['--help'])
+        return InputError.exit_code
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter('default', UserWarning)
             warnings.showwarning = _show_warning
             return int(app(words, prog_name='tilewright', standalone_mode=False) or 0)
     except TilewrightError as error:
@@ -280,4 +285,4 @@ def _sentence(text: str) -> str:
 
 def main() -> None:
     """The entry point of the package's script."""
-    sys.exit(invoke())
+    sys.exit(invoke(sys.argv[1:]))

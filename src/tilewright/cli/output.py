@@ -17,6 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
+
+from tilewright import knobs
 from tilewright.errors import InputError, MissingError
 from tilewright.runtime import build
 from tilewright.runtime.measure import Progress
@@ -43,6 +46,15 @@ class Output:
 
     def warn(self, text: str) -> None:
         print(f'warning: {text}', file=sys.stderr, flush=True)
+
+    def warn_if_forgetful(self) -> None:
+        """Say it when the user's cache directory cannot be written, and a temporary one is used."""
+        wanted = Path(platformdirs.user_cache_dir('tilewright'))
+        if knobs.get('cache_dir') is None and build.cache_dir() != wanted:
+            self.warn(
+                f'{wanted} cannot be written, so this run is remembered in {build.cache_dir()} '
+                f'only; set TILEWRIGHT_CACHE_DIR to a directory that can be written'
+            )
 
     def write(self, data: dict[str, Any]) -> None:
         """Write the complete result, under a heading that says what made it."""

@@ -9,22 +9,24 @@ outside it that is present in an access: "the combined footprint of two adjacent
 capacity" (Sec. 3.1). An LRU cache does not know tiles. Reuse goes on as long as the words touched
 between two uses of a word fit. So here the loops of *all* levels are one nest, walked inwards:
 
-    loop p *carries* reuse of A   if one sweep of p touches less of A than its trips one by one
-                                  (p is absent from A; or windows overlap; or lines are shared)
-    it survives                   if the words touched from the last use of a word in trip i to
+    loop p *carries* reuse of A   if trips of p share words (p is absent from A, or windows
+                                  overlap) or lines
+    it *survives*                 if the words touched from the last use of a word in trip i to
                                   its first use in trip i + 1 fit the cache
 
-    V_A(p, box) = words of A in the box                      share that survives
-                + sum over trips of V_A(p + 1, box of trip)  share that does not, or nothing carried
+    V_A(p, box) = words of A in the box                      if all tensors' words in the box fit
+                = sum over trips of V_A(p + 1, trip's box)   otherwise, less the share that survives
+                  - share * (sum over trips of words of A in the trip's box - words in the box)
 
 Partial tiles are boxes of their own. A word's last use in trip i and first use in trip i + 1 follow
 from its indices: walking inwards, a loop absent from A stands at its last (first) trip, one that is
 present at the last (first) trip that can reach the word. The *window* between them is what the
-loops still have to do in trip i, and what they have done in trip i + 1: boxes, of which the two
-largest of each side are kept. A tensor that the outermost of these loops moves along is in the
-window once; one that each of its steps sweeps whole is there twice if p changes it. That is why a
-footprint just below the capacity misses more than MOpt says, unless the reused tensor is the one
-swept in each inner step. A fixed set of words is looked at; the share that fits is the share kept.
+loops still have to do in trip i, and what they have done in trip i + 1: a few boxes. (With a
+stride, trips i and i + m may be the first to meet; those between are in the window too.) A tensor
+that the outermost of these loops moves along is in the window once; one that each of its steps
+sweeps whole is there twice if p changes it. That is why a footprint just below the capacity misses
+more than MOpt says, unless the reused tensor is the one swept in each inner step. A fixed set of
+words is looked at; the share that fits is the share kept.
 
 Further caches see only what the inner ones miss: a word kept there is not refreshed, so its window
 starts where it was brought in. Accumulators are held in registers over the innermost reduction
@@ -33,7 +35,7 @@ loops, and touched before and after. See docs/cachesim.md for how well this does
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,9 +46,9 @@ from tilewright.ops.group import row_major_strides
 from tilewright.ops.stage import Access, Stage
 
 Box = Mapping[str, tuple[int, int]]  # dimension -> (first, how many)
+Image = tuple[int, ...]  # of a box in a tensor: for each index, its values as bits of a number
 
 _SAMPLES = 16  # words whose windows are evaluated, spread evenly over a box
-_BOXES = 2  # boxes kept of each side of a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,22 @@ class _Tensor:
             least = min(least, runs * _run_lines(run, self.line, apart))
         return least
 
-    def image(self, box: Box) -> list[tuple[int, int]]:
-        """First and last value of every index over a box."""
-        return [
-            (
-                sum(c * box[n][0] for n, c in e.terms),
-                sum(c * (box[n][0] + box[n][1] - 1) for n, c in e.terms),
-            )
+    def image(self, box: Box) -> Image:
+        """The values of every index over a box, each set as the bits of a number."""
+        return tuple(
+            _values(tuple((c, box[n][1]) for n, c in e.terms))
+            << sum(c * box[n][0] for n, c in e.terms)
             for e in self.access.index
-        ]
+        )
+
+
+@cache
+def _values(terms: tuple[tuple[int, int], ...]) -> int:
+    """Values of sum(c * i), 0 <= i < n over the terms (c, n), as bits."""
+    bits = 1
+    for c, n in terms:
+        bits = functools.reduce(int.__or__, (bits << (c * i) for i in range(n)))
+    return bits
 
 
 @cache
@@ -150,10 +159,11 @@ def lru_volumes(
         strides = dense_strides(shape, (layout or {}).get(access.tensor, len(shape) - 1))
         tensors.append(_Tensor(access, strides, line_words, steps))
     result, kept = [], [len(loops)] * len(tensors)
+    windows: dict[tuple, float] = {}
     for capacity in capacities_words:
         volumes: dict[str, float] = {}
         for number, tensor in enumerate(tensors):
-            walk = _Walk(loops, tensors, number, capacity / line_words, kept[number])
+            walk = _Walk(loops, tensors, number, capacity / line_words, kept[number], windows)
             words = walk.volume(sizes) * line_words * (2 if number == 0 else 1)
             volumes[tensor.access.tensor] = volumes.get(tensor.access.tensor, 0.0) + words
             kept[number] = walk.first_kept(sizes)
@@ -183,6 +193,7 @@ class _Walk:
         number: int,
         capacity: float,
         kept: int,
+        windows: dict[tuple, float],
     ) -> None:
         self.loops, self.tensors, self.capacity, self.kept = loops, tensors, capacity, kept
         self.tensor = tensors[number]
@@ -191,7 +202,7 @@ class _Walk:
         while number == 0 and self.held and loops[self.held - 1].dim not in self.names:
             self.held -= 1
         self.seen: dict[tuple, float] = {}
-        self.windows: dict[tuple, float] = {}
+        self.windows = windows  # lines in a window, whoever asked
         # for each loop: its indices of the tensor, as (index, coefficient, other terms)
         self.uses = [
             [
@@ -210,72 +221,93 @@ class _Walk:
 
     def first_kept(self, sizes: Mapping[str, int]) -> int:
         """First loop such that it and all inside it hit, mostly, in this cache (in full tiles)."""
-        size = dict(sizes)
-        for p, loop in enumerate(self.loops):
-            if self._carries(p, size) and self._survival(p, size) >= 0.5:
-                return p
+        size, boxes = dict(sizes), []
+        for loop in self.loops:
+            boxes.append(dict(size))
             size[loop.dim] = loop.step
-        return len(self.loops)
+        first = len(self.loops)
+        for p in range(first - 1, -1, -1):
+            if self._shared(p, boxes[p]) and self._survival(p, boxes[p]) < 0.5:
+                break
+            first = p
+        return first
 
     def _filled(self, p: int, size: dict[str, int]) -> float:
         """Lines filled while the loops from p on run over a box of this size, once."""
-        if p == self.held:
-            room = p == len(self.loops) or self._needed([_at_origin(size)]) <= self.capacity
-            # accumulators that were evicted while in registers are fetched again to be written
-            return self._lines(size, p) * (1.0 if room else 1.5)
+        if p == len(self.loops) or self._needed([_at_origin(size)]) <= self.capacity:
+            return self._lines(size, p)
+        if p == self.held:  # evicted while in registers, and fetched again to be written
+            return 1.5 * self._lines(size, p)
         loop = self.loops[p]
         if size[loop.dim] <= loop.step:
             return self._filled(p + 1, size)
         key = (p, *size.values())
         if key not in self.seen:
-            kept = self._survival(p, size) if self._carries(p, size) else 0.0
-            filled = kept * self._lines(size, p) if kept else 0.0
-            if kept < 1.0:
-                full, rest = divmod(size[loop.dim], loop.step)
-                once = full * self._filled(p + 1, {**size, loop.dim: loop.step})
-                if rest:
-                    once += self._filled(p + 1, {**size, loop.dim: rest})
-                filled += (1.0 - kept) * once
+            filled = sum(n * self._filled(p + 1, trip) for trip, n in self._trips(p, size))
+            shared = self._shared(p, size)
+            if shared:
+                filled -= self._survival(p, size) * shared
             self.seen[key] = filled
         return self.seen[key]
 
+    def _trips(self, p: int, size: Mapping[str, int]) -> list[tuple[dict[str, int], int]]:
+        """The boxes of loop p's trips, with how many there are of each."""
+        loop = self.loops[p]
+        full, rest = divmod(size[loop.dim], loop.step)
+        boxes = [({**size, loop.dim: loop.step}, full)] if full else []
+        return boxes + ([({**size, loop.dim: rest}, 1)] if rest else [])
+
+    def _shared(self, p: int, size: Mapping[str, int]) -> float:
+        """Lines that trips of loop p touch again, added up."""
+        alone = sum(n * self._lines(trip, p + 1) for trip, n in self._trips(p, size))
+        again = alone - self._lines(size, p)
+        return again if again > 1e-9 * alone else 0.0
+
     def _lines(self, size: Mapping[str, int], p: int) -> float:
         return self.tensor.lines(size, {loop.dim: loop.step for loop in self.loops[:p]})
-
-    def _carries(self, p: int, size: Mapping[str, int]) -> bool:
-        loop = self.loops[p]
-        if loop.dim not in self.names:
-            return True
-        trips = -(-size[loop.dim] // loop.step)
-        once = self._lines({**size, loop.dim: loop.step}, p + 1)
-        return self._lines({**size, loop.dim: trips * loop.step}, p + 1) < trips * once * (1 - 1e-9)
 
     def _survival(self, p: int, size: Mapping[str, int]) -> float:
         """Share of the words reused by loop p whose window fits the cache."""
         loop = self.loops[p]
         body = {**size, loop.dim: loop.step}
-        shift = {**dict.fromkeys(size, 0), loop.dim: loop.step}
-        both = [_at_origin(body), {d: (shift[d], body[d]) for d in body}]
-        if self._needed(both) <= self.capacity:
+        apart = self._apart(p, body, size[loop.dim])
+        shift = {**dict.fromkeys(size, 0), loop.dim: apart * loop.step}
+        then = {d: (shift[d], body[d]) for d in body}
+        between = {**_at_origin(body), loop.dim: (loop.step, (apart - 1) * loop.step)}
+        window = [between] if apart > 1 else []
+        if self._needed([_at_origin(body), then, *window]) <= self.capacity:
             return 1.0
         index = self.tensor.access.index
         ranges = [e.extent(body) for e in index]
-        shifts = [e.coefficient(loop.dim) * loop.step for e in index]
+        shifts = [e.coefficient(loop.dim) * shift[loop.dim] for e in index]
+        here, there = self.tensor.image(_at_origin(body)), self.tensor.image(then)
+        meet = [_bits(a & b) for a, b in zip(here, there, strict=True)]
         fitting = 0
-        for point in _spread(len(index)):
-            # a word that trips i and i + 1 share: its indices counted from the corner of trip i;
-            # trips that share no word (but a line) meet at the end of one and the start of the next
+        for point in _spread(len(meet)):
+            # a word that both trips touch, its indices counted from the corner of each trip; trips
+            # that share no word (but a line) meet at the end of one and the start of the next
             last, first = [], []
-            for x, extent, step in zip(point, ranges, shifts, strict=True):
-                word = step + int(x * (extent - step)) if step < extent else extent - 1
-                last.append(word)
-                first.append(max(word - step, 0) if step < extent else 0)
+            for x, values, extent, step in zip(point, meet, ranges, shifts, strict=True):
+                last.append(values[int(x * len(values))] if values else extent - 1)
+                first.append(last[-1] - step if values else 0)
             self._whole_line(last, first, ranges)
-            window = self._side(p, body, last, True)
+            boxes = window + self._side(p, body, last, True)
             for box in self._side(p, body, first, False):
-                window.append({d: (lo + shift[d], n) for d, (lo, n) in box.items()})
-            fitting += self._needed(window) <= self.capacity
+                boxes.append({d: (lo + shift[d], n) for d, (lo, n) in box.items()})
+            fitting += self._needed(boxes) <= self.capacity
         return fitting / _SAMPLES
+
+    def _apart(self, p: int, body: Mapping[str, int], extent: int) -> int:
+        """How many trips of loop p lie between the nearest two that share a word; 1 if none do."""
+        loop = self.loops[p]
+        here = self.tensor.image(_at_origin(body))
+        for trips in range(1, -(-extent // loop.step)):
+            there = self.tensor.image(
+                {**_at_origin(body), loop.dim: (trips * loop.step, loop.step)}
+            )
+            if all(a & b for a, b in zip(here, there, strict=True)):
+                return trips
+        return 1
 
     def _whole_line(self, last: list[int], first: list[int], ranges: list[int]) -> None:
         """A line's last use is that of its last word, its first use that of its first."""
@@ -295,20 +327,32 @@ class _Walk:
             end = -(-size[d] // step) - 1
             if end <= 0:
                 continue
-            early, late = 0, end
-            for i, c, others in self.uses[k]:
-                reach = sum(a * (size[n] - 1) for n, a in others) + c * (step - 1)
-                late = min(late, left[i] // (c * step))
-                early = min(max(early, -((reach - left[i]) // (c * step))), late)
-            y = late if after and k < self.kept else early
+            y = self._trip_of(k, left, size, end, after and k < self.kept)
             for i, c, _ in self.uses[k]:
                 left[i] -= c * step * y
             begin, stop = ((y + 1) * step, size[d]) if after else (0, y * step)
-            if stop > begin and len(boxes) < _BOXES:
+            if stop > begin:
                 boxes.append({**_box(lo, size), d: (lo[d] + begin, stop - begin)})
             lo[d] += y * step
             size[d] = min(step, size[d] - y * step)
         return boxes
+
+    def _trip_of(
+        self, k: int, left: list[int], size: Mapping[str, int], end: int, latest: bool
+    ) -> int:
+        """The latest (or the first) trip of loop k that touches a word; 0..end for any."""
+        step = self.loops[k].step
+        early, late, reachable = 0, end, []
+        for i, c, others in self.uses[k]:
+            terms = tuple((a, size[n]) for n, a in others)
+            inside = _values((*terms, (c, step)))
+            late = min(late, left[i] // (c * step))
+            early = max(early, -((inside.bit_length() - 1 - left[i]) // (c * step)))
+            reachable.append((left[i], c * step, inside))
+        for y in range(late, early - 1, -1) if latest else range(early, late + 1):
+            if all(inside >> (word - stride * y) & 1 for word, stride, inside in reachable):
+                return y
+        return max(min(late, end), 0)
 
     def _needed(self, boxes: Sequence[Box]) -> float:
         """Lines of all tensors in a few boxes together."""
@@ -319,30 +363,45 @@ class _Walk:
 
 
 def _union(tensor: _Tensor, boxes: Sequence[Box]) -> float:
-    """Lines of a tensor in a few boxes together, by inclusion and exclusion of index ranges."""
-    images: list[tuple[list[tuple[int, int]], Box]] = []
+    """Lines of a tensor in several boxes together: each adds what the ones before it lack."""
+    total, before = 0.0, []
     for box in boxes:
         image = tensor.image(box)
-        if not any(_inside(image, other) for other, _ in images):
-            images = [(other, b) for other, b in images if not _inside(other, image)]
-            images.append((image, box))
-    total = 0.0
-    for count in range(1, len(images) + 1):
-        for chosen in itertools.combinations(images, count):
-            ranges = list(zip(*(image for image, _ in chosen), strict=True))
-            meet = [(max(lo for lo, _ in r), min(hi for _, hi in r)) for r in ranges]
-            if any(lo > hi for lo, hi in meet):
-                continue
-            image, box = chosen[0]
-            lines = tensor.lines({d: n for d, (_, n) in box.items()})
-            for (lo, hi), (first, last) in zip(meet, image, strict=True):
-                lines *= (hi - lo + 1) / (last - first + 1)
-            total += lines if count % 2 else -lines
+        if any(_inside(image, other) for other in before):
+            continue
+        pieces = [image]
+        for other in before:
+            pieces = [rest for piece in pieces for rest in _minus(piece, other)]
+        words = sum(_size(piece) for piece in pieces)
+        if words and tensor.line > 1:
+            words *= tensor.lines({d: n for d, (_, n) in box.items()}) / _size(image)
+        total += words
+        before.append(image)
     return total
 
 
-def _inside(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> bool:
-    return all(lo >= first and hi <= last for (lo, hi), (first, last) in zip(a, b, strict=True))
+def _size(image: Image) -> int:
+    return math.prod(values.bit_count() for values in image)
+
+
+def _minus(a: Image, b: Image) -> list[Image]:
+    """a without b, as disjoint products of sets."""
+    if not all(x & y for x, y in zip(a, b, strict=True)):
+        return [a]
+    pieces = []
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x & ~y:
+            common = tuple(p & q for p, q in zip(a[:i], b[:i], strict=True))
+            pieces.append((*common, x & ~y, *a[i + 1 :]))
+    return pieces
+
+
+def _inside(a: Image, b: Image) -> bool:
+    return all(x & ~y == 0 for x, y in zip(a, b, strict=True))
+
+
+def _bits(values: int) -> list[int]:
+    return [i for i in range(values.bit_length()) if values >> i & 1]
 
 
 def _box(lo: Mapping[str, int], size: Mapping[str, int]) -> dict[str, tuple[int, int]]:

@@ -73,6 +73,16 @@ def touched(expression: Affine, tile: Tile) -> Number:
     return _least(_range(expression, tile), math.prod(tile[name] for name in expression.names))
 
 
+def _mixed_radix(expression: Affine, limits: Mapping[str, int]) -> bool:
+    """Whether every coefficient steps over all that the smaller ones reach: nothing overlaps."""
+    reach = 0
+    for name, coefficient in sorted(expression.terms, key=lambda term: term[1]):
+        if coefficient <= reach or name not in limits:
+            return False
+        reach += coefficient * (limits[name] - 1)
+    return True
+
+
 def posynomial(limits: Mapping[str, int]) -> Count:
     """`touched` without maxima, for symbols: p*A + q*(B - p) for a number B > p, else A*B.
 
@@ -87,6 +97,8 @@ def posynomial(limits: Mapping[str, int]) -> Count:
         if len(expression.terms) > 2:
             if not any(_symbolic(tile[n]) for n in expression.names):
                 return touched(expression, tile)
+            if _mixed_radix(expression, limits):
+                return math.prod(tile[n] for n in expression.names)
             raise InputError(
                 f'an index expression of {expression.names} has no posynomial form; '
                 f'leave all but one of these dimensions untiled'

@@ -12,8 +12,10 @@ with H = h*sh + r*dh - pt and W = w*sw + s*dw - pl, and bias and activation as f
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.errors import SpecError
 from tilewright.ops.group import Group, Tensor
@@ -24,15 +26,13 @@ Pair = int | Sequence[int]
 MAX_ELEMENTS = 2**31 - 1
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        index = getattr(value, '__index__', None)
-        if index is None or isinstance(value, bool):
-            raise SpecError(f'{name} is {value!r}; it must be a whole number of at least {least}')
-        value = index()
-    if value < least:
-        raise SpecError(f'{name} is {value}; it must be at least {least}')
-    return value
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
+        raise SpecError(f'{name} is {value!r}; it must be a whole number of at least {least}')
+    number = operator.index(value)
+    if number < least:
+        raise SpecError(f'{name} is {number}; it must be at least {least}')
+    return number
 
 
 def _pair(name: str, value: Pair, least: int) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def describe(conv: Conv2d) -> Group:
         out_index = affine(('g', out_group), ('k', 1))
         in_index, ker_index = affine(('g', in_group), ('c', 1)), var('c')
     parallel = (Dim('n', conv.n), *channels, *image)
-    after = [name for name, on in (('bias', conv.bias), (conv.activation, conv.activation)) if on]
+    after = ['bias'] * conv.bias + ([conv.activation] if conv.activation else [])
     inner = [f'Acc{position}' for position in range(len(after))]
     stops = [*inner, 'Out']
     out_shape = (conv.n, conv.k, conv.out_h, conv.out_w)

@@ -148,7 +148,7 @@ def _evaluate(expr: Expr, operands: list[np.ndarray]) -> np.ndarray:
     if expr.op == 'read':
         return operands[int(expr.value)]
     if expr.op == 'const':
-        return np.float64(expr.value)
+        return np.asarray(expr.value)
     return _FUNCTIONS[expr.op](*(_evaluate(a, operands) for a in expr.args))
 
 

@@ -25,8 +25,6 @@ import time
 from functools import cache
 from pathlib import Path
 
-import platformdirs
-
 from tilewright import knobs
 from tilewright.errors import CompilerError, MissingError, StoreError
 
@@ -57,8 +55,18 @@ def cache_dir() -> Path:
                 f'TILEWRIGHT_CACHE_DIR={chosen} cannot be written; name a directory that can'
             )
         return chosen
-    path = Path(platformdirs.user_cache_dir('tilewright'))
+    path = _user_cache()
     return path if _writable(path) else _fallback_dir()
+
+
+def _user_cache() -> Path:
+    """The user's cache directory; by the XDG rule where platformdirs is not installed."""
+    try:
+        import platformdirs
+    except ImportError:
+        base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+        return Path(base).expanduser() / 'tilewright'
+    return Path(platformdirs.user_cache_dir('tilewright'))
 
 
 @cache

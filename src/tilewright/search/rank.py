@@ -1,8 +1,8 @@
 """From a group to ranked schedules, by modelling alone: nothing is compiled or timed here.
 
     register tiles x thread cuts   ranked by the compute model (microseconds each)
-    best few of these              tile sizes of the caches by the solver, one geometric program
-                                   for each loop-order class; made whole by `refine` under `predict`
+    best few of these              loop orders by the solver, one for each cache; tile sizes of the
+                                   caches by the solver, made whole by `refine` under `predict`
     all that was priced            top-n distinct schedules
 
 Goes in: a group, a machine, a thread count. Comes out: `Candidate`s, best first. Deterministic.
@@ -11,16 +11,14 @@ Goes in: a group, a machine, a thread count. Comes out: `Candidate`s, best first
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.codegen.cpu.nest import part_extents
-from tilewright.codegen.cpu.operand import reads_outside
 from tilewright.errors import InputError, MissingError
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
-from tilewright.model.orders import order_classes, signatures
 from tilewright.model.predict import MARGIN, Prediction, compute_seconds, predict
 from tilewright.model.traffic import PACKED, capacity
 from tilewright.ops.group import Group
@@ -30,15 +28,18 @@ from tilewright.schedule.space import (
     CACHE_LEVELS,
     assemble,
     general_schedule,
+    register_order,
     register_tiles,
     thread_cuts,
     whole_tile,
 )
 from tilewright.search.refine import Space, Tiles, grid, refine
-from tilewright.search.solver import Problem, solve
+from tilewright.search.solver import Problem, cache_orders, rank_orders, solve
+
+Orders = tuple[tuple[str, ...], ...]  # one loop order for each cache
 
 SHAPES = 4  # (register tile, thread cut) pairs that are carried to the solver
-ORDERS = 2  # loop-order classes carried from the solver to refinement, for each of them
+ORDERS = 2  # choices of one loop order per cache that are refined, for each of them
 BUDGET = 40  # tile sizes priced exactly, for each of those
 
 
@@ -69,8 +70,11 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
         return (Candidate(schedule, predict(group, schedule, machine)),)
     contraction = contract(group, candidates[0])
     found: list[Candidate] = []
+    orders: list[Orders] = []
     for shape in shapes(group, contraction, machine, threads)[:SHAPES]:
-        found += _tiled(group, contraction, machine, shape, top)
+        tiling = Tiling.of(group, contraction, machine, shape)
+        orders = orders or tiling.orders()  # derived once: shapes differ little
+        found += _tiled(group, machine, tiling, orders, top)
     return _distinct(sorted(found, key=_key), top)
 
 
@@ -101,118 +105,105 @@ def shapes(group: Group, contraction: Contraction, machine: Machine, threads: in
     return priced
 
 
-def untiled_dims(contraction: Contraction) -> tuple[str, ...]:
-    """Dimensions kept whole at every level: what the micro-kernel unrolls."""
-    return contraction.unrolled
+@dataclass(frozen=True)
+class Tiling:
+    """The tile-size problem of one shape: what one thread owns, and what it may use."""
+
+    stage: Stage
+    contraction: Contraction
+    machine: Machine
+    shape: Shape
+    threads: int
+    part: dict[str, int]
+    space: Space
+
+    @classmethod
+    def of(cls, group: Group, contraction: Contraction, machine: Machine, shape: Shape) -> Tiling:
+        stage = group.main
+        probe = assemble(
+            group, machine.isa, contraction.vector, shape.reg, (whole_tile(stage, shape.reg),),
+            (tuple(stage.sizes),), shape.parallel, '',
+        )  # fmt: skip
+        part = part_extents(stage, probe)
+        space = Space(
+            {d: max(size, shape.reg[d]) for d, size in part.items()},
+            shape.reg,
+            len(machine.caches),
+            contraction.unrolled,
+            {contraction.vector: shape.reg[contraction.vector]},
+        )
+        return cls(stage, contraction, machine, shape, probe.threads, part, space)
+
+    @property
+    def layout(self) -> dict[str, str]:
+        """Both operands are packed."""
+        return {a.tensor: PACKED for a in self.stage.reads}
+
+    @property
+    def rooms(self) -> tuple[float, ...]:
+        """Words that this thread may fill of every cache."""
+        caches = range(len(self.machine.caches))
+        return tuple(MARGIN * self.machine.capacity_bytes(i, self.threads) / 4 for i in caches)
+
+    def problem(self, orders: Orders) -> Problem:
+        """The geometric program, with the thread's share of every bandwidth (Sec. 7)."""
+        speeds = tuple(
+            self.machine.bandwidth_gbps(b, self.threads) / self.threads * 1e9 / 4
+            for b in range(len(self.machine.boundaries))
+        )
+        return Problem(
+            self.stage, self.part, self.shape.reg, self.rooms, speeds,
+            (register_order(self.stage), *orders), self.contraction.unrolled, layout=self.layout,
+        )  # fmt: skip
+
+    def orders(self) -> list[Orders]:
+        """The most promising choices of one loop order per cache, best first."""
+        caches = len(self.machine.caches)
+        plain = cache_orders(self.stage, self.contraction.unrolled)
+        try:
+            ranked = rank_orders(self.problem((plain[0],) * caches), plain)
+        except (MissingError, InputError):  # no CasADi, or no geometric program
+            return [(order,) * caches for order in plain[:ORDERS]]
+        return [problem.orders[1:] for _, problem in ranked[:ORDERS]]
+
+    def starts(self, orders: Orders) -> tuple[list, float]:
+        """(tiles to start from, the solver's bound): real-valued optimum, or a grid without it."""
+        least = {d: self.space.least(d) for d in self.space.dims}
+        streaming = (least, *[dict(self.space.sizes)] * (self.space.levels - 1))
+        try:
+            solution = solve(self.problem(orders))
+        except (MissingError, InputError):
+            solution = None
+        if solution is not None and solution.tiles:
+            return [solution.tiles, streaming], solution.bound
+        coarse = grid(
+            self.space, lambda tile: capacity(self.stage, tile, layout=self.layout), self.rooms
+        )
+        return [*coarse, streaming], 0.0
 
 
 def _tiled(
-    group: Group, contraction: Contraction, machine: Machine, shape: Shape, top: int
+    group: Group, machine: Machine, tiling: Tiling, orders: list[Orders], top: int
 ) -> list[Candidate]:
-    """Cache tiles for one shape: solver, refinement, the best distinct ones."""
-    stage = group.main
-    threads = math.prod(ways for _, ways in shape.parallel)
-    probe = assemble(
-        group, machine.isa, contraction.vector, shape.reg, (whole_tile(stage, shape.reg),),
-        (tuple(stage.sizes),), shape.parallel, '',
-    )  # fmt: skip
-    part = part_extents(stage, probe)
-    levels = len(machine.caches)
-    space = Space(
-        {d: max(size, shape.reg[d]) for d, size in part.items()},
-        shape.reg,
-        levels,
-        untiled_dims(contraction),
-        {contraction.vector: shape.reg[contraction.vector]},
-    )
-    pack = _pack_level(group, contraction, levels)
+    """Cache tiles for one shape: solver, refinement under the exact model, the best of them."""
+    shape, vector = tiling.shape, tiling.contraction.vector
+    pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
     found: dict[str, Candidate] = {}
-    for order, starts, bound in _starts(stage, contraction, machine, shape, part, threads, space):
+    for choice in orders:
+        starts, bound = tiling.starts(choice)
 
-        def price(tiles: Tiles, order=order, bound=bound) -> float:
+        def price(tiles: Tiles, choice: Orders = choice, bound: float = bound) -> float:
             schedule = assemble(
-                group, machine.isa, contraction.vector, shape.reg, tiles, (order,) * levels,
-                shape.parallel, pack,
-            )  # fmt: skip
+                group, machine.isa, vector, shape.reg, tiles, choice, shape.parallel, pack
+            )
             if schedule.digest not in found:
                 prediction = predict(group, schedule, machine)
                 found[schedule.digest] = Candidate(schedule, prediction, bound)
             return found[schedule.digest].prediction.seconds
 
-        refine(starts, price, space, budget=BUDGET, climbs=2)
+        budget = BUDGET if bound else 4 * BUDGET  # a coarse grid starts further away
+        refine(starts, price, tiling.space, budget=budget, climbs=2)
     return sorted(found.values(), key=_key)[: 4 * top]
-
-
-def _pack_level(group: Group, contraction: Contraction, levels: int) -> str:
-    """Inputs that are padded are packed; so are those whose pixels do not lie side by side."""
-    if reads_outside(group, contraction) or not _lanes_adjacent(group, contraction):
-        return CACHE_LEVELS[min(1, levels - 1)]
-    return CACHE_LEVELS[min(1, levels - 1)]
-
-
-def _lanes_adjacent(group: Group, contraction: Contraction) -> bool:
-    last = contraction.a.index[-1]
-    return bool(contraction.pixels) and last.coefficient(contraction.pixels[-1]) == 1
-
-
-def _starts(
-    stage: Stage, contraction: Contraction, machine: Machine, shape: Shape,
-    part: Mapping[str, int], threads: int, space: Space,
-) -> Iterable[tuple[tuple[str, ...], list, float]]:  # fmt: skip
-    """(loop order, real-valued tiles to start from, the solver's bound), best orders first."""
-    rooms = tuple(
-        MARGIN * machine.capacity_bytes(i, threads) / 4 for i in range(len(machine.caches))
-    )
-    speeds = tuple(
-        machine.bandwidth_gbps(b, threads) / threads * 1e9 / 4
-        for b in range(len(machine.boundaries))
-    )
-    layout = {a.tensor: PACKED for a in stage.reads}
-    orders = _orders(stage, contraction)
-
-    def problem(order: tuple[str, ...]) -> Problem:
-        return Problem(
-            stage, dict(part), shape.reg, rooms, speeds, (order,), untiled_dims(contraction),
-            layout=layout,
-        )  # fmt: skip
-
-    try:
-        first = [(solve(problem(order), settle=False), order) for order in orders]
-        usable = sorted((s for s in first if s[0].tiles), key=lambda s: (s[0].objective, s[1]))
-        settled = [(solve(problem(order)), order) for _, order in usable[:ORDERS]]
-    except (MissingError, InputError):  # no CasADi, or no geometric program: start from a grid
-        settled = []
-    if settled:
-        return [(order, [s.tiles, *_seeds(space)], s.bound) for s, order in settled]
-
-    def words(tile: dict[str, int]) -> float:
-        return capacity(stage, tile, layout=layout)
-
-    starts = [*grid(space, words, rooms), *_seeds(space)]
-    return [(order, starts, 0.0) for order in orders[:ORDERS]]
-
-
-def _seeds(space: Space) -> list[Tiles]:
-    """Starts that need no solver: register tiles in L1 and everything further out."""
-    least = {d: space.least(d) for d in space.dims}
-    whole = dict(space.sizes)
-    return [tuple([least] + [whole] * (space.levels - 1))]
-
-
-def _orders(stage: Stage, contraction: Contraction) -> list[tuple[str, ...]]:
-    """One order for each class that still differs once unrolled dimensions have no loop."""
-    seen, orders = set(), []
-    loops = [d for d in stage.sizes if d not in contraction.unrolled]
-    for found in order_classes(stage):
-        order = found.representative()
-        mark = tuple(
-            (frozenset(s.loops & set(loops)), s.partial if s.partial in loops else None)
-            for s in signatures(stage, [d for d in order if d in loops])
-        )
-        if mark not in seen:
-            seen.add(mark)
-            orders.append(order)
-    return orders
 
 
 def _distinct(ranked: list[Candidate], top: int) -> tuple[Candidate, ...]:

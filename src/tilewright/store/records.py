@@ -22,13 +22,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tilewright.errors import InputError
 from tilewright.runtime import build
 from tilewright.runtime.measure import Measurement
+from tilewright.version import VERSION
 
 T = TypeVar('T')
 
@@ -97,7 +97,7 @@ def package_version() -> str:
             if path.suffix in ('.py', '.c', '.h'):
                 total.update(path.relative_to(root).as_posix().encode() + b'\0')
                 total.update(path.read_bytes())
-    return f'{metadata.version("tilewright")}+{total.hexdigest()[:10]}'
+    return f'{VERSION}+{total.hexdigest()[:10]}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,16 @@ class Contraction:
 
 
 def vector_candidates(group: Group) -> tuple[str, ...]:
-    """Dimensions that may lie across vector lanes: contiguous in the result first, then largest."""
+    """Dimensions that may lie across vector lanes: contiguous in the result first, then largest.
+
+    None where both operands change from call to call: panels are packed ahead of time.
+    """
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0:
         return ()
     a, b = _operands(group)
+    if group.tensor(b.tensor).role != 'constant':
+        return ()
     columns = [d for d in stage.parallel if d in b.names and d not in a.names]
     last = stage.write.index[-1]
     return tuple(sorted(columns, key=lambda d: (last.coefficient(d) != 1, -stage.sizes[d])))

@@ -240,10 +240,7 @@ def _write_packing(writer: Writer, p: Plan) -> None:
     groups = math.prod(sizes[d] for d in p.loose)
     packed_weights = groups * panels.floats
     sources = {t.name: f'constants[{i}]' for i, t in enumerate(constants)}
-    b_is_constant = c.b.tensor in sources
     extra = [t for t in constants if t.name != c.b.tensor]
-    if not b_is_constant:
-        raise ScheduleError(f'{p.group.label}: the packed operand {c.b.tensor} must be a constant')
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     writer.line(f'const float *b = {sources[c.b.tensor]};')
     writer.line('float *to = packed;')

@@ -1,0 +1,380 @@
+"""Winograd's minimal filtering F(m, r) as a lowering from a convolution to a graph of stages.
+
+Goes in: a convolution's group and the tile size m. Comes out: `lower(group, m)`, a group with the
+same output,
+
+    U = G g G^T                  weights, transformed ahead of time       t | r s
+    V = B^T d B                  input tiles, two passes of one dimension  t n c ph pw
+    M[t] = V[t] U[t]             a matrix product for each point t         t n k ph pw | c
+    Y = A^T M A                  output tiles, two passes, then cropped, then the epilogue
+
+(Lavin & Gray 2016; Winograd 1980). The matrices come from Toom-Cook interpolation at distinct
+points and infinity, exact in fractions, for any m and r, and are checked by the bilinear identity
+
+    sum_t A^T[i, t] G[t, k] B^T[t, l] = 1 where l = i + k, else 0.
+
+A filter of one row or one column is the one-dimensional form: F(1, 1) in the other dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.errors import SpecError
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+# Symmetric pairs share work in the transforms; small powers of two keep the error low, and a point
+# beside its reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5).
+POINTS = tuple(
+    Fraction(text)
+    for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2', '4', '-1/4', '-4', '1/4', '3/2', '-2/3')
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The matrices of F(m, r): A^T is m x t, G is t x r, B^T is t x t, with t = m + r - 1."""
+
+    m: int
+    r: int
+    at: Matrix
+    g: Matrix
+    bt: Matrix
+
+    @property
+    def t(self) -> int:
+        return self.m + self.r - 1
+
+    def array(self, name: str) -> np.ndarray:
+        """One of the matrices ('at', 'g', 'bt') in float64."""
+        rows: Matrix = getattr(self, name)
+        return np.array([[float(x) for x in row] for row in rows])
+
+
+@lru_cache(maxsize=256)
+def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> Transform:
+    """The transform of F(m, r) from m + r - 2 distinct finite points, and infinity."""
+    if m < 1 or r < 1:
+        raise SpecError(f'F({m}, {r}) does not exist; m and r must be at least 1')
+    count = m + r - 2
+    chosen = POINTS[:count] if points is None else tuple(points)
+    if len(chosen) < count or len(set(chosen)) != count:
+        raise SpecError(
+            f'F({m}, {r}) needs {count} distinct points, got {len(set(chosen))}; choose a smaller m'
+        )
+    at = [[x**i for x in chosen] + [Fraction(i == m - 1)] for i in range(m)]
+    g, bt = [], []
+    for j, x in enumerate(chosen):
+        others = chosen[:j] + chosen[j + 1 :]
+        scale = Fraction(1)
+        for y in others:
+            scale *= x - y
+        row = [*_polynomial(others), Fraction(0)]
+        # Whole numbers in B^T and |row| no larger than needed: what is exact costs no rounding.
+        factor = Fraction(_common_denominator(row)) * (-1 if scale < 0 else 1)
+        bt.append([factor * c for c in row])
+        g.append([x**i / (scale * factor) for i in range(r)])
+    g.append([Fraction(i == r - 1) for i in range(r)])
+    last = _polynomial(chosen)
+    factor = Fraction(_common_denominator(last))
+    bt.append([factor * c for c in last])
+    g[-1] = [c / factor for c in g[-1]]
+    result = Transform(m, r, _frozen(at), _frozen(g), _frozen(bt))
+    check(result)
+    return result
+
+
+def check(f: Transform) -> None:
+    """Raise SpecError unless the bilinear identity holds exactly."""
+    for i in range(f.m):
+        for k in range(f.r):
+            for column in range(f.t):
+                total = sum(f.at[i][t] * f.g[t][k] * f.bt[t][column] for t in range(f.t))
+                if total != (column == i + k):
+                    raise SpecError(
+                        f'the matrices of F({f.m}, {f.r}) give {total} for output {i}, tap {k}, '
+                        f'input {column}; they must give {int(column == i + k)}'
+                    )
+
+
+def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of prod(x - root), lowest power first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        scaled = [root * c for c in coefficients] + [Fraction(0)]
+        coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
+    return coefficients
+
+
+def _common_denominator(values: Sequence[Fraction]) -> int:
+    product = 1
+    for value in values:
+        product *= value.denominator // _gcd(product, value.denominator)
+    return product
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def _frozen(rows: list[list[Fraction]]) -> Matrix:
+    return tuple(tuple(Fraction(c) for c in row) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A convolution cut into Winograd tiles: what code, model and lowering all need to know.
+
+    `across` and `down` are the transforms along the width and the height; `ph` x `pw` tiles of
+    `down.m` x `across.m` outputs cover the image, the last ones reaching beyond it.
+    """
+
+    n: int
+    g: int
+    k: int
+    c: int
+    height: int
+    width: int
+    out_h: int
+    out_w: int
+    pad_top: int
+    pad_left: int
+    down: Transform
+    across: Transform
+
+    @property
+    def ph(self) -> int:
+        return -(-self.out_h // self.down.m)
+
+    @property
+    def pw(self) -> int:
+        return -(-self.out_w // self.across.m)
+
+    @property
+    def t(self) -> int:
+        return self.down.t * self.across.t
+
+    @property
+    def saving(self) -> float:
+        """Products of the direct algorithm for one of this algorithm, whole tiles counted."""
+        direct = self.out_h * self.out_w * self.down.r * self.across.r
+        return direct / (self.ph * self.pw * self.t)
+
+
+def applies(group: Group, m: int) -> str:
+    """'' where F(m, r) can compute this group, else one sentence that says why not."""
+    if m < 2:
+        return f'm={m}: a tile of fewer than two outputs saves nothing'
+    stage = group.main
+    if not stage.is_product_sum or stage.pad_value != 0 or group.stages[0] is not stage:
+        return f'{group.label} does not begin with a sum of products'
+    sizes = stage.sizes
+    if not {'n', 'k', 'h', 'w', 'c', 'r', 's'} <= set(sizes) <= set('ngkhwcrs'):
+        return f'{group.label} has the dimensions {tuple(sizes)}, not those of a dense convolution'
+    if _expected(group) is None:
+        return f'{group.label} is strided, dilated, or not laid out as NCHW'
+    taps = (sizes['r'], sizes['s'])
+    if max(taps) == 1:
+        return f'{group.label} has a 1x1 filter: there is nothing to save'
+    if max(taps) + m - 2 > len(POINTS):
+        return f'F({m}, {max(taps)}) needs more than {len(POINTS)} points'
+    if group.tensor(stage.reads[1].tensor).role != 'constant':
+        return f'{group.label} has weights that are not constant'
+    return ''
+
+
+def _expected(group: Group) -> tuple[int, int] | None:
+    """(pad_top, pad_left) where the accesses are those of a plain convolution, else None."""
+    stage = group.main
+    sizes = stage.sizes
+    grouped = 'g' in sizes
+    out_k = affine(('g', sizes['k']), ('k', 1)) if grouped else var('k')
+    in_c = affine(('g', sizes['c']), ('c', 1)) if grouped else var('c')
+    image, weights = stage.reads
+    if len(image.index) != 4:
+        return None
+    rows, columns = image.index[2:]
+    padding = -rows.const, -columns.const
+    right = (
+        stage.write.index == (var('n'), out_k, var('h'), var('w'))
+        and weights.index == (out_k, var('c'), var('r'), var('s'))
+        and image.index[:2] == (var('n'), in_c)
+        and rows == affine(('h', 1), ('r', 1), const=-padding[0])
+        and columns == affine(('w', 1), ('s', 1), const=-padding[1])
+    )
+    return padding if right else None
+
+
+def geometry(group: Group, m: int) -> Geometry:
+    """[Group] -> [Geometry]; SpecError where Winograd does not apply."""
+    reason = applies(group, m)
+    padding = None if reason else _expected(group)
+    if padding is None:
+        raise SpecError(f'Winograd with m={m} does not apply: {reason}; use the direct algorithm')
+    sizes = group.main.sizes
+    image = group.tensor(group.main.reads[0].tensor)
+    return Geometry(
+        sizes['n'], sizes.get('g', 1), sizes['k'], sizes['c'], *image.shape[2:],
+        sizes['h'], sizes['w'], *padding,
+        transform(m if sizes['r'] > 1 else 1, sizes['r']),
+        transform(m if sizes['s'] > 1 else 1, sizes['s']),
+    )  # fmt: skip
+
+
+def matmul_stage(group: Group, m: int) -> Stage:
+    """The batched matrix product in the middle: M[t] += V[t] U[t], over tiles instead of pixels."""
+    shape = geometry(group, m)
+    batch = (Dim('g', shape.g),) if shape.g > 1 else ()
+    at_g = (var('g'),) if batch else ()
+    tiles = (var('ph'), var('pw'))
+    return Stage(
+        'matmul',
+        (
+            Dim('t', shape.t), Dim('n', shape.n), *batch, Dim('k', shape.k),
+            Dim('ph', shape.ph), Dim('pw', shape.pw), Dim('c', shape.c, 'reduction'),
+        ),
+        Access('M', (var('t'), var('n'), *at_g, var('k'), *tiles)),
+        (
+            Access('V', (var('t'), var('n'), *at_g, var('c'), *tiles)),
+            Access('U', (var('t'), *at_g, var('k'), var('c'))),
+        ),
+        call('mul', read(0), read(1)),
+        'sum',
+    )  # fmt: skip
+
+
+def lower(group: Group, m: int) -> Group:
+    """[Group] -> [Group]: the same output by F(m, r), stage by stage.
+
+    Tiles reach beyond the image: the transforms read zeros there, as padding does, and write a
+    tensor of whole tiles ('Whole'), of which a pointwise stage keeps the image. The transform
+    matrices are constants of the new group; `matrices(group, m)` gives their values.
+    """
+    shape, stage = geometry(group, m), group.main
+    down, across = shape.down, shape.across
+    product, grouped = matmul_stage(group, m), shape.g > 1
+    image, weights = stage.reads
+    batch = (Dim('g', shape.g),) if grouped else ()
+    at_g = (var('g'),) if grouped else ()
+    channel, filter_k = image.index[1], weights.index[0]
+    ph, pw = Dim('ph', shape.ph), Dim('pw', shape.pw)
+    n, c, k = Dim('n', shape.n), Dim('c', shape.c), Dim('k', shape.k)
+    i, j = Dim('i', down.t), Dim('j', across.t)
+    reached = (shape.pw - 1) * across.m + across.t
+    t_ij = affine(('i', across.t), ('j', 1))
+
+    def sum_over(
+        name: str, out: tuple[Dim, ...], over: Dim, write: Access, *reads: Access
+    ) -> Stage:
+        reduced = Dim(over.name, over.size, 'reduction')
+        return Stage(name, (*out, reduced), write, reads, call('mul', read(0), read(1)), 'sum')
+
+    s, x = Dim('s', across.r), Dim('x', reached)
+    a, b = Dim('a', down.t), Dim('b', across.t)
+    y, z = Dim('y', down.m), Dim('z', across.m)
+    stages = (
+        sum_over(
+            'filter_rows', (i, *batch, k, c, s), Dim('r', down.r),
+            Access('Gg', (var('i'), *at_g, var('k'), var('c'), var('s'))),
+            Access('G_h', (var('i'), var('r'))),
+            Access(weights.tensor, (filter_k, var('c'), var('r'), var('s'))),
+        ),
+        sum_over(
+            'filter_columns', (i, j, *batch, k, c), s,
+            Access('U', (t_ij, *at_g, var('k'), var('c'))),
+            Access('G_w', (var('j'), var('s'))),
+            Access('Gg', (var('i'), *at_g, var('k'), var('c'), var('s'))),
+        ),
+        sum_over(
+            'input_rows', (i, n, *batch, c, ph, x), a,
+            Access('Bd', (var('i'), var('n'), *at_g, var('c'), var('ph'), var('x'))),
+            Access('Bt_h', (var('i'), var('a'))),
+            Access(image.tensor, (
+                var('n'), channel, affine(('ph', down.m), ('a', 1), const=-shape.pad_top),
+                affine(('x', 1), const=-shape.pad_left),
+            )),
+        ),
+        sum_over(
+            'input_columns', (i, j, n, *batch, c, ph, pw), b,
+            Access('V', (t_ij, var('n'), *at_g, var('c'), var('ph'), var('pw'))),
+            Access('Bt_w', (var('j'), var('b'))),
+            Access('Bd', (
+                var('i'), var('n'), *at_g, var('c'), var('ph'), affine(('pw', across.m), ('b', 1)),
+            )),
+        ),
+        product,
+        sum_over(
+            'output_rows', (y, j, n, *batch, k, ph, pw), i,
+            Access('Am', (var('y'), var('j'), var('n'), *at_g, var('k'), var('ph'), var('pw'))),
+            Access('At_h', (var('y'), var('i'))),
+            Access('M', (t_ij, var('n'), *at_g, var('k'), var('ph'), var('pw'))),
+        ),
+        sum_over(
+            'output_columns', (y, z, n, *batch, k, ph, pw), j,
+            Access('Whole', (
+                var('n'), stage.write.index[1], affine(('ph', down.m), ('y', 1)),
+                affine(('pw', across.m), ('z', 1)),
+            )),
+            Access('At_w', (var('z'), var('j'))),
+            Access('Am', (var('y'), var('j'), var('n'), *at_g, var('k'), var('ph'), var('pw'))),
+        ),
+        _crop(group),
+        *group.epilogue,
+    )  # fmt: skip
+    made = {
+        'Gg': (down.t, shape.g, shape.k, shape.c, across.r),
+        'U': (shape.t, shape.g, shape.k, shape.c),
+        'Bd': (down.t, shape.n, shape.g, shape.c, shape.ph, reached),
+        'V': (shape.t, shape.n, shape.g, shape.c, shape.ph, shape.pw),
+        'M': (shape.t, shape.n, shape.g, shape.k, shape.ph, shape.pw),
+        'Am': (down.m, across.t, shape.n, shape.g, shape.k, shape.ph, shape.pw),
+    }
+    inner = []
+    for name, sizes in made.items():
+        access = next(v.write for v in stages if v.write.tensor == name)
+        place = {'Gg': 1, 'U': 1}.get(name, 3 if name == 'Am' else 2)
+        kept = sizes if grouped else (*sizes[:place], *sizes[place + 1 :])
+        dims = tuple('_'.join(e.names) for e in access.index)
+        inner.append(Tensor(name, dims, kept, 'inner'))
+    whole = (shape.n, shape.g * shape.k, shape.ph * down.m, shape.pw * across.m)
+    inner.append(Tensor('Whole', ('n', 'k', 'h', 'w'), whole, 'inner'))
+    constants = [
+        Tensor(name, ('row', 'column'), value.shape, 'constant')
+        for name, value in matrices(group, m).items()
+    ]
+    storage = (*group.storage, ('V', 'cache'), ('M', 'cache'))
+    return Group(
+        f'{group.label}@F({m},{max(down.r, across.r)})',
+        (*group.tensors, *constants, *inner),
+        stages,
+        storage,
+    )
+
+
+def _crop(group: Group) -> Stage:
+    """Out of whole tiles, the image: what the convolution itself would have written."""
+    target = group.tensor(group.main.write.tensor)
+    dims = tuple(Dim(d, size) for d, size in zip('nkhw', target.shape, strict=True))
+    here = tuple(var(d.name) for d in dims)
+    return Stage('crop', dims, Access(target.name, here), (Access('Whole', here),), read(0))
+
+
+def matrices(group: Group, m: int) -> dict[str, np.ndarray]:
+    """The transform matrices by the names that `lower` gives them, in float64."""
+    shape = geometry(group, m)
+    return {
+        f'{prefix}_{axis}': f.array(name)
+        for prefix, name in (('G', 'g'), ('Bt', 'bt'), ('At', 'at'))
+        for axis, f in (('h', shape.down), ('w', shape.across))
+    }

@@ -1,0 +1,169 @@
+"""What a built kernel accepts, what it copies, and what it refuses: one sentence, never a crash."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.errors import ArrayError, CheckError
+from tilewright.ops.reference import reference
+from tilewright.runtime.build import build
+from tilewright.runtime.cpu import Kernel, aligned_empty, as_operand
+
+
+@pytest.fixture
+def arrays(outer_kernel, whole_numbers):
+    return whole_numbers(outer_kernel.group, 5)
+
+
+@pytest.fixture
+def want(outer_kernel, arrays):
+    return reference(outer_kernel.group, arrays)
+
+
+def misaligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins at an odd address."""
+    raw = np.empty(array.nbytes + 1, np.uint8)
+    copy = raw[1:].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    assert not copy.flags.aligned
+    return copy
+
+
+def run(kernel: Kernel, arrays: dict, out: np.ndarray | None = None) -> np.ndarray:
+    out = np.full(kernel.group.output.shape, np.nan, np.float32) if out is None else out
+    kernel.run(arrays, kernel.pack(arrays), out)
+    return out
+
+
+ACCEPTED = {
+    'float32': lambda a: a,
+    'float64': lambda a: a.astype(np.float64),
+    'float16': lambda a: a.astype(np.float16),
+    'int8': lambda a: a.astype(np.int8),
+    'int64': lambda a: a.astype(np.int64),
+    'big-endian': lambda a: a.astype('>f4'),
+    'fortran': np.asfortranarray,
+    'transposed': lambda a: np.ascontiguousarray(a.T).T,
+    'reversed': lambda a: a[..., ::-1].copy()[..., ::-1],
+    'strided': lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    'misaligned': misaligned,
+    'read-only': lambda a: np.frombuffer(a.tobytes(), np.float32).reshape(a.shape),
+    'list': lambda a: a.tolist(),
+    'cache line offset': lambda a: aligned_empty((a.size + 1,))[1:].reshape(a.shape),
+}
+
+
+@pytest.mark.parametrize('tensor', ['In', 'Ker', 'Bias'])
+@pytest.mark.parametrize('how', ACCEPTED)
+def test_other_kinds_of_arrays_are_copied(outer_kernel, arrays, want, tensor, how):
+    given = ACCEPTED[how](arrays[tensor])
+    if how == 'cache line offset':
+        given[...] = arrays[tensor]
+    before = np.array(given)
+    got = run(outer_kernel, arrays | {tensor: given})
+    assert np.array_equal(got, want)
+    assert np.array_equal(np.array(given), before)
+
+
+@pytest.mark.parametrize('tensor', ['In', 'Ker', 'Bias'])
+@pytest.mark.parametrize(
+    ('change', 'says'),
+    [
+        (lambda a: a[..., :-1], 'has shape'),
+        (lambda a: a[None], 'has shape'),
+        (lambda a: a.reshape(-1)[0], 'has shape'),
+        (lambda a: None, 'has shape'),
+        (lambda a: a.astype(complex), 'has dtype complex128'),
+        (lambda a: a.astype(str), 'has dtype'),
+        (lambda a: a.astype(object), 'has dtype object'),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(outer_kernel, arrays, tensor, change, says):
+    with pytest.raises(ArrayError, match=f'{tensor} {says}') as caught:
+        run(outer_kernel, arrays | {tensor: change(arrays[tensor])})
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('tensor', ['In', 'Ker', 'Bias'])
+def test_a_missing_array_is_named(outer_kernel, arrays, tensor):
+    rest = {name: array for name, array in arrays.items() if name != tensor}
+    with pytest.raises(ArrayError, match=f'needs {tensor} of shape'):
+        run(outer_kernel, rest)
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda out: out[:, :, :, :-1],
+        lambda out: out.astype(np.float64),
+        lambda out: out.astype('>f4'),
+        lambda out: out[..., ::-1],
+        np.asfortranarray,
+        misaligned,
+    ],
+)
+def test_an_output_that_cannot_be_written_directly_is_refused(outer_kernel, arrays, change):
+    """A copy would be written instead, and the caller would never see it."""
+    out = change(np.zeros(outer_kernel.group.output.shape, np.float32))
+    with pytest.raises(ArrayError, match='out '):
+        run(outer_kernel, arrays, out)
+    assert not out.any()
+
+
+def test_a_read_only_output_is_refused(outer_kernel, arrays):
+    out = np.zeros(outer_kernel.group.output.shape, np.float32)
+    out.setflags(write=False)
+    with pytest.raises(ArrayError, match='writeable'):
+        run(outer_kernel, arrays, out)
+    assert not out.any()
+
+
+def test_an_output_inside_a_larger_array_leaves_the_rest_alone(outer_kernel, arrays, want):
+    shape = outer_kernel.group.output.shape
+    whole = np.full((shape[0] + 2, *shape[1:]), 7.0, np.float32)
+    run(outer_kernel, arrays, whole[1:-1])
+    assert np.array_equal(whole[1:-1], want)
+    assert (whole[[0, -1]] == 7.0).all()
+
+
+def test_inputs_and_constants_are_left_alone(outer_kernel, arrays):
+    before = {name: array.copy() for name, array in arrays.items()}
+    run(outer_kernel, arrays)
+    for name, array in arrays.items():
+        assert np.array_equal(array, before[name])
+
+
+def test_one_kernel_serves_several_sets_of_constants(outer_kernel, whole_numbers):
+    group = outer_kernel.group
+    sets = [whole_numbers(group, seed) for seed in range(3)]
+    packed = [outer_kernel.pack(arrays) for arrays in sets]
+    for arrays, constants in zip(sets, packed, strict=True):
+        out = np.full(group.output.shape, np.nan, np.float32)
+        outer_kernel.run(arrays, constants, out)
+        assert np.array_equal(out, reference(group, arrays))
+
+
+def test_times_are_positive_and_the_result_is_still_right(outer_kernel, arrays, want):
+    out = np.full(outer_kernel.group.output.shape, np.nan, np.float32)
+    packed = outer_kernel.pack(arrays)
+    for flush in (0, 1 << 20):
+        seconds = outer_kernel.time(arrays, packed, out, repeats=3, flush_bytes=flush)
+        assert len(seconds) == 3
+        assert min(seconds) > 0
+    assert np.array_equal(out, want)
+
+
+def test_operands_that_are_ready_are_not_copied(outer_kernel):
+    tensor = outer_kernel.group.tensor('In')
+    ready = np.zeros(tensor.shape, np.float32)
+    assert as_operand(tensor, ready) is ready
+
+
+def test_a_library_that_is_not_a_kernel_is_refused(outer_kernel, tmp_path):
+    with pytest.raises(CheckError, match='cannot be loaded'):
+        Kernel.load(build('int nothing;\n', name='nothing'), outer_kernel.group)
+    broken = tmp_path / 'broken.so'
+    broken.write_bytes(b'not a library')
+    with pytest.raises(CheckError, match=r'broken\.so'):
+        Kernel.load(broken, outer_kernel.group)

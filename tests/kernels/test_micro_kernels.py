@@ -1,0 +1,191 @@
+"""Every micro-kernel shape against its scalar definition, between guard pages.
+
+One program for each instruction set holds hundreds of micro-kernels, each beside `reference_c`. It
+runs them with every count and both values of `resume`, on whole numbers (so that sums are exact),
+with every buffer exactly as long as the definition says and flush against a page that cannot be
+touched, once at its start and once at its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tilewright.codegen.cpu import micro
+from tilewright.codegen.cpu.contraction import contract
+from tilewright.codegen.cpu.micro import MicroKernel, registers_needed
+from tilewright.errors import ScheduleError
+from tilewright.machine.isa import ISAS
+from tilewright.ops.convolution import conv2d
+from tilewright.runtime.emulate import run_text
+from tilewright.schedule.space import register_tiles
+
+COUNTS = (0, 1, 5)
+MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef void (*kernel_fn)(const float *, const float *, float *, long, long);
+enum { GUARD = 65536 };
+static int at_end;
+
+static char *base(long floats, float **data)
+{
+    const size_t bytes = floats * sizeof(float), inside = (bytes + GUARD - 1) / GUARD * GUARD;
+    char *all = mmap(NULL, inside + 3 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *first = (char *)(((size_t)all + 2 * GUARD - 1) / GUARD * GUARD);
+    if (all == MAP_FAILED || (inside && mprotect(first, inside, PROT_READ | PROT_WRITE)))
+        exit(3);
+    *data = (float *)(at_end ? first + inside - bytes : first);
+    return all;
+}
+
+static void drop(char *all, long floats)
+{
+    const size_t bytes = floats * sizeof(float);
+    munmap(all, (bytes + GUARD - 1) / GUARD * GUARD + 3 * GUARD);
+}
+
+static void fill(float *data, long floats, unsigned seed)
+{
+    for (long i = 0; i < floats; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        data[i] = (float)((int)(seed >> 24) % 9 - 4);
+    }
+}
+
+static int try(const char *name, kernel_fn kernel, kernel_fn definition, long a_reach,
+               long a_step, long b_step, long acc_floats, long count, long resume)
+{
+    const long a_floats = count ? a_reach + (count - 1) * a_step : 0, b_floats = count * b_step;
+    float *a, *b, *acc, *want = malloc(acc_floats * sizeof(float));
+    char *at[] = {base(a_floats, &a), base(b_floats, &b), base(acc_floats, &acc)};
+    printf("%s count=%ld resume=%ld\\n", name, count, resume);
+    fflush(stdout);
+    fill(a, a_floats, 1);
+    fill(b, b_floats, 2);
+    fill(acc, acc_floats, 3);
+    memcpy(want, acc, acc_floats * sizeof(float));
+    definition(a, b, want, count, resume);
+    kernel(a, b, acc, count, resume);
+    const int wrong = memcmp(want, acc, acc_floats * sizeof(float)) != 0;
+    drop(at[0], a_floats);
+    drop(at[1], b_floats);
+    drop(at[2], acc_floats);
+    free(want);
+    return wrong;
+}
+
+int main(void)
+{
+    for (at_end = 0; at_end < 2; at_end++)
+        for (long resume = 0; resume < 2; resume++)
+            for (int c = 0; c < (int)(sizeof counts / sizeof *counts); c++)
+                for (int k = 0; k < (int)(sizeof kernels / sizeof *kernels); k++)
+                    if (try(kernels[k].name, kernels[k].kernel, kernels[k].definition,
+                            kernels[k].a_reach, kernels[k].a_step, kernels[k].b_step,
+                            kernels[k].acc_floats, counts[c], resume * 7))
+                        return 1;
+    puts("all right");
+    return 0;
+}
+"""
+
+
+def shapes(isa: str) -> list[tuple[int, int]]:
+    """Every (pixels, vectors) whose registers suffice: the offered tiles and all their tails."""
+    have = ISAS[isa].registers
+    return [
+        (pixels, vectors)
+        for vectors in range(1, 5)
+        for pixels in range(1, have)
+        if registers_needed(pixels, vectors) <= have
+    ]
+
+
+def layouts(pixels: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """name -> (pixel offsets, step offsets, a_step): how an operand may lie in memory."""
+    columns = max(1, pixels // 2)
+    rows = [(i // columns) * 37 + i % columns for i in range(pixels)]
+    return {
+        'row': (tuple(range(pixels)), (0, 1, 2), 50),
+        'scattered': (tuple(3 * i for i in range(pixels)), (0, 7), 91),
+        'rows': (tuple(rows), (0, 1, 37), 111),
+        # Offsets beyond the reach of an immediate, and not multiples of what is loaded.
+        'far': (tuple(4099 * i + 1 for i in range(pixels)), (0, 17001, 5), 3),
+        'same': ((0,) * pixels, (0,), 1),
+    }
+
+
+def kernels_of(isa: str) -> list[MicroKernel]:
+    lanes, made = ISAS[isa].lanes, []
+    for pixels, vectors in shapes(isa):
+        width = lanes * vectors
+        dense = tuple(p * width for p in range(pixels))
+        for layout, (offsets, steps, a_step) in layouts(pixels).items():
+            # Accumulators of a whole part lie further apart than those of one tile.
+            acc = tuple(p * (width + 12) for p in range(pixels)) if layout == 'rows' else dense
+            name = f'{micro.micro_name(isa, (pixels,), vectors)}_{layout}'
+            made.append(MicroKernel(isa, offsets, vectors, steps, a_step, acc, name))
+    far = tuple(p * 70_000 for p in range(3))
+    made.append(MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, f'mk_{isa}_far_acc'))
+    return made
+
+
+def program(kernels: list[MicroKernel]) -> str:
+    text, rows = [], []
+    for kernel in kernels:
+        definition = replace(kernel, name=f'{kernel.name}_definition')
+        text += [micro.emit(kernel), micro.reference_c(definition)]
+        width = kernel.lanes * kernel.vectors
+        reach = max(kernel.steps) + max(kernel.pixels) + 1
+        rows.append(
+            f'    {{"{kernel.name}", {kernel.name}, {definition.name}, {reach}, {kernel.a_step}, '
+            f'{len(kernel.steps) * width}, {max(kernel.acc) + width}}},'
+        )
+    table = [
+        'static const struct { const char *name;',
+        '    void (*kernel)(const float *, const float *, float *, long, long);',
+        '    void (*definition)(const float *, const float *, float *, long, long);',
+        '    long a_reach, a_step, b_step, acc_floats; } kernels[] = {',
+        *rows,
+        '};',
+        f'static const long counts[] = {{{", ".join(map(str, COUNTS))}}};',
+    ]
+    return '\n'.join([*text, *table]) + MAIN
+
+
+def test_every_shape_computes_its_definition_and_nothing_else(isa, tools):
+    kernels = kernels_of(isa)
+    printed = run_text(program(kernels), tools(isa), ISAS[isa].compiler_flags).splitlines()
+    assert printed[-1] == 'all right'
+    assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
+
+
+@pytest.mark.parametrize('name', list(ISAS))
+def test_the_shapes_contain_every_register_tile_that_is_offered(name):
+    group = conv2d(c=8, h=40, w=40, k=256, r=3, s=3)
+    contraction = contract(group, 'k')
+    offered = {
+        (tile['h'] * tile['w'], tile['k'] // ISAS[name].lanes)
+        for tile in register_tiles(contraction, ISAS[name])
+    }
+    assert offered <= set(shapes(name))
+    assert max(vectors for _, vectors in offered) == 4
+
+
+@pytest.mark.parametrize('name', list(ISAS))
+def test_a_tile_with_one_register_too_many_is_refused(name):
+    have = ISAS[name].registers
+    for pixels, vectors in itertools.product(range(1, have + 1), range(1, 5)):
+        fits = pixels * vectors + vectors + 1 <= have
+        arguments = (name, tuple(range(pixels)), vectors, (0,), 1, (0,) * pixels, 'mk')
+        if fits:
+            assert MicroKernel(*arguments).lanes == ISAS[name].lanes
+        else:
+            with pytest.raises(ScheduleError, match=f'{name} has {have}'):
+                MicroKernel(*arguments)

@@ -1,0 +1,207 @@
+"""The explanation says what the generated code does, and its figures add up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.cpu.generate import generate
+from tilewright.codegen.cpu.nest import part_extents
+from tilewright.machine.known import known_machine
+from tilewright.model.predict import Boundary, Prediction
+from tilewright.plan import Candidate, Plan
+from tilewright.report import explain
+from tilewright.report.tables import OPTIMIZED, Columns, Figures, figures, optimized_row
+from tilewright.report.words import loop_lines, quantity, summary
+from tilewright.runtime.measure import Measurement
+from tilewright.schedule.schedule import Level, Schedule
+from tilewright.schedule.space import random_schedule
+
+MACHINE = known_machine('i9-10980xe')
+DENSE = tw.conv2d(c=12, h=9, w=11, k=40, r=3, s=3, pad=1)
+GROUPED = tw.conv2d(c=8, h=8, w=8, k=48, r=3, s=3, stride=2, groups=2, bias=True, activation='relu')
+DEPTHWISE = tw.conv2d(c=6, h=8, w=8, k=6, r=3, s=3, pad=1, groups=6)
+MATMUL = tw.matmul(m=20, n=40, k=24)
+SPOKEN = re.compile(r'for each (?:block of \d+ )?.*?\(?(\w+)\)? of (\d+) \((\w+): (\d+) times')
+WRITTEN = re.compile(r'for \(long (\w+)_(reg|l\d) = \w+; \w+ < \w+; \w+ \+= (\d+)\)')
+
+
+def plan_of(group, threads=1, top=3):
+    return tw.optimize(group, MACHINE, top=top, measure=False, threads=threads)
+
+
+def spoken(lines):
+    return [(m[3], m[1], int(m[2]), int(m[4])) for m in map(SPOKEN.search, lines) if m]
+
+
+@pytest.mark.parametrize('group', [DENSE, GROUPED, DEPTHWISE, MATMUL], ids=lambda g: g.label)
+@pytest.mark.parametrize('seed', range(8))
+def test_the_loops_in_words_are_those_of_the_generated_code(group, seed):
+    schedule = random_schedule(group, 'avx2', Random(seed), levels=2)
+    lines = loop_lines(group, schedule)
+    source = generate(group, schedule).split('void tw_part(const tw_args *args, long part) {')[1]
+    written = [(level, name, int(tile)) for name, level, tile in WRITTEN.findall(source)]
+    # A loop that the source has and the words have not must be one that runs only once.
+    largest = part_extents(group.main, schedule)
+    expected = []
+    for level, name, tile in written:
+        if tile < largest[name]:
+            expected.append((level, name, largest[name], -(-largest[name] // tile)))
+            largest[name] = tile
+    assert spoken(lines) == expected
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_the_copy_is_where_the_generated_code_packs(seed):
+    schedule = random_schedule(DENSE, 'avx2', Random(seed), levels=2)
+    lines = loop_lines(DENSE, schedule)
+    said = [i for i, line in enumerate(lines) if line.strip().startswith('copy a tile of In')]
+    source = generate(DENSE, schedule).split('void tw_part(')[-1]
+    if not schedule.pack:
+        assert said == []
+        return
+    before = source.split('pack_tile(')[0]
+    assert len(spoken(lines[: said[0]])) == len(WRITTEN.findall(before))
+
+
+def test_quantities_have_words_for_convolutions_only():
+    assert quantity(DENSE, 'k', 8) == '8 output channels (k)'
+    assert quantity(DENSE, 'h', 1) == '1 output row (h)'
+    assert quantity(MATMUL, 'k', 8) == '8 of k'
+
+
+def schedule_with(h):
+    """A register tile of 16 k x 6 w, and h rows in L1."""
+    order = tuple('nkhwcrs')
+    reg = Level.of('reg', order, dict(zip(order, (1, 16, 1, 6, 1, 1, 1), strict=True)))
+    l1 = Level.of('l1', order, dict(zip(order, (1, 16, h, 6, 12, 3, 3), strict=True)))
+    return Schedule('outer', 'avx2', 'k', (reg, l1), (), 'l1')
+
+
+def test_summary_names_cut_and_tiles():
+    schedule = replace(schedule_with(4), parallel=(('k', 2),))
+    # 40 output channels are 3 tiles of 16: one thread owns 16 of them, the other 24.
+    assert summary(DENSE, schedule) == 'k/2 | l1 k16 h4 w6 | reg k16 w6'
+
+
+@pytest.mark.parametrize('machine', ['i7-9700k', 'i9-10980xe'])
+@pytest.mark.parametrize('threads', [1, 4])
+@pytest.mark.parametrize('name', ['mopt/R9', 'mopt/Y0', 'mopt/M1'])
+def test_the_largest_general_bound_is_the_one_that_plans_use(name, threads, machine):
+    plan = tw.optimize(tw.parse(name), machine, top=1, measure=False, threads=threads)
+    general = [b.time_ms for b in explain.bounds(plan) if b.holds_for.startswith('every')]
+    assert max(general) == pytest.approx(plan.bound_ms)
+
+
+def test_arithmetic_bound_by_hand():
+    plan = tw.optimize(tw.parse('mopt/R9'), MACHINE, top=1, measure=False, threads=18)
+    # 14 * 14 * 256 * 256 * 9 multiply-adds at 18 cores x 192 GFLOP/s
+    want_ms = 2 * 14 * 14 * 256 * 256 * 9 / (18 * 192e9) * 1e3
+    found = {b.name: b.time_ms for b in explain.bounds(plan)}
+    assert found['arithmetic at peak'] == pytest.approx(want_ms)
+
+
+@pytest.mark.parametrize('group', [DENSE, DEPTHWISE, MATMUL], ids=lambda g: g.label)
+def test_the_breakdown_adds_up(group):
+    plan = plan_of(group, threads=2)
+    total = sum(ms for _, ms in explain.breakdown(plan))
+    assert total == pytest.approx(1e3 * plan.best.prediction.seconds)
+
+
+def test_uses_name_every_boundary_and_the_work_around():
+    plan = plan_of(DENSE)
+    names = [use.name for use in explain.uses(plan.best.prediction, MACHINE)]
+    assert names == [
+        'compute', 'L1 -> registers', 'L2 -> L1', 'L3 -> L2', 'memory -> L3', 'copying inputs',
+        'storing results', 'fork and join',
+    ]  # fmt: skip
+
+
+def prediction(compute=8.0, l1=1.0, pack=0.5, seconds=10.0):
+    boundaries = tuple(
+        Boundary(name, 1024.0 * size, 1e-3 * size)
+        for name, size in (('reg', 2), ('l1', l1), ('l2', 1), ('l3', 1))
+    )
+    return Prediction(
+        1e-3 * seconds, 1e-3 * compute, 1e-3 * pack, 0.0, 0.0, boundaries, bound_s=4e-3
+    )
+
+
+def two(best, other, measured=(None, None)):
+    candidates = tuple(
+        Candidate(schedule_with(h), p, m)
+        for h, p, m in zip((4, 2), (best, other), measured, strict=True)
+    )
+    return Plan(DENSE, MACHINE, 1, candidates)
+
+
+def test_the_runner_up_loses_where_its_resources_are_busier():
+    plan = two(prediction(), prediction(compute=8.25, l1=3.0, seconds=11.0))
+    second = explain.runner_up(plan)
+    assert second is not None
+    assert second.differences == ('l1 tile h=2 instead of 4',)
+    assert second.losses == ('L2 -> L1 +2.000 ms (1 KiB -> 3 KiB)', 'compute +0.250 ms')
+    text = explain.explain_plan(plan)
+    assert 'predicted 11.000 ms (+10.0%)' in text
+    assert 'It loses on L2 -> L1 +2.000 ms' in text
+
+
+def test_a_runner_up_that_the_model_preferred():
+    def timed(ms):
+        return Measurement('x', samples_ms=(ms,))
+
+    plan = two(prediction(), prediction(seconds=9.0), (timed(10.0), timed(12.5)))
+    text = explain.explain_plan(plan)
+    assert 'measured 12.500 ms (+25.0%)' in text
+    assert 'The model preferred it; the measurement did not.' in text
+    assert 'The measured time is 150.0% above the bound of 4.000 ms.' in text
+
+
+def test_one_candidate_has_no_runner_up():
+    plan = plan_of(DEPTHWISE)
+    assert explain.runner_up(plan) is None
+    assert 'Runner-up: none' in plan.explain()
+    assert "solver's dual does not apply" in plan.explain()
+
+
+@pytest.mark.parametrize('group', [DENSE, GROUPED, MATMUL], ids=lambda g: g.label)
+def test_the_text_is_complete_and_always_the_same(group):
+    plan = plan_of(group, threads=2)
+    text = plan.explain()
+    for part in ('Schedule ', 'Predicted time', 'Binding limit: ', 'Runner-up', 'Lower bounds',
+                 "solver's dual", 'above the bound'):  # fmt: skip
+        assert part in text
+    assert text == plan_of(group, threads=2).explain()
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_explanation_for_json_has_units_in_its_keys():
+    data = explain.explanation(plan_of(DENSE))
+    assert {'loops', 'uses', 'limit', 'runner_up', 'bounds', 'breakdown_ms'} == set(data)
+    assert set(data['uses'][0]) == {'name', 'bytes', 'time_ms', 'share', 'note'}
+    assert set(data['bounds'][0]) == {'name', 'time_ms', 'holds_for'}
+
+
+def test_figures_by_hand():
+    shown = Figures(2_000_000_000, 8.0, 10.0, 4.0, 400.0, 'ok')
+    assert shown.gflops == pytest.approx(200.0)
+    assert shown.percent_of_peak == pytest.approx(50.0)
+    assert shown.percent_of_bound == pytest.approx(40.0)
+    unmeasured = Figures(2_000_000_000, 8.0, None, 4.0, 400.0, 'not measured')
+    assert unmeasured.time_ms == 8.0
+    assert unmeasured.to_json()['gflops_per_s'] == pytest.approx(250.0)
+
+
+def test_rows_stay_under_their_headings():
+    plan = plan_of(DENSE)
+    columns = Columns(['short', 'a much longer name'], OPTIMIZED)
+    head, row = columns.head(), optimized_row(columns, 'short', plan)
+    for heading in OPTIMIZED:
+        end = head.index(heading) + len(heading)
+        assert row[end - 1] != ' '
+        assert row[end] == ' '
+    assert f'{figures(plan).predicted_ms:.3f}' in row
