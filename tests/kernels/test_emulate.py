@@ -113,7 +113,9 @@ def test_one_element_outside_any_buffer_is_seen(find, put, placement, whole_numb
 
 def test_a_part_that_is_never_written_stays_poisoned(whole_numbers):
     source = source_of().replace('void tw_part', 'static void unused')
-    source += 'void tw_part(const tw_args *args, long part) { (void)args, (void)part, (void)unused; }'
+    source += (
+        'void tw_part(const tw_args *args, long part) { (void)args, (void)part, (void)unused; }'
+    )
     for out in run_program(PRODUCT, source, whole_numbers(PRODUCT, 0), native()):
         assert np.isnan(out).all()
 

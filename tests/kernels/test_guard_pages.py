@@ -11,8 +11,10 @@ import itertools
 
 import pytest
 
+from tilewright.codegen.cpu.contraction import vector_candidates
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.machine.isa import ISAS
+from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
@@ -85,12 +87,17 @@ def products(isa: str) -> list[tuple[Group, Schedule]]:
 
 
 def odd_ones(isa: str) -> list[tuple[Group, Schedule]]:
-    """Groups, dilation, tall register tiles, tiles over the batch, one element, a large window."""
+    """Groups, dilation, tall tiles, tiles over the batch, one element, a large window, blocks."""
     grouped = conv2d(n=2, c=6, k=10, h=7, w=9, r=3, s=3, pad=1, groups=2, dilation=2, bias=True)
     tall = conv2d(c=5, k=5, h=11, w=4, r=3, s=1, pad=(1, 0, 1, 0))
     batch = conv2d(n=5, c=3, k=6, h=2, w=2, r=1, s=1)
     single = conv2d(c=1, k=1, h=1, w=1, r=1, s=1)
     large = conv2d(c=2, k=3, h=13, w=14, r=13, s=13, pad=(0, 0, 0, 3))
+    blocks = blocked(
+        conv2d(c=4, k=16, h=6, w=7, r=3, s=3, pad=1, bias=True, activation='relu'),
+        {'In': 4, 'Out': 8},
+    )
+    lane = vector_candidates(blocks)[0]
     apart = conv2d(c=3, k=4, h=9, w=11, r=1, s=1, stride=3)
     return [
         (
@@ -103,6 +110,7 @@ def odd_ones(isa: str) -> list[tuple[Group, Schedule]]:
         (batch, schedule_for(batch, isa, 'k', {'n': 3, 'h': 2, 'k': 1}, inner={'c': 2})),
         (single, schedule_for(single, isa, 'k', {'k': 1})),
         (large, schedule_for(large, isa, 'k', {'w': 4, 'k': 1}, pack='l1')),
+        (blocks, schedule_for(blocks, isa, lane, {'w': 3, lane: 1}, pack='l1')),
         (apart, schedule_for(apart, isa, 'k', {'w': 3, 'k': 1})),
         (apart, schedule_for(apart, isa, 'k', {'h': 2, 'w': 2, 'k': 1}, pack='l2')),
     ]

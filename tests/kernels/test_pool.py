@@ -38,7 +38,7 @@ void count_part(const void *args, long part)
 
 
 class Tally(ctypes.Structure):
-    _fields_ = [('runs', ctypes.c_int * 64), ('spin', ctypes.c_long)]  # noqa: RUF012
+    _fields_ = [('runs', ctypes.c_int * 64), ('spin', ctypes.c_long)]
 
 
 @pytest.fixture(scope='module')

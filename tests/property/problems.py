@@ -6,6 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
@@ -70,8 +71,32 @@ def products(draw: st.DrawFn) -> Group:
     return matmul(m=draw(sizes(40)), n=draw(sizes(70)), k=draw(sizes(40)))
 
 
+@st.composite
+def blocked_convolutions(draw: st.DrawFn) -> Group:
+    """Channels in blocks (NCHWc) on the way in, on the way out, or both."""
+    block_in, block_out = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 4, 8, 16]))
+    group = conv2d(
+        n=draw(st.sampled_from([1, 2])),
+        c=block_in * draw(sizes(3)),
+        h=draw(st.integers(3, 10)),
+        w=draw(st.integers(3, 18)),
+        k=block_out * draw(sizes(3)),
+        r=3,
+        s=draw(st.sampled_from([1, 3])),
+        stride=draw(st.sampled_from([1, 2])),
+        pad=draw(st.sampled_from([0, 1, (1, 0, 0, 2)])),
+        bias=draw(st.booleans()),
+        activation=draw(st.sampled_from([None, 'relu'])),
+    )
+    blocks = {'In': block_in, 'Out': block_out}
+    return blocked(group, {name: block for name, block in blocks.items() if block > 1})
+
+
 def groups() -> st.SearchStrategy[Group]:
-    return st.one_of(convolutions(), convolutions(), convolutions(), depthwise(), products())
+    return st.one_of(
+        convolutions(), convolutions(), convolutions(), depthwise(), products(),
+        blocked_convolutions(),
+    )  # fmt: skip
 
 
 def schedule_of(group: Group, isa: str, seed: int) -> Schedule:

@@ -32,9 +32,7 @@ def test_many_random_schedules_compute_the_reference(isa, check, group, seed):
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(group=groups(), seed=SEEDS)
-def test_random_schedules_stay_inside_their_buffers(
-    isa, tools, whole_numbers, agrees, group, seed
-):
+def test_random_schedules_stay_inside_their_buffers(isa, tools, whole_numbers, agrees, group, seed):
     schedule = schedule_of(group, isa, seed)
     arrays = whole_numbers(group, seed)
     source, flags = generate(group, schedule), compiler_flags(schedule)

@@ -85,6 +85,15 @@ def test_the_module_can_be_run():
     assert done.stdout.split()[0] == 'tilewright'
 
 
+def test_the_example_of_the_readme_works(capsys):
+    text = (Path(__file__).parents[2] / 'README.md').read_text()
+    code = text.split('```python\n')[1].split('```')[0]
+    exec(code.replace('tw.optimize(op)', 'tw.optimize(op, measure=False)'), {})
+    out = capsys.readouterr().out
+    assert out.startswith('(1, 64, 56, 56) None ms')
+    assert 'Lower bounds on the time' in out
+
+
 def test_optimize_without_measuring(call):
     code, out, err = call('optimize', SMALL, '--no-measure', '--machine', 'i7-9700k')
     assert (code, err) == (0, '')

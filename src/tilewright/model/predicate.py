@@ -24,8 +24,8 @@ from tilewright.model.traffic import Band, capacity, level_volumes
 from tilewright.ops.stage import Stage
 
 ROOM = 0.95  # share of a cache that a tile may fill
-SPREAD = 0.10  # how much smaller and larger a cache the volumes must bear
-CHANGE = 1.15  # largest ratio of the volumes of these two caches
+SPREAD = 0.05  # how much smaller and larger a cache the volumes must bear
+CHANGE = 1.20  # largest ratio of the volumes of these two caches
 AGREEMENT = 0.10  # how far MOpt's volume may be from that of reuse.py
 
 

@@ -33,7 +33,7 @@ from tilewright.ops.stage import Access, Stage
 from tilewright.schedule.schedule import Schedule
 
 # Calibrated on dense layers with one core; see docs/model.md for the figures behind each.
-OVERLAP = 1.5  # exponent of the norm that joins compute and traffic
+OVERLAP = 1.2  # exponent of the norm that joins compute and traffic
 CALL_CYCLES = 40.0  # entering and leaving a micro-kernel
 ACCUMULATOR_CYCLES = 1.5  # clearing and storing one accumulator
 STORE_CYCLES = 1.2  # one result element: transposed, through the epilogue, stored

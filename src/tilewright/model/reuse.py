@@ -36,6 +36,7 @@ loops, and touched before and after. See docs/cachesim.md for how well this does
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,24 @@ class _Tensor:
     def slow_to_fast(self) -> list[int]:
         return sorted(range(len(self.strides)), key=lambda i: -self.strides[i])
 
+    def aligned(self, loops: Sequence[Loop]) -> int:
+        """How many loops, from the outside, keep the tensor's tiles on whole lines."""
+        *slower, fastest = self.slow_to_fast or [-1]
+        if fastest < 0 or any(self.strides[i] % self.line for i in slower):
+            return 0
+        for number, loop in enumerate(loops):
+            if self.access.index[fastest].coefficient(loop.dim) * loop.step % self.line:
+                return number
+        return len(loops)
+
+    def line_image(self, box: Box) -> Image:
+        """`image` with lines for words along the fastest index; the box counts from a line."""
+        fastest = self.slow_to_fast[-1]
+        return tuple(
+            _line_values(values, self.line) if i == fastest else values
+            for i, values in enumerate(self.image(box))
+        )
+
     def lines(self, sizes: Mapping[str, int], starts: Mapping[str, int] | None = None) -> float:
         """Lines that a tile of these sizes touches; mean over the alignments that occur.
 
@@ -123,6 +142,15 @@ def _values(terms: tuple[tuple[int, int], ...]) -> int:
     bits = 1
     for c, n in terms:
         bits = functools.reduce(int.__or__, (bits << (c * i) for i in range(n)))
+    return bits
+
+
+@cache
+def _line_values(values: int, line: int) -> int:
+    """The lines, as bits, of words given as bits."""
+    block, bits = (1 << line) - 1, 0
+    for i in range(0, values.bit_length(), line):
+        bits |= bool(values >> i & block) << (i // line)
     return bits
 
 
@@ -212,8 +240,8 @@ class _Walk:
             ]
             for loop in loops
         ]
-        strides = self.tensor.strides
-        self.fastest = strides.index(min(strides)) if strides else -1
+        self.fastest = (self.tensor.slow_to_fast or [-1])[-1]
+        self.aligned = [tensor.aligned(loops) for tensor in tensors]
 
     def volume(self, sizes: Mapping[str, int]) -> float:
         """Lines filled while all loops run over the whole domain."""
@@ -227,14 +255,15 @@ class _Walk:
             size[loop.dim] = loop.step
         first = len(self.loops)
         for p in range(first - 1, -1, -1):
-            if self._shared(p, boxes[p]) and self._survival(p, boxes[p]) < 0.5:
+            again = sum(count for count, _ in self._shared(p, boxes[p]))
+            if self._saved(p, boxes[p]) < 0.5 * again:
                 break
             first = p
         return first
 
     def _filled(self, p: int, size: dict[str, int]) -> float:
         """Lines filled while the loops from p on run over a box of this size, once."""
-        if p == len(self.loops) or self._needed([_at_origin(size)]) <= self.capacity:
+        if p == len(self.loops) or self._needed([_at_origin(size)], p) <= self.capacity:
             return self._lines(size, p)
         if p == self.held:  # evicted while in registers, and fetched again to be written
             return 1.5 * self._lines(size, p)
@@ -243,39 +272,46 @@ class _Walk:
             return self._filled(p + 1, size)
         key = (p, *size.values())
         if key not in self.seen:
-            filled = sum(n * self._filled(p + 1, trip) for trip, n in self._trips(p, size))
-            shared = self._shared(p, size)
-            if shared:
-                filled -= self._survival(p, size) * shared
-            self.seen[key] = filled
+            full, rest = divmod(size[loop.dim], loop.step)
+            filled = full * self._filled(p + 1, {**size, loop.dim: loop.step})
+            if rest:
+                filled += self._filled(p + 1, {**size, loop.dim: rest})
+            self.seen[key] = filled - self._saved(p, size)
         return self.seen[key]
 
-    def _trips(self, p: int, size: Mapping[str, int]) -> list[tuple[dict[str, int], int]]:
-        """The boxes of loop p's trips, with how many there are of each."""
+    def _saved(self, p: int, size: Mapping[str, int]) -> float:
+        """Lines that trips of loop p find in the cache because an earlier trip touched them."""
+        return sum(
+            again * self._survival(p, size, following) for again, following in self._shared(p, size)
+        )
+
+    def _shared(self, p: int, size: Mapping[str, int]) -> list[tuple[float, int]]:
+        """Lines that trips touch again: (how many, size of these trips), full and partial apart."""
         loop = self.loops[p]
         full, rest = divmod(size[loop.dim], loop.step)
-        boxes = [({**size, loop.dim: loop.step}, full)] if full else []
-        return boxes + ([({**size, loop.dim: rest}, 1)] if rest else [])
 
-    def _shared(self, p: int, size: Mapping[str, int]) -> float:
-        """Lines that trips of loop p touch again, added up."""
-        alone = sum(n * self._lines(trip, p + 1) for trip, n in self._trips(p, size))
-        again = alone - self._lines(size, p)
-        return again if again > 1e-9 * alone else 0.0
+        def lines(extent: int) -> float:
+            return self._lines({**size, loop.dim: extent}, p + 1) if extent else 0.0
+
+        before = lines(full * loop.step)
+        again = [(full * lines(loop.step) - before, loop.step)]
+        again.append((before + lines(rest) - lines(size[loop.dim]), rest))
+        return [(count, trip) for count, trip in again if count > 1e-9 * before]
 
     def _lines(self, size: Mapping[str, int], p: int) -> float:
         return self.tensor.lines(size, {loop.dim: loop.step for loop in self.loops[:p]})
 
-    def _survival(self, p: int, size: Mapping[str, int]) -> float:
-        """Share of the words reused by loop p whose window fits the cache."""
+    def _survival(self, p: int, size: Mapping[str, int], following: int) -> float:
+        """Share of the words reused by loop p, in a trip of size `following`, that still hit."""
         loop = self.loops[p]
         body = {**size, loop.dim: loop.step}
+        after = {**size, loop.dim: following}
         apart = self._apart(p, body, size[loop.dim])
         shift = {**dict.fromkeys(size, 0), loop.dim: apart * loop.step}
-        then = {d: (shift[d], body[d]) for d in body}
+        then = {d: (shift[d], after[d]) for d in after}
         between = {**_at_origin(body), loop.dim: (loop.step, (apart - 1) * loop.step)}
         window = [between] if apart > 1 else []
-        if self._needed([_at_origin(body), then, *window]) <= self.capacity:
+        if self._needed([_at_origin(body), then, *window], p + 1) <= self.capacity:
             return 1.0
         index = self.tensor.access.index
         ranges = [e.extent(body) for e in index]
@@ -292,9 +328,9 @@ class _Walk:
                 first.append(last[-1] - step if values else 0)
             self._whole_line(last, first, ranges)
             boxes = window + self._side(p, body, last, True)
-            for box in self._side(p, body, first, False):
+            for box in self._side(p, after, first, False):
                 boxes.append({d: (lo + shift[d], n) for d, (lo, n) in box.items()})
-            fitting += self._needed(boxes) <= self.capacity
+            fitting += self._needed(boxes, p + 1) <= self.capacity
         return fitting / _SAMPLES
 
     def _apart(self, p: int, body: Mapping[str, int], extent: int) -> int:
@@ -354,28 +390,35 @@ class _Walk:
                 return y
         return max(min(late, end), 0)
 
-    def _needed(self, boxes: Sequence[Box]) -> float:
-        """Lines of all tensors in a few boxes together."""
-        key = tuple(tuple(box.values()) for box in boxes)
+    def _needed(self, boxes: Sequence[Box], outside: int) -> float:
+        """Lines of all tensors in several boxes together, counted from a corner that `outside`
+        loops place."""
+        whole = tuple(outside <= depth for depth in self.aligned)
+        key = (whole, *(tuple(box.values()) for box in boxes))
         if key not in self.windows:
-            self.windows[key] = sum(_union(tensor, boxes) for tensor in self.tensors)
+            self.windows[key] = sum(map(_union, self.tensors, itertools.repeat(boxes), whole))
         return self.windows[key]
 
 
-def _union(tensor: _Tensor, boxes: Sequence[Box]) -> float:
-    """Lines of a tensor in several boxes together: each adds what the ones before it lack."""
+def _union(tensor: _Tensor, boxes: Sequence[Box], whole: bool) -> float:
+    """Lines of a tensor in several boxes together: each adds what the ones before it lack.
+
+    `whole`: boxes count from the start of a line; else the share of a box's words that is new is
+    taken for the share of its lines.
+    """
+    exact = whole and tensor.line > 1
     total, before = 0.0, []
     for box in boxes:
-        image = tensor.image(box)
+        image = tensor.line_image(box) if exact else tensor.image(box)
         if any(_inside(image, other) for other in before):
             continue
         pieces = [image]
         for other in before:
             pieces = [rest for piece in pieces for rest in _minus(piece, other)]
-        words = sum(_size(piece) for piece in pieces)
-        if words and tensor.line > 1:
-            words *= tensor.lines({d: n for d, (_, n) in box.items()}) / _size(image)
-        total += words
+        added = sum(_size(piece) for piece in pieces)
+        if added and tensor.line > 1 and not exact:
+            added *= tensor.lines({d: n for d, (_, n) in box.items()}) / _size(image)
+        total += added
         before.append(image)
     return total
 

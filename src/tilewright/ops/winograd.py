@@ -35,7 +35,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 # beside its reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5).
 POINTS = tuple(
     Fraction(text)
-    for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2', '4', '-1/4', '-4', '1/4', '3/2', '-2/3')
+    for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2', '4', '-1/4', '-4', '1/4')
 )
 
 
@@ -60,33 +60,39 @@ class Transform:
 
 
 @lru_cache(maxsize=256)
-def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> Transform:
-    """The transform of F(m, r) from m + r - 2 distinct finite points, and infinity."""
+def transform(
+    m: int, r: int, points: tuple[Fraction, ...] | None = None, infinity: bool | None = None
+) -> Transform:
+    """The transform of F(m, r) from m + r - 1 distinct points, of which infinity may be one.
+
+    By default infinity is used where that leaves an odd number of finite points: zero and pairs.
+    """
     if m < 1 or r < 1:
         raise SpecError(f'F({m}, {r}) does not exist; m and r must be at least 1')
-    count = m + r - 2
+    size = m + r - 1
+    at_infinity = size % 2 == 0 if infinity is None else infinity
+    count = size - at_infinity
     chosen = POINTS[:count] if points is None else tuple(points)
-    if len(chosen) < count or len(set(chosen)) != count:
+    if len(chosen) != count or len(set(chosen)) != count:
         raise SpecError(
-            f'F({m}, {r}) needs {count} distinct points, got {len(set(chosen))}; choose a smaller m'
+            f'F({m}, {r}) needs {count} distinct finite points, got {len(set(chosen))}; give as '
+            f'many, or choose a smaller m'
         )
-    at = [[x**i for x in chosen] + [Fraction(i == m - 1)] for i in range(m)]
+    beyond = [Fraction(0)] * at_infinity
+    at = [[x**i for x in chosen] + [Fraction(i == m - 1)] * at_infinity for i in range(m)]
     g, bt = [], []
     for j, x in enumerate(chosen):
         others = chosen[:j] + chosen[j + 1 :]
         scale = Fraction(1)
         for y in others:
             scale *= x - y
-        row = [*_polynomial(others), Fraction(0)]
-        # Whole numbers in B^T and |row| no larger than needed: what is exact costs no rounding.
-        factor = Fraction(_common_denominator(row)) * (-1 if scale < 0 else 1)
-        bt.append([factor * c for c in row])
-        g.append([x**i / (scale * factor) for i in range(r)])
-    g.append([Fraction(i == r - 1) for i in range(r)])
-    last = _polynomial(chosen)
-    factor = Fraction(_common_denominator(last))
-    bt.append([factor * c for c in last])
-    g[-1] = [c / factor for c in g[-1]]
+        # Monic rows: every coefficient of a dyadic point is exact in binary, and most cost no
+        # multiplication; all that is not exact goes into G, which is applied ahead in float64.
+        bt.append([*_polynomial(others), *beyond])
+        g.append([x**i / scale for i in range(r)])
+    if at_infinity:
+        bt.append(_polynomial(chosen))
+        g.append([Fraction(i == r - 1) for i in range(r)])
     result = Transform(m, r, _frozen(at), _frozen(g), _frozen(bt))
     check(result)
     return result
@@ -113,19 +119,6 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
         scaled = [root * c for c in coefficients] + [Fraction(0)]
         coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
     return coefficients
-
-
-def _common_denominator(values: Sequence[Fraction]) -> int:
-    product = 1
-    for value in values:
-        product *= value.denominator // _gcd(product, value.denominator)
-    return product
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 def _frozen(rows: list[list[Fraction]]) -> Matrix:
@@ -187,7 +180,7 @@ def applies(group: Group, m: int) -> str:
     taps = (sizes['r'], sizes['s'])
     if max(taps) == 1:
         return f'{group.label} has a 1x1 filter: there is nothing to save'
-    if max(taps) + m - 2 > len(POINTS):
+    if max(taps) + m - 1 > len(POINTS):
         return f'F({m}, {max(taps)}) needs more than {len(POINTS)} points'
     if group.tensor(stage.reads[1].tensor).role != 'constant':
         return f'{group.label} has weights that are not constant'

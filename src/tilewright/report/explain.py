@@ -149,7 +149,11 @@ def _differences(best: Schedule, other: Schedule) -> list[str]:
     found = []
     if best.schema != other.schema:
         found.append(f'{other.schema} schema instead of {best.schema}')
+    if best.options != other.options:
+        found.append(f'options {dict(other.options)} instead of {dict(best.options)}')
     for mine, its in zip(best.levels, other.levels, strict=False):
+        if best.schema != other.schema:
+            break
         changed = [
             f'{d}={its.tile.get(d)} instead of {size}'
             for d, size in mine.tile.items()

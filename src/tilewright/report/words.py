@@ -1,7 +1,7 @@
 """Schedules in words: the loops around the micro-kernel, as the generated code runs them.
 
 Goes in: a group and a schedule. Comes out: lines of text. The order of the loops, and the place
-where the input is copied, follow codegen/cpu/nest.py and codegen/cpu/outer.py.
+where the input is copied, follow codegen/cpu: nest.py, outer.py, winograd.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tilewright.codegen.cpu.operand import reads_outside
 from tilewright.machine.isa import ISAS
 from tilewright.model.traffic import footprint
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
+from tilewright.ops.winograd import geometry, matmul_stage
 from tilewright.report.machine_page import bytes_text
 from tilewright.schedule.schedule import Level, Schedule
 
@@ -29,7 +31,17 @@ _CONVOLUTION = {
     'w': ('output column', 'output columns'),
     'r': ('filter row', 'filter rows'),
     's': ('filter column', 'filter columns'),
+    'ph': ('row of tiles', 'rows of tiles'),
+    'pw': ('column of tiles', 'columns of tiles'),
+    't': ('point', 'points'),
 }
+
+
+def scheduled_stage(group: Group, schedule: Schedule) -> Stage:
+    """The stage whose dimensions the schedule tiles: Winograd's is the product of its tiles."""
+    if schedule.schema == 'winograd':
+        return matmul_stage(group, dict(schedule.options)['m'])
+    return group.main
 
 
 def quantity(group: Group, name: str, count: int) -> str:
@@ -44,9 +56,10 @@ def thread_line(group: Group, schedule: Schedule) -> str:
     """How the work is cut between threads."""
     if schedule.threads == 1:
         return 'one thread does everything'
-    part = part_extents(group.main, schedule)
+    stage = scheduled_stage(group, schedule)
+    part = part_extents(stage, schedule)
     cuts = ' and '.join(
-        f'{quantity(group, d, group.main.sizes[d])} in {ways}, at most {part[d]} each'
+        f'{quantity(group, d, stage.sizes[d])} in {ways}, at most {part[d]} each'
         for d, ways in schedule.parallel
     )
     return f'{schedule.threads} threads: cut {cuts}'
@@ -55,11 +68,13 @@ def thread_line(group: Group, schedule: Schedule) -> str:
 def summary(group: Group, schedule: Schedule) -> str:
     """One line for tables: cut, register tile, and the tiles of each cache that cut something."""
     parts = [' '.join(f'{d}/{ways}' for d, ways in schedule.parallel) or 'one thread']
-    outer = part_extents(group.main, schedule)
+    if schedule.options:
+        parts.insert(0, f'{schedule.schema} ' + ' '.join(f'{n}{v}' for n, v in schedule.options))
+    outer = part_extents(scheduled_stage(group, schedule), schedule)
     bands = []
     for level in reversed(schedule.levels):
         names = [d for d in level.order if level.tile[d] < outer[d]]
-        if level.name == 'reg' and schedule.schema == 'outer':
+        if level.name == 'reg' and schedule.schema != 'general':
             names = [d for d in level.order if level.tile[d] > 1]
         if names:
             bands.append(f'{level.name} ' + ' '.join(f'{d}{level.tile[d]}' for d in names))
@@ -70,8 +85,10 @@ def summary(group: Group, schedule: Schedule) -> str:
 def loop_lines(group: Group, schedule: Schedule) -> list[str]:
     """The nest, outermost line first, indented as it is nested."""
     lines = [thread_line(group, schedule)]
-    if schedule.schema != 'outer':
+    if schedule.schema == 'general':
         return [*lines, *_general_lines(group, schedule)]
+    if schedule.schema == 'winograd':
+        return [*lines, *_winograd_lines(group, schedule)]
     contraction = contract(group, schedule.vector)
     part = part_extents(group.main, schedule)
     bands = _bands(group, schedule, part)
@@ -207,4 +224,42 @@ def _general_lines(group: Group, schedule: Schedule) -> list[str]:
     lines.append(
         '  ' * depth + f"plain loops over {inside or 'one point'}, in the compiler's hands"
     )
+    return lines
+
+
+def _winograd_lines(group: Group, schedule: Schedule) -> list[str]:
+    """Blocks of tiles, transformed, multiplied point by point, and transformed back."""
+    options = dict(schedule.options)
+    stage, shape = scheduled_stage(group, schedule), geometry(group, options['m'])
+    reg, l1, l2, l3 = schedule.levels
+    part = part_extents(stage, schedule)
+    lines, depth = [], 0
+
+    def loops(level: Level, inside: dict[str, int], names: tuple[str, ...]) -> None:
+        nonlocal depth
+        for name in level.order:
+            if name in names and level.tile[name] < inside[name]:
+                lines.append('  ' * depth + _loop(group, level, name, inside[name]))
+                depth += 1
+
+    def say(text: str) -> None:
+        lines.append('  ' * depth + text)
+
+    loops(l3, part, tuple(part))
+    down, across = shape.down, shape.across
+    say(
+        f'transform tiles of {down.t} x {across.t} inputs, one for {down.m} x {across.m} outputs '
+        f'({shape.saving:.2f} times fewer products)'
+    )
+    loops(l2, l3.tile, ('k',))
+    outside = depth
+    loops(l1, l2.tile, ('t',))
+    loops(reg, l1.tile, ('k',))
+    say(
+        f'micro-kernels: at most {options["run"]} tiles x {quantity(group, "k", reg.tile["k"])}, '
+        f'loop over {quantity(group, "c", stage.sizes["c"])}'
+    )
+    depth = outside
+    behind = ', '.join(s.name for s in group.epilogue)
+    say('transform back and store the results' + (f' through {behind}' if behind else ''))
     return lines

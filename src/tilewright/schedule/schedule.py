@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 
-SCHEMAS = ('outer', 'general')
+SCHEMAS = ('outer', 'general', 'winograd')
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,15 @@ class Level:
 class Schedule:
     """The decisions that determine generated code, together with the group and nothing else.
 
-    schema    'outer': outer-product micro-kernel with packed operands; 'general': plain nests.
+    schema    'outer': outer-product micro-kernel with packed operands; 'general': plain nests;
+              'winograd': transformed tiles around batched products (codegen/cpu/winograd.py).
     isa       name of an instruction set in codegen/cpu/isa.py.
     vector    the dimension that lies across vector lanes ('' for the general schema).
     levels    from 'reg' outwards.
     parallel  (dimension, ways): how the problem is cut between threads; product = threads used.
     pack      the level whose tile of the broadcast operand is copied, padded, into a buffer of its
               own ('' reads the operand in place: legal where no index leaves the tensor).
+    options   (name, number): further decisions of one schema, such as Winograd's tile size m.
     """
 
     schema: str
@@ -67,6 +69,7 @@ class Schedule:
     levels: tuple[Level, ...]
     parallel: tuple[tuple[str, int], ...] = ()
     pack: str = ''
+    options: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.schema not in SCHEMAS:
@@ -107,6 +110,7 @@ class Schedule:
             'levels': [[v.name, list(v.order), [list(t) for t in v.tiles]] for v in self.levels],
             'parallel': [list(p) for p in self.parallel],
             'pack': self.pack,
+            **({'options': [list(o) for o in self.options]} if self.options else {}),
         }
 
     @classmethod
@@ -117,7 +121,10 @@ class Schedule:
                 for name, order, tiles in data['levels']
             )
             parallel = tuple((d, int(w)) for d, w in data['parallel'])
-            return cls(data['schema'], data['isa'], data['vector'], levels, parallel, data['pack'])
+            options = tuple((name, int(value)) for name, value in data.get('options', ()))
+            return cls(
+                data['schema'], data['isa'], data['vector'], levels, parallel, data['pack'], options
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f'a stored schedule cannot be read: {error}') from None
 

@@ -31,7 +31,9 @@ def register_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int
     """Register tiles that keep the FMA units busy: enough accumulators, few enough registers.
 
     Little's law (MOpt Sec. 6) asks for `fma_per_cycle * fma_latency_cycles` accumulators. The last
-    two pixel dimensions may be blocked, so that narrow images fill a tile with several rows.
+    two pixel dimensions may be blocked, so that narrow images fill a tile with several rows; rows
+    are not shorter than the tile is high, unless they are whole, since neighbours along a row are
+    loaded and stored together.
     """
     sizes = contraction.stage.sizes
     blocked = contraction.pixels[-2:]
@@ -48,6 +50,8 @@ def register_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int
                 continue
             whole = all(e == sizes[d] for e, d in zip(extents, blocked, strict=True))
             if pixels * vectors < wanted and not whole:
+                continue
+            if len(extents) > 1 and extents[-1] < min(extents[-2], sizes[blocked[-1]]):
                 continue
             tile = dict.fromkeys(sizes, 1) | dict(zip(blocked, extents, strict=True))
             yield tile | {contraction.vector: vectors * isa.lanes}

@@ -11,7 +11,6 @@ Goes in: a group, a machine, a thread count. Comes out: `Candidate`s, best first
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
@@ -63,6 +62,8 @@ class Shape:
 
 def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candidate, ...]:
     """[Group, Machine] -> [Candidate], best first; at least one, at most `top`."""
+    if top < 1:
+        raise InputError(f'top={top}; ask for at least one candidate')
     candidates = vector_candidates(group)
     levels = len(machine.caches)
     if not candidates:
@@ -207,21 +208,27 @@ def _tiled(
 
 
 def _distinct(ranked: list[Candidate], top: int) -> tuple[Candidate, ...]:
-    """The best of each kind first (register tile, cut, order), then what else is best."""
-    if top < 1:
-        raise InputError(f'top={top}; ask for at least one candidate')
-    chosen: list[Candidate] = []
-    seen: set[str] = set()
-    for once in (True, False):
-        kinds: Mapping | set = set()
+    """`top` candidates that differ in something that matters, best first.
+
+    Where predictions are nearly equal it pays to measure different kinds: first the best of every
+    register tile and cut, then of every packed tile within them, then whatever else is best.
+    """
+    chosen: dict[str, Candidate] = {}
+    for kind in (_shape_of, _packing_of, lambda schedule: schedule.digest):
+        seen = {kind(c.schedule) for c in chosen.values()}
         for candidate in ranked:
             if len(chosen) == top:
                 break
-            schedule = candidate.schedule
-            kind = (schedule.reg.tiles, schedule.parallel, schedule.levels[1].tiles)
-            if schedule.digest in seen or (once and kind in kinds):
-                continue
-            kinds.add(kind)
-            seen.add(schedule.digest)
-            chosen.append(candidate)
-    return tuple(sorted(chosen, key=_key))
+            mark = kind(candidate.schedule)
+            if mark not in seen:
+                seen.add(mark)
+                chosen[candidate.schedule.digest] = candidate
+    return tuple(sorted(chosen.values(), key=_key))
+
+
+def _shape_of(schedule: Schedule) -> tuple:
+    return schedule.reg.tiles, schedule.parallel
+
+
+def _packing_of(schedule: Schedule) -> tuple:
+    return *_shape_of(schedule), schedule.levels[min(2, len(schedule.levels) - 1)].tiles

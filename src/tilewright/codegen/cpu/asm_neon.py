@@ -76,6 +76,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += _accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
     addresses = _Addresses('%[a]')
+    lines += _prefetch(kernel)
     for number, step in enumerate(kernel.steps):
         b_offset = number * vectors * 16
         for v in range(vectors):
@@ -94,10 +95,22 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
     lines += _accumulators(kernel, 'str')
-    clobbers = [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'cc', 'memory']
+    clobbers = [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
+
+
+def _prefetch(kernel: micro.MicroKernel) -> list[str]:
+    """Ask for the lines that a later iteration reads, relative to one extra base."""
+    places = micro.prefetches(kernel)
+    if not places:
+        return []
+    lines = add_immediate('x14', '%[a]', 4 * places[0])
+    for place in places:
+        offset = 4 * (place - places[0])
+        lines.append(f'prfm pldl1keep, [x14, #{min(offset - offset % 8, 32760)}]')
+    return lines
 
 
 def _accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:

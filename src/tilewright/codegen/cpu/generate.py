@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.cpu import general, outer
+from tilewright.codegen.cpu import general, outer, winograd
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-SCHEMAS = {'outer': outer.generate, 'general': general.generate}
+SCHEMAS = {'outer': outer.generate, 'general': general.generate, 'winograd': winograd.generate}
 
 
 def check(group: Group, schedule: Schedule) -> None:

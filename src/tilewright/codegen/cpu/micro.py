@@ -15,12 +15,17 @@ contract is `reference_c`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
+
+
+LINE_FLOATS = 16
+PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,26 @@ class MicroKernel:
     @property
     def lanes(self) -> int:
         return ISAS[self.isa].lanes
+
+
+def prefetches(kernel: MicroKernel) -> list[int]:
+    """Offsets in floats of the lines of `a` that a later iteration will read.
+
+    Iterations walk over channels, whose rows lie far apart: hardware sees no stream in them. Lines
+    of the iteration that is at least PREFETCH_CYCLES ahead are asked for now.
+    """
+    if not kernel.a_step:
+        return []
+    isa = ISAS[kernel.isa]
+    fmas = len(kernel.steps) * len(kernel.pixels) * kernel.vectors
+    ahead = math.ceil(PREFETCH_CYCLES * isa.fma_per_cycle / fmas)
+    touched = sorted({step + pixel for step in kernel.steps for pixel in kernel.pixels})
+    wanted = []
+    for place, following in zip(touched, [*touched[1:], math.inf], strict=True):
+        # The first of every line's worth, and the last of every row.
+        if not wanted or place - wanted[-1] >= LINE_FLOATS or following - place >= LINE_FLOATS:
+            wanted.append(place)
+    return [ahead * kernel.a_step + place for place in wanted]
 
 
 def registers_needed(pixels: int, vectors: int) -> int:

@@ -1,0 +1,131 @@
+"""Generated C, byte for byte: one source for each feature and family of instruction sets.
+
+A change to a generator shows here as a difference to read. `pytest tests/golden --update-golden`
+rewrites the expected files; look at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewright.codegen.cpu.generate import generate
+from tilewright.machine.isa import ISAS
+from tilewright.ops.blocked import blocked
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.matmul import matmul
+from tilewright.runtime.emulate import cannot_run
+from tilewright.schedule.schedule import Level, Schedule
+from tilewright.schedule.space import general_schedule, register_order, whole_tile
+
+FOLDER = Path(__file__).parent
+SMALL = conv2d(c=3, h=5, w=6, k=20, r=2, s=2)
+STRIDED = conv2d(c=4, h=9, w=11, k=8, r=3, s=3, stride=2, pad=1)
+FUSED = conv2d(c=4, h=6, w=6, k=8, r=1, s=1, bias=True, activation='silu')
+DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, activation='relu6')
+GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
+PRODUCT = matmul(m=6, n=12, k=10)
+BLOCKED = blocked(conv2d(c=4, h=4, w=6, k=16, r=1, s=3, pad=(0, 1)), {'In': 4, 'Out': 8})
+
+
+def packed(
+    group: Group, isa: str, vector: str, reg: dict[str, int], *,
+    inner: dict[str, int] | None = None, parallel: tuple = (), pack: str = 'l1',
+) -> Schedule:  # fmt: skip
+    """The outer schema with one cache level inside another; `reg` counts vectors of `vector`."""
+    stage, order = group.main, register_order(group.main)
+    tile = dict.fromkeys(stage.sizes, 1) | reg | {vector: reg[vector] * ISAS[isa].lanes}
+    whole = whole_tile(stage, tile)
+    levels = (
+        Level.of('reg', order, tile),
+        Level.of('l1', order, whole | (inner or {})),
+        Level.of('l2', order, whole),
+    )
+    return Schedule('outer', isa, vector, levels, parallel, pack)
+
+
+CASES: dict[str, tuple[Group, Schedule]] = {
+    'small_neon': (SMALL, packed(SMALL, 'neon', 'k', {'w': 5, 'k': 2})),
+    'small_avx512': (SMALL, packed(SMALL, 'avx512', 'k', {'w': 5, 'k': 1})),
+    'small_avx2': (SMALL, packed(SMALL, 'avx2', 'k', {'w': 5, 'k': 2})),
+    'small_portable': (SMALL, packed(SMALL, 'portable', 'k', {'w': 5, 'k': 2})),
+    'in_place': (SMALL, packed(SMALL, 'portable', 'k', {'w': 3, 'k': 1}, pack='')),
+    'strided_phases': (STRIDED, packed(STRIDED, 'portable', 'k', {'w': 3, 'k': 1}, pack='l2')),
+    'reduction_tiled': (
+        STRIDED,
+        packed(STRIDED, 'portable', 'k', {'w': 2, 'k': 1}, inner={'c': 2}),
+    ),
+    'epilogue': (FUSED, packed(FUSED, 'portable', 'k', {'h': 2, 'w': 3, 'k': 1}, pack='')),
+    'grouped_parallel': (
+        GROUPED,
+        packed(GROUPED, 'portable', 'k', {'w': 3, 'k': 2}, parallel=(('n', 2), ('g', 2))),
+    ),
+    'matmul': (PRODUCT, packed(PRODUCT, 'portable', 'j', {'i': 3, 'j': 2}, inner={'k': 4})),
+    'blocked': (BLOCKED, packed(BLOCKED, 'portable', 'kl', {'w': 4, 'kl': 2})),
+    'general_depthwise': (DEPTHWISE, general_schedule(DEPTHWISE, 'portable', 2, 2)),
+    'general_matmul': (PRODUCT, general_schedule(PRODUCT, 'portable', 1, 1)),
+}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_source_is_as_expected(name, request):
+    path = FOLDER / f'{name}.c'
+    made = generate(*CASES[name])
+    if request.config.getoption('--update-golden'):
+        path.write_text(made)
+    assert path.exists(), f'{path.name} is missing: run pytest tests/golden --update-golden'
+    assert made == path.read_text(), f'{path.name} differs: read it, then --update-golden'
+
+
+def test_every_golden_file_belongs_to_a_case():
+    assert {path.stem for path in FOLDER.glob('*.c')} == set(CASES)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize('name', CASES)
+def test_the_cases_compute_the_reference(name, check):
+    """A golden file that is wrong would keep the error; whatever runs here is run."""
+    group, schedule = CASES[name]
+    if cannot_run(schedule.isa):
+        pytest.skip(cannot_run(schedule.isa))
+    check(group, schedule, 1)
+
+
+PRINT = """\
+import hashlib
+from random import Random
+from tilewright.codegen.cpu.generate import generate
+from tilewright.machine.known import known_machine
+from tilewright.ops.convolution import conv2d
+from tilewright.schedule.space import random_schedule
+from tilewright.search.rank import rank
+for isa in ('neon', 'avx512', 'avx2', 'portable'):
+    for seed in range(4):
+        group = conv2d(c=5, h=9, w=13, k=19, r=3, s=3, pad=1, groups=1, bias=True,
+                       activation='relu', stride=1 + seed % 2)
+        source = generate(group, random_schedule(group, isa, Random(seed)))
+        print(hashlib.sha256(source.encode()).hexdigest())
+group = conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)
+for candidate in rank(group, known_machine('i7-9700k'), 2, 2):
+    print(candidate.schedule.digest)
+    print(hashlib.sha256(generate(group, candidate.schedule).encode()).hexdigest())
+"""
+
+
+def test_source_does_not_depend_on_the_process():
+    """Two processes whose sets and dictionaries of strings are ordered differently agree."""
+    printed = []
+    for seed in ('0', '4242'):
+        environment = os.environ | {'PYTHONHASHSEED': seed}
+        done = subprocess.run(
+            [sys.executable, '-c', PRINT], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.splitlines())
+    assert printed[0] == printed[1]
+    assert len(printed[0]) >= 16 + 2
