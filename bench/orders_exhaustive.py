@@ -1,4 +1,4 @@
-"""All loop orders x all integer tiles, against the derived classes (MOpt Sec. 4), on small problems.
+"""All loop orders x all integer tiles against the derived classes (MOpt Sec. 4), small problems.
 
     python bench/orders_exhaustive.py [--capacity-share 0.25] [--json FILE]
 
@@ -113,12 +113,15 @@ def compare(stage: Stage, share: float) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n', 1)[0])
+    parser = argparse.ArgumentParser(description='all orders against classes')
     parser.add_argument('--capacity-share', type=float, default=0.25)
     parser.add_argument('--json', metavar='FILE')
     options = parser.parse_args(arguments)
     rows = {}
-    print(f'{"problem":14} {"orders":>6} {"classes":>7} {"tiles":>7} {"fit":>7} {"capacity":>8} ', end='')
+    print(
+        f'{"problem":14} {"orders":>6} {"classes":>7} {"tiles":>7} {"fit":>7} {"capacity":>8} ',
+        end='',
+    )
     print('model   best of all  best of classes  worst excess')
     for name, stage in problems().items():
         start = time.perf_counter()

@@ -85,6 +85,8 @@ static __attribute__((noinline)) void mk_avx512_p1x1x5_v1(const float *a, const 
         "jz 4f\n\t"
         ".p2align 4\n\t"
         "3:\n\t"
+        "prefetcht0 720(%[a])\n\t"
+        "prefetcht0 764(%[a])\n\t"
         "vmovups 0(%[b]), %%zmm5\n\t"
         "vbroadcastss 0(%[a]), %%zmm6\n\t"
         "vfmadd231ps %%zmm6, %%zmm5, %%zmm0\n\t"

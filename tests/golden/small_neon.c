@@ -82,6 +82,9 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v1(const float *a, const fl
         "2:\n\t"
         "cbz %[count], 4f\n\t"
         "3:\n\t"
+        "add x14, %[a], #720\n\t"
+        "prfm pldl1keep, [x14, #0]\n\t"
+        "prfm pldl1keep, [x14, #40]\n\t"
         "ldr q5, [%[b], #0]\n\t"
         "ldr q6, [%[a], #0]\n\t"
         "fmla v0.4s, v5.4s, v6.s[0]\n\t"
@@ -126,7 +129,7 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v1(const float *a, const fl
         "str q4, [%[acc], #64]\n\t"
         : [a] "+r"(a), [b] "+r"(b), [count] "+r"(count)
         : [acc] "r"(acc), [resume] "r"(resume)
-        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "x9", "x10", "x11", "x12", "x13", "cc", "memory");
+        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "x9", "x10", "x11", "x12", "x13", "x14", "cc", "memory");
 }
 
 static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const float *b, float *acc, long count, long resume)
@@ -158,6 +161,9 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "2:\n\t"
         "cbz %[count], 4f\n\t"
         "3:\n\t"
+        "add x14, %[a], #360\n\t"
+        "prfm pldl1keep, [x14, #0]\n\t"
+        "prfm pldl1keep, [x14, #40]\n\t"
         "ldr q10, [%[b], #0]\n\t"
         "ldr q11, [%[b], #16]\n\t"
         "ldr q12, [%[a], #0]\n\t"
@@ -231,7 +237,7 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "str q9, [%[acc], #144]\n\t"
         : [a] "+r"(a), [b] "+r"(b), [count] "+r"(count)
         : [acc] "r"(acc), [resume] "r"(resume)
-        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "x9", "x10", "x11", "x12", "x13", "cc", "memory");
+        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "x9", "x10", "x11", "x12", "x13", "x14", "cc", "memory");
 }
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));

@@ -178,6 +178,16 @@ def test_the_shapes_contain_every_register_tile_that_is_offered(name):
     assert max(vectors for _, vectors in offered) == 4
 
 
+def test_channels_of_any_size_can_be_stepped_over(isa, tools):
+    """With channels of 36 megabytes and more, what is prefetched lies out of reach."""
+    kernels = [
+        MicroKernel(isa, (0,), 1, (0,), side * side, (0,), f'mk_{isa}_side{side}')
+        for side in (3000, 4500, 9000)
+    ]
+    text = program(kernels).replace(f'{{{", ".join(map(str, COUNTS))}}}', '{0, 1}')
+    assert run_text(text, tools(isa), ISAS[isa].compiler_flags).endswith('all right\n')
+
+
 @pytest.mark.parametrize('name', list(ISAS))
 def test_a_tile_with_one_register_too_many_is_refused(name):
     have = ISAS[name].registers

@@ -23,14 +23,14 @@ def test_a_random_schedule_computes_the_reference(isa, check, group, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(group=groups(), seed=SEEDS)
 def test_many_random_schedules_compute_the_reference(isa, check, group, seed):
     check(group, schedule_of(group, isa, seed), seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(group=groups(), seed=SEEDS)
 def test_random_schedules_stay_inside_their_buffers(isa, tools, whole_numbers, agrees, group, seed):
     schedule = schedule_of(group, isa, seed)

@@ -8,6 +8,7 @@ Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time
               each cache found from the nest (model/working_set.py)
     pack, store, fork   copying input tiles, transposing results, starting the threads
 
+Caches are warm: a cache that holds everything a thread touches is not filled again.
 MOpt takes the maximum over levels: transfers overlap perfectly. Measured kernels overlap almost,
 not perfectly; compute and traffic are joined by a p-norm instead, of which the maximum is the limit
 p -> infinity. The slowest thread's part is what is timed, which prices load imbalance.
@@ -290,7 +291,8 @@ def _traffic(
             fits += 1
         outside = loops[: len(loops) - fits]
         total = 0.0
-        for position, (access, rows) in enumerate(accesses):
+        stays = fits + 1 == len(nested)  # all of the part, from one call to the next
+        for position, (access, rows) in enumerate([] if stays else accesses):
             size = words(access, nested[fits], rows, line_words)
             moved = crossing(access, outside, nested[fits], size)
             total += moved * (written if position == 0 else 1.0)

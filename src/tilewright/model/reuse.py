@@ -40,7 +40,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from tilewright.model.traffic import Band, touched
 from tilewright.ops.group import row_major_strides
@@ -130,13 +130,17 @@ class _Tensor:
     def image(self, box: Box) -> Image:
         """The values of every index over a box, each set as the bits of a number."""
         return tuple(
-            _values(tuple((c, box[n][1]) for n, c in e.terms))
-            << sum(c * box[n][0] for n, c in e.terms)
-            for e in self.access.index
+            [_placed(tuple([(c, *box[n]) for n, c in e.terms])) for e in self.access.index]
         )
 
 
-@cache
+@lru_cache(1 << 16)
+def _placed(terms: tuple[tuple[int, int, int], ...]) -> int:
+    """Values of sum(c * i), lo <= i < lo + n over the terms (c, lo, n), as bits."""
+    return _values(tuple((c, n) for c, _, n in terms)) << sum(c * lo for c, lo, _ in terms)
+
+
+@lru_cache(1 << 16)
 def _values(terms: tuple[tuple[int, int], ...]) -> int:
     """Values of sum(c * i), 0 <= i < n over the terms (c, n), as bits."""
     bits = 1
@@ -145,7 +149,7 @@ def _values(terms: tuple[tuple[int, int], ...]) -> int:
     return bits
 
 
-@cache
+@lru_cache(1 << 16)
 def _line_values(values: int, line: int) -> int:
     """The lines, as bits, of words given as bits."""
     block, bits = (1 << line) - 1, 0
@@ -154,7 +158,7 @@ def _line_values(values: int, line: int) -> int:
     return bits
 
 
-@cache
+@lru_cache(1 << 16)
 def _run_lines(run: int, line: int, grain: int) -> float:
     """Mean number of lines in a run of words that starts at a multiple of `grain`."""
     starts = range(0, line, grain)

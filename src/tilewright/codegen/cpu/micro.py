@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 
-
 LINE_FLOATS = 16
+REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
 PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
 
 
@@ -58,7 +58,8 @@ def prefetches(kernel: MicroKernel) -> list[int]:
     """Offsets in floats of the lines of `a` that a later iteration will read.
 
     Iterations walk over channels, whose rows lie far apart: hardware sees no stream in them. Lines
-    of the iteration that is at least PREFETCH_CYCLES ahead are asked for now.
+    of the iteration that is at least PREFETCH_CYCLES ahead are asked for now, unless it lies beyond
+    what an instruction can address (in very large images).
     """
     if not kernel.a_step:
         return []
@@ -71,7 +72,8 @@ def prefetches(kernel: MicroKernel) -> list[int]:
         # The first of every line's worth, and the last of every row.
         if not wanted or place - wanted[-1] >= LINE_FLOATS or following - place >= LINE_FLOATS:
             wanted.append(place)
-    return [ahead * kernel.a_step + place for place in wanted]
+    places = [ahead * kernel.a_step + place for place in wanted]
+    return [place for place in places if 4 * place <= REACH_BYTES]
 
 
 def registers_needed(pixels: int, vectors: int) -> int:
