@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from tilewright.errors import ArrayError, CheckError
+from tilewright.machine.measure import load_machine
+from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
+from tilewright.plan import Candidate, Plan
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import Kernel, aligned_empty, as_operand
+from tilewright.search.rank import rank
 
 
 @pytest.fixture
@@ -167,3 +171,27 @@ def test_a_library_that_is_not_a_kernel_is_refused(outer_kernel, tmp_path):
     broken.write_bytes(b'not a library')
     with pytest.raises(CheckError, match=r'broken\.so'):
         Kernel.load(broken, outer_kernel.group)
+
+
+def test_out_that_overlaps_an_input_is_no_trap(whole_numbers):
+    """A pointwise-shaped problem whose output is written over its own input."""
+    group = conv2d(c=4, h=6, w=6, k=4, r=3, s=3, pad=1)
+    machine, _ = load_machine(measure=False)
+    ranked = rank(group, machine, 1, 1)[0]
+    plan = Plan(group, machine, 1, (Candidate(ranked.schedule, ranked.prediction),))
+    arrays = whole_numbers(group, 7)
+    want = reference(group, arrays)
+    buffer = arrays['In'].copy()
+    plan.build(weights=arrays['Ker'])(buffer, out=buffer)
+    np.testing.assert_array_equal(buffer, want)
+
+
+def test_what_was_not_packed_by_this_kernel_is_refused(outer_kernel, arrays):
+    out = np.empty(outer_kernel.group.output.shape, np.float32)
+    short = outer_kernel.pack(arrays)[:-16]
+    with pytest.raises(ArrayError, match='what pack'):
+        outer_kernel.run(arrays, short, out)
+    with pytest.raises(ArrayError, match='numpy array'):
+        outer_kernel.run(arrays, outer_kernel.pack(arrays), [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ArrayError, match='no array'):
+        outer_kernel.run({**arrays, 'In': [[1.0], [2.0, 3.0]]}, outer_kernel.pack(arrays), out)

@@ -1,4 +1,4 @@
-"""Loop-order classes: the sets known from MOpt Sec. 4, and an exhaustive check on small problems."""
+"""Loop-order classes: the sets known from MOpt Sec. 4, and exhaustive checks on small problems."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_signature_of_one_order_by_hand():
 
 
 def _small():
-    three_by_three = conv2d(n=1, c=2, k=3, h=5, w=4, r=3, s=2).main
     return {
-        'dense': three_by_three,
-        'depthwise': conv2d(n=2, c=3, k=3, h=5, w=4, r=3, s=2, groups=3).main,
-        'strided': conv2d(n=1, c=2, k=2, h=8, w=5, r=3, s=2, stride=2).main,
+        'dense': conv2d(n=1, c=2, k=3, h=4, w=3, r=2, s=2).main,
+        'depthwise': conv2d(n=1, c=3, k=3, h=6, w=5, r=3, s=2, groups=3).main,
+        'strided': conv2d(n=2, c=3, k=4, h=11, w=1, r=3, s=1, stride=2).main,
+        'dilated': conv2d(n=2, c=3, k=4, h=9, w=1, r=3, s=1, dilation=2).main,
         '1x1': conv2d(n=2, c=4, k=4, h=3, w=3, r=1, s=1).main,
         'matmul': matmul(m=7, n=6, k=8).main,
     }
@@ -110,7 +110,7 @@ def _small():
 @pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('name', list(_small()))
 def test_no_order_beats_the_classes_for_any_tile(name, exact):
-    """All orders x all integer tiles: for every tile the best class is as good as the best order."""
+    """All orders x all integer tiles: for each tile the best class is as good as the best order."""
     stage = _small()[name]
     grids = np.meshgrid(*(np.arange(1, d.size + 1) for d in stage.dims), indexing='ij')
     tiles = {d.name: g.ravel() for d, g in zip(stage.dims, grids, strict=True)}
@@ -150,10 +150,9 @@ def test_an_operator_defined_here_gets_classes():
         call('mul', read(0), read(1)),
         'sum',
     )
-    assert names(stage) == {'<b,a,t>', '<{a,b},t>', '<b,t,a>', '<{a,t},b>'} & names(stage)
-    found = {signatures(stage, p) for p in itertools.permutations('abt')}
-    best = {s for s in found if not any(dominates(o, s) for o in found)}
-    assert {signatures(stage, c.representative()) for c in order_classes(stage)} == best
+    # innermost t keeps Z, and with a next to it Y as well; innermost b keeps X; innermost a keeps
+    # only Y, which t does too
+    assert names(stage) == {'<b,a,t>', '<{a,t},b>'}
 
 
 def test_class_text_and_membership():

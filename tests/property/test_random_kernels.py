@@ -16,7 +16,7 @@ from tilewright.runtime.build import run_compiler
 from tilewright.runtime.emulate import cross_compiler, run_program
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(group=groups(), seed=SEEDS)
 def test_a_random_schedule_computes_the_reference(isa, check, group, seed):
     check(group, schedule_of(group, isa, seed), seed)

@@ -294,12 +294,12 @@ class _Walk:
         loop = self.loops[p]
         full, rest = divmod(size[loop.dim], loop.step)
 
-        def lines(extent: int) -> float:
-            return self._lines({**size, loop.dim: extent}, p + 1) if extent else 0.0
+        def lines(extent: int, outside: int) -> float:
+            return self._lines({**size, loop.dim: extent}, outside) if extent else 0.0
 
-        before = lines(full * loop.step)
-        again = [(full * lines(loop.step) - before, loop.step)]
-        again.append((before + lines(rest) - lines(size[loop.dim]), rest))
+        before = lines(full * loop.step, p)
+        again = [(full * lines(loop.step, p + 1) - before, loop.step)]
+        again.append((before + lines(rest, p + 1) - lines(size[loop.dim], p), rest))
         return [(count, trip) for count, trip in again if count > 1e-9 * before]
 
     def _lines(self, size: Mapping[str, int], p: int) -> float:

@@ -58,14 +58,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarra
 
 def as_operand(tensor: Tensor, array: object) -> np.ndarray:
     """The array as the kernel reads it: float32, C-contiguous, aligned; copied where it is not."""
-    given = np.asarray(array)
+    try:
+        given = np.asarray(array)
+    except ValueError as error:
+        raise ArrayError(f'{tensor.name} is no array: {error}') from None
     if given.shape != tensor.shape:
         raise ArrayError(
             f'{tensor.name} has shape {given.shape}; this kernel was made for {tensor.shape}'
         )
     if given.dtype.kind not in 'fiub':
         raise ArrayError(f'{tensor.name} has dtype {given.dtype}; give real numbers, best float32')
-    ready = np.ascontiguousarray(given, np.float32)
+    with np.errstate(over='ignore'):  # doubles beyond float32 become infinite, as in any cast
+        ready = np.ascontiguousarray(given, np.float32)
     return ready if ready.flags.aligned else ready.copy()
 
 
@@ -81,6 +85,7 @@ class Kernel:
         self._library = library
         self._part = ctypes.cast(library.tw_part, _POINTER)
         self.parts = int(library.tw_parts())
+        self._packed_bytes = int(library.tw_packed_bytes())
         self._scratch = aligned_empty((self.parts * int(library.tw_scratch_bytes()),), np.uint8)
         self._lock = threading.Lock()  # callers share the scratch
         self._inputs = group.with_role('input')
@@ -97,7 +102,7 @@ class Kernel:
 
     def pack(self, constants: Mapping[str, np.ndarray]) -> np.ndarray:
         """Constants in the kernel's own order and padding."""
-        packed = aligned_empty((int(self._library.tw_packed_bytes()) // 4,))
+        packed = aligned_empty((self._packed_bytes // 4,))
         arrays = [self._operand(t, constants) for t in self._constants]
         self._library.tw_pack(_pointers(arrays), packed.ctypes.data)
         return packed
@@ -139,6 +144,8 @@ class Kernel:
         self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray
     ) -> tuple[_Args, list[np.ndarray]]:
         want = self.group.output.shape
+        if not isinstance(out, np.ndarray):
+            raise ArrayError(f'out is a {type(out).__name__}; it must be a numpy array')
         if out.shape != want or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ArrayError(
                 f'out has shape {out.shape} and dtype {out.dtype}; it must be a C-contiguous '
@@ -146,7 +153,14 @@ class Kernel:
             )
         if not out.flags.writeable or not out.flags.aligned:
             raise ArrayError('out must be writeable and aligned; allocate it with numpy.empty')
+        if packed.nbytes != self._packed_bytes or packed.dtype != np.float32:
+            raise ArrayError(
+                f'packed has {packed.nbytes} bytes of {packed.dtype}; this kernel packs '
+                f'{self._packed_bytes} bytes of float32: pass what pack() returned'
+            )
         keep = [self._operand(t, inputs) for t in self._inputs]
+        # A kernel reads inputs while it writes results, so they must not overlap.
+        keep = [a.copy() if np.may_share_memory(a, out) else a for a in keep]
         args = _Args(
             _pointers(keep), packed.ctypes.data, out.ctypes.data, self._scratch.ctypes.data
         )

@@ -24,7 +24,7 @@ static struct {
     _Alignas(64) _Atomic long done;
     _Alignas(64) part_fn fn;
     const void *args;
-    long parts;
+    _Atomic long parts;
     _Atomic int parked;
     int workers;
     pthread_mutex_t owner; /* held by the caller whose job runs */
@@ -52,7 +52,8 @@ static void take_parts(uint32_t epoch)
     for (;;) {
         uint64_t claim = atomic_load_explicit(&pool.claim, memory_order_acquire);
         for (;;) {
-            if ((uint32_t)(claim >> 32) != epoch || (long)(uint32_t)claim >= pool.parts)
+            long parts = atomic_load_explicit(&pool.parts, memory_order_relaxed);
+            if ((uint32_t)(claim >> 32) != epoch || (long)(uint32_t)claim >= parts)
                 return;
             if (atomic_compare_exchange_weak_explicit(&pool.claim, &claim, claim + 1,
                                                       memory_order_acq_rel, memory_order_acquire))
@@ -94,6 +95,7 @@ static void *work(void *unused)
 static void forget_workers(void)
 {
     pool.workers = 0;
+    atomic_store(&pool.claim, UINT64_MAX);
     atomic_store(&pool.parked, 0);
     pthread_mutex_init(&pool.owner, NULL);
     pthread_mutex_init(&pool.lock, NULL);
@@ -130,9 +132,13 @@ void tw_pool_run(part_fn fn, const void *args, long parts)
     }
     grow(parts);
     uint32_t epoch = atomic_load_explicit(&pool.epoch, memory_order_relaxed) + 1;
+    /* Close the claim before the job changes: a late worker of the last run must not measure its
+       old claim against the new number of parts. */
+    atomic_store_explicit(&pool.claim, (uint64_t)epoch << 32 | UINT32_MAX, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
     pool.fn = fn;
     pool.args = args;
-    pool.parts = parts;
+    atomic_store_explicit(&pool.parts, parts, memory_order_relaxed);
     atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.claim, (uint64_t)epoch << 32, memory_order_release);
     atomic_store(&pool.epoch, epoch);

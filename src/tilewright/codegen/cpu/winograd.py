@@ -223,7 +223,7 @@ def generate(group: Group, schedule: Schedule) -> str:
         for run in sorted({r for sizes in p.runs.values() for r in sizes}):
             writer.lines += micro.emit(_micro(p, run, vectors)).splitlines()
             writer.line()
-        write_output(writer, p.shape, vectors, p.lanes, p.m_stride, p.row_pitch)
+        write_output(writer, p.shape, vectors, ISAS[schedule.isa], p.m_stride, p.row_pitch)
         _write_multiply(writer, p, vectors)
     _write_store(writer, p)
     _write_packing(writer, p)
@@ -281,11 +281,19 @@ def _write_store(writer: Writer, p: Plan) -> None:
     )
     writer.line(f'float turned[4 * {pitch}];')
     writer.open('for (long lane = 0; lane < lanes; lane += 4)')
-    writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
+    if p.epilogue.expression == 'value':
+        writer.line('long done = 0;')
+        writer.line('if (lane + 4 <= lanes)')
+        writer.line('    for (; done + 4 <= pixels; done += 4)')
+        to = f'out + lane * {plane} + done, {plane}'
+        writer.line(f'        transpose4(row + done * width + lane, width, {to});')
+    else:
+        writer.line('const long done = 0;')
+    writer.line('for (long pixel = done; pixel < pixels; pixel += 4)')
     writer.line(f'    transpose4(row + pixel * width + lane, width, turned + pixel, {pitch});')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
     writer.line(f'float *restrict to = out + (lane + j) * {plane};')
-    writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
+    writer.open('for (long pixel = done; pixel < pixels; pixel++)')
     writer.line(f'const float value = turned[j * {pitch} + pixel];')
     for item in p.epilogue.operands:
         place = total([scaled('(lane + j)', item.stride('k')), scaled('pixel', item.stride('w'))])

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tilewright.codegen.cpu.writer import Writer
+from tilewright.machine.isa import Isa
 from tilewright.ops.winograd import Geometry, Matrix
 
 LINE = 16  # floats of a cache line: buffers that are walked together start this far out of step
@@ -52,7 +53,8 @@ class Buffers:
     @property
     def line(self) -> int:
         """One transformed row of the image, with what the last transposition reads behind it."""
-        return -(-(self.shape.across.m * self.positions + 8) // LINE) * LINE
+        across = self.shape.across
+        return -(-(across.m * self.positions + across.r + 4) // LINE) * LINE
 
     @property
     def phase_floats(self) -> int:
@@ -239,9 +241,8 @@ def _write_across(writer: Writer, buffers: Buffers) -> None:
         'static inline void transform_across(const float *restrict line, float *restrict phases, '
         'float *restrict to, long columns)'
     )
-    source = 'line'
-    if m > 1:
-        source = 'phases'
+    turned = m > 1 and buffers.lanes > 4
+    if turned:
         overlap = (across.t - 1) // m
         writer.open(f'for (long q = 0; q < columns + {overlap}; q += 4)')
         for first in sorted({min(i, max(m - 4, 0)) for i in range(0, m, 4)}):
@@ -250,10 +251,17 @@ def _write_across(writer: Writer, buffers: Buffers) -> None:
                 f'{positions});'
             )
         writer.close()
+    else:
+        writer.line('(void)phases;')
     writer.open(f'for (long q = 0; q < columns; q += {buffers.lanes})')
-    for b in range(across.t):
-        place = b % m * positions + b // m
-        writer.line(f'const vec x{b} = *(const vec *)({source} + {place} + q);')
+    if turned or m == 1:
+        source = 'phases' if turned else 'line'
+        for b in range(across.t):
+            place = b % m * positions + b // m
+            writer.line(f'const vec x{b} = *(const vec *)({source} + {place} + q);')
+    else:
+        for first in range(0, across.t, 4):
+            _write_turned(writer, first, min(4, across.t - first), m)
     outputs = [f'y{j}' for j in range(across.t)]
     for line in linear(across.bt, [f'x{b}' for b in range(across.t)], outputs, 'vec', ''):
         writer.line(line)
@@ -263,38 +271,92 @@ def _write_across(writer: Writer, buffers: Buffers) -> None:
     writer.line()
 
 
+def _write_turned(writer: Writer, first: int, count: int, m: int) -> None:
+    """x[first .. first + count) of four neighbouring tiles at q, transposed in registers."""
+    for e in range(4):
+        writer.line(f'const vec l{first}_{e} = *(const vec *)(line + (q + {e}) * {m} + {first});')
+    for half, picks in ((0, '0, 4, 1, 5'), (1, '2, 6, 3, 7')):
+        if count <= 2 * half:
+            continue
+        for a in (0, 2):
+            pair = f'l{first}_{a}, l{first}_{a + 1}'
+            writer.line(
+                f'const vec p{first}_{half}{a} = __builtin_shufflevector({pair}, {picks});'
+            )
+        for odd, last in ((0, '0, 1, 4, 5'), (1, '2, 3, 6, 7')):
+            if 2 * half + odd < count:
+                pair = f'p{first}_{half}0, p{first}_{half}2'
+                writer.line(
+                    f'const vec x{first + 2 * half + odd} = '
+                    f'__builtin_shufflevector({pair}, {last});'
+                )
+
+
 def write_output(
-    writer: Writer, shape: Geometry, vectors: int, lanes: int, m_stride: int, pitch: int
+    writer: Writer, shape: Geometry, vectors: int, isa: Isa, m_stride: int, pitch: int
 ) -> None:
-    """`transform_output_vN`: a row of tiles, from M to `rows`, `pitch` floats from row to row."""
+    """`transform_output_vN`: a row of tiles, from M to `rows`, `pitch` floats from row to row.
+
+    The half-transformed tile stays in registers where they suffice; else it goes through an array,
+    since compilers spill more than that.
+    """
     down, across = shape.down, shape.across
-    width = vectors * lanes
+    width = vectors * isa.lanes
+    held = down.m * across.t + 8 <= isa.registers
     writer.open(
         f'static __attribute__((noinline)) void transform_output_v{vectors}('
         f'const float *restrict m, float *restrict rows, long columns)'
     )
     writer.open('for (long p = 0; p < columns; p++)')
-    writer.line(f'const float *from = m + p * {width};')
-    writer.line(f'float *to = rows + p * {across.m * width};')
-    writer.open(f'for (long lane = 0; lane < {width}; lane += {lanes})')
-    for j in range(across.t):
-        names = [f'm{i}_{j}' for i in range(down.t)]
-        for i, name in enumerate(names):
-            place = (i * across.t + j) * m_stride
-            writer.line(f'const lanes_t {name} = *(const lanes_t *)(from + {place} + lane);')
-        outputs = [f'a{y}_{j}' for y in range(down.m)]
-        for line in linear(down.at, names, outputs, 'lanes_t', f'c{j}'):
-            writer.line(line)
-    for y in range(down.m):
-        inputs = [f'a{y}_{j}' for j in range(across.t)]
-        outputs = [f'y{y}_{x}' for x in range(across.m)]
-        for line in linear(across.at, inputs, outputs, 'lanes_t', f'r{y}'):
-            writer.line(line)
-        for x, output in enumerate(outputs):
-            place = y * pitch + x * width
-            writer.line(f'*(lanes_t *)(to + {place} + lane) = {output};')
-    writer.close(3)
+    writer.open(f'for (long lane = 0; lane < {width}; lane += {isa.lanes})')
+    writer.line(f'const float *from = m + p * {width} + lane;')
+    writer.line(f'float *to = rows + p * {across.m * width} + lane;')
+    if held:
+        for j in range(across.t):
+            names = [f'a{y}_{j}' for y in range(down.m)]
+            _write_column(writer, shape, m_stride, f'from + {j * m_stride}', names, f'c{j}')
+        for y in range(down.m):
+            inputs = [f'a{y}_{j}' for j in range(across.t)]
+            _write_row(writer, shape, inputs, f'to + {y * pitch}', width, f'r{y}')
+        writer.close(3)
+        writer.line()
+        return
+    writer.line(f'lanes_t half[{down.m}][{across.t}];')
+    writer.open(f'for (long j = 0; j < {across.t}; j++)')
+    names = [f'a{y}' for y in range(down.m)]
+    _write_column(writer, shape, m_stride, f'from + j * {m_stride}', names, '')
+    for y, name in enumerate(names):
+        writer.line(f'half[{y}][j] = {name};')
+    writer.close()
+    writer.open(f'for (long y = 0; y < {down.m}; y++, to += {pitch})')
+    inputs = [f'half[y][{j}]' for j in range(across.t)]
+    _write_row(writer, shape, inputs, 'to', width, '')
+    writer.close(4)
     writer.line()
+
+
+def _write_column(
+    writer: Writer, shape: Geometry, m_stride: int, base: str, names: list[str], prefix: str
+) -> None:
+    """A^T down one column of a tile of products."""
+    down, across = shape.down, shape.across
+    loaded = [f'{prefix}m{i}' for i in range(down.t)]
+    for i, name in enumerate(loaded):
+        place = i * across.t * m_stride
+        writer.line(f'const lanes_t {name} = *(const lanes_t *)({base} + {place});')
+    for line in linear(down.at, loaded, names, 'lanes_t', prefix):
+        writer.line(line)
+
+
+def _write_row(
+    writer: Writer, shape: Geometry, inputs: list[str], base: str, width: int, prefix: str
+) -> None:
+    """A along one row of a half-transformed tile, and out."""
+    outputs = [f'{prefix}y{x}' for x in range(shape.across.m)]
+    for line in linear(shape.across.at, inputs, outputs, 'lanes_t', prefix):
+        writer.line(line)
+    for x, output in enumerate(outputs):
+        writer.line(f'*(lanes_t *)({base} + {x * width}) = {output};')
 
 
 def write_filter(writer: Writer, shape: Geometry) -> None:
