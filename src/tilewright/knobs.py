@@ -50,7 +50,7 @@ KNOBS = (
     Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
     Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source, 5 IR'),
     Knob('dump', Path, None, 'directory into which every artefact is written'),
-    Knob('cc', str, '', 'C compiler to use instead of $CC, clang, gcc or cc', True),
+    Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc', True),
     Knob('time_limit', float, 60.0, 'seconds that one candidate may take to build and run'),
     Knob('memory_limit', _whole, 8 << 30, 'bytes of address space that a worker may use'),
     Knob('shared', Path, None, 'directory with the data sets that some tests and tables read'),

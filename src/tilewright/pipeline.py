@@ -56,7 +56,7 @@ def optimize(
     ranked = rank.rank(group, target, count, top)  # [Group] -> [Candidate]
     debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
     candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
-    bound = max((c.solver_bound_s for c in ranked), default=0.0)
+    bound = min((c.solver_bound_s for c in ranked), default=0.0)
     warnings = [warning] if warning else []
     if measure:
         candidates, trouble = _measured(group, target, count, candidates, store, seed, progress)

@@ -1,7 +1,7 @@
 /* g6mb1ic6ih7iw9oc6oh7ow9kh3kw3sh1sw1ph1pw1dh0dw0+bias+relu6: general schema, portable
    l2: n=1 k=6 h=7 w=9 r=3 s=3
    l1: n=1 k=6 h=7 w=9 r=3 s=3
-   reg: n=1 k=1 h=7 w=9 r=3 s=3
+   reg: n=1 k=3 h=7 w=9 r=3 s=3
    parallel: k/2; packs: nothing */
 #include <math.h>
 #include <stddef.h>
@@ -41,48 +41,45 @@ void tw_part(const tw_args *args, long part) {
     const float *restrict t0 = args->in[0];
     const float *restrict t1 = args->packed + 0;
     const float *restrict e0 = args->packed + 64;
-    const long k_part = 6 * (part % 2) / 2 * 1;
-    const long k_part_end = min_long(6 * ((part % 2) + 1) / 2 * 1, 6);
-    for (long k_reg = k_part; k_reg < k_part_end; k_reg += 1) {
-        const long k_reg_end = min_long(k_reg + 1, k_part_end);
-        if (1) {
-            for (long n = 0; n < 1; n++) {
-                for (long k = k_reg; k < k_reg_end; k++) {
-                    for (long h = 0; h < 7; h++) {
-                        for (long w = 0; w < 9; w++) {
-                            out[n * 378 + k * 63 + h * 9 + w] = 0.0f;
-                        }
-                    }
-                }
-            }
-        }
+    const long k_part = 2 * (part % 2) / 2 * 3;
+    const long k_part_end = min_long(2 * ((part % 2) + 1) / 2 * 3, 6);
+    if (1) {
         for (long n = 0; n < 1; n++) {
-            for (long k = k_reg; k < k_reg_end; k++) {
+            for (long k = k_part; k < k_part_end; k++) {
                 for (long h = 0; h < 7; h++) {
-                    for (long r = 0; r < 3; r++) {
-                        for (long s = 0; s < 3; s++) {
-                            if (!((unsigned long)(h + r + -1) < 7ul))
-                                continue;
-                            long low = 0, high = 9;
-                            low = max_long(low, ceil_div(-(s + -1), 1));
-                            high = min_long(high, ceil_div(9 - (s + -1), 1));
-                            for (long w = low; w < high; w++) {
-                                out[n * 378 + k * 63 + h * 9 + w] = out[n * 378 + k * 63 + h * 9 + w] + (t0[n * 378 + k * 63 + h * 9 + r * 9 + w + s + -10] * t1[k * 9 + r * 3 + s]);
-                            }
+                    for (long w = 0; w < 9; w++) {
+                        out[n * 378 + k * 63 + h * 9 + w] = 0.0f;
+                    }
+                }
+            }
+        }
+    }
+    for (long n = 0; n < 1; n++) {
+        for (long k = k_part; k < k_part_end; k++) {
+            for (long h = 0; h < 7; h++) {
+                for (long r = 0; r < 3; r++) {
+                    for (long s = 0; s < 3; s++) {
+                        if (!((unsigned long)(h + r + -1) < 7ul))
+                            continue;
+                        long low = 0, high = 9;
+                        low = max_long(low, ceil_div(-(s + -1), 1));
+                        high = min_long(high, ceil_div(9 - (s + -1), 1));
+                        for (long w = low; w < high; w++) {
+                            out[n * 378 + k * 63 + h * 9 + w] = out[n * 378 + k * 63 + h * 9 + w] + (t0[n * 378 + k * 63 + h * 9 + r * 9 + w + s + -10] * t1[k * 9 + r * 3 + s]);
                         }
                     }
                 }
             }
         }
-        if (1) {
-            for (long n = 0; n < 1; n++) {
-                for (long k = k_reg; k < k_reg_end; k++) {
-                    for (long h = 0; h < 7; h++) {
-                        for (long w = 0; w < 9; w++) {
-                            const long e0_at = k;
-                            const float value = out[n * 378 + k * 63 + h * 9 + w];
-                            out[n * 378 + k * 63 + h * 9 + w] = fminf(fmaxf((value + e0[e0_at]), 0.0f), 6.0f);
-                        }
+    }
+    if (1) {
+        for (long n = 0; n < 1; n++) {
+            for (long k = k_part; k < k_part_end; k++) {
+                for (long h = 0; h < 7; h++) {
+                    for (long w = 0; w < 9; w++) {
+                        const long e0_at = k;
+                        const float value = out[n * 378 + k * 63 + h * 9 + w];
+                        out[n * 378 + k * 63 + h * 9 + w] = fminf(fmaxf((value + e0[e0_at]), 0.0f), 6.0f);
                     }
                 }
             }

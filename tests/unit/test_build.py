@@ -215,9 +215,15 @@ def test_a_read_only_home_gets_a_temporary_cache(tmp_path, monkeypatch):
     file = tmp_path / 'file'
     file.write_text('')
     monkeypatch.delenv('TILEWRIGHT_CACHE_DIR')
-    monkeypatch.setattr(building.platformdirs, 'user_cache_dir', lambda _: str(file / 'home'))
+    monkeypatch.setattr(building, '_user_cache', lambda: file / 'home')
     folder = building.cache_dir()
     assert folder.is_dir()
     assert building.cache_dir() == folder
     folder.rmdir()
     building._fallback_dir.cache_clear()
+
+
+def test_the_users_cache_without_platformdirs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'platformdirs', None)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    assert building._user_cache() == tmp_path / 'tilewright'

@@ -18,6 +18,7 @@ import typer
 from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
 from tilewright.machine.known import known_names
+from tilewright.version import VERSION
 
 SPEC_HELP = (
     'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
@@ -71,9 +72,7 @@ Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        print(f'tilewright {metadata.version("tilewright")}')
+        print(f'tilewright {VERSION}')
         raise typer.Exit
 
 

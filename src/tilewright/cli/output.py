@@ -13,17 +13,17 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
+import numpy
 
 from tilewright import knobs
 from tilewright.errors import InputError, MissingError
 from tilewright.runtime import build
 from tilewright.runtime.measure import Progress
 from tilewright.store.records import package_version
+from tilewright.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +49,11 @@ class Output:
 
     def warn_if_forgetful(self) -> None:
         """Say it when the user's cache directory cannot be written, and a temporary one is used."""
-        wanted = Path(platformdirs.user_cache_dir('tilewright'))
-        if knobs.get('cache_dir') is None and build.cache_dir() != wanted:
+        folder = build.cache_dir()
+        if knobs.get('cache_dir') is None and folder.name != 'tilewright':
             self.warn(
-                f'{wanted} cannot be written, so this run is remembered in {build.cache_dir()} '
-                f'only; set TILEWRIGHT_CACHE_DIR to a directory that can be written'
+                f'the cache directory of this user cannot be written, so this run is remembered in '
+                f'{folder} only; set TILEWRIGHT_CACHE_DIR to a directory that can be written'
             )
 
     def write(self, data: dict[str, Any]) -> None:
@@ -95,10 +95,10 @@ def versions() -> dict[str, str | None]:
     except MissingError:
         compiler = None
     return {
-        'tilewright': metadata.version('tilewright'),
+        'tilewright': VERSION,
         'package': package_version(),
         'python': platform.python_version(),
-        'numpy': metadata.version('numpy'),
+        'numpy': numpy.__version__,
         'compiler': compiler,
         'system': f'{platform.system()} {platform.release()} {platform.machine()}',
     }

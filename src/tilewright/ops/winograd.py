@@ -31,11 +31,13 @@ from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-# Symmetric pairs share work in the transforms; small powers of two keep the error low, and a point
-# beside its reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5).
-POINTS = tuple(
+# Zero and symmetric pairs, which share work in the transforms. Up to seven, a point beside its
+# reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5); beyond, the
+# pairs that make the error of model/winograd_error.py least. All are dyadic: exact in binary.
+FEW = tuple(Fraction(text) for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2'))
+MANY = tuple(
     Fraction(text)
-    for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2', '4', '-1/4', '-4', '1/4')
+    for text in ('0', '1', '-1', '1/2', '-1/2', '4', '-4', '5/4', '-5/4', '3/4', '-3/4')
 )
 
 
@@ -72,7 +74,8 @@ def transform(
     size = m + r - 1
     at_infinity = size % 2 == 0 if infinity is None else infinity
     count = size - at_infinity
-    chosen = POINTS[:count] if points is None else tuple(points)
+    default = FEW if count <= len(FEW) else MANY
+    chosen = default[:count] if points is None else tuple(points)
     if len(chosen) != count or len(set(chosen)) != count:
         raise SpecError(
             f'F({m}, {r}) needs {count} distinct finite points, got {len(set(chosen))}; give as '
@@ -180,8 +183,8 @@ def applies(group: Group, m: int) -> str:
     taps = (sizes['r'], sizes['s'])
     if max(taps) == 1:
         return f'{group.label} has a 1x1 filter: there is nothing to save'
-    if max(taps) + m - 1 > len(POINTS):
-        return f'F({m}, {max(taps)}) needs more than {len(POINTS)} points'
+    if max(taps) + m - 1 > len(MANY):
+        return f'F({m}, {max(taps)}) needs more than {len(MANY)} points'
     if group.tensor(stage.reads[1].tensor).role != 'constant':
         return f'{group.label} has weights that are not constant'
     return ''

@@ -102,18 +102,20 @@ def general_schedule(group: Group, isa: str, threads: int, levels: int) -> Sched
     stage = group.main
     sizes = dict(stage.sizes)
 
-    def waste(cut: tuple[tuple[str, int], ...]) -> tuple[float, int]:
+    lane = max(stage.parallel, key=lambda d: stage.write.index[-1].coefficient(d) == 1)
+
+    def waste(cut: tuple[tuple[str, int], ...]) -> tuple[float, bool, int]:
         ways = dict(cut)
         share = math.prod(-(-sizes[d] // ways.get(d, 1)) / sizes[d] for d in sizes)
-        return share, sum(stage.parallel.index(d) for d in ways)
+        return share, lane in ways, sum(stage.parallel.index(d) for d in ways)
 
     cuts = list(thread_cuts(stage, threads))
-    while not cuts and threads > 1:
+    while not cuts:
         threads -= 1
         cuts = list(thread_cuts(stage, threads))
-    best = min(cuts, key=waste, default=())
+    best = min(cuts, key=waste)
     order = register_order(stage)
-    reg = Level.of('reg', order, sizes | {d: 1 for d, _ in best})
+    reg = Level.of('reg', order, sizes | {d: -(-sizes[d] // ways) for d, ways in best})
     outer = [Level.of(name, order, sizes) for name in CACHE_LEVELS[:levels]]
     return Schedule('general', isa, '', (reg, *outer), best)
 

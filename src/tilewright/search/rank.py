@@ -87,21 +87,18 @@ def shapes(group: Group, contraction: Contraction, machine: Machine, threads: in
     """Register tiles and thread cuts, ranked by compute time; fewer threads if cuts run out."""
     stage, isa = group.main, ISAS[machine.isa]
     order = tuple(stage.sizes)
-    cuts = list(thread_cuts(stage, threads))
-    while not cuts:
+    priced: list[Shape] = []
+    while not priced:  # fewer threads where there are not enough register tiles for all
+        for parallel in thread_cuts(stage, threads):
+            for reg in register_tiles(contraction, isa):
+                if any(-(-stage.sizes[d] // reg[d]) < ways for d, ways in parallel):
+                    continue
+                whole = (whole_tile(stage, reg),)
+                schedule = assemble(
+                    group, machine.isa, contraction.vector, reg, whole, (order,), parallel, ''
+                )
+                priced.append(Shape(reg, parallel, compute_seconds(group, schedule, machine)))
         threads -= 1
-        cuts = list(thread_cuts(stage, threads))
-    priced = []
-    for reg in register_tiles(contraction, isa):
-        whole = (whole_tile(stage, reg),)
-        for parallel in cuts:
-            schedule = assemble(
-                group, machine.isa, contraction.vector, reg, whole, (order,), parallel, ''
-            )
-            if any(-(-stage.sizes[d] // reg[d]) < ways for d, ways in parallel):
-                continue
-            seconds = compute_seconds(group, schedule, machine)
-            priced.append(Shape(reg, parallel, seconds))
     priced.sort(key=lambda s: (s.seconds, -math.prod(s.reg.values()), str(s.reg), s.parallel))
     return priced
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.codegen.cpu import general, outer, winograd
+from tilewright.codegen.cpu.names import safe_names
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
@@ -36,7 +37,7 @@ def check(group: Group, schedule: Schedule) -> None:
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
     check(group, schedule)
-    return SCHEMAS[schedule.schema](group, schedule)
+    return SCHEMAS[schedule.schema](*safe_names(group, schedule))
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:

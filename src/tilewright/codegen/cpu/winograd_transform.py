@@ -280,9 +280,7 @@ def _write_turned(writer: Writer, first: int, count: int, m: int) -> None:
             continue
         for a in (0, 2):
             pair = f'l{first}_{a}, l{first}_{a + 1}'
-            writer.line(
-                f'const vec p{first}_{half}{a} = __builtin_shufflevector({pair}, {picks});'
-            )
+            writer.line(f'const vec p{first}_{half}{a} = __builtin_shufflevector({pair}, {picks});')
         for odd, last in ((0, '0, 1, 4, 5'), (1, '2, 3, 6, 7')):
             if 2 * half + odd < count:
                 pair = f'p{first}_{half}0, p{first}_{half}2'

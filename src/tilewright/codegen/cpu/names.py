@@ -1,0 +1,71 @@
+"""Dimension names that are safe in C: those that clash with a word of the generated source change.
+
+a dimension called `b`, `out` or `for`  ->  `b_`, `out_`, `for_`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Affine, Stage
+from tilewright.schedule.schedule import Level, Schedule
+
+# Identifiers that the generators use themselves, and C's own words.
+_WORDS = """
+a acc accumulators args at auto b break buffer case char const constants continue count default do
+double else enum extent extern float for from goto high if inline int inside lane lanes last long
+low max_long min_long out packed panel part pixel pixels register restrict return row rows short
+signed sizeof source static step struct switch tile to typedef union unsigned value void volatile
+weights while width
+"""
+_TAKEN = frozenset(_WORDS.split())
+_PLAIN = re.compile(r'[A-Za-z][A-Za-z0-9]*')
+_NUMBERED = re.compile(r'[et][0-9]+')
+
+
+def safe_names(group: Group, schedule: Schedule) -> tuple[Group, Schedule]:
+    """The same group and schedule with names that can stand in C; unchanged where they already can.
+
+    Only the main stage's iterators appear in C, so only they are renamed.
+    """
+    stage = group.main
+    names = {d.name: _safe(d.name, number) for number, d in enumerate(stage.dims)}
+    if all(old == new for old, new in names.items()):
+        return group, schedule
+    stages = tuple(_rename_stage(s, names) if s is stage else s for s in group.stages)
+    return replace(group, stages=stages), _rename_schedule(schedule, names)
+
+
+def _safe(name: str, number: int) -> str:
+    if not _PLAIN.fullmatch(name):
+        return f'd{number}_'
+    return f'{name}_' if name in _TAKEN or _NUMBERED.fullmatch(name) else name
+
+
+def _rename_access(access: Access, names: Mapping[str, str]) -> Access:
+    index = (Affine(tuple((names[n], c) for n, c in e.terms), e.const) for e in access.index)
+    return Access(access.tensor, tuple(index))
+
+
+def _rename_stage(stage: Stage, names: Mapping[str, str]) -> Stage:
+    return replace(
+        stage,
+        dims=tuple(replace(d, name=names[d.name]) for d in stage.dims),
+        write=_rename_access(stage.write, names),
+        reads=tuple(_rename_access(a, names) for a in stage.reads),
+    )
+
+
+def _rename_schedule(schedule: Schedule, names: Mapping[str, str]) -> Schedule:
+    def rename(name: str) -> str:
+        return names.get(name, name)
+
+    levels = tuple(
+        Level.of(v.name, tuple(map(rename, v.order)), {rename(d): t for d, t in v.tiles})
+        for v in schedule.levels
+    )
+    parallel = tuple((rename(d), ways) for d, ways in schedule.parallel)
+    return replace(schedule, vector=rename(schedule.vector), levels=levels, parallel=parallel)

@@ -1,0 +1,176 @@
+"""From a convolution to ranked Winograd schedules, by modelling alone.
+
+    m                        where the error model stays below the limit and products are saved
+    x cuts between threads x (run of tiles, vectors of k) x blocks of tiles x blocks of k
+
+All that is legal is priced by the numbers (`model.winograd_time`), in microseconds each; only the
+best become schedules. Deterministic: ties are broken by the numbers themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from tilewright.codegen.cpu.micro import registers_needed
+from tilewright.errors import InputError
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.winograd_error import DEFAULT_LIMIT, predicted_error
+from tilewright.model.winograd_time import Work, predict_winograd, seconds
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
+from tilewright.ops.winograd import Geometry, geometry, matmul_stage
+from tilewright.schedule.schedule import Level, Schedule
+from tilewright.schedule.space import thread_cuts
+from tilewright.search.rank import Candidate
+
+SIZES = (2, 3, 4, 5, 6, 7)
+MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
+CUTS = 3  # cuts between threads that are carried on, for each m
+K_BLOCKS = (1, 2, 4)  # panels of k whose products are held at once
+
+Cut = tuple[tuple[str, int], ...]
+
+
+def winograd_schedule(
+    group: Group, isa: str, m: int, run: int, vectors: int, k_panels: int,
+    block: tuple[int, int, int], parallel: Cut = (),
+) -> Schedule:  # fmt: skip
+    """The schedule of these decisions: `block` is n, ph, pw; `k_panels` panels of k at once."""
+    stage = matmul_stage(group, m)
+    sizes, width = stage.sizes, vectors * ISAS[isa].lanes
+    whole = -(-sizes['k'] // width) * width
+    order = tuple(sizes)
+    reg = dict.fromkeys(sizes, 1) | {'k': width}
+    held = dict(zip(('n', 'ph', 'pw'), block, strict=True))
+    l1 = reg | {d: min(size, sizes[d]) for d, size in held.items()}
+    l1 |= {'k': min(k_panels * width, whole), 'c': sizes['c']}
+    l2 = l1 | {'t': sizes['t']}
+    tiles = (reg, l1, l2, l2 | {'k': whole})
+    levels = tuple(
+        Level.of(name, order, tile)
+        for name, tile in zip(('reg', 'l1', 'l2', 'l3'), tiles, strict=True)
+    )
+    return Schedule('winograd', isa, 'k', levels, parallel, '', (('m', m), ('run', run)))
+
+
+def rank_winograd(
+    group: Group, machine: Machine, threads: int, top: int, max_rel_err: float = DEFAULT_LIMIT
+) -> tuple[Candidate, ...]:
+    """[Group, Machine] -> [Candidate], best first; none where Winograd does not apply or pay."""
+    if top < 1:
+        raise InputError(f'top={top}; ask for at least one candidate')
+    isa = ISAS[machine.isa]
+    priced: list[tuple[float, int, Cut, tuple[int, int], int, tuple[int, int, int]]] = []
+    for m in sizes_within(group, max_rel_err):
+        shape, stage = geometry(group, m), matmul_stage(group, m)
+        for cut in _cuts(stage, threads):
+            part = _part(stage, cut)
+            for tile, block in itertools.product(_register_tiles(isa, shape), _blocks(part)):
+                for panels in _k_blocks(part['k'], tile[1] * isa.lanes):
+                    work = _work(shape, isa, tile, panels, block, part)
+                    _, _, time = seconds(work, machine, threads)
+                    priced.append((time, m, cut, tile, panels, block))
+    priced.sort()
+    return tuple(
+        Candidate(schedule, predict_winograd(group, schedule, machine))
+        for schedule in _distinct(group, machine.isa, priced, top)
+    )
+
+
+def sizes_within(group: Group, max_rel_err: float) -> tuple[int, ...]:
+    """Every m whose predicted error is within the limit and that saves products."""
+    return tuple(
+        m
+        for m in SIZES
+        if predicted_error(group, m) <= max_rel_err and geometry(group, m).saving > 1
+    )
+
+
+def _cuts(stage: Stage, threads: int) -> list[Cut]:
+    """The cuts that divide the work best; fewer threads where there is not enough to cut."""
+    for count in range(threads, 0, -1):
+        cuts = [c for c in thread_cuts(stage, count) if 't' not in dict(c)]
+        if cuts:
+            break
+
+    def share(cut: Cut) -> tuple[float, int]:
+        part = _part(stage, cut)
+        return math.prod(part[d] / stage.sizes[d] for d in stage.parallel), len(cut)
+
+    return sorted(cuts, key=lambda c: (share(c), c))[:CUTS]
+
+
+def _part(stage: Stage, cut: Cut) -> dict[str, int]:
+    """The largest part: k is cut in units of four, whatever the register tile will be."""
+    ways = dict(cut)
+    part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
+    return part | {'k': min(-(-part['k'] // 4) * 4, stage.sizes['k'])}
+
+
+def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
+    """(run, vectors): the longest run of tiles for each number of vectors of k."""
+    tiles = shape.n * shape.ph * shape.pw
+    for vectors in range(1, min(6, -(-shape.k // isa.lanes)) + 1):
+        longest = max(
+            (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers),
+            default=0,
+        )
+        for run in {longest, longest // 4 * 4}:
+            enough = run * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
+            if run >= 1 and (enough or run >= tiles):
+                yield run, vectors
+
+
+def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    """Blocks of n x ph x pw tiles: rows cut evenly, several rows, several images."""
+    seen = set()
+    for pieces in range(1, 5):
+        pw = -(-part['pw'] // pieces)
+        if pw > MOST_TILES and pieces < 4:
+            continue
+        for ph in {-(-part['ph'] // n) for n in range(1, part['ph'] + 1)}:
+            images = (1,) if ph < part['ph'] or pw < part['pw'] else (1, 2, 4, 8, 16, 32)
+            for n in images:
+                block = min(n, part['n']), ph, pw
+                small = math.prod(block) <= MOST_TILES or block == (1, 1, pw)
+                if small and block not in seen:
+                    seen.add(block)
+                    yield block
+
+
+def _k_blocks(k: int, width: int) -> Iterator[int]:
+    most = -(-k // width)
+    yield from dict.fromkeys(min(panels, most) for panels in K_BLOCKS)
+
+
+def _work(
+    shape: Geometry, isa: Isa, tile: tuple[int, int], panels: int, block: tuple[int, int, int],
+    part: Mapping[str, int],
+) -> Work:  # fmt: skip
+    k = part['k']
+    width = tile[1] * isa.lanes
+    return Work(
+        shape, isa, *tile, min(panels * width, -(-k // width) * width), block,
+        (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
+    )  # fmt: skip
+
+
+def _distinct(group: Group, isa: str, priced: list, top: int) -> list[Schedule]:
+    """The best first; the best of every m and cut before near copies of the winner."""
+    chosen: dict[str, Schedule] = {}
+    kinds = set()
+    for once in (True, False):
+        for _, m, cut, (run, vectors), panels, block in priced:
+            if len(chosen) == top:
+                return list(chosen.values())
+            kind = (m, cut, vectors) if once else None
+            if kind in kinds:
+                continue
+            if once:
+                kinds.add(kind)
+            schedule = winograd_schedule(group, isa, m, run, vectors, panels, block, cut)
+            chosen.setdefault(schedule.digest, schedule)
+    return list(chosen.values())
