@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 2ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 100 + j_at * 25 + k_at * 5), buffer + i * 72 + j * 36 + k * 6, from[3] + 0, inside ? 5 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 100 + j_at * 25 + k_at * 5), buffer + i * 96 + j * 48 + k * 8, from[3] + 0, inside ? 5 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -75,7 +75,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
         s2_0 = *(const vec *)(acc + 16);
         s2_1 = *(const vec *)(acc + 20);
     }
-    for (; count > 0; count--, a += 36, b += 24) {
+    for (; count > 0; count--, a += 48, b += 24) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
@@ -89,22 +89,22 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
         {
             const vec w0 = *(const vec *)(b + 8);
             const vec w1 = *(const vec *)(b + 12);
-            s0_0 += a[6] * w0;
-            s0_1 += a[6] * w1;
-            s1_0 += a[7] * w0;
-            s1_1 += a[7] * w1;
-            s2_0 += a[8] * w0;
-            s2_1 += a[8] * w1;
+            s0_0 += a[8] * w0;
+            s0_1 += a[8] * w1;
+            s1_0 += a[9] * w0;
+            s1_1 += a[9] * w1;
+            s2_0 += a[10] * w0;
+            s2_1 += a[10] * w1;
         }
         {
             const vec w0 = *(const vec *)(b + 16);
             const vec w1 = *(const vec *)(b + 20);
-            s0_0 += a[12] * w0;
-            s0_1 += a[12] * w1;
-            s1_0 += a[13] * w0;
-            s1_1 += a[13] * w1;
-            s2_0 += a[14] * w0;
-            s2_1 += a[14] * w1;
+            s0_0 += a[16] * w0;
+            s0_1 += a[16] * w1;
+            s1_0 += a[17] * w0;
+            s1_1 += a[17] * w1;
+            s2_0 += a[18] * w0;
+            s2_1 += a[18] * w1;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -172,13 +172,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 4; }
-long tw_scratch_bytes(void) { return 576; }
+long tw_scratch_bytes(void) { return 640; }
 long tw_packed_bytes(void) { return 384; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 96;
+    float *accumulators = buffer + 112;
     const long n_part = 2 * (part % 2) / 2 * 1;
     const long n_part_end = min_long(2 * ((part % 2) + 1) / 2 * 1, 2);
     const long g_part = 2 * ((part / 2) % 2) / 2 * 1;
@@ -198,7 +198,7 @@ void tw_part(const tw_args *args, long part) {
                         const long w_reg_end = min_long(w_reg + 3, 6);
                         const long last = k_reg + 8 >= 8;
                         const float *weights = args->packed + g_reg * 48 + k_reg * 6;
-                        const float *tile = buffer + (g_reg - g_part) * 72 + (n_reg - n_part) * 72 + h_reg * 6 + w_reg;
+                        const float *tile = buffer + (g_reg - g_part) * 96 + (n_reg - n_part) * 96 + h_reg * 8 + w_reg;
                         float *acc = accumulators;
                         mk_portable_p1x1x3_v2(tile + 0, weights + (0) * 3 * 8, acc, 2 - 0, 0);
                         store_p1x1x3_v2(acc, args->out + n_reg * 384 + g_reg * 192 + k_reg * 24 + h_reg * 6 + w_reg, min_long(8, 8 - k_reg));

@@ -51,7 +51,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
     for (long i = 0; i < i_count; i++) {
         const long i_at = from[1] + i * 1 + 0;
         const int inside = (unsigned long)i_at < 10ul;
-        copy_row(source + (i_at * 1), buffer + i * 6, from[0] + 0, inside ? 6 : 0, (extent[0] - 1) / 1 + 1, 10, 1);
+        copy_row(source + (i_at * 1), buffer + i * 8, from[0] + 0, inside ? 6 : 0, (extent[0] - 1) / 1 + 1, 10, 1);
     }
 }
 
@@ -64,7 +64,7 @@ static __attribute__((noinline)) void mk_portable_p3_v1(const float *a, const fl
         s1_0 = *(const vec *)(acc + 12);
         s2_0 = *(const vec *)(acc + 24);
     }
-    for (; count > 0; count--, a += 6, b += 4) {
+    for (; count > 0; count--, a += 8, b += 4) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -89,7 +89,7 @@ static __attribute__((noinline)) void mk_portable_p3_v2(const float *a, const fl
         s2_0 = *(const vec *)(acc + 24);
         s2_1 = *(const vec *)(acc + 28);
     }
-    for (; count > 0; count--, a += 6, b += 8) {
+    for (; count > 0; count--, a += 8, b += 8) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);

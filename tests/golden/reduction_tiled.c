@@ -59,8 +59,8 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
                 for (long k = 0; k < k_count; k++) {
                     const long k_at = from[2] + k * 2 + k_phases[kp];
                     const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 9ul;
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 336 + j * 168 + kp * 84 + k * 14, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 336 + j * 168 + kp * 84 + k * 14 + 7, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 384 + j * 192 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 384 + j * 192 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
                 }
             }
         }
@@ -75,7 +75,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x2_v1(const float *a, cons
         s0_0 = *(const vec *)(acc + 0);
         s1_0 = *(const vec *)(acc + 8);
     }
-    for (; count > 0; count--, a += 168, b += 36) {
+    for (; count > 0; count--, a += 192, b += 36) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -83,8 +83,8 @@ static __attribute__((noinline)) void mk_portable_p1x1x2_v1(const float *a, cons
         }
         {
             const vec w0 = *(const vec *)(b + 4);
-            s0_0 += a[7] * w0;
-            s1_0 += a[8] * w0;
+            s0_0 += a[8] * w0;
+            s1_0 += a[9] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 8);
@@ -93,33 +93,33 @@ static __attribute__((noinline)) void mk_portable_p1x1x2_v1(const float *a, cons
         }
         {
             const vec w0 = *(const vec *)(b + 12);
-            s0_0 += a[84] * w0;
-            s1_0 += a[85] * w0;
+            s0_0 += a[96] * w0;
+            s1_0 += a[97] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 16);
-            s0_0 += a[91] * w0;
-            s1_0 += a[92] * w0;
+            s0_0 += a[104] * w0;
+            s1_0 += a[105] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 20);
-            s0_0 += a[85] * w0;
-            s1_0 += a[86] * w0;
+            s0_0 += a[97] * w0;
+            s1_0 += a[98] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 24);
-            s0_0 += a[14] * w0;
-            s1_0 += a[15] * w0;
+            s0_0 += a[16] * w0;
+            s1_0 += a[17] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 28);
-            s0_0 += a[21] * w0;
-            s1_0 += a[22] * w0;
+            s0_0 += a[24] * w0;
+            s1_0 += a[25] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 32);
-            s0_0 += a[15] * w0;
-            s1_0 += a[16] * w0;
+            s0_0 += a[17] * w0;
+            s1_0 += a[18] * w0;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -181,13 +181,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 2496; }
+long tw_scratch_bytes(void) { return 2688; }
 long tw_packed_bytes(void) { return 1152; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 352;
+    float *accumulators = buffer + 400;
     for (long c_l1 = 0; c_l1 < 4; c_l1 += 2) {
         const long c_l1_end = min_long(c_l1 + 2, 4);
         const long from[] = {0, c_l1, 0 * 2 + -1, 0 * 2 + -1};
@@ -203,7 +203,7 @@ void tw_part(const tw_args *args, long part) {
                         const long w_reg_end = min_long(w_reg + 2, 6);
                         const long last = k_reg + 4 >= 8;
                         const float *weights = args->packed + 0 * 288 + k_reg * 36;
-                        const float *tile = buffer + n_reg * 336 + h_reg * 14 + w_reg;
+                        const float *tile = buffer + n_reg * 384 + h_reg * 16 + w_reg;
                         float *acc = accumulators + (n_reg - 0) * 240 + (h_reg - 0) * 48 + (w_reg - 0) * 8 + (k_reg - 0);
                         mk_portable_p1x1x2_v1(tile + 0, weights + (c_l1) * 9 * 4, acc, c_l1_end - c_l1, !(c_l1 == 0));
                         if (c_l1_end == 4) {

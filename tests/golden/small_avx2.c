@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 3ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 90 + j * 30 + k * 6, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 120 + j * 40 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -85,8 +85,8 @@ static __attribute__((noinline)) void mk_avx2_p1x1x5_v1(const float *a, const fl
         "jz 4f\n\t"
         ".p2align 4\n\t"
         "3:\n\t"
-        "prefetcht0 720(%[a])\n\t"
-        "prefetcht0 764(%[a])\n\t"
+        "prefetcht0 960(%[a])\n\t"
+        "prefetcht0 1012(%[a])\n\t"
         "vmovups 0(%[b]), %%ymm5\n\t"
         "vbroadcastss 0(%[a]), %%ymm6\n\t"
         "vfmadd231ps %%ymm6, %%ymm5, %%ymm0\n\t"
@@ -110,29 +110,29 @@ static __attribute__((noinline)) void mk_avx2_p1x1x5_v1(const float *a, const fl
         "vbroadcastss 20(%[a]), %%ymm15\n\t"
         "vfmadd231ps %%ymm15, %%ymm5, %%ymm4\n\t"
         "vmovups 64(%[b]), %%ymm5\n\t"
-        "vbroadcastss 24(%[a]), %%ymm6\n\t"
+        "vbroadcastss 32(%[a]), %%ymm6\n\t"
         "vfmadd231ps %%ymm6, %%ymm5, %%ymm0\n\t"
-        "vbroadcastss 28(%[a]), %%ymm7\n\t"
+        "vbroadcastss 36(%[a]), %%ymm7\n\t"
         "vfmadd231ps %%ymm7, %%ymm5, %%ymm1\n\t"
-        "vbroadcastss 32(%[a]), %%ymm8\n\t"
+        "vbroadcastss 40(%[a]), %%ymm8\n\t"
         "vfmadd231ps %%ymm8, %%ymm5, %%ymm2\n\t"
-        "vbroadcastss 36(%[a]), %%ymm9\n\t"
+        "vbroadcastss 44(%[a]), %%ymm9\n\t"
         "vfmadd231ps %%ymm9, %%ymm5, %%ymm3\n\t"
-        "vbroadcastss 40(%[a]), %%ymm10\n\t"
+        "vbroadcastss 48(%[a]), %%ymm10\n\t"
         "vfmadd231ps %%ymm10, %%ymm5, %%ymm4\n\t"
         "vmovups 96(%[b]), %%ymm5\n\t"
-        "vbroadcastss 28(%[a]), %%ymm11\n\t"
+        "vbroadcastss 36(%[a]), %%ymm11\n\t"
         "vfmadd231ps %%ymm11, %%ymm5, %%ymm0\n\t"
-        "vbroadcastss 32(%[a]), %%ymm12\n\t"
+        "vbroadcastss 40(%[a]), %%ymm12\n\t"
         "vfmadd231ps %%ymm12, %%ymm5, %%ymm1\n\t"
-        "vbroadcastss 36(%[a]), %%ymm13\n\t"
+        "vbroadcastss 44(%[a]), %%ymm13\n\t"
         "vfmadd231ps %%ymm13, %%ymm5, %%ymm2\n\t"
-        "vbroadcastss 40(%[a]), %%ymm14\n\t"
+        "vbroadcastss 48(%[a]), %%ymm14\n\t"
         "vfmadd231ps %%ymm14, %%ymm5, %%ymm3\n\t"
-        "vbroadcastss 44(%[a]), %%ymm15\n\t"
+        "vbroadcastss 52(%[a]), %%ymm15\n\t"
         "vfmadd231ps %%ymm15, %%ymm5, %%ymm4\n\t"
         "add $128, %[b]\n\t"
-        "add $120, %[a]\n\t"
+        "add $160, %[a]\n\t"
         "dec %[count]\n\t"
         "jnz 3b\n\t"
         "4:\n\t"
@@ -179,8 +179,8 @@ static __attribute__((noinline)) void mk_avx2_p1x1x5_v2(const float *a, const fl
         "jz 4f\n\t"
         ".p2align 4\n\t"
         "3:\n\t"
-        "prefetcht0 360(%[a])\n\t"
-        "prefetcht0 404(%[a])\n\t"
+        "prefetcht0 480(%[a])\n\t"
+        "prefetcht0 532(%[a])\n\t"
         "vmovups 0(%[b]), %%ymm10\n\t"
         "vmovups 32(%[b]), %%ymm11\n\t"
         "vbroadcastss 0(%[a]), %%ymm12\n\t"
@@ -217,40 +217,40 @@ static __attribute__((noinline)) void mk_avx2_p1x1x5_v2(const float *a, const fl
         "vfmadd231ps %%ymm13, %%ymm11, %%ymm9\n\t"
         "vmovups 128(%[b]), %%ymm10\n\t"
         "vmovups 160(%[b]), %%ymm11\n\t"
-        "vbroadcastss 24(%[a]), %%ymm14\n\t"
+        "vbroadcastss 32(%[a]), %%ymm14\n\t"
         "vfmadd231ps %%ymm14, %%ymm10, %%ymm0\n\t"
         "vfmadd231ps %%ymm14, %%ymm11, %%ymm1\n\t"
-        "vbroadcastss 28(%[a]), %%ymm15\n\t"
+        "vbroadcastss 36(%[a]), %%ymm15\n\t"
         "vfmadd231ps %%ymm15, %%ymm10, %%ymm2\n\t"
         "vfmadd231ps %%ymm15, %%ymm11, %%ymm3\n\t"
-        "vbroadcastss 32(%[a]), %%ymm12\n\t"
+        "vbroadcastss 40(%[a]), %%ymm12\n\t"
         "vfmadd231ps %%ymm12, %%ymm10, %%ymm4\n\t"
         "vfmadd231ps %%ymm12, %%ymm11, %%ymm5\n\t"
-        "vbroadcastss 36(%[a]), %%ymm13\n\t"
+        "vbroadcastss 44(%[a]), %%ymm13\n\t"
         "vfmadd231ps %%ymm13, %%ymm10, %%ymm6\n\t"
         "vfmadd231ps %%ymm13, %%ymm11, %%ymm7\n\t"
-        "vbroadcastss 40(%[a]), %%ymm14\n\t"
+        "vbroadcastss 48(%[a]), %%ymm14\n\t"
         "vfmadd231ps %%ymm14, %%ymm10, %%ymm8\n\t"
         "vfmadd231ps %%ymm14, %%ymm11, %%ymm9\n\t"
         "vmovups 192(%[b]), %%ymm10\n\t"
         "vmovups 224(%[b]), %%ymm11\n\t"
-        "vbroadcastss 28(%[a]), %%ymm15\n\t"
+        "vbroadcastss 36(%[a]), %%ymm15\n\t"
         "vfmadd231ps %%ymm15, %%ymm10, %%ymm0\n\t"
         "vfmadd231ps %%ymm15, %%ymm11, %%ymm1\n\t"
-        "vbroadcastss 32(%[a]), %%ymm12\n\t"
+        "vbroadcastss 40(%[a]), %%ymm12\n\t"
         "vfmadd231ps %%ymm12, %%ymm10, %%ymm2\n\t"
         "vfmadd231ps %%ymm12, %%ymm11, %%ymm3\n\t"
-        "vbroadcastss 36(%[a]), %%ymm13\n\t"
+        "vbroadcastss 44(%[a]), %%ymm13\n\t"
         "vfmadd231ps %%ymm13, %%ymm10, %%ymm4\n\t"
         "vfmadd231ps %%ymm13, %%ymm11, %%ymm5\n\t"
-        "vbroadcastss 40(%[a]), %%ymm14\n\t"
+        "vbroadcastss 48(%[a]), %%ymm14\n\t"
         "vfmadd231ps %%ymm14, %%ymm10, %%ymm6\n\t"
         "vfmadd231ps %%ymm14, %%ymm11, %%ymm7\n\t"
-        "vbroadcastss 44(%[a]), %%ymm15\n\t"
+        "vbroadcastss 52(%[a]), %%ymm15\n\t"
         "vfmadd231ps %%ymm15, %%ymm10, %%ymm8\n\t"
         "vfmadd231ps %%ymm15, %%ymm11, %%ymm9\n\t"
         "add $256, %[b]\n\t"
-        "add $120, %[a]\n\t"
+        "add $160, %[a]\n\t"
         "dec %[count]\n\t"
         "jnz 3b\n\t"
         "4:\n\t"
@@ -329,13 +329,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 960; }
+long tw_scratch_bytes(void) { return 1088; }
 long tw_packed_bytes(void) { return 1152; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 112;
+    float *accumulators = buffer + 144;
     const long from[] = {0, 0, 0, 0};
     const long extent[] = {(1 - 0 - 1) + 1, (3 - 0 - 1) + 1, (4 - 0 - 1) + (2 - 0 - 1) + 1, (5 - 0 - 1) + (2 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -350,7 +350,7 @@ void tw_part(const tw_args *args, long part) {
                     const long last = k_reg + 16 >= 20;
                     const long width = last ? 8 : 16;
                     const float *weights = args->packed + 0 * 288 + k_reg * 12;
-                    const float *tile = buffer + n_reg * 90 + h_reg * 6 + w_reg;
+                    const float *tile = buffer + n_reg * 120 + h_reg * 8 + w_reg;
                     float *acc = accumulators;
                     if (!last)
                         mk_avx2_p1x1x5_v2(tile + 0, weights + (0) * 4 * width, acc, 3 - 0, 0);

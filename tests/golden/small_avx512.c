@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 3ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 90 + j * 30 + k * 6, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 120 + j * 40 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -85,8 +85,8 @@ static __attribute__((noinline)) void mk_avx512_p1x1x5_v1(const float *a, const 
         "jz 4f\n\t"
         ".p2align 4\n\t"
         "3:\n\t"
-        "prefetcht0 720(%[a])\n\t"
-        "prefetcht0 764(%[a])\n\t"
+        "prefetcht0 960(%[a])\n\t"
+        "prefetcht0 1012(%[a])\n\t"
         "vmovups 0(%[b]), %%zmm5\n\t"
         "vbroadcastss 0(%[a]), %%zmm6\n\t"
         "vfmadd231ps %%zmm6, %%zmm5, %%zmm0\n\t"
@@ -110,29 +110,29 @@ static __attribute__((noinline)) void mk_avx512_p1x1x5_v1(const float *a, const 
         "vbroadcastss 20(%[a]), %%zmm15\n\t"
         "vfmadd231ps %%zmm15, %%zmm5, %%zmm4\n\t"
         "vmovups 128(%[b]), %%zmm5\n\t"
-        "vbroadcastss 24(%[a]), %%zmm16\n\t"
+        "vbroadcastss 32(%[a]), %%zmm16\n\t"
         "vfmadd231ps %%zmm16, %%zmm5, %%zmm0\n\t"
-        "vbroadcastss 28(%[a]), %%zmm17\n\t"
+        "vbroadcastss 36(%[a]), %%zmm17\n\t"
         "vfmadd231ps %%zmm17, %%zmm5, %%zmm1\n\t"
-        "vbroadcastss 32(%[a]), %%zmm18\n\t"
+        "vbroadcastss 40(%[a]), %%zmm18\n\t"
         "vfmadd231ps %%zmm18, %%zmm5, %%zmm2\n\t"
-        "vbroadcastss 36(%[a]), %%zmm19\n\t"
+        "vbroadcastss 44(%[a]), %%zmm19\n\t"
         "vfmadd231ps %%zmm19, %%zmm5, %%zmm3\n\t"
-        "vbroadcastss 40(%[a]), %%zmm20\n\t"
+        "vbroadcastss 48(%[a]), %%zmm20\n\t"
         "vfmadd231ps %%zmm20, %%zmm5, %%zmm4\n\t"
         "vmovups 192(%[b]), %%zmm5\n\t"
-        "vbroadcastss 28(%[a]), %%zmm21\n\t"
+        "vbroadcastss 36(%[a]), %%zmm21\n\t"
         "vfmadd231ps %%zmm21, %%zmm5, %%zmm0\n\t"
-        "vbroadcastss 32(%[a]), %%zmm22\n\t"
+        "vbroadcastss 40(%[a]), %%zmm22\n\t"
         "vfmadd231ps %%zmm22, %%zmm5, %%zmm1\n\t"
-        "vbroadcastss 36(%[a]), %%zmm23\n\t"
+        "vbroadcastss 44(%[a]), %%zmm23\n\t"
         "vfmadd231ps %%zmm23, %%zmm5, %%zmm2\n\t"
-        "vbroadcastss 40(%[a]), %%zmm24\n\t"
+        "vbroadcastss 48(%[a]), %%zmm24\n\t"
         "vfmadd231ps %%zmm24, %%zmm5, %%zmm3\n\t"
-        "vbroadcastss 44(%[a]), %%zmm25\n\t"
+        "vbroadcastss 52(%[a]), %%zmm25\n\t"
         "vfmadd231ps %%zmm25, %%zmm5, %%zmm4\n\t"
         "add $256, %[b]\n\t"
-        "add $120, %[a]\n\t"
+        "add $160, %[a]\n\t"
         "dec %[count]\n\t"
         "jnz 3b\n\t"
         "4:\n\t"
@@ -202,13 +202,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 960; }
+long tw_scratch_bytes(void) { return 1088; }
 long tw_packed_bytes(void) { return 1536; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 112;
+    float *accumulators = buffer + 144;
     const long from[] = {0, 0, 0, 0};
     const long extent[] = {(1 - 0 - 1) + 1, (3 - 0 - 1) + 1, (4 - 0 - 1) + (2 - 0 - 1) + 1, (5 - 0 - 1) + (2 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -222,7 +222,7 @@ void tw_part(const tw_args *args, long part) {
                     const long w_reg_end = min_long(w_reg + 5, 5);
                     const long last = k_reg + 16 >= 20;
                     const float *weights = args->packed + 0 * 384 + k_reg * 12;
-                    const float *tile = buffer + n_reg * 90 + h_reg * 6 + w_reg;
+                    const float *tile = buffer + n_reg * 120 + h_reg * 8 + w_reg;
                     float *acc = accumulators;
                     mk_avx512_p1x1x5_v1(tile + 0, weights + (0) * 4 * 16, acc, 3 - 0, 0);
                     store_p1x1x5_v1(acc, args->out + n_reg * 400 + k_reg * 20 + h_reg * 5 + w_reg, min_long(16, 20 - k_reg));

@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 3ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 90 + j * 30 + k * 6, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 120 + j * 40 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -82,9 +82,9 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v1(const float *a, const fl
         "2:\n\t"
         "cbz %[count], 4f\n\t"
         "3:\n\t"
-        "add x14, %[a], #720\n\t"
+        "add x14, %[a], #960\n\t"
         "prfm pldl1keep, [x14, #0]\n\t"
-        "prfm pldl1keep, [x14, #40]\n\t"
+        "prfm pldl1keep, [x14, #48]\n\t"
         "ldr q5, [%[b], #0]\n\t"
         "ldr q6, [%[a], #0]\n\t"
         "fmla v0.4s, v5.4s, v6.s[0]\n\t"
@@ -102,23 +102,23 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v1(const float *a, const fl
         "ldr s9, [%[a], #20]\n\t"
         "fmla v4.4s, v5.4s, v9.s[0]\n\t"
         "ldr q5, [%[b], #32]\n\t"
-        "ldr q10, [%[a], #24]\n\t"
+        "ldr q10, [%[a], #32]\n\t"
         "fmla v0.4s, v5.4s, v10.s[0]\n\t"
         "fmla v1.4s, v5.4s, v10.s[1]\n\t"
         "fmla v2.4s, v5.4s, v10.s[2]\n\t"
         "fmla v3.4s, v5.4s, v10.s[3]\n\t"
-        "ldr s11, [%[a], #40]\n\t"
+        "ldr s11, [%[a], #48]\n\t"
         "fmla v4.4s, v5.4s, v11.s[0]\n\t"
         "ldr q5, [%[b], #48]\n\t"
-        "ldr q12, [%[a], #28]\n\t"
+        "ldr q12, [%[a], #36]\n\t"
         "fmla v0.4s, v5.4s, v12.s[0]\n\t"
         "fmla v1.4s, v5.4s, v12.s[1]\n\t"
         "fmla v2.4s, v5.4s, v12.s[2]\n\t"
         "fmla v3.4s, v5.4s, v12.s[3]\n\t"
-        "ldr s13, [%[a], #44]\n\t"
+        "ldr s13, [%[a], #52]\n\t"
         "fmla v4.4s, v5.4s, v13.s[0]\n\t"
         "add %[b], %[b], #64\n\t"
-        "add %[a], %[a], #120\n\t"
+        "add %[a], %[a], #160\n\t"
         "subs %[count], %[count], #1\n\t"
         "b.ne 3b\n\t"
         "4:\n\t"
@@ -161,9 +161,9 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "2:\n\t"
         "cbz %[count], 4f\n\t"
         "3:\n\t"
-        "add x14, %[a], #360\n\t"
+        "add x14, %[a], #480\n\t"
         "prfm pldl1keep, [x14, #0]\n\t"
-        "prfm pldl1keep, [x14, #40]\n\t"
+        "prfm pldl1keep, [x14, #48]\n\t"
         "ldr q10, [%[b], #0]\n\t"
         "ldr q11, [%[b], #16]\n\t"
         "ldr q12, [%[a], #0]\n\t"
@@ -194,7 +194,7 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "fmla v9.4s, v11.4s, v15.s[0]\n\t"
         "ldr q10, [%[b], #64]\n\t"
         "ldr q11, [%[b], #80]\n\t"
-        "ldr q16, [%[a], #24]\n\t"
+        "ldr q16, [%[a], #32]\n\t"
         "fmla v0.4s, v10.4s, v16.s[0]\n\t"
         "fmla v1.4s, v11.4s, v16.s[0]\n\t"
         "fmla v2.4s, v10.4s, v16.s[1]\n\t"
@@ -203,12 +203,12 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "fmla v5.4s, v11.4s, v16.s[2]\n\t"
         "fmla v6.4s, v10.4s, v16.s[3]\n\t"
         "fmla v7.4s, v11.4s, v16.s[3]\n\t"
-        "ldr s17, [%[a], #40]\n\t"
+        "ldr s17, [%[a], #48]\n\t"
         "fmla v8.4s, v10.4s, v17.s[0]\n\t"
         "fmla v9.4s, v11.4s, v17.s[0]\n\t"
         "ldr q10, [%[b], #96]\n\t"
         "ldr q11, [%[b], #112]\n\t"
-        "ldr q18, [%[a], #28]\n\t"
+        "ldr q18, [%[a], #36]\n\t"
         "fmla v0.4s, v10.4s, v18.s[0]\n\t"
         "fmla v1.4s, v11.4s, v18.s[0]\n\t"
         "fmla v2.4s, v10.4s, v18.s[1]\n\t"
@@ -217,11 +217,11 @@ static __attribute__((noinline)) void mk_neon_p1x1x5_v2(const float *a, const fl
         "fmla v5.4s, v11.4s, v18.s[2]\n\t"
         "fmla v6.4s, v10.4s, v18.s[3]\n\t"
         "fmla v7.4s, v11.4s, v18.s[3]\n\t"
-        "ldr s19, [%[a], #44]\n\t"
+        "ldr s19, [%[a], #52]\n\t"
         "fmla v8.4s, v10.4s, v19.s[0]\n\t"
         "fmla v9.4s, v11.4s, v19.s[0]\n\t"
         "add %[b], %[b], #128\n\t"
-        "add %[a], %[a], #120\n\t"
+        "add %[a], %[a], #160\n\t"
         "subs %[count], %[count], #1\n\t"
         "b.ne 3b\n\t"
         "4:\n\t"
@@ -299,13 +299,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 704; }
+long tw_scratch_bytes(void) { return 832; }
 long tw_packed_bytes(void) { return 960; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 112;
+    float *accumulators = buffer + 144;
     const long from[] = {0, 0, 0, 0};
     const long extent[] = {(1 - 0 - 1) + 1, (3 - 0 - 1) + 1, (4 - 0 - 1) + (2 - 0 - 1) + 1, (5 - 0 - 1) + (2 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -320,7 +320,7 @@ void tw_part(const tw_args *args, long part) {
                     const long last = k_reg + 8 >= 20;
                     const long width = last ? 4 : 8;
                     const float *weights = args->packed + 0 * 240 + k_reg * 12;
-                    const float *tile = buffer + n_reg * 90 + h_reg * 6 + w_reg;
+                    const float *tile = buffer + n_reg * 120 + h_reg * 8 + w_reg;
                     float *acc = accumulators;
                     if (!last)
                         mk_neon_p1x1x5_v2(tile + 0, weights + (0) * 4 * width, acc, 3 - 0, 0);

@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 3ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 90 + j * 30 + k * 6, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 120 + j * 40 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -74,7 +74,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v1(const float *a, cons
         s3_0 = *(const vec *)(acc + 12);
         s4_0 = *(const vec *)(acc + 16);
     }
-    for (; count > 0; count--, a += 30, b += 16) {
+    for (; count > 0; count--, a += 40, b += 16) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -93,19 +93,19 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v1(const float *a, cons
         }
         {
             const vec w0 = *(const vec *)(b + 8);
-            s0_0 += a[6] * w0;
-            s1_0 += a[7] * w0;
-            s2_0 += a[8] * w0;
-            s3_0 += a[9] * w0;
-            s4_0 += a[10] * w0;
+            s0_0 += a[8] * w0;
+            s1_0 += a[9] * w0;
+            s2_0 += a[10] * w0;
+            s3_0 += a[11] * w0;
+            s4_0 += a[12] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 12);
-            s0_0 += a[7] * w0;
-            s1_0 += a[8] * w0;
-            s2_0 += a[9] * w0;
-            s3_0 += a[10] * w0;
-            s4_0 += a[11] * w0;
+            s0_0 += a[9] * w0;
+            s1_0 += a[10] * w0;
+            s2_0 += a[11] * w0;
+            s3_0 += a[12] * w0;
+            s4_0 += a[13] * w0;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -131,7 +131,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v2(const float *a, cons
         s4_0 = *(const vec *)(acc + 32);
         s4_1 = *(const vec *)(acc + 36);
     }
-    for (; count > 0; count--, a += 30, b += 32) {
+    for (; count > 0; count--, a += 40, b += 32) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
@@ -163,30 +163,30 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v2(const float *a, cons
         {
             const vec w0 = *(const vec *)(b + 16);
             const vec w1 = *(const vec *)(b + 20);
-            s0_0 += a[6] * w0;
-            s0_1 += a[6] * w1;
-            s1_0 += a[7] * w0;
-            s1_1 += a[7] * w1;
-            s2_0 += a[8] * w0;
-            s2_1 += a[8] * w1;
-            s3_0 += a[9] * w0;
-            s3_1 += a[9] * w1;
-            s4_0 += a[10] * w0;
-            s4_1 += a[10] * w1;
+            s0_0 += a[8] * w0;
+            s0_1 += a[8] * w1;
+            s1_0 += a[9] * w0;
+            s1_1 += a[9] * w1;
+            s2_0 += a[10] * w0;
+            s2_1 += a[10] * w1;
+            s3_0 += a[11] * w0;
+            s3_1 += a[11] * w1;
+            s4_0 += a[12] * w0;
+            s4_1 += a[12] * w1;
         }
         {
             const vec w0 = *(const vec *)(b + 24);
             const vec w1 = *(const vec *)(b + 28);
-            s0_0 += a[7] * w0;
-            s0_1 += a[7] * w1;
-            s1_0 += a[8] * w0;
-            s1_1 += a[8] * w1;
-            s2_0 += a[9] * w0;
-            s2_1 += a[9] * w1;
-            s3_0 += a[10] * w0;
-            s3_1 += a[10] * w1;
-            s4_0 += a[11] * w0;
-            s4_1 += a[11] * w1;
+            s0_0 += a[9] * w0;
+            s0_1 += a[9] * w1;
+            s1_0 += a[10] * w0;
+            s1_1 += a[10] * w1;
+            s2_0 += a[11] * w0;
+            s2_1 += a[11] * w1;
+            s3_0 += a[12] * w0;
+            s3_1 += a[12] * w1;
+            s4_0 += a[13] * w0;
+            s4_1 += a[13] * w1;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -260,13 +260,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 704; }
+long tw_scratch_bytes(void) { return 832; }
 long tw_packed_bytes(void) { return 960; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 112;
+    float *accumulators = buffer + 144;
     const long from[] = {0, 0, 0, 0};
     const long extent[] = {(1 - 0 - 1) + 1, (3 - 0 - 1) + 1, (4 - 0 - 1) + (2 - 0 - 1) + 1, (5 - 0 - 1) + (2 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -281,7 +281,7 @@ void tw_part(const tw_args *args, long part) {
                     const long last = k_reg + 8 >= 20;
                     const long width = last ? 4 : 8;
                     const float *weights = args->packed + 0 * 240 + k_reg * 12;
-                    const float *tile = buffer + n_reg * 90 + h_reg * 6 + w_reg;
+                    const float *tile = buffer + n_reg * 120 + h_reg * 8 + w_reg;
                     float *acc = accumulators;
                     if (!last)
                         mk_portable_p1x1x5_v2(tile + 0, weights + (0) * 4 * width, acc, 3 - 0, 0);

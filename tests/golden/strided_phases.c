@@ -59,8 +59,8 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
                 for (long k = 0; k < k_count; k++) {
                     const long k_at = from[2] + k * 2 + k_phases[kp];
                     const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 9ul;
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 672 + j * 168 + kp * 84 + k * 14, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 672 + j * 168 + kp * 84 + k * 14 + 7, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 768 + j * 192 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 768 + j * 192 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
                 }
             }
         }
@@ -76,7 +76,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v1(const float *a, cons
         s1_0 = *(const vec *)(acc + 4);
         s2_0 = *(const vec *)(acc + 8);
     }
-    for (; count > 0; count--, a += 168, b += 36) {
+    for (; count > 0; count--, a += 192, b += 36) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -85,9 +85,9 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v1(const float *a, cons
         }
         {
             const vec w0 = *(const vec *)(b + 4);
-            s0_0 += a[7] * w0;
-            s1_0 += a[8] * w0;
-            s2_0 += a[9] * w0;
+            s0_0 += a[8] * w0;
+            s1_0 += a[9] * w0;
+            s2_0 += a[10] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 8);
@@ -97,39 +97,39 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v1(const float *a, cons
         }
         {
             const vec w0 = *(const vec *)(b + 12);
-            s0_0 += a[84] * w0;
-            s1_0 += a[85] * w0;
-            s2_0 += a[86] * w0;
+            s0_0 += a[96] * w0;
+            s1_0 += a[97] * w0;
+            s2_0 += a[98] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 16);
-            s0_0 += a[91] * w0;
-            s1_0 += a[92] * w0;
-            s2_0 += a[93] * w0;
+            s0_0 += a[104] * w0;
+            s1_0 += a[105] * w0;
+            s2_0 += a[106] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 20);
-            s0_0 += a[85] * w0;
-            s1_0 += a[86] * w0;
-            s2_0 += a[87] * w0;
+            s0_0 += a[97] * w0;
+            s1_0 += a[98] * w0;
+            s2_0 += a[99] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 24);
-            s0_0 += a[14] * w0;
-            s1_0 += a[15] * w0;
-            s2_0 += a[16] * w0;
+            s0_0 += a[16] * w0;
+            s1_0 += a[17] * w0;
+            s2_0 += a[18] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 28);
-            s0_0 += a[21] * w0;
-            s1_0 += a[22] * w0;
-            s2_0 += a[23] * w0;
+            s0_0 += a[24] * w0;
+            s1_0 += a[25] * w0;
+            s2_0 += a[26] * w0;
         }
         {
             const vec w0 = *(const vec *)(b + 32);
-            s0_0 += a[15] * w0;
-            s1_0 += a[16] * w0;
-            s2_0 += a[17] * w0;
+            s0_0 += a[17] * w0;
+            s1_0 += a[18] * w0;
+            s2_0 += a[19] * w0;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -192,13 +192,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 2880; }
+long tw_scratch_bytes(void) { return 3264; }
 long tw_packed_bytes(void) { return 1152; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 688;
+    float *accumulators = buffer + 784;
     const long from[] = {0, 0, 0 * 2 + -1, 0 * 2 + -1};
     const long extent[] = {(1 - 0 - 1) + 1, (4 - 0 - 1) + 1, (5 - 0 - 1) * 2 + (3 - 0 - 1) + 1, (6 - 0 - 1) * 2 + (3 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -212,7 +212,7 @@ void tw_part(const tw_args *args, long part) {
                     const long w_reg_end = min_long(w_reg + 3, 6);
                     const long last = k_reg + 4 >= 8;
                     const float *weights = args->packed + 0 * 288 + k_reg * 36;
-                    const float *tile = buffer + n_reg * 672 + h_reg * 14 + w_reg;
+                    const float *tile = buffer + n_reg * 768 + h_reg * 16 + w_reg;
                     float *acc = accumulators;
                     mk_portable_p1x1x3_v1(tile + 0, weights + (0) * 9 * 4, acc, 4 - 0, 0);
                     store_p1x1x3_v1(acc, args->out + n_reg * 240 + k_reg * 30 + h_reg * 6 + w_reg, min_long(4, 8 - k_reg));

@@ -34,13 +34,17 @@ from tilewright.ops.stage import Access, Stage
 from tilewright.schedule.schedule import Schedule
 
 # Calibrated on dense layers with one core; see docs/model.md for the figures behind each.
-OVERLAP = 1.2  # exponent of the norm that joins compute and traffic
+OVERLAP = 2.0  # exponent of the norm that joins compute and traffic
 CALL_CYCLES = 40.0  # entering and leaving a micro-kernel
 ACCUMULATOR_CYCLES = 1.5  # clearing and storing one accumulator
+RESUME_CYCLES = 4.0  # storing an accumulator far from its neighbours and loading it again
 STORE_CYCLES = 1.2  # one result element: transposed, through the epilogue, stored
 PACK_CYCLES = 0.6  # one element of an input tile copied
 PACK_ROW_CYCLES = 15.0  # one row of it
 GENERAL_CYCLES = 0.75  # one vector of points in the general schema
+LOAD_CYCLES = 0.06  # one load, beside the units that are busiest: line crossings, port conflicts
+PAGE_BYTES, PAGES_HELD = 4096, 40  # a first-level TLB, less what weights and results take of it
+PAGE_CYCLES = 6.0  # one miss in it
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
 MARGIN = 0.9  # share of a cache that tiles may fill
 
@@ -114,6 +118,7 @@ def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
         contraction = contract(group, schedule.vector)
         compute, store = _micro_cycles(contraction, schedule, isa, part)
         pack = _pack_cycles(contraction, schedule, part)
+        compute += _page_cycles(contraction, schedule, part)
     else:
         compute = group.main.points / threads / isa.lanes * GENERAL_CYCLES * 2
         store = pack = 0.0
@@ -157,12 +162,13 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
         addresses = 2 * rows
     else:
         loads, addresses = vectors + pixels, 0
-    return max(
+    busiest = max(
         fmas / isa.fma_per_cycle,
         loads / isa.loads_per_cycle,
         (fmas + loads + addresses) / ISSUE_PER_CYCLE,
         isa.fma_latency_cycles,
     )
+    return busiest + LOAD_CYCLES * loads
 
 
 def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
@@ -217,7 +223,8 @@ def _micro_cycles(
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
             each = points * step_cycles(isa, pixels, run, vectors)
-            each += calls * (CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators)
+            each += CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
+            each += (calls - 1) * (CALL_CYCLES + RESUME_CYCLES * accumulators)
             compute += outside * tiles * count * each
             store += outside * tiles * count * accumulators * isa.lanes * STORE_CYCLES
     return compute, store
@@ -241,6 +248,28 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     expression = next((e for e in contraction.a.index if lane in e.names), None)
     row = expression.extent(tile) if expression else 1
     return copies * size * (PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1))
+
+
+def _page_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> float:
+    """Address translations that the packed tile costs: one for each page that a channel touches.
+
+    A micro-kernel call walks over the channels of the tile, and the next call walks over nearly the
+    same pages: they all hit while one walk stays within the first-level TLB, and all miss beyond.
+    """
+    if not schedule.pack or not contraction.loop:
+        return 0.0
+    source = operand.buffered(contraction, _pack_tile(schedule, part), _lane(contraction, schedule))
+    channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
+    stride = 4 * source.strides.get(contraction.loop, 0)
+    own = len({4 * step // PAGE_BYTES for step in source.steps})
+    pages = channels * min(own, stride / PAGE_BYTES)
+    if pages <= PAGES_HELD:
+        return 0.0
+    calls = math.prod(
+        sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
+    )
+    walks = calls * part[contraction.loop] / channels
+    return walks * pages * PAGE_CYCLES
 
 
 def _pack_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
@@ -280,7 +309,8 @@ def _traffic(
     nested = boxes(loops, innermost)
     line_words = machine.caches[0].line_bytes // 4
     accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
-    written = 1.0 if schedule.schema == 'outer' else 2.0
+    resumed = any(schedule.levels[1].tile[d] < part[d] for d in stage.reduction)
+    written = 2.0 if resumed or schedule.schema != 'outer' else 1.0  # read as well as written
     boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
     fits = 0
     for number in range(len(machine.caches)):

@@ -9,9 +9,10 @@ Goes in: a group, a schedule of the winograd schema, a machine. Comes out: a `Pr
               tiles, M is written and read once; each crosses every boundary inside which it does
               not fit (MOpt Secs. 3-5, with blocks as tiles)
 
-Packed weights, and V where it comes from the next cache, are read in order while micro-kernels run:
-prefetchers hide all but a share of that time. What overflows the cache that it was meant for (V
-beyond the second, M beyond the first) is read in strides and hidden by nothing. Threads share
+Packed weights, and V where it comes from the second cache, are read in order while micro-kernels
+run: prefetchers hide all but a share of that time. V beyond the second cache is hidden less, and M
+beyond the first not at all, since the output transform reads it in strides. With several panels of
+k to a block, weights jump from panel to panel, and each jump waits for memory. Threads share
 nothing: a cut over k repeats the input transform, which the largest part pays.
 """
 
@@ -39,8 +40,10 @@ VECTOR_CYCLES = 0.62  # one vector instruction of a transform: arithmetic, shuff
 ROW_CYCLES = 30.0  # one row of tiles of one channel
 LINE_CYCLES = 4.0  # one cache line of V written and evicted, beyond its instructions
 OUT_ROW_CYCLES = 40.0  # one row of output pixels of one panel
-STREAMED = 0.2  # share of the time of traffic that is read in order that is not hidden
-SPILLED = 1.3  # the same for what overflows its cache
+STREAMED = 0.15  # share of the time of traffic that is read in order that is not hidden
+SPILLED = 0.8  # the same for V beyond the second cache
+STRIDED = 4.0  # the same for M beyond the first
+JUMP_CYCLES = 400.0  # weights that do not follow those before them, from beyond the second cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,8 @@ class Cycles:
     multiply: float
     transform_in: float
     transform_out: float
-    streamed: tuple[float, ...]
-    spilled: tuple[float, ...]
-
-    def words(self, boundary: int) -> float:
-        return self.streamed[boundary] + self.spilled[boundary]
+    words: tuple[float, ...]  # over each boundary, 0 for the first
+    exposed: tuple[float, ...]  # the same, weighted by the share that is not hidden
 
 
 @lru_cache(maxsize=4096)
@@ -122,7 +122,16 @@ def cycles(work: Work, machine: Machine, threads: int) -> Cycles:
                 multiply += count * _multiply(work, size_n * rows * columns, k)
                 transform_in += count * size_n * rows * _input_row(work, columns)
                 transform_out += count * size_n * rows * _output_row(work, columns, k)
+    jumps = blocks * work.shape.t * -(-k // work.width)
+    if work.k_block > work.width and not _weights_fit(work, machine):
+        multiply += jumps * JUMP_CYCLES
     return Cycles(multiply, transform_in, transform_out, *_words(work, machine, threads, blocks))
+
+
+def _weights_fit(work: Work, machine: Machine) -> bool:
+    """Whether the weights of a part stay in the second cache."""
+    room = MARGIN * machine.capacity_bytes(min(1, len(machine.caches) - 1), 1)
+    return 4 * work.shape.t * work.shape.c * work.part[2] <= room
 
 
 def _multiply(work: Work, tiles: int, k: int) -> float:
@@ -170,7 +179,7 @@ def _output_row(work: Work, columns: int, k: int) -> float:
 def _words(
     work: Work, machine: Machine, threads: int, blocks: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(streamed, spilled) words over each boundary for one thread, boundary 0 left out (zero)."""
+    """(words, exposed words) over each boundary for one thread; 0 over the first."""
     shape = work.shape
     n, g, k, ph, pw = work.part
     tiles = math.prod(work.block)
@@ -181,26 +190,26 @@ def _words(
     passes = -(-k // work.k_block)
     panels = -(-work.k_block // work.width)
     slab = shape.c * (tiles + work.width)
-    streamed, spilled = [0.0], [0.0]
+    words, exposed = [0.0], [0.0]
     for level in range(len(machine.caches)):
         copies = min(threads, machine.caches[level].shared_by)
         room = MARGIN * machine.capacity_bytes(level, 1) / 4 / copies
-        ordered, lost = float(border), 0.0
+        ordered, v_words, m_words = float(border), 0.0, 0.0
         if level == 0:  # V comes from the second cache, as it is meant to
             ordered += blocks * v * (1 + passes * (1 if slab <= room else panels))
         elif v + m > room:
-            lost += blocks * v * (1 + passes)
+            v_words = float(blocks * v * (1 + passes))
         if m > room:
-            lost += 2 * blocks * m * passes
+            m_words = 2.0 * blocks * m * passes
         if u + v + m > room:
             ordered += blocks * u
         elif g > 1:
             ordered += g * u
         if level + 1 == len(machine.caches) and g * u + v + m + border <= room:
-            ordered = lost = 0.0
-        streamed.append(ordered)
-        spilled.append(lost)
-    return tuple(streamed), tuple(spilled)
+            ordered = v_words = m_words = 0.0
+        words.append(ordered + v_words + m_words)
+        exposed.append(STREAMED * ordered + SPILLED * v_words + STRIDED * m_words)
+    return tuple(words), tuple(exposed)
 
 
 def seconds(work: Work, machine: Machine, threads: int) -> tuple[Cycles, float, float]:
@@ -208,8 +217,7 @@ def seconds(work: Work, machine: Machine, threads: int) -> tuple[Cycles, float, 
     done = cycles(work, machine, threads)
     cycle_s = work.isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     total = (done.multiply + done.transform_in + done.transform_out) * cycle_s
-    for number in range(1, len(done.streamed)):
-        words = STREAMED * done.streamed[number] + SPILLED * done.spilled[number]
+    for number, words in enumerate(done.exposed):
         total += 4 * words * threads / (1e9 * machine.bandwidth_gbps(number, threads))
     return done, cycle_s, total
 
@@ -236,7 +244,7 @@ def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Pred
     registers = work.shape.t * work.shape.c * math.prod(work.part) * (1 / work.width + 1 / work.run)
     boundaries = []
     for number in range(len(machine.boundaries)):
-        words = registers if number == 0 else done.words(number)
+        words = registers if number == 0 else done.words[number]
         total = 4 * words * threads
         time = total / (1e9 * machine.bandwidth_gbps(number, threads))
         boundaries.append(Boundary(machine.boundaries[number], total, time))

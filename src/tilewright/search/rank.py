@@ -10,6 +10,7 @@ Goes in: a group, a machine, a thread count. Comes out: `Candidate`s, best first
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -37,9 +38,9 @@ from tilewright.search.solver import Problem, cache_orders, rank_orders, solve
 
 Orders = tuple[tuple[str, ...], ...]  # one loop order for each cache
 
-SHAPES = 4  # (register tile, thread cut) pairs that are carried to the solver
+SHAPES = 3  # (register tile, thread cut) pairs that are carried to the solver
 ORDERS = 2  # choices of one loop order per cache that are refined, for each of them
-BUDGET = 40  # tile sizes priced exactly, for each of those
+BUDGET = 90  # tile sizes priced exactly, for each of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +166,35 @@ class Tiling:
         return [problem.orders[1:] for _, problem in ranked[:ORDERS]]
 
     def starts(self, orders: Orders) -> tuple[list, float]:
-        """(tiles to start from, the solver's bound): real-valued optimum, or a grid without it."""
-        least = {d: self.space.least(d) for d in self.space.dims}
-        streaming = (least, *[dict(self.space.sizes)] * (self.space.levels - 1))
+        """(tiles to start from, the solver's bound): real-valued optimum, or a grid without it.
+
+        The solver knows nothing of pages and rows, so compact tiles of pixels are starts as well.
+        """
         try:
             solution = solve(self.problem(orders))
         except (MissingError, InputError):
             solution = None
         if solution is not None and solution.tiles:
-            return [solution.tiles, streaming], solution.bound
+            return [solution.tiles, *self.compact()], solution.bound
         coarse = grid(
             self.space, lambda tile: capacity(self.stage, tile, layout=self.layout), self.rooms
         )
-        return [*coarse, streaming], 0.0
+        return [*coarse, *self.compact()], 0.0
+
+    def compact(self) -> list[Tiles]:
+        """Register tiles in L1, and around them one, four or all register tiles of each pixel."""
+        sizes, pixels = self.space.sizes, self.contraction.pixels[-2:]
+        least = {d: self.space.least(d) for d in self.space.dims} | {
+            d: sizes[d] for d in self.stage.reduction
+        }
+        choices = [sorted({least[d], min(4 * least[d], sizes[d]), sizes[d]}) for d in pixels]
+        return [
+            (
+                least,
+                *[{**sizes, **dict(zip(pixels, picked, strict=True))}] * (self.space.levels - 1),
+            )
+            for picked in itertools.product(*choices)
+        ]
 
 
 def _tiled(

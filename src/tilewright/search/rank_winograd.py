@@ -18,7 +18,12 @@ from tilewright.errors import InputError
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT, predicted_error
-from tilewright.model.winograd_time import Work, predict_winograd, seconds
+from tilewright.model.winograd_time import (
+    Work,
+    lower_bound_winograd,
+    predict_winograd,
+    seconds,
+)
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.ops.winograd import Geometry, geometry, matmul_stage
@@ -29,9 +34,12 @@ from tilewright.search.rank import Candidate
 SIZES = (2, 3, 4, 5, 6, 7)
 MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
 CUTS = 3  # cuts between threads that are carried on, for each m
-K_BLOCKS = (1, 2, 4)  # panels of k whose products are held at once
+K_BLOCKS = (1, 2)  # panels of k whose products are held at once
+
+HOPE = 1.1  # an m whose bound exceeds the best time by more is not priced
 
 Cut = tuple[tuple[str, int], ...]
+Priced = tuple[float, int, Cut, tuple[int, int], int, tuple[int, int, int]]
 
 
 def winograd_schedule(
@@ -63,21 +71,42 @@ def rank_winograd(
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     isa = ISAS[machine.isa]
-    priced: list[tuple[float, int, Cut, tuple[int, int], int, tuple[int, int, int]]] = []
-    for m in sizes_within(group, max_rel_err):
-        shape, stage = geometry(group, m), matmul_stage(group, m)
-        for cut in _cuts(stage, threads):
-            part = _part(stage, cut)
-            for tile, block in itertools.product(_register_tiles(isa, shape), _blocks(part)):
-                for panels in _k_blocks(part['k'], tile[1] * isa.lanes):
-                    work = _work(shape, isa, tile, panels, block, part)
-                    _, _, time = seconds(work, machine, threads)
-                    priced.append((time, m, cut, tile, panels, block))
-    priced.sort()
-    return tuple(
+    priced: list[Priced] = []
+    best = math.inf
+    for bound, m in sorted(
+        (lower_bound_winograd(group, m, machine, threads), m)
+        for m in sizes_within(group, max_rel_err)
+    ):
+        if bound > HOPE * best:
+            break
+        priced += _price(group, machine, isa, m, threads)
+        best = min(best, min(item[0] for item in priced))
+    ranked = [
         Candidate(schedule, predict_winograd(group, schedule, machine))
-        for schedule in _distinct(group, machine.isa, priced, top)
-    )
+        for schedule in _distinct(group, machine.isa, sorted(priced), top)
+    ]
+    return tuple(sorted(ranked, key=lambda c: (c.prediction.seconds, c.schedule.digest)))
+
+
+def _price(group: Group, machine: Machine, isa: Isa, m: int, threads: int) -> list[Priced]:
+    """Every choice for one m, with its time."""
+    shape, stage = geometry(group, m), matmul_stage(group, m)
+    found = []
+    for cut in _cuts(stage, threads):
+        ways = dict(cut)
+        part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
+        used = math.prod(ways.values())
+        for tile, block in itertools.product(_register_tiles(isa, shape), _blocks(part)):
+            width = tile[1] * isa.lanes
+            panels = -(-shape.k // width)
+            k = min(-(-panels // ways.get('k', 1)) * width, shape.k)
+            for held in dict.fromkeys(min(n, panels) for n in K_BLOCKS):
+                work = Work(
+                    shape, isa, *tile, held * width, block,
+                    (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
+                )  # fmt: skip
+                found.append((seconds(work, machine, used)[2], m, cut, tile, held, block))
+    return found
 
 
 def sizes_within(group: Group, max_rel_err: float) -> tuple[int, ...]:
@@ -97,17 +126,10 @@ def _cuts(stage: Stage, threads: int) -> list[Cut]:
             break
 
     def share(cut: Cut) -> tuple[float, int]:
-        part = _part(stage, cut)
-        return math.prod(part[d] / stage.sizes[d] for d in stage.parallel), len(cut)
+        sizes = stage.sizes
+        return math.prod(-(-sizes[d] // ways) / sizes[d] for d, ways in cut), len(cut)
 
     return sorted(cuts, key=lambda c: (share(c), c))[:CUTS]
-
-
-def _part(stage: Stage, cut: Cut) -> dict[str, int]:
-    """The largest part: k is cut in units of four, whatever the register tile will be."""
-    ways = dict(cut)
-    part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
-    return part | {'k': min(-(-part['k'] // 4) * 4, stage.sizes['k'])}
 
 
 def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
@@ -141,24 +163,7 @@ def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
                     yield block
 
 
-def _k_blocks(k: int, width: int) -> Iterator[int]:
-    most = -(-k // width)
-    yield from dict.fromkeys(min(panels, most) for panels in K_BLOCKS)
-
-
-def _work(
-    shape: Geometry, isa: Isa, tile: tuple[int, int], panels: int, block: tuple[int, int, int],
-    part: Mapping[str, int],
-) -> Work:  # fmt: skip
-    k = part['k']
-    width = tile[1] * isa.lanes
-    return Work(
-        shape, isa, *tile, min(panels * width, -(-k // width) * width), block,
-        (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
-    )  # fmt: skip
-
-
-def _distinct(group: Group, isa: str, priced: list, top: int) -> list[Schedule]:
+def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Schedule]:
     """The best first; the best of every m and cut before near copies of the winner."""
     chosen: dict[str, Schedule] = {}
     kinds = set()

@@ -1,0 +1,176 @@
+"""Generated Winograd kernels against the direct float64 reference, between guard pages.
+
+Sizes are one below, at and above whole tiles, blocks, runs and panels. Transforms round, so results
+are compared within a small multiple of what the error model expects.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.codegen.cpu.winograd import split_runs, transform_lanes
+from tilewright.errors import ScheduleError
+from tilewright.machine.isa import ISAS
+from tilewright.model.winograd_error import predicted_error
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.pointwise import pointwise
+from tilewright.ops.reference import reference
+from tilewright.ops.stage import Access, Dim, call, read, var
+from tilewright.runtime.emulate import run_program
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.rank_winograd import winograd_schedule
+
+
+def arrays_of(group: Group, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        t.name: rng.standard_normal(t.shape).astype(np.float32)
+        for t in group.tensors
+        if t.role in ('input', 'constant')
+    }
+
+
+def sizes(isa: str) -> list[tuple[Group, Schedule]]:
+    """Output sizes around whole tiles, channels around whole panels, for every m."""
+    lanes, cases = ISAS[isa].lanes, []
+    every = [(3, 0), (5, 0), (6, 0), *itertools.product((2, 4, 7), (-1, 0, 1))]
+    for m, around in every:
+        group = conv2d(c=3, k=2 * lanes + around, h=m + around, w=2 * m - around, r=3, s=3, pad=1)
+        cases.append((group, winograd_schedule(group, isa, m, 3, 1, 2, (1, 2, 2))))
+    return cases
+
+
+def blocks(isa: str) -> list[tuple[Group, Schedule]]:
+    """Blocks that do and do not divide the tiles, runs across rows, several panels, threads."""
+    group = conv2d(n=2, c=5, k=3 * ISAS[isa].lanes - 1, h=11, w=25, r=3, s=3, pad=(1, 0, 2, 1))
+    choices = [
+        (4, 4, 2, 1, (1, 1, 7), ()),
+        (4, 4, 1, 2, (1, 2, 3), (('ph', 2),)),
+        (4, 5, 1, 1, (2, 3, 7), (('k', 2),)),
+        (2, 4, 2, 3, (2, 5, 4), (('n', 2), ('pw', 3))),
+        (6, 3, 2, 1, (1, 2, 5), (('ph', 2), ('k', 2))),
+        (2, 3, 2, 1, (1, 6, 11), (('pw', 2), ('k', 2))),
+    ]
+    return [(group, winograd_schedule(group, isa, *choice)) for choice in choices]
+
+
+def shapes(isa: str) -> list[tuple[Group, Schedule]]:
+    """One-dimensional filters, larger ones, groups, padding of every kind, one-pixel images."""
+    lanes = ISAS[isa].lanes
+    problems = [
+        ({'h': 5, 'w': 19, 'r': 1, 's': 3}, 4, ()),
+        ({'h': 19, 'w': 5, 'r': 3, 's': 1, 'pad': (2, 1)}, 4, (('ph', 2),)),
+        ({'h': 9, 'w': 10, 'r': 5, 's': 5, 'pad': 2}, 2, ()),
+        ({'h': 9, 'w': 10, 'r': 2, 's': 3, 'pad': (1, 2, 0, 0)}, 4, ()),
+        ({'h': 7, 'w': 7, 'r': 3, 's': 3, 'pad': (0, 3, 2, 0), 'groups': 2}, 4, (('g', 2),)),
+        ({'h': 1, 'w': 1, 'r': 3, 's': 3, 'pad': 1}, 2, ()),
+        ({'h': 3, 'w': 41, 'r': 3, 's': 3}, 4, (('pw', 2),)),
+    ]
+    cases = []
+    for problem, m, parallel in problems:
+        group = conv2d(c=4, k=2 * lanes + 2, **problem)
+        cases.append((group, winograd_schedule(group, isa, m, 4, 2, 1, (1, 2, 4), parallel)))
+    return cases
+
+
+def epilogues(isa: str) -> list[tuple[Group, Schedule]]:
+    """Bias and activation; a residual read at the point that is written."""
+    plain = conv2d(n=2, c=3, k=7, h=9, w=13, r=3, s=3, pad=1, bias=True, activation='relu')
+    smooth = conv2d(c=6, k=6, h=6, w=6, r=3, s=3, pad=1, groups=2, bias=True, activation='silu')
+    return [
+        (plain, winograd_schedule(plain, isa, 4, 4, 1, 1, (1, 2, 2))),
+        (smooth, winograd_schedule(smooth, isa, 2, 4, 1, 1, (1, 2, 3))),
+        (with_residual(), winograd_schedule(with_residual(), isa, 4, 4, 1, 1, (1, 1, 2))),
+    ]
+
+
+def with_residual() -> Group:
+    """A convolution to whose result another tensor of the same shape is added."""
+    group = conv2d(c=3, k=5, h=8, w=9, r=3, s=3, pad=1)
+    out = group.output
+    dims = tuple(Dim(d, size) for d, size in zip('nkhw', out.shape, strict=True))
+    here = tuple(var(d.name) for d in dims)
+    inner = Tensor('Sum', out.dims, out.shape, 'inner')
+    add = pointwise('add', dims, 'Out', 'Sum', call('add', read(0), read(1)), Access('Other', here))
+    main = group.main
+    moved = type(main)(
+        main.name, main.dims, Access('Sum', main.write.index), main.reads, main.expr, 'sum'
+    )
+    other = Tensor('Other', out.dims, out.shape, 'input')
+    tensors = (*group.tensors[:2], other, inner, out)
+    return Group(f'{group.label}+residual', tensors, (moved, add), (('Sum', 'register'),))
+
+
+@pytest.mark.parametrize('cases', [sizes, blocks, shapes, epilogues])
+def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, tools):
+    for number, (group, schedule) in enumerate(cases(isa)):
+        arrays = arrays_of(group, number)
+        want = reference(group, arrays)
+        m = dict(schedule.options)['m']
+        limit = 8 * predicted_error(group, m) * np.abs(want).max() + 1e-7
+        flags = (*compiler_flags(schedule), '-O1')
+        for out in run_program(group, generate(group, schedule), arrays, tools(isa), flags):
+            assert np.abs(out - want).max() <= limit, f'{group.label} {schedule.to_json()}'
+
+
+def test_parts_write_disjoint_outputs_that_cover_all(native_isa, part_by_part):
+    group = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1)
+    schedule = winograd_schedule(group, native_isa, 4, 4, 1, 1, (1, 1, 3), (('ph', 2), ('k', 2)))
+    outputs = part_by_part(group, schedule, arrays_of(group, 1))
+    written = sum((~np.isnan(out)).astype(int) for out in outputs)
+    assert written.min() == written.max() == 1
+
+
+def test_the_same_schedule_gives_the_same_source():
+    group = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1)
+    schedule = winograd_schedule(group, 'avx2', 4, 4, 1, 1, (1, 1, 3))
+    again = Schedule.from_json(schedule.to_json())
+    assert again == schedule
+    assert generate(group, schedule) == generate(group, again)
+
+
+def test_runs_cover_a_block_in_about_equal_even_pieces():
+    assert split_runs(28, 14) == (14, 14)
+    assert split_runs(34, 14) == (12, 12, 10)
+    assert split_runs(9, 9) == (9,)
+    assert split_runs(5, 2) == (2, 2, 1)
+    assert all(
+        sum(split_runs(n, most)) == n and max(split_runs(n, most)) <= most
+        for n in range(1, 60)
+        for most in range(1, 29)
+    )
+
+
+def test_narrow_images_use_narrow_vectors():
+    assert [transform_lanes(16, columns) for columns in (2, 4, 5, 8, 9, 30)] == [4, 4, 8, 8, 16, 16]
+    assert transform_lanes(4, 1) == 4
+
+
+def changed(schedule: Schedule, **fields) -> Schedule:
+    data = schedule.to_json() | fields
+    return Schedule.from_json(data)
+
+
+def test_illegal_schedules_are_refused():
+    group = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1)
+    good = winograd_schedule(group, 'neon', 4, 14, 2, 1, (1, 1, 3))
+    cases = [
+        (changed(good, options=[['m', 4]]), "needs the option 'run'"),
+        (changed(good, options=[['m', 4], ['run', 20]]), 'need 43 registers'),
+        (changed(good, options=[['m', 1], ['run', 4]]), 'saves nothing'),
+        (changed(good, parallel=[['c', 2]]), 'cannot be cut'),
+        (changed(good, parallel=[['t', 2]]), 'cannot be cut'),
+        (changed(good, pack='l1'), 'no pack level'),
+        (changed(good, vector='pw'), 'vector dimension k'),
+    ]
+    for schedule, words in cases:
+        with pytest.raises(ScheduleError, match=words):
+            generate(group, schedule)
+    strided = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1, stride=2)
+    with pytest.raises(ScheduleError, match='strided'):
+        generate(strided, good)
