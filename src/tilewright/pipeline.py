@@ -1,7 +1,7 @@
 """The stages of work, in order. Nobody else imports every part.
 
 [spec]                -> tw.parse, tw.conv2d              ops, bench.suites
-[Group]               -> rank      -> [Candidate]         search.rank (model, schedule)
+[Group]               -> choose    -> [Candidate]         search.choose (model, schedule)
 [Candidate]           -> generate  -> [C source]          codegen
 [C source]            -> build     -> [library]           runtime.build
 [library]             -> check, time -> [Measurement]     runtime.measure, in a worker
@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright import knobs
@@ -22,12 +23,13 @@ from tilewright.errors import InputError
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
 from tilewright.plan import Candidate, Plan
 from tilewright.runtime.build import build
 from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all
 from tilewright.runtime.worker import Worker
-from tilewright.search import rank
+from tilewright.search.choose import choose
 from tilewright.store.records import Record, Store, Validators, open_store
 
 ROUNDS = 5
@@ -40,6 +42,8 @@ def optimize(
     measure: bool = True,
     threads: int | None = None,
     *,
+    algorithm: str = 'auto',
+    max_rel_err: float = DEFAULT_LIMIT,
     store: Store | None = None,
     seed: int | None = None,
     progress: Callable[[Progress], object] | None = None,
@@ -48,18 +52,23 @@ def optimize(
 
     machine   None: this host; a name or a file: plan for a machine that one does not have.
     measure   False never times anything; the plan is then deterministic.
+    algorithm 'direct', 'winograd', or 'auto': whatever is fastest within the error budget.
+    max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
     """
     target, warning = _machine(machine, measure)
     count = _threads(threads, target)
     begin = time.perf_counter()
-    ranked = rank.rank(group, target, count, top)  # [Group] -> [Candidate]
+    # [Group] -> [Candidate]
+    ranked = choose(group, target, count, top, algorithm, max_rel_err)
     debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
     candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
-    bound = min((c.solver_bound_s for c in ranked), default=0.0)
+    bound = min((c.solver_bound_s for c in ranked if c.solver_bound_s), default=0.0)
     warnings = [warning] if warning else []
     if measure:
-        candidates, trouble = _measured(group, target, count, candidates, store, seed, progress)
+        candidates, trouble = _measured(
+            group, target, count, candidates, max_rel_err, store, seed, progress
+        )
         warnings += trouble
     for candidate in candidates:
         debug(2, _line(candidate))
@@ -103,6 +112,7 @@ def _measured(
     machine: Machine,
     threads: int,
     candidates: tuple[Candidate, ...],
+    max_rel_err: float,
     store: Store | None,
     seed: int | None,
     progress: Callable[[Progress], object] | None,
@@ -130,6 +140,7 @@ def _measured(
                 known=records.known(group.digest, threads, validators),
                 record=remember, progress=progress,
             )  # fmt: skip
+            results = [_within(m, max_rel_err) for m in results]
             final = finalists(
                 group, results, builders, worker=worker, threads=threads, record=remember
             )
@@ -147,6 +158,18 @@ def _measured(
         return not first, candidate.time_ms if candidate.time_ms is not None else float('inf')
 
     return tuple(sorted(measured, key=place)), [final.trouble] if final.trouble else []
+
+
+def _within(measurement: Measurement, max_rel_err: float) -> Measurement:
+    """A measurement whose error exceeds the budget counts as wrong, for this run."""
+    error = measurement.max_rel_err
+    if not measurement.ok or error is None or error <= max_rel_err:
+        return measurement
+    return replace(
+        measurement,
+        status='wrong',
+        message=f'its error of {error:.1e} exceeds the budget of {max_rel_err:g}',
+    )
 
 
 def _line(candidate: Candidate) -> str:

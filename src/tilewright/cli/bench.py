@@ -51,6 +51,8 @@ def run(
     rounds: int,
     flush: bool,
     top: int,
+    algorithm: str,
+    max_rel_err: float,
     threads: int | None,
     seed: int | None,
 ) -> int:
@@ -69,8 +71,8 @@ def run(
             for name, group, count in layers:
                 bar.begin(name)
                 plan = optimize(
-                    group, machine, top, True, threads, store=store, seed=seed,
-                    progress=bar.report,
+                    group, machine, top, True, threads, algorithm=algorithm,
+                    max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
                 if not_working(plan):
                     raise CheckError(

@@ -11,14 +11,23 @@ CANDIDATES = 5
 
 
 def run(
-    spec: str, out: Output, *, machine: str | None, threads: int | None, seed: int | None
+    spec: str,
+    out: Output,
+    *,
+    algorithm: str,
+    max_rel_err: float,
+    machine: str | None,
+    threads: int | None,
+    seed: int | None,
 ) -> int:
     """Explain every layer that `spec` names, by the model alone; comes out: the exit code."""
     layers = layers_of(spec, out).layers
     target = machine_of(machine, False, out)
     found = []
     for number, (name, group, count) in enumerate(layers):
-        plan = optimize(group, target, CANDIDATES, False, threads)
+        plan = optimize(
+            group, target, CANDIDATES, False, threads, algorithm=algorithm, max_rel_err=max_rel_err
+        )
         text = explain_plan(plan)
         out.say(('\n' if number else '') + (text if name == group.label else f'{name}: {text}'))
         found.append(layer_json(name, count, plan) | {'explanation': explanation(plan)})

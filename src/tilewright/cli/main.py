@@ -18,6 +18,7 @@ import typer
 from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
 from tilewright.machine.known import known_names
+from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.version import VERSION
 
 SPEC_HELP = (
@@ -68,6 +69,18 @@ MachineName = Annotated[
     ),
 ]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        '--algorithm', metavar='NAME', help='direct, winograd, or auto: the fastest in budget.'
+    ),
+]
+MaxRelErr = Annotated[
+    float,
+    typer.Option(
+        '--max-rel-err', metavar='E', help='Error budget, as a share of the largest output.'
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -129,6 +142,8 @@ def machine(
 def optimize(
     spec: Spec,
     top: Top = 5,
+    algorithm: Algorithm = 'auto',
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     measure: Annotated[
         bool,
         typer.Option(
@@ -155,7 +170,7 @@ def optimize(
 
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
-        threads=threads, seed=seed,
+        algorithm=algorithm, max_rel_err=max_rel_err, threads=threads, seed=seed,
     )  # fmt: skip
 
 
@@ -166,6 +181,8 @@ def optimize(
 )
 def explain(
     spec: Spec,
+    algorithm: Algorithm = 'auto',
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -178,7 +195,10 @@ def explain(
     from tilewright.cli import explain as verb
     from tilewright.cli.output import Output
 
-    return verb.run(spec, Output('explain', json), machine=machine, threads=threads, seed=seed)
+    return verb.run(
+        spec, Output('explain', json), algorithm=algorithm, max_rel_err=max_rel_err,
+        machine=machine, threads=threads, seed=seed,
+    )  # fmt: skip
 
 
 @app.command(
@@ -202,6 +222,8 @@ def bench(
         bool, typer.Option('--flush', help='Evict the caches before every call.')
     ] = False,
     top: Top = 5,
+    algorithm: Algorithm = 'auto',
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -216,7 +238,7 @@ def bench(
 
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
-        threads=threads, seed=seed,
+        algorithm=algorithm, max_rel_err=max_rel_err, threads=threads, seed=seed,
     )  # fmt: skip
 
 

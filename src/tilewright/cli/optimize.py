@@ -48,6 +48,8 @@ def run(
     measure: bool,
     machine: str | None,
     emit: Path | None,
+    algorithm: str,
+    max_rel_err: float,
     threads: int | None,
     seed: int | None,
 ) -> int:
@@ -68,8 +70,8 @@ def run(
             for name, group, count in layers:
                 bar.begin(name)
                 plan = optimize(
-                    group, target, top, measure, threads, store=store, seed=seed,
-                    progress=bar.report,
+                    group, target, top, measure, threads, algorithm=algorithm,
+                    max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
                 built = _built(plan, target)
                 written = _emitted(plan, emit, name if len(layers) > 1 else '')

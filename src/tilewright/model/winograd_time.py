@@ -171,9 +171,7 @@ def _output_row(work: Work, columns: int, k: int) -> float:
     vectors = -(-k // work.isa.lanes)
     pixels = down.m * across.m * columns * k / 4
     rows = down.m * -(-k // work.width)
-    return (
-        VECTOR_CYCLES * (vectors * columns * (each + loads) + 4 * pixels) + OUT_ROW_CYCLES * rows
-    )
+    return VECTOR_CYCLES * (vectors * columns * (each + loads) + 4 * pixels) + OUT_ROW_CYCLES * rows
 
 
 def _words(

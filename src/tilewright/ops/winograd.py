@@ -221,11 +221,19 @@ def geometry(group: Group, m: int) -> Geometry:
     sizes = group.main.sizes
     image = group.tensor(group.main.reads[0].tensor)
     return Geometry(
-        sizes['n'], sizes.get('g', 1), sizes['k'], sizes['c'], *image.shape[2:],
-        sizes['h'], sizes['w'], *padding,
-        transform(m if sizes['r'] > 1 else 1, sizes['r']),
-        transform(m if sizes['s'] > 1 else 1, sizes['s']),
-    )  # fmt: skip
+        n=sizes['n'],
+        g=sizes.get('g', 1),
+        k=sizes['k'],
+        c=sizes['c'],
+        height=image.shape[2],
+        width=image.shape[3],
+        out_h=sizes['h'],
+        out_w=sizes['w'],
+        pad_top=padding[0],
+        pad_left=padding[1],
+        down=transform(m if sizes['r'] > 1 else 1, sizes['r']),
+        across=transform(m if sizes['s'] > 1 else 1, sizes['s']),
+    )
 
 
 def matmul_stage(group: Group, m: int) -> Stage:

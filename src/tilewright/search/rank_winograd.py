@@ -120,10 +120,10 @@ def sizes_within(group: Group, max_rel_err: float) -> tuple[int, ...]:
 
 def _cuts(stage: Stage, threads: int) -> list[Cut]:
     """The cuts that divide the work best; fewer threads where there is not enough to cut."""
-    for count in range(threads, 0, -1):
-        cuts = [c for c in thread_cuts(stage, count) if 't' not in dict(c)]
-        if cuts:
-            break
+    cuts: list[Cut] = []
+    while not cuts:
+        cuts = [c for c in thread_cuts(stage, threads) if 't' not in dict(c)]
+        threads -= 1
 
     def share(cut: Cut) -> tuple[float, int]:
         sizes = stage.sizes

@@ -21,7 +21,6 @@ from tilewright.codegen.cpu.writer import Writer, total
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Affine
 
-
 # Rows of the buffer are multiples of this. Rows that are not cost 1-4% on Neoverse-N1.
 ROW_FLOATS = 4
 

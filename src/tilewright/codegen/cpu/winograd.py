@@ -20,7 +20,7 @@ import itertools
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu import abi, micro
-from tilewright.codegen.cpu.nest import Nest, part_extents, tile_sets
+from tilewright.codegen.cpu.nest import Nest, tile_sets
 from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
 from tilewright.codegen.cpu.store import TRANSPOSE
 from tilewright.codegen.cpu.winograd_transform import (
@@ -218,7 +218,7 @@ def generate(group: Group, schedule: Schedule) -> str:
     writer.lines += TRANSPOSE.splitlines()
     writer.line()
     image = group.tensor(group.main.reads[0].tensor)
-    write_input(writer, p.buffers, image.strides[:3])
+    write_input(writer, p.buffers, image.strides)
     for vectors in _vector_counts(p):
         for run in sorted({r for sizes in p.runs.values() for r in sizes}):
             writer.lines += micro.emit(_micro(p, run, vectors)).splitlines()
@@ -368,7 +368,7 @@ def _write_part(writer: Writer, p: Plan) -> None:
         writer.line(f'const float *{item.name} = {source};')
     nest = Nest(p.stage, schedule, writer)
     nest.open_parts()
-    _, l1, l2, l3 = schedule.levels
+    l2, l3 = schedule.levels[2:]
     for name in nest.loops(l3):
         nest.open_loop(l3, name)
     at = nest.at
@@ -460,10 +460,3 @@ def _write_rows(writer: Writer, p: Plan, nest: Nest, g: str) -> None:
         f'pixels{arguments});'
     )
     writer.close(3)
-
-
-def block_tiles(group: Group, schedule: Schedule) -> dict[str, int]:
-    """Most of each dimension that one block of the largest part holds."""
-    stage = matmul_stage(group, option(schedule, 'm'))
-    part = part_extents(stage, schedule)
-    return {d: min(part[d], schedule.levels[3].tile[d]) for d in part}

@@ -166,8 +166,8 @@ def operations(matrix: Matrix) -> int:
     return sum(max(line.count(' + ') + line.count(' - '), line.count(' * ')) for line in lines)
 
 
-def write_input(writer: Writer, buffers: Buffers, strides: tuple[int, int, int]) -> None:
-    """`transform_input`; `strides` are those of n, c and the rows of the image, in floats."""
+def write_input(writer: Writer, buffers: Buffers, strides: tuple[int, ...]) -> None:
+    """`transform_input`; `strides` are those of the image (n, c, rows, columns), in floats."""
     shape = buffers.shape
     down, across = shape.down, shape.across
     _write_down(writer, buffers, 'vec', f'transform_down_{buffers.lanes}')

@@ -1,0 +1,58 @@
+"""Which algorithms compete: the direct one and, where it applies within the error budget, Winograd.
+
+Goes in: a group, a machine, an algorithm's name, an error budget. Comes out: candidates of all
+algorithms that compete, best predicted first.
+"""
+
+from __future__ import annotations
+
+from tilewright.errors import InputError
+from tilewright.machine.machine import Machine
+from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.ops.group import Group
+from tilewright.ops.winograd import applies
+from tilewright.search.rank import Candidate, rank
+from tilewright.search.rank_winograd import SIZES, rank_winograd
+
+ALGORITHMS = ('auto', 'direct', 'winograd')
+
+
+def choose(
+    group: Group,
+    machine: Machine,
+    threads: int,
+    top: int,
+    algorithm: str = 'auto',
+    max_rel_err: float = DEFAULT_LIMIT,
+) -> tuple[Candidate, ...]:
+    """At most `top` candidates; with 'auto' the best of every algorithm that applies is kept."""
+    if algorithm not in ALGORITHMS:
+        raise InputError(
+            f'algorithm {algorithm!r} is not known; choose one of {", ".join(ALGORITHMS)}'
+        )
+    if not max_rel_err > 0:
+        raise InputError(f'max_rel_err is {max_rel_err}; it must be positive, such as 1e-4')
+    if algorithm == 'direct':
+        return rank(group, machine, threads, top)
+    fast = rank_winograd(group, machine, threads, top, max_rel_err)
+    if algorithm == 'winograd':
+        if not fast:
+            raise InputError(_why_not(group, max_rel_err))
+        return fast
+    direct = rank(group, machine, threads, top)
+    both = sorted((*direct, *fast), key=lambda c: (c.prediction.seconds, c.schedule.digest))
+    kept = both[:top]
+    for best in (direct[:1], fast[:1]):
+        if top > 1 and best and best[0] not in kept:
+            kept[-1] = best[0]
+    return tuple(kept)
+
+
+def _why_not(group: Group, max_rel_err: float) -> str:
+    reasons = {applies(group, m) for m in SIZES} - {''}
+    if reasons:
+        return f'Winograd cannot be used: {sorted(reasons)[0]}; use --algorithm direct or auto'
+    return (
+        f'no Winograd algorithm for {group.label} stays below an error of {max_rel_err:g}; allow '
+        f'more with --max-rel-err, or use --algorithm direct'
+    )

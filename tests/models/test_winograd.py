@@ -1,0 +1,284 @@
+"""Winograd as data: matrices, lowering, error model, time model, ranking. Nothing is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.cpu.generate import generate
+from tilewright.codegen.cpu.winograd_transform import linear, operations
+from tilewright.errors import InputError, SpecError
+from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
+from tilewright.model.predict import step_cycles
+from tilewright.model.winograd_error import (
+    VARIANCE,
+    direct_error,
+    predicted_error,
+    square_error,
+    transform_error,
+)
+from tilewright.model.winograd_time import (
+    ACCUMULATOR_CYCLES,
+    CALL_CYCLES,
+    cycles,
+    lower_bound_winograd,
+    predict_winograd,
+    work_of,
+)
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.matmul import matmul
+from tilewright.ops.reference import reference
+from tilewright.ops.winograd import (
+    applies,
+    check,
+    geometry,
+    lower,
+    matmul_stage,
+    matrices,
+    transform,
+)
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.rank_winograd import rank_winograd, sizes_within, winograd_schedule
+
+
+def whole(rows: tuple) -> list[list[float]]:
+    return [[float(x) for x in row] for row in rows]
+
+
+def test_the_matrices_of_f23_are_the_known_ones():
+    f = transform(2, 3)  # Lavin & Gray 2016, Sec. 4.1, up to the signs of rows
+    assert whole(f.at) == [[1, 1, 1, 0], [0, 1, -1, 1]]
+    assert whole(f.bt) == [[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]
+    assert whole(f.g) == [[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]
+
+
+def test_the_input_matrix_of_f43_is_the_known_one():
+    f = transform(4, 3)
+    assert whole(f.bt)[0] == [4, 0, -5, 0, 1, 0]
+    assert whole(f.bt)[1] == [0, -4, -4, 1, 1, 0]
+    assert whole(f.bt)[5] == [0, 4, 0, -5, 0, 1]
+    assert whole(f.at)[3] == [0, 1, -1, 8, -8, 1]
+    assert [str(x) for x in f.g[1]] == ['-1/6', '-1/6', '-1/6']
+
+
+@pytest.mark.parametrize('r', [1, 2, 3, 4, 5])
+@pytest.mark.parametrize('m', [1, 2, 3, 4, 5, 6, 7])
+def test_the_matrices_compute_a_filter(m, r):
+    f = transform(m, r)
+    d, g = np.arange(1.0, m + r) ** 2, np.arange(1.0, r + 1)
+    y = f.array('at') @ ((f.array('g') @ g) * (f.array('bt') @ d))
+    assert y == pytest.approx(np.correlate(d, g, 'valid'), rel=1e-9)
+
+
+def test_the_bilinear_identity_is_checked():
+    f = transform(2, 3)
+    wrong = replace(f, at=((*f.at[0][:-1], Fraction(1)), f.at[1]))
+    with pytest.raises(SpecError, match='must give'):
+        check(wrong)
+    with pytest.raises(SpecError, match='distinct'):
+        transform(2, 3, (Fraction(1), Fraction(1), Fraction(0)))
+    with pytest.raises(SpecError, match='at least 1'):
+        transform(0, 3)
+
+
+@pytest.mark.parametrize('infinity', [True, False])
+def test_any_points_will_do(infinity):
+    points = tuple(Fraction(n, 3) for n in range(6 - infinity))
+    check(transform(4, 3, points, infinity))
+
+
+CONVOLUTIONS = [
+    {'r': 3, 's': 3, 'pad': 1},
+    {'r': 3, 's': 3, 'pad': (1, 0, 2, 1), 'groups': 2, 'bias': True, 'activation': 'relu'},
+    {'r': 1, 's': 3},
+    {'r': 3, 's': 1, 'pad': (2, 1), 'bias': True},
+    {'r': 5, 's': 2, 'pad': 2},
+]
+
+
+@pytest.mark.parametrize('conv', CONVOLUTIONS)
+@pytest.mark.parametrize('m', [2, 4, 5])
+def test_the_lowering_computes_the_convolution(conv, m):
+    group = conv2d(n=2, c=4, h=9, w=11, k=6, **conv)
+    rng = np.random.default_rng(m)
+    arrays = {
+        t.name: rng.standard_normal(t.shape)
+        for t in group.tensors
+        if t.role in ('input', 'constant')
+    }
+    low = lower(group, m)
+    got = reference(low, arrays | matrices(group, m))
+    np.testing.assert_allclose(got, reference(group, arrays), atol=1e-10)
+    assert Group.from_json(low.to_json()) == low
+
+
+def test_the_lowering_counts_the_work():
+    group = conv2d(c=8, h=12, w=12, k=16, r=3, s=3, pad=1)
+    low = lower(group, 4)
+    flops = {stage.name: stage.flops for stage in low.stages}
+    assert flops['matmul'] == 2 * 36 * 9 * 8 * 16  # 36 points, 3 x 3 tiles
+    assert flops['input_columns'] == 2 * 6 * (36 * 8 * 9)
+    assert flops['output_columns'] == 2 * 6 * (16 * 16 * 9)
+    assert group.flops / flops['matmul'] == 4  # 16 * 9 products became 36
+    assert geometry(group, 4).saving == 4
+
+
+def test_where_winograd_does_not_apply_it_says_why():
+    dense = {'c': 4, 'h': 9, 'w': 9, 'k': 4, 'r': 3, 's': 3}
+    assert applies(conv2d(**dense), 4) == ''
+    assert 'strided' in applies(conv2d(**dense, stride=2), 4)
+    assert 'dilated' in applies(conv2d(**dense, dilation=2), 4)
+    assert 'dense' in applies(conv2d(**dense, groups=4), 4)
+    assert '1x1' in applies(conv2d(**(dense | {'r': 1, 's': 1})), 4)
+    assert 'dense' in applies(matmul(m=4, n=4, k=4), 4)
+    assert 'nothing' in applies(conv2d(**dense), 1)
+    assert 'points' in applies(conv2d(**dense), 12)
+    with pytest.raises(SpecError, match='use the direct algorithm'):
+        geometry(conv2d(**dense, stride=2), 4)
+
+
+@pytest.mark.parametrize('name', ['at', 'bt'])
+@pytest.mark.parametrize('m', [2, 3, 4, 5, 6, 7])
+def test_shared_sums_compute_the_matrix(m, name):
+    matrix = getattr(transform(m, 3), name)
+    inputs = [f'x{i}' for i in range(len(matrix[0]))]
+    outputs = [f'y{i}' for i in range(len(matrix))]
+    rng = np.random.default_rng(m)
+    values = {x: float(v) for x, v in zip(inputs, rng.integers(-8, 9, len(inputs)), strict=True)}
+    for line in linear(matrix, inputs, outputs, 'float', ''):
+        target, expression = line.removeprefix('const float ').rstrip(';').split(' = ')
+        values[target] = eval(expression.replace('f', ''), {}, values)
+    want = np.array(whole(matrix)) @ np.array([values[x] for x in inputs])
+    assert [values[y] for y in outputs] == pytest.approx(want.tolist())
+
+
+def test_symmetric_points_halve_the_work():
+    # F(4, 3): 2 + 2 for the rows of 0 and infinity, 4 for each pair; A^T has 4 + 2 + 1 + 1 + 2.
+    assert operations(transform(4, 3).bt) == 12
+    assert operations(transform(4, 3).at) == 10
+
+
+def winograd_fp32(x: np.ndarray, w: np.ndarray, m: int) -> np.ndarray:
+    """F(m, 3) in float32 throughout but for the weights; x is c x h x w, valid convolution."""
+    f = transform(m, 3)
+    at, bt = f.array('at').astype(np.float32), f.array('bt').astype(np.float32)
+    u = np.einsum('ir,kcrs,js->ijkc', f.array('g'), w, f.array('g')).astype(np.float32)
+    size = x.shape[1] - 2
+    out = np.empty((w.shape[0], size, size), np.float32)
+    for top in range(0, size, m):
+        for left in range(0, size, m):
+            v = bt @ x[:, top : top + m + 2, left : left + m + 2] @ bt.T
+            total = np.zeros((m + 2, m + 2, w.shape[0]), np.float32)
+            for c in range(x.shape[0]):
+                total += u[:, :, :, c] * v[c][:, :, None]
+            out[:, top : top + m, left : left + m] = at @ total.transpose(2, 0, 1) @ at.T
+    return out
+
+
+@pytest.mark.parametrize('m', [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize('kind', ['random', 'positive'])
+def test_the_error_model_is_near_the_error(m, kind):
+    rng = np.random.default_rng(10 * m)
+    tiles = 24 // m
+    size = tiles * m + 2
+    x = rng.standard_normal((48, size, size)).astype(np.float32)
+    if kind == 'positive':  # as behind a ReLU, smooth along the image
+        x = np.maximum(x + np.roll(x, 1, 1) + np.roll(x, 1, 2) + 0.5, 0).astype(np.float32)
+    w = rng.standard_normal((16, 48, 3, 3)).astype(np.float32)
+    group = conv2d(c=48, h=size, w=size, k=16, r=3, s=3)
+    want = reference(group, {'In': x[None], 'Ker': w})[0]
+    error = np.abs(winograd_fp32(x, w, m) - want).max() / np.abs(want).max()
+    predicted = predicted_error(group, m)
+    assert predicted / 6 < error < 3 * predicted
+
+
+def test_the_error_of_a_trivial_transform_is_that_of_the_sum():
+    f = transform(1, 1)
+    # F(1, 1): weights rounded once, C products summed in order.
+    assert transform_error(f, f, 9) == pytest.approx(np.sqrt(VARIANCE * (1 + (9 + 1) / 2)))
+    assert direct_error(9, 1, 1) == pytest.approx(np.sqrt(VARIANCE * (9 + 1) / 2))
+
+
+def test_errors_grow_with_the_tile_and_the_channels():
+    assert square_error(2, 3, 64) < square_error(4, 3, 64) < square_error(7, 3, 64) < 1e-4
+    assert square_error(4, 3, 64) < square_error(4, 3, 512)
+    assert predicted_error(conv2d(c=4, h=9, w=9, k=4, r=3, s=3, stride=2), 4) == float('inf')
+
+
+GROUP = conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1)
+MACHINE = known_machine('i7-9700k')
+
+
+def test_products_are_priced_run_by_run():
+    schedule = winograd_schedule(GROUP, 'avx2', 4, 6, 2, 1, (1, 1, 14))
+    done = cycles(work_of(GROUP, schedule), MACHINE, 1)
+    isa = ISAS['avx2']
+    # 14 rows of 14 tiles in runs of 6, 4 and 4; 4 panels of 16; 36 points.
+    runs = sum(
+        64 * step_cycles(isa, run, run, 2) + CALL_CYCLES + ACCUMULATOR_CYCLES * 2 * run
+        for run in (6, 4, 4)
+    )
+    assert done.multiply == pytest.approx(14 * 4 * 36 * runs)
+
+
+def test_a_cut_over_k_repeats_the_input_transform_and_one_over_tiles_does_not():
+    def predicted(parallel):
+        schedule = winograd_schedule(GROUP, 'avx2', 4, 6, 2, 1, (1, 1, 14), parallel)
+        return predict_winograd(GROUP, schedule, MACHINE)
+
+    one, rows, columns = predicted(()), predicted((('ph', 2),)), predicted((('k', 2),))
+    cycle = MACHINE.peak_gflops(1) / (MACHINE.peak_gflops(2) / 2)
+    assert rows.pack_s == pytest.approx(one.pack_s / 2 * cycle)
+    assert columns.pack_s == pytest.approx(one.pack_s * cycle)
+    assert columns.compute_s == pytest.approx(rows.compute_s)
+
+
+def test_the_bound_is_that_of_the_algorithm():
+    bound = lower_bound_winograd(GROUP, 4, MACHINE, 1)
+    assert bound == pytest.approx(matmul_stage(GROUP, 4).flops / (1e9 * MACHINE.peak_one_gflops))
+    for candidate in rank_winograd(GROUP, MACHINE, 1, 5):
+        assert candidate.prediction.seconds > candidate.prediction.bound_s
+
+
+def test_schedules_without_options_still_read():
+    schedule = winograd_schedule(GROUP, 'neon', 4, 14, 2, 1, (1, 2, 14))
+    assert Schedule.from_json(schedule.to_json()) == schedule
+    data = {k: v for k, v in schedule.to_json().items() if k != 'options'}
+    assert Schedule.from_json(data).options == ()
+    assert 'options' not in Schedule.from_json(data).to_json()
+
+
+@pytest.mark.parametrize('threads', [1, 2, 8])
+def test_ranked_schedules_are_legal_distinct_and_in_order(threads):
+    ranked = rank_winograd(GROUP, MACHINE, threads, 5)
+    assert ranked == rank_winograd(GROUP, MACHINE, threads, 5)
+    assert len({c.schedule.digest for c in ranked}) == 5
+    times = [c.prediction.seconds for c in ranked]
+    assert times == sorted(times)
+    for candidate in ranked:
+        assert candidate.schedule.threads == threads
+        assert 'tw_part' in generate(GROUP, candidate.schedule)
+
+
+def test_the_error_limit_chooses_the_tile():
+    assert sizes_within(GROUP, 1e-6) == (2, 3)
+    assert sizes_within(GROUP, 1e-9) == ()
+    tight = rank_winograd(GROUP, MACHINE, 1, 5, max_rel_err=6e-6)
+    assert {dict(c.schedule.options)['m'] for c in tight} <= {2, 3, 4}
+    assert rank_winograd(GROUP, MACHINE, 1, 5, max_rel_err=1e-9) == ()
+    strided = conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1, stride=2)
+    assert rank_winograd(strided, MACHINE, 1, 5) == ()
+    with pytest.raises(InputError, match='at least one'):
+        rank_winograd(GROUP, MACHINE, 1, 0)
+
+
+def test_more_threads_than_tiles_use_what_there_is():
+    tiny = conv2d(c=3, h=4, w=4, k=2, r=3, s=3, pad=1)
+    for candidate in rank_winograd(tiny, MACHINE, 7, 3):
+        assert candidate.schedule.threads <= 7
+        assert 'tw_part' in generate(tiny, candidate.schedule)
