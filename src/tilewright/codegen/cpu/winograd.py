@@ -39,6 +39,7 @@ from tilewright.ops.winograd import Geometry, applies, geometry, matmul_stage
 from tilewright.schedule.schedule import Schedule
 
 BLOCK = ('n', 'ph', 'pw')
+STRETCH = 4096  # floats of output rows that wait for their transposition, a quarter of an L1
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,14 @@ class Plan:
         return -(-min(self.schedule.levels[2].tile['k'], self.shape.k) // self.width)
 
     @property
+    def stretch(self) -> int:
+        """Tiles of a row that leave together: as many as keep their outputs small beside M."""
+        return min(self.buffers.columns, stretch_tiles(self.shape, self.width))
+
+    @property
     def row_pitch(self) -> int:
-        """From one row of outputs of a row of tiles to the next."""
-        return self.buffers.columns * self.shape.across.m * self.width
+        """From one row of outputs of a stretch of tiles to the next."""
+        return self.stretch * self.shape.across.m * self.width
 
     @property
     def group_floats(self) -> int:
@@ -97,7 +103,7 @@ class Plan:
 
     @property
     def row_floats(self) -> int:
-        """Rows of one row of tiles; a transposition looks up to three pixels behind the last."""
+        """Rows of one stretch; a transposition looks up to three pixels behind the last."""
         return self.shape.down.m * self.row_pitch + 4 * self.width
 
     @property
@@ -177,6 +183,15 @@ def split_runs(tiles: int, most: int) -> tuple[int, ...]:
         tiles, left = tiles - size, left - 1
         left = max(left, -(-tiles // most))
     return tuple(sizes)
+
+
+def stretch_tiles(shape: Geometry, width: int) -> int:
+    """Tiles in a row whose outputs, for one panel, fit `STRETCH`; a multiple of four.
+
+    Whole vectors of four pixels then leave at once whatever m is.
+    """
+    each = shape.down.m * shape.across.m * width
+    return max(STRETCH // each // 4, 1) * 4
 
 
 def transform_lanes(isa_lanes: int, columns: int) -> int:
@@ -273,7 +288,7 @@ def _write_store(writer: Writer, p: Plan) -> None:
     """`store_row`: one row of output pixels of a panel, transposed, through the epilogue."""
     out = p.group.output
     plane = out.strides[1]
-    pitch = -(-p.buffers.columns * p.shape.across.m // 4) * 4
+    pitch = -(-p.stretch * p.shape.across.m // 4) * 4
     operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
     writer.open(
         f'static void store_row(const float *restrict row, float *restrict out, long lanes, '
@@ -435,16 +450,18 @@ def _write_rows(writer: Writer, p: Plan, nest: Nest, g: str) -> None:
         writer.line(f'const long width = k + {p.width} < {shape.k} ? {p.width} : {tail};')
     elif p.panels == 1:
         width = str(p.tail_vectors * p.lanes)
-    writer.line(f'const long columns = {pw_end} - {pw};')
-    writer.line(
-        f'const long pixels = min_long(columns * {across.m}, {shape.out_w} - {pw} * {across.m});'
-    )
     writer.line('const float *from = panel;')
     writer.open(f'for (long b = {n}; b < {n_end}; b++)')
-    writer.open(f'for (long q = {ph}; q < {ph_end}; q++, from += columns * {width})')
+    writer.open(f'for (long q = {ph}; q < {ph_end}; q++)')
+    writer.open(f'for (long p = {pw}; p < {pw_end}; p += {p.stretch})')
+    writer.line(f'const long columns = min_long({p.stretch}, {pw_end} - p);')
+    writer.line(
+        f'const long pixels = min_long(columns * {across.m}, {shape.out_w} - p * {across.m});'
+    )
     _by_width(writer, p, lambda vectors: f'transform_output_v{vectors}(from, rows, columns);')
+    writer.line(f'from += columns * {width};')
     writer.open(f'for (long y = 0; y < min_long({down.m}, {shape.out_h} - q * {down.m}); y++)')
-    point = {'n': 'b', 'k': 'k', 'h': f'(q * {down.m} + y)', 'w': f'({pw} * {across.m})'}
+    point = {'n': 'b', 'k': 'k', 'h': f'(q * {down.m} + y)', 'w': f'p * {across.m}'}
     if shape.g > 1:
         point['g'] = g
     n_step, k_step, row, _ = p.group.output.strides
@@ -459,4 +476,4 @@ def _write_rows(writer: Writer, p: Plan, nest: Nest, g: str) -> None:
         f'store_row(rows + y * {p.row_pitch}, args->out + {place}, {lanes}, {width}, '
         f'pixels{arguments});'
     )
-    writer.close(3)
+    writer.close(4)

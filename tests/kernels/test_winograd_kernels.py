@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.winograd import split_runs, transform_lanes
+from tilewright.codegen.cpu.winograd import split_runs, stretch_tiles, transform_lanes
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 from tilewright.model.winograd_error import predicted_error
@@ -21,6 +21,7 @@ from tilewright.ops.group import Group, Tensor
 from tilewright.ops.pointwise import pointwise
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, call, read, var
+from tilewright.ops.winograd import geometry
 from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.rank_winograd import winograd_schedule
@@ -56,7 +57,11 @@ def blocks(isa: str) -> list[tuple[Group, Schedule]]:
         (6, 3, 2, 1, (1, 2, 5), (('ph', 2), ('k', 2))),
         (2, 3, 2, 1, (1, 6, 11), (('pw', 2), ('k', 2))),
     ]
-    return [(group, winograd_schedule(group, isa, *choice)) for choice in choices]
+    wide = conv2d(c=2, k=5, h=6, w=150, r=3, s=3, pad=1)  # its rows leave in several stretches
+    return [
+        *((group, winograd_schedule(group, isa, *choice)) for choice in choices),
+        (wide, winograd_schedule(wide, isa, 7, 6, 1, 1, (1, 1, 22))),
+    ]
 
 
 def shapes(isa: str) -> list[tuple[Group, Schedule]]:
@@ -144,6 +149,12 @@ def test_runs_cover_a_block_in_about_equal_even_pieces():
         for n in range(1, 60)
         for most in range(1, 29)
     )
+
+
+def test_output_rows_leave_in_stretches_of_whole_vectors():
+    # F(7, 3), 8 lanes: 49 * 8 floats a tile, ten tiles fit 4096, eight are a multiple of four.
+    assert stretch_tiles(geometry(conv2d(c=2, k=5, h=6, w=150, r=3, s=3), 7), 8) == 8
+    assert stretch_tiles(geometry(conv2d(c=2, k=5, h=6, w=150, r=3, s=3), 7), 64) == 4
 
 
 def test_narrow_images_use_narrow_vectors():
