@@ -233,7 +233,7 @@ def test_fork_while_another_thread_runs_a_kernel(count_part):
         thread.join()
 
 
-@pytest.mark.parametrize('limit', [0, 1, 20000])
+@pytest.mark.parametrize('limit', [0, 1, 200])
 def test_workers_park_and_wake(count_part, limit):
     """A limit of 0 parks at once, so that every run has to wake somebody."""
     pool().tw_pool_spin(limit)
@@ -245,4 +245,4 @@ def test_workers_park_and_wake(count_part, limit):
             if number % 10 == 9:
                 time.sleep(0.05)  # long enough for every worker to fall asleep
     finally:
-        pool().tw_pool_spin(20000)
+        pool().tw_pool_spin(200)

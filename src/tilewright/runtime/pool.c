@@ -36,7 +36,16 @@ static struct {
     .wake = PTHREAD_COND_INITIALIZER,
 };
 
-static _Atomic long spin_limit = 20000;
+/* Microseconds that an idle worker looks for work before it parks: longer than a caller in Python
+   takes from one call to the next, shorter than anybody would notice. */
+static _Atomic long spin_us = 200;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 static inline void relax(void)
 {
@@ -70,12 +79,12 @@ static void *work(void *unused)
     (void)unused;
     for (;;) {
         uint32_t epoch;
-        long limit = atomic_load_explicit(&spin_limit, memory_order_relaxed);
-        for (long spins = 0;; spins++) {
+        double limit = now() + 1e-6 * (double)atomic_load_explicit(&spin_us, memory_order_relaxed);
+        for (long spins = 1;; spins++) {
             epoch = atomic_load_explicit(&pool.epoch, memory_order_acquire);
             if (epoch != seen)
                 break;
-            if (spins < limit) {
+            if (spins % 64 != 0 || now() < limit) {
                 relax();
                 continue;
             }
@@ -153,17 +162,10 @@ void tw_pool_run(part_fn fn, const void *args, long parts)
     pthread_mutex_unlock(&pool.owner);
 }
 
-/* How often an idle worker looks for work before it parks. */
-void tw_pool_spin(long limit)
+/* Set how long an idle worker looks for work before it parks. */
+void tw_pool_spin(long microseconds)
 {
-    atomic_store(&spin_limit, limit);
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    atomic_store(&spin_us, microseconds);
 }
 
 /* Seconds of each of `repeats` runs; with flush_floats > 0 that many floats are rewritten before
