@@ -155,9 +155,8 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
         outputs = []
         for number in range(kernel.parts):
             out = np.full(group.output.shape, np.nan, np.float32)
-            args, keep = kernel._arguments(arrays, packed, out)
-            part(ctypes.addressof(args), number)
-            del keep
+            kernel._fill(kernel._checked(arrays, packed, out), packed, out)
+            part(kernel._address, number)
             outputs.append(out)
         return outputs
 

@@ -1,7 +1,7 @@
-"""Every environment variable that Tilewright reads: typed, documented, in one place.
+"""Tilewright's environment variables: typed, documented, in one place.
 
-`knobs.table()` is what `docs/knobs.md` and `tilewright --help` show. Knobs that change what is
-generated are marked `keyed` and enter cache keys.
+`knobs.table()` is what `docs/knobs.md` and `tilewright --help` show. Variables of the system that
+are read too (CC, PATH, XDG_CACHE_HOME) are in `docs/knobs.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Knob:
     parse: Callable[[str], Any]
     default: Any
     help: str
-    keyed: bool = False
 
     @property
     def variable(self) -> str:
@@ -44,15 +43,29 @@ def _whole(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1e6:  # false for nan; more than eleven days is more than a wait can be told
+        raise ValueError(text)
+    return value
+
+
+def _bytes(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 1 << 63:
+        raise ValueError(text)
+    return value
+
+
 KNOBS = (
     Knob('cache_dir', Path, None, 'directory for compiled code, machine files and the store'),
-    Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable', True),
+    Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable'),
     Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
-    Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source, 5 IR'),
+    Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source'),
     Knob('dump', Path, None, 'directory into which every artefact is written'),
-    Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc', True),
-    Knob('time_limit', float, 60.0, 'seconds that one candidate may take to build and run'),
-    Knob('memory_limit', _whole, 8 << 30, 'bytes of address space that a worker may use'),
+    Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc'),
+    Knob('time_limit', _seconds, 60.0, 'seconds that one candidate may take, above 0, at most 1e6'),
+    Knob('memory_limit', _bytes, 8 << 30, 'bytes of address space that a worker may use, above 0'),
     Knob('shared', Path, None, 'directory with the data sets that some tests and tables read'),
 )
 _BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -11,11 +11,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
+from typing import TypeGuard
 
 from tilewright import knobs
 from tilewright.codegen.cpu.generate import compiler_flags, generate
@@ -28,8 +31,9 @@ from tilewright.ops.group import Group
 from tilewright.plan import Candidate, Plan
 from tilewright.runtime.build import build
 from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all
+from tilewright.runtime.verify import TOLERANCE
 from tilewright.runtime.worker import Worker
-from tilewright.search.choose import choose
+from tilewright.search.choose import ALGORITHMS, choose
 from tilewright.store.records import Record, Store, Validators, open_store
 
 ROUNDS = 5
@@ -37,7 +41,7 @@ ROUNDS = 5
 
 def optimize(
     group: Group,
-    machine: Machine | str | None = None,
+    machine: Machine | str | os.PathLike[str] | None = None,
     top: int = 5,
     measure: bool = True,
     threads: int | None = None,
@@ -56,6 +60,16 @@ def optimize(
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
     """
+    if not isinstance(group, Group):
+        raise InputError(
+            f"group is {group!r}; give what conv2d, matmul or parse('mopt/R2') returns"
+        )
+    if not isinstance(machine, Machine | str | os.PathLike | None):
+        raise InputError(
+            f'machine is {machine!r}; give a Machine, the name of one, the path of a .json file, '
+            f'or None for this host'
+        )
+    check_options(top, threads, algorithm, max_rel_err, seed)
     target, warning = _machine(machine, measure)
     count = _threads(threads, target)
     begin = time.perf_counter()
@@ -76,7 +90,42 @@ def optimize(
     return Plan(group, target, count, candidates, bound, tuple(warnings))
 
 
-def _machine(machine: Machine | str | None, measure: bool) -> tuple[Machine, str | None]:
+def check_options(
+    top: object = 1,
+    threads: object = None,
+    algorithm: object = 'auto',
+    max_rel_err: object = DEFAULT_LIMIT,
+    seed: object = None,
+) -> None:
+    """Refuse what cannot be meant on any machine, before any work is done."""
+    if not _is_whole(top) or top < 1:
+        raise InputError(f'top={top!r}; ask for a whole number of candidates, at least 1')
+    if threads is not None and (not _is_whole(threads) or threads < 1):
+        raise InputError(f'threads is {threads!r}; ask for a whole number, at least 1')
+    if algorithm not in ALGORITHMS:
+        raise InputError(
+            f'algorithm {algorithm!r} is not known; choose one of {", ".join(ALGORITHMS)}'
+        )
+    # Kernels that differ by more than the verifier allows are wrong, whatever the budget.
+    most = TOLERANCE['f32']
+    if isinstance(max_rel_err, bool) or not isinstance(max_rel_err, Real):
+        raise InputError(f'max_rel_err is {max_rel_err!r}; give a number, such as {DEFAULT_LIMIT}')
+    if not 0 < float(max_rel_err) <= most:
+        raise InputError(
+            f'max_rel_err is {max_rel_err}; it must be positive and at most {most:g}, the '
+            f'tolerance that every kernel is verified to, such as {DEFAULT_LIMIT}'
+        )
+    if seed is not None and (not _is_whole(seed) or seed < 0):
+        raise InputError(f'seed is {seed!r}; give a whole number, at least 0')
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _machine(
+    machine: Machine | str | os.PathLike[str] | None, measure: bool
+) -> tuple[Machine, str | None]:
     target, warning = (
         (machine, None) if isinstance(machine, Machine) else load_machine(machine, measure=measure)
     )
@@ -90,7 +139,7 @@ def _machine(machine: Machine | str | None, measure: bool) -> tuple[Machine, str
 
 def _threads(threads: int | None, machine: Machine) -> int:
     count = threads if threads is not None else knobs.get('threads') or machine.cores
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= machine.cores:
+    if not 1 <= count <= machine.cores:
         raise InputError(
             f'threads is {count}; {machine.name} has {machine.cores} usable cores: '
             f'ask for 1 to {machine.cores}'

@@ -74,7 +74,8 @@ def test_crossing_follows_present_absent_and_partial_reuse():
 def test_rows_that_begin_anywhere_touch_more_lines():
     box = {'n': 1, 'c': 2, 'h': 1, 'w': 14, 'r': 1, 's': 3}
     assert words(IN, box, Rows(3, 58), 16) == 2 * (16 + 15)
-    assert words(IN, box, Rows(3, 64), 16) == 2 * 16
+    assert words(IN, box, Rows(3, 64), 16) == 2 * (16 + 15)  # rows are whole lines, steps are not
+    assert words(IN, box | {'w': 16}, Rows(3, 64), 16) == 2 * 32
     assert words(IN, box, Rows(3, 16), 16) == 2 * 16
     assert words(IN, box, Rows(0, 0, packed=True), 16) == 2 * 16
 

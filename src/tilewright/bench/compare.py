@@ -62,6 +62,7 @@ def compare(
     ours_library: Path,
     peers: Sequence[str] | Arena,
     *,
+    algorithm: str,
     threads: int | None = None,
     rounds: int = 7,
     flush: bool = False,
@@ -72,7 +73,8 @@ def compare(
 ) -> LayerResult:
     """Time our kernel and its peers on one layer.
 
-    `peers` are names, or an `Arena` whose processes are used again for the next layer. A turn calls
+    `algorithm` is the schema of our kernel's schedule: 'outer', 'winograd', ... `peers` are names,
+    or an `Arena` whose processes are used again for the next layer. A turn calls
     a contestant for about `turn_ms` (flushed: 50 calls over all rounds). `progress` is told the
     contestant, the turns done and all turns.
     """
@@ -81,12 +83,12 @@ def compare(
     if not isinstance(peers, Arena):
         with Arena(peers, threads or 1) as arena:
             return compare(
-                group, ours_library, arena, rounds=rounds, flush=flush, name=name, seed=seed,
-                turn_ms=turn_ms, progress=progress,
+                group, ours_library, arena, algorithm=algorithm, rounds=rounds, flush=flush,
+                name=name, seed=seed, turn_ms=turn_ms, progress=progress,
             )  # fmt: skip
     if threads not in (None, peers.threads):
         raise InputError(f'threads is {threads}, but the arena was made for {peers.threads}')
-    run = _Run(group, ours_library, peers, rounds, flush, seed, turn_ms)
+    run = _Run(group, ours_library, algorithm, peers, rounds, flush, seed, turn_ms)
     seen = [conditions()]
     order = [p for rival in peers.peers for p in (peers.ours, rival)] or [peers.ours]
     for number in range(rounds):
@@ -112,8 +114,8 @@ class _Run:
     """The state of one comparison: who still takes part, and the samples so far."""
 
     def __init__(
-        self, group: Group, library: Path, arena: Arena, rounds: int, flush: bool, seed: int,
-        turn_ms: float,
+        self, group: Group, library: Path, algorithm: str, arena: Arena, rounds: int, flush: bool,
+        seed: int, turn_ms: float,
     ) -> None:  # fmt: skip
         if not _is_convolution(group):
             raise InputError(
@@ -127,16 +129,16 @@ class _Run:
         self.limit_s = knobs.get('time_limit') + group.flops / SLOW_FLOPS_PER_S
         self.flushed_calls = math.ceil(FLUSHED_RUNS / rounds)
         self.estimate_ms: dict[str, float] = {}
-        self.rows = {
-            peer.name: self._prepare(peer, seed, library) for peer in (arena.ours, *arena.peers)
+        kernel = {'library': str(library), 'algorithm': algorithm}
+        self.rows = {arena.ours.name: self._prepare(arena.ours, seed, kernel)} | {
+            peer.name: self._prepare(peer, seed, {}) for peer in arena.peers
         }
 
-    def _prepare(self, peer: Peer, seed: int, library: Path) -> Contestant:
+    def _prepare(self, peer: Peer, seed: int, kernel: dict[str, str]) -> Contestant:
         """Have a contestant choose its settings, and check its answer."""
         request = {
             'do': 'prepare', 'label': self.group.label, 'digest': self.group.digest, 'seed': seed,
-            'threads': self.arena.threads,
-            'library': str(library) if peer is self.arena.ours else None,
+            'threads': self.arena.threads, **kernel,
         }  # fmt: skip
         try:
             reply = peer.ask(request, self.limit_s)
@@ -253,6 +255,7 @@ def _notes(results: Sequence[LayerResult], names: Sequence[str]) -> list[str]:
                 f'{title}: geometric mean {mean:.3f}, least {min(values):.3f}, over {len(values)} '
                 f'of {len(results)} layers'
             )
+    notes += _used_notes('ours', '', [(r.name, r.ours) for r in results])
     for name in names:
         notes += _peer_notes(name, results)
     for result in results:
@@ -260,7 +263,8 @@ def _notes(results: Sequence[LayerResult], names: Sequence[str]) -> list[str]:
             not result.ours.ok
         )
         notes += [f'{result.name}: {result.trouble}'] * bool(result.trouble)
-    marks = {p.family for r in results for p in r.peers if p.ok} & {'winograd', 'fft', ''}
+    everyone = [c for r in results for c in (r.ours, *r.peers)]
+    marks = {c.family for c in everyone if c.ok} & {'winograd', 'fft', ''}
     if marks:
         notes.append('W: Winograd, F: FFT, fewer multiplications than the definition; ?: not known')
     if results:
@@ -276,23 +280,26 @@ def _notes(results: Sequence[LayerResult], names: Sequence[str]) -> list[str]:
 def _peer_notes(name: str, results: Sequence[LayerResult]) -> list[str]:
     """One line with a peer's version and algorithms, one for each layer on which it failed."""
     rows = [(r.name, p) for r in results for p in r.peers if p.name == name]
-    used: dict[str, list[str]] = {}
-    for layer, peer in rows:
-        if peer.ok:
-            used.setdefault(peer.algorithm or 'unknown', []).append(layer)
     version = next((dict(p.versions).get(name, '') for _, p in rows if p.versions), '')
-    lines = []
-    if used:
-        said = '; '.join(
-            f'{algorithm} ({len(layers)} layers)' if len(layers) > 4 else
-            f'{algorithm} ({", ".join(layers)})' for algorithm, layers in used.items()
-        )  # fmt: skip
-        lines.append(f'{name} {version}: {said}')
+    lines = _used_notes(name, version, rows)
     failed: dict[tuple[str, str], list[str]] = {}
     for layer, peer in rows:
         if not peer.ok:
             failed.setdefault((peer.status, peer.message), []).append(layer)
     for (status, message), layers in failed.items():
-        where = f'{len(layers)} layers' if len(layers) > 4 else ', '.join(layers)
-        lines.append(f'{name} {status} on {where}: {message}')
+        lines.append(f'{name} {status} on {_some(layers)}: {message}')
     return lines
+
+
+def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]]) -> list[str]:
+    """A line with the algorithms that a contestant used, if it was timed at all."""
+    used: dict[str, list[str]] = {}
+    for layer, contestant in rows:
+        if contestant.ok:
+            used.setdefault(contestant.algorithm or 'unknown', []).append(layer)
+    said = '; '.join(f'{algorithm} ({_some(layers)})' for algorithm, layers in used.items())
+    return [f'{name} {version}'.rstrip() + f': {said}'] if used else []
+
+
+def _some(layers: Sequence[str]) -> str:
+    return f'{len(layers)} layers' if len(layers) > 4 else ', '.join(layers)

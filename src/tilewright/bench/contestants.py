@@ -27,7 +27,10 @@ from tilewright.runtime.cpu import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One layer to prepare: the problem, its data, the output buffer, and the threads to use."""
+    """One layer to prepare: the problem, its data, the output buffer, and the threads to use.
+
+    Our own kernel also needs its `library`, and is told its `algorithm`: the schedule's schema.
+    """
 
     conv: Conv2d
     group: Group
@@ -35,12 +38,21 @@ class Job:
     out: np.ndarray
     threads: int
     library: str | None = None
+    algorithm: str = ''
 
     @classmethod
-    def of(cls, conv: Conv2d, seed: int, threads: int, library: str | None = None) -> Job:
+    def of(
+        cls,
+        conv: Conv2d,
+        seed: int,
+        threads: int,
+        library: str | None = None,
+        algorithm: str = '',
+    ) -> Job:
         group = describe(conv)
         arrays = verify.random_arrays(group, seed)
-        return cls(conv, group, arrays, verify.guarded_empty(group.output.shape), threads, library)
+        out = verify.guarded_empty(group.output.shape)
+        return cls(conv, group, arrays, out, threads, library, algorithm)
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -347,7 +359,7 @@ def _tilewright(job: Job) -> Variant:
         job,
         lambda: kernel.run(inputs, packed, job.out),
         lambda: job.out,
-        lambda: 'tilewright_direct',
+        lambda: f'tilewright_{job.algorithm}',
     )
 
 

@@ -2,7 +2,8 @@
 
 Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting):
 
-    {"do": "prepare", "label": "mb1ic64...", "digest": ..., "seed": 0, "threads": 2, "library": ...}
+    {"do": "prepare", "label": "mb1ic64...", "digest": ..., "seed": 0, "threads": 2,
+     "library": "x.so", "algorithm": "outer"}     the last two for our own kernel only
       -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
     {"do": "answer", "path": "y.npy"}     one call into a poisoned output, which is written there
       -> {"status": "ok"}
@@ -148,10 +149,16 @@ class _Server:
         return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
 
     def prepare(
-        self, label: str, digest: str, seed: int, threads: int, library: str | None = None
+        self,
+        label: str,
+        digest: str,
+        seed: int,
+        threads: int,
+        library: str | None = None,
+        algorithm: str = '',
     ) -> dict:
         self.job = self.variant = None
-        job = Job.of(read_layer(label).conv, seed, threads, library)
+        job = Job.of(read_layer(label).conv, seed, threads, library, algorithm)
         if job.group.digest != digest:
             raise ValueError(f'{label} does not describe the group that was sent')
         self.variant, report = choose(job, self.variants)

@@ -28,7 +28,7 @@ from typing import IO
 
 from tilewright import knobs
 from tilewright.bench.contestants import CONTESTANTS
-from tilewright.errors import InputError, MissingError, TilewrightError
+from tilewright.errors import InputError, TilewrightError
 
 PEERS = tuple(name for name in CONTESTANTS if name != 'tilewright')
 OURS = 'tilewright'
@@ -64,13 +64,6 @@ def absence(name: str) -> str:
                 f"pip install 'tilewright[{_EXTRA.get(name, 'bench')}]'"
             )
     return ''
-
-
-def require(names: Iterable[str]) -> None:
-    """Raise MissingError (exit code 3) with one sentence if a peer that is asked for is missing."""
-    missing = [sentence for name in check_names(names) if (sentence := absence(name))]
-    if missing:
-        raise MissingError('; '.join(missing))
 
 
 def process_state(pid: int) -> str:

@@ -129,7 +129,12 @@ class LayerResult:
 
     @property
     def best_direct(self) -> Ratio | None:
-        """Against the fastest peer that is known to do the same multiplications as we do."""
+        """Against the fastest peer that is known to do the same multiplications as we do.
+
+        None when our own kernel is not direct: then no such peer is known.
+        """
+        if self.ours.family != 'direct':
+            return None
         direct = {p.name for p in self.peers if p.family == 'direct'}
         return min(
             (r for r in self.ratios if r.peer in direct), key=lambda r: r.value, default=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 from tilewright.bench.compare import Arena, compare, geometric_mean, table
@@ -9,10 +10,12 @@ from tilewright.bench.peers import PEERS, absence, check_names
 from tilewright.bench.results import LayerResult
 from tilewright.cli.optimize import (
     INTERRUPTED,
+    check_early,
     interrupted,
     layer_json,
     layers_of,
     machine_of,
+    no_candidate,
     not_working,
 )
 from tilewright.cli.output import Bar, Output
@@ -56,7 +59,12 @@ def run(
     threads: int | None,
     seed: int | None,
 ) -> int:
-    """Tune every layer, then compare every layer; comes out: the exit code."""
+    """Tune every layer, then compare every layer; comes out: the exit code.
+
+    Whatever is finished is reported, also after an interrupt; a layer of which no candidate works
+    is reported as such, and the others go on.
+    """
+    check_early(None, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
     names = peers_of(against)
     if rounds < 1:
         raise InputError(f'rounds is {rounds}; at least 1 is needed')
@@ -74,51 +82,70 @@ def run(
                     group, machine, top, True, threads, algorithm=algorithm,
                     max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
-                if not_working(plan):
-                    raise CheckError(
-                        f'no candidate for {name} worked, so there is nothing to compare: '
-                        f'{plan.best.measurement and plan.best.measurement.message}'
-                    )
                 tuned.append((name, count, plan))
+                if not_working(plan):
+                    out.warn(no_candidate(name, plan))
                 bar.finish()
-            results = compare_all(tuned, names, rounds, flush, seed, bar)
+            compare_all(tuned, names, rounds, flush, seed, bar, results)
         except KeyboardInterrupt:
-            out.warn(interrupted(len(results), len(layers), store))
+            out.warn(interrupted(len(_finished(tuned, results)), len(layers), store))
             code = INTERRUPTED
-    peaks = peaks_now(machine, tuned[0][2].threads) if tuned else {}
+    finished = _finished(tuned, results)
+    peaks = {}
     if results:
-        out.say(table(results, peaks['used_gflops_per_s']))
+        with contextlib.suppress(KeyboardInterrupt):  # of whoever cannot wait for the last figure
+            peaks = peaks_now(machine, results[0].threads)
+        out.say(table(results, peaks.get('used_gflops_per_s')))
     out.write(
         {
             'spec': spec, 'seed': seed, 'rounds': rounds, 'peers': list(names),
             'caches': 'flushed' if flush else 'warm', 'machine': machine.to_json(), 'peak': peaks,
-            'complete': len(results) == len(layers),
+            'complete': len(finished) == len(layers),
             'geometric_mean': _means(results),
-            'layers': [
-                layer_json(name, count, plan) | {'comparison': result.to_json()}
-                for (name, count, plan), result in zip(tuned, results, strict=False)
-            ],
+            'layers': finished,
         }
     )  # fmt: skip
-    return code or exit_code(results, names, out)
+    found = exit_code(results, names, out)
+    failed = any(not_working(plan) for _, _, plan in tuned)
+    return code or (CheckError.exit_code if failed else found)
+
+
+def _finished(tuned: Tuned, results: list[LayerResult]) -> list[dict]:
+    """The layers that are done, in order: those compared, and those of which nothing works."""
+    compared = {result.name: result.to_json() for result in results}
+    return [
+        layer_json(name, count, plan) | {'comparison': compared.get(name)}
+        for name, count, plan in tuned
+        if name in compared or not_working(plan)
+    ]
 
 
 def compare_all(
-    tuned: Tuned, names: tuple[str, ...], rounds: int, flush: bool, seed: int, bar: Bar
-) -> list[LayerResult]:
-    """One arena for all layers, so that libraries are started once."""
-    results = []
-    with Arena(names, tuned[0][2].threads) as arena:
-        for name, _, plan in tuned:
+    tuned: Tuned,
+    names: tuple[str, ...],
+    rounds: int,
+    flush: bool,
+    seed: int,
+    bar: Bar,
+    results: list[LayerResult],
+) -> None:
+    """Add to `results` layer by layer, so that an interrupt loses none that is finished.
+
+    One arena for all layers, so that libraries are started once.
+    """
+    working = [(name, plan) for name, _, plan in tuned if not not_working(plan)]
+    if not working:
+        return
+    with Arena(names, working[0][1].threads) as arena:
+        for name, plan in working:
             bar.begin(name)
             results.append(
                 compare(
-                    plan.group, plan.library(), arena, rounds=rounds, flush=flush, name=name,
-                    seed=seed, progress=bar.turn,
+                    plan.group, plan.library(), arena, algorithm=plan.best.schedule.schema,
+                    rounds=rounds, flush=flush, name=name, seed=seed, progress=bar.turn,
                 )
             )  # fmt: skip
             bar.finish()
-    return results
 
 
 def peaks_now(machine: Machine, threads: int) -> dict[str, float]:

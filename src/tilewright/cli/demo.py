@@ -14,13 +14,22 @@ from contextlib import ExitStack
 from tilewright.bench.compare import Arena, compare, geometric_mean
 from tilewright.bench.peers import absence
 from tilewright.bench.results import Contestant, LayerResult
-from tilewright.cli.optimize import INTERRUPTED, interrupted, layer_json, layers_of, machine_of
+from tilewright.cli.optimize import (
+    INTERRUPTED,
+    check_early,
+    interrupted,
+    layer_json,
+    layers_of,
+    machine_of,
+    no_candidate,
+    not_working,
+)
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError, MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.pipeline import optimize
 from tilewright.report.machine_page import machine_text
-from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_cells
+from tilewright.report.tables import OPTIMIZED, Columns, optimized_cells
 from tilewright.store.records import open_store
 
 SUITE, PEER = 'resnet18', 'onnxruntime'
@@ -30,6 +39,7 @@ HEADINGS = (*OPTIMIZED, 'error', 'ORT', 'ORT/ours')
 
 def run(out: Output, *, threads: int | None, seed: int | None) -> int:
     """Print one row for each layer as it is done; comes out: the exit code."""
+    check_early(None, threads, seed=seed)
     began = time.monotonic()
     layers = layers_of(SUITE, out).layers
     machine = machine_of(None, True, out)
@@ -50,17 +60,23 @@ def run(out: Output, *, threads: int | None, seed: int | None) -> int:
                     group, machine, CANDIDATES, True, threads, store=store, seed=seed,
                     progress=bar.report,
                 )  # fmt: skip
+                if not_working(plan):
+                    out.warn(no_candidate(name, plan))
+                    found.append(layer_json(name, count, plan) | {'comparison': None})
+                    code = CheckError.exit_code
+                    bar.finish()
+                    continue
                 arena = arena or stack.enter_context(Arena([PEER], plan.threads))
                 result = compare(
-                    group, plan.library(), arena, rounds=ROUNDS, name=name, seed=seed,
-                    turn_ms=TURN_MS, progress=bar.turn,
+                    group, plan.library(), arena, algorithm=plan.best.schedule.schema,
+                    rounds=ROUNDS, name=name, seed=seed, turn_ms=TURN_MS, progress=bar.turn,
                 )  # fmt: skip
                 results.append((count, result))
                 found.append(layer_json(name, count, plan) | {'comparison': result.to_json()})
                 bar.finish()
                 with bar.paused():
                     out.say(columns.row(name, [*optimized_cells(plan), *_compared(result)]))
-                if figures(plan).measured_ms is None or not result.ours.ok:
+                if not result.ours.ok:
                     code = CheckError.exit_code
         except KeyboardInterrupt:
             out.warn(interrupted(len(found), len(layers), store))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.cli.optimize import layer_json, layers_of, machine_of
+from tilewright.cli.optimize import check_early, layer_json, layers_of, machine_of
 from tilewright.cli.output import Output
 from tilewright.pipeline import optimize
 from tilewright.report.explain import explain_plan, explanation
@@ -21,6 +21,7 @@ def run(
     seed: int | None,
 ) -> int:
     """Explain every layer that `spec` names, by the model alone; comes out: the exit code."""
+    check_early(machine, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
     layers = layers_of(spec, out).layers
     target = machine_of(machine, False, out)
     found = []

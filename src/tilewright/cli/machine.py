@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Output
 from tilewright.errors import InputError, StoreError
 from tilewright.machine.detect import HostFacts, describe_host
@@ -26,6 +27,7 @@ def run(
     """Print the page, record it, draw the plot; comes out: the exit code."""
     if machine is not None and remeasure:
         raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
+    check_early(machine, threads)
     out.warn_if_forgetful()
     facts = describe_host() if machine is None else None
     found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 import warnings
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,14 @@ SPEC_HELP = (
     'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
     '(mopt/R2), benchdnn:FILE, or a list of these with commas.'
 )
+
+
+class AlgorithmName(StrEnum):
+    """What may compete, as `search.choose` knows it; named here so that help needs no solver."""
+
+    AUTO = 'auto'
+    DIRECT = 'direct'
+    WINOGRAD = 'winograd'
 
 
 def _knob_lines() -> str:
@@ -70,15 +79,15 @@ MachineName = Annotated[
 ]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
 Algorithm = Annotated[
-    str,
+    AlgorithmName,
     typer.Option(
-        '--algorithm', metavar='NAME', help='direct, winograd, or auto: the fastest in budget.'
+        '--algorithm', help='What may compete; auto: the fastest within the error budget.'
     ),
 ]
 MaxRelErr = Annotated[
     float,
     typer.Option(
-        '--max-rel-err', metavar='E', help='Error budget, as a share of the largest output.'
+        '--max-rel-err', metavar='E', help='Error budget, a share of the largest output, <= 1e-3.'
     ),
 ]
 
@@ -142,7 +151,7 @@ def machine(
 def optimize(
     spec: Spec,
     top: Top = 5,
-    algorithm: Algorithm = 'auto',
+    algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     measure: Annotated[
         bool,
@@ -170,7 +179,7 @@ def optimize(
 
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
-        algorithm=algorithm, max_rel_err=max_rel_err, threads=threads, seed=seed,
+        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
     )  # fmt: skip
 
 
@@ -181,7 +190,7 @@ def optimize(
 )
 def explain(
     spec: Spec,
-    algorithm: Algorithm = 'auto',
+    algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     machine: MachineName = None,
     threads: Threads = None,
@@ -196,7 +205,7 @@ def explain(
     from tilewright.cli.output import Output
 
     return verb.run(
-        spec, Output('explain', json), algorithm=algorithm, max_rel_err=max_rel_err,
+        spec, Output('explain', json), algorithm=algorithm.value, max_rel_err=max_rel_err,
         machine=machine, threads=threads, seed=seed,
     )  # fmt: skip
 
@@ -222,7 +231,7 @@ def bench(
         bool, typer.Option('--flush', help='Evict the caches before every call.')
     ] = False,
     top: Top = 5,
-    algorithm: Algorithm = 'auto',
+    algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     threads: Threads = None,
     json: Json = None,
@@ -238,7 +247,7 @@ def bench(
 
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
-        algorithm=algorithm, max_rel_err=max_rel_err, threads=threads, seed=seed,
+        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
     )  # fmt: skip
 
 

@@ -7,14 +7,17 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilewright import knobs
 from tilewright.bench.suites import Expansion, expand_all
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
+from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
-from tilewright.pipeline import optimize
+from tilewright.pipeline import check_options, optimize
 from tilewright.plan import Plan
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
 from tilewright.report.words import loop_lines
@@ -29,6 +32,28 @@ def layers_of(spec: str, out: Output) -> Expansion:
     for skipped in expansion.skipped:
         out.warn(f'line {skipped.line} is left out: {skipped.reason}')
     return expansion
+
+
+def check_early(
+    machine: str | None,
+    threads: int | None,
+    *,
+    top: int = 1,
+    algorithm: str = 'auto',
+    max_rel_err: float = DEFAULT_LIMIT,
+    seed: int | None = None,
+) -> None:
+    """Refuse bad options before the host is measured, which takes seconds."""
+    wanted = threads if threads is not None else knobs.get('threads') or None
+    check_options(top, wanted, algorithm, max_rel_err, seed)
+    if machine is None and wanted is not None:
+        facts = describe_host()
+        # Measuring may find that SMT siblings are cores of their own (machine/measure.py).
+        most = facts.cores if facts.quota is not None else len(facts.allowed)
+        if wanted > most:
+            raise InputError(
+                f'threads is {wanted}; {facts.model} has {most} usable cores: ask for 1 to {most}'
+            )
 
 
 def machine_of(name: str | None, measure: bool, out: Output) -> Machine:
@@ -54,6 +79,7 @@ def run(
     seed: int | None,
 ) -> int:
     """Optimise every layer, print and record it; comes out: the exit code."""
+    check_early(machine, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
     layers = layers_of(spec, out).layers
     target = machine_of(machine, measure, out)
     seed = secrets.randbits(32) if measure and seed is None else seed
@@ -113,6 +139,12 @@ def _emitted(plan: Plan, folder: Path | None, name: str) -> list[str]:
 def not_working(plan: Plan) -> int:
     """1, a check failed, when candidates were measured and none of them worked."""
     return int(plan.best.measurement is not None and not plan.best.measurement.ok)
+
+
+def no_candidate(name: str, plan: Plan) -> str:
+    """The sentence for a layer of which `not_working` is true."""
+    why = plan.best.measurement.message if plan.best.measurement else ''
+    return f'no candidate for {name} worked, so there is nothing to compare: {why}'
 
 
 def interrupted(done: int, of: int, store: Store | None) -> str:

@@ -8,9 +8,22 @@ are `len(caches) + 1` boundaries, named by the level that receives: 'reg', 'l1',
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
 
 from tilewright.errors import InputError
+from tilewright.machine.isa import ISAS
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _figure(value: Any) -> bool:
+    """Whether it is a finite number, 0 or more."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +38,12 @@ class Cache:
     usable_bytes: int
 
     def __post_init__(self) -> None:
-        if min(self.bytes, self.line_bytes, self.ways, self.shared_by, self.usable_bytes) < 1:
-            raise InputError(f'cache {self.name} has a figure below 1: {self}')
+        for name in ('bytes', 'line_bytes', 'ways', 'shared_by', 'usable_bytes'):
+            value = getattr(self, name)
+            if not _whole(value, 1):
+                raise InputError(
+                    f'cache {self.name}: {name} is {value!r}; it must be a whole number, at least 1'
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +64,28 @@ class Machine:
     fingerprint: str = ''
 
     def __post_init__(self) -> None:
+        for name in ('name', 'fingerprint'):
+            if not isinstance(getattr(self, name), str):
+                raise InputError(f'machine {name} is {getattr(self, name)!r}; it must be text')
+        if not isinstance(self.isa, str) or self.isa not in ISAS:
+            self._refuse('isa', f'choose one of {", ".join(ISAS)}')
+        if not _whole(self.cores, 1):
+            self._refuse('cores', 'it must be a whole number, at least 1')
+        caches = self.caches
+        if not isinstance(caches, tuple) or not caches or not all(type(c) is Cache for c in caches):
+            self._refuse('caches', 'at least one cache is needed, the innermost first')
+        for name in ('clock_ghz', 'peak_one_gflops', 'peak_all_gflops', 'fork_join_us'):
+            value = getattr(self, name)
+            if not _figure(value) or (value == 0 and name != 'fork_join_us'):
+                self._refuse(name, 'it must be a positive finite number')
         for name in ('bandwidth_one_gbps', 'bandwidth_all_gbps'):
-            values = getattr(self, name)
-            if len(values) != len(self.caches) + 1 or min(values) <= 0:
-                raise InputError(
-                    f'machine {self.name}: {name} is {values}; it needs {len(self.caches) + 1} '
-                    f'positive figures, one for each boundary'
-                )
-        if self.cores < 1 or self.peak_one_gflops <= 0 or self.peak_all_gflops <= 0:
-            raise InputError(f'machine {self.name}: cores and peaks must be positive')
+            values, count = getattr(self, name), len(caches) + 1
+            right = isinstance(values, tuple) and len(values) == count
+            if not right or not all(_figure(v) and v > 0 for v in values):
+                self._refuse(name, f'it needs {count} positive figures, one for each boundary')
+
+    def _refuse(self, field: str, limit: str) -> NoReturn:
+        raise InputError(f'machine {self.name}: {field} is {getattr(self, field)!r}; {limit}')
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -101,6 +131,3 @@ class Machine:
             return cls.from_json(json.loads(text))
         except ValueError as error:
             raise InputError(f'a machine file is not JSON: {error}') from None
-
-    def renamed(self, name: str) -> Machine:
-        return replace(self, name=name)

@@ -117,12 +117,6 @@ def machine_file(facts: HostFacts, isa: str) -> Path:
     return cache_dir() / 'machine' / f'{fingerprint(facts, isa)}.json'
 
 
-def measure_machine() -> Machine:
-    """This host, measured now; nothing is read from the cache or written to it."""
-    facts = describe_host()
-    return measure_host(facts, best_isa(facts.isas)).machine
-
-
 def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Record:
     """[facts] -> [measured machine, curve]. A few seconds; every figure is a best of short runs."""
     effort, mark = effort or Effort(), fingerprint(facts, isa)
@@ -216,16 +210,20 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
     )
 
 
-def load_machine(name: str | None = None, *, measure: bool = True) -> tuple[Machine, str | None]:
-    """(machine, warning or None) for a name, a path that ends in .json, or (None) this host.
+def load_machine(
+    name: str | os.PathLike[str] | None = None, *, measure: bool = True
+) -> tuple[Machine, str | None]:
+    """(machine, warning or None) for a name, the path of a .json file, or (None) this host.
+
+    Text is a path when it ends in .json, any other path-like object always is one.
 
     This host is measured once, if `measure` allows, and read from the cache from then on; a corrupt
     cache file counts as none. Without a file and without leave to measure the figures are nominal.
     """
+    if isinstance(name, os.PathLike) or (name is not None and name.endswith('.json')):
+        return machine_from_file(Path(name)), None
     if name is not None:
-        return (
-            machine_from_file(Path(name)) if name.endswith('.json') else known_machine(name)
-        ), None
+        return known_machine(name), None
     facts = describe_host()
     isa = best_isa(facts.isas)
     record, warning = _host_record(facts, isa, measure)

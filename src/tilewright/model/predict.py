@@ -60,7 +60,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one call, and of everything that it is made of."""
+    """Seconds of one call, and of everything that it is made of.
+
+    flops_done  operations of the micro-kernels, all threads: those of the algorithm, which may be
+                fewer than the definition has
+    moved       bytes that this algorithm must move: inputs, constants as it reads them, outputs
+    bound_s     no schedule of this algorithm with as many threads is faster (`bound_times`)
+    bound_by    the boundary whose compulsory traffic decides, where the parts sum up to less
+    labels      what `pack_s` and `store_s` are spent on
+    overlaps    whether compute and all traffic run at the same time; otherwise parts add up, and
+                the seconds of a boundary are those that nothing hides
+    """
 
     seconds: float
     compute_s: float
@@ -69,10 +79,22 @@ class Prediction:
     fork_s: float
     boundaries: tuple[Boundary, ...]
     bound_s: float
+    flops_done: float
+    moved: float
+    bound_by: str = ''
+    labels: tuple[str, str] = ('copying inputs', 'storing results')
+    overlaps: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.seconds >= self.bound_s * (1 - 1e-9), (
+            f'predicted {self.seconds} s, below the bound of {self.bound_s} s'
+        )
 
     @property
     def limit(self) -> str:
-        """The resource that takes longest."""
+        """The resource that takes longest, or whose compulsory traffic decides."""
+        if self.bound_by:
+            return self.bound_by
         parts = {'compute': self.compute_s} | {b.name: b.seconds for b in self.boundaries[1:]}
         return max(parts, key=lambda name: parts[name])
 
@@ -84,6 +106,7 @@ class Prediction:
             'store_ms': 1e3 * self.store_s,
             'fork_ms': 1e3 * self.fork_s,
             'bound_ms': 1e3 * self.bound_s,
+            'flops_done': self.flops_done,
             'limit': self.limit,
             'boundaries': [
                 {'name': b.name, 'bytes': b.bytes, 'time_ms': 1e3 * b.seconds}
@@ -92,20 +115,25 @@ class Prediction:
         }
 
 
-def lower_bound(group: Group, machine: Machine, threads: int) -> float:
-    """Seconds that no kernel of this group can beat: arithmetic at peak, or compulsory traffic.
+def bound_times(flops: float, moved: float, machine: Machine, threads: int) -> dict[str, float]:
+    """Seconds that nothing can beat: `flops` at peak ('compute'), `moved` bytes by boundary.
 
-    All inputs and outputs cross a boundary at least once, less what the caches inside it may hold
-    from the call before. The algorithm is the direct one: every product is computed.
+    What is moved crosses every boundary at least once, less what the caches inside it may hold from
+    the call before; a boundary inside which everything fits is left out.
     """
-    compute = group.flops / (1e9 * machine.peak_gflops(threads))
-    times = [compute]
+    times = {'compute': flops / (1e9 * machine.peak_gflops(threads))}
     for number, cache in enumerate(machine.caches):
         copies = -(-threads // cache.shared_by)
-        outside = group.compulsory_bytes - copies * cache.bytes
+        outside = moved - copies * cache.bytes
         if outside > 0:
-            times.append(outside / (1e9 * machine.bandwidth_gbps(number + 1, threads)))
-    return max(times)
+            rate = 1e9 * machine.bandwidth_gbps(number + 1, threads)
+            times[machine.boundaries[number + 1]] = outside / rate
+    return times
+
+
+def lower_bound(group: Group, machine: Machine, threads: int) -> float:
+    """Seconds that no direct kernel of this group can beat: every product is computed."""
+    return max(bound_times(group.flops, group.compulsory_bytes, machine, threads).values())
 
 
 def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
@@ -125,14 +153,20 @@ def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     boundaries = _traffic(group, schedule, machine, part)
     joined = _norm([compute * cycle_s, *(b.seconds for b in boundaries[1:])])
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    total = joined + (store + pack) * cycle_s + fork
+    bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
     return Prediction(
-        joined + (store + pack) * cycle_s + fork,
+        max(total, bounds[largest]),
         compute * cycle_s,
         pack * cycle_s,
         store * cycle_s,
         fork,
         boundaries,
-        lower_bound(group, machine, threads),
+        bounds[largest],
+        group.flops,
+        group.compulsory_bytes,
+        largest if total < bounds[largest] else '',
     )
 
 
@@ -214,7 +248,7 @@ def _micro_cycles(
     width = schedule.reg.tile[schedule.vector]
     full, rest = divmod(part[schedule.vector], width)
     panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
-    lane = _lane(contraction, schedule)
+    lane = operand.lane_of(contraction, schedule)
     place = contraction.pixels.index(lane) if lane else 0
     compute = store = 0.0
     for extents, tiles in pixel_tiles:
@@ -241,8 +275,8 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     if not schedule.pack:
         return 0.0
     index = [level.name for level in schedule.levels].index(schedule.pack)
-    tile = {d: min([part[d], *(level.tile[d] for level in schedule.levels[index:])]) for d in part}
-    lane = max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    tile = operand.packed_tile(schedule, part)
+    lane = operand.lane_of(contraction, schedule)
     size = operand.buffered(contraction, tile, lane).size
     copies = _pack_calls(contraction, schedule, part, index)
     expression = next((e for e in contraction.a.index if lane in e.names), None)
@@ -258,7 +292,8 @@ def _page_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     """
     if not schedule.pack or not contraction.loop:
         return 0.0
-    source = operand.buffered(contraction, _pack_tile(schedule, part), _lane(contraction, schedule))
+    tile = operand.packed_tile(schedule, part)
+    source = operand.buffered(contraction, tile, operand.lane_of(contraction, schedule))
     channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
     stride = 4 * source.strides.get(contraction.loop, 0)
     own = len({4 * step // PAGE_BYTES for step in source.steps})
@@ -270,17 +305,6 @@ def _page_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     )
     walks = calls * part[contraction.loop] / channels
     return walks * pages * PAGE_CYCLES
-
-
-def _pack_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
-    """The tile that is packed at once."""
-    index = [level.name for level in schedule.levels].index(schedule.pack)
-    return {d: min([part[d], *(v.tile[d] for v in schedule.levels[index:])]) for d in part}
-
-
-def _lane(contraction: Contraction, schedule: Schedule) -> str:
-    """The pixel dimension whose neighbours lie side by side in the packed tile."""
-    return max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
 
 
 def _pack_calls(
@@ -341,9 +365,9 @@ def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, i
         return Rows(0, 0, packed=True)
     if not schedule.pack:
         return plain
-    lane = _lane(contraction, schedule)
+    lane = operand.lane_of(contraction, schedule)
     axis = next((i for i, e in enumerate(access.index) if lane in e.names), plain.axis)
-    return Rows(axis, access.index[axis].extent(_pack_tile(schedule, part)))
+    return Rows(axis, access.index[axis].extent(operand.packed_tile(schedule, part)))
 
 
 def _register_words(stage: Stage, schedule: Schedule, part: Mapping[str, int]) -> float:

@@ -14,6 +14,9 @@ run: prefetchers hide all but a share of that time. V beyond the second cache is
 beyond the first not at all, since the output transform reads it in strides. With several panels of
 k to a block, weights jump from panel to panel, and each jump waits for memory. Threads share
 nothing: a cut over k repeats the input transform, which the largest part pays.
+
+What is hidden still takes its time: where the sum is below the time of the compulsory traffic, that
+is the prediction.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from tilewright.codegen.cpu.winograd import option, split_runs, transform_lanes
 from tilewright.codegen.cpu.winograd_transform import operations
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import MARGIN, Boundary, Prediction, step_cycles
+from tilewright.model.predict import MARGIN, Boundary, Prediction, bound_times, step_cycles
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import Geometry, geometry, matmul_stage, transform
 from tilewright.schedule.schedule import Schedule
@@ -210,49 +213,80 @@ def _words(
     return tuple(words), tuple(exposed)
 
 
-def seconds(work: Work, machine: Machine, threads: int) -> tuple[Cycles, float, float]:
-    """(cycles, seconds of a cycle, seconds in all without the fork) of one schedule."""
-    done = cycles(work, machine, threads)
-    cycle_s = work.isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
-    total = (done.multiply + done.transform_in + done.transform_out) * cycle_s
-    for number, words in enumerate(done.exposed):
-        total += 4 * words * threads / (1e9 * machine.bandwidth_gbps(number, threads))
-    return done, cycle_s, total
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of one call, by what they are spent on; they add up."""
+
+    multiply: float
+    transform_in: float
+    transform_out: float
+    fork: float
+    exposed: tuple[float, ...]  # over each boundary, what nothing hides; 0 for the first
+
+    @property
+    def total(self) -> float:
+        """Before the bound is looked at: what ranks schedules that the bound makes equal."""
+        around = self.transform_in + self.transform_out + self.fork
+        return self.multiply + around + sum(self.exposed)
+
+
+def seconds(done: Cycles, isa: Isa, machine: Machine, threads: int) -> Parts:
+    """[Cycles] -> [Parts]"""
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    return Parts(
+        done.multiply * cycle_s,
+        done.transform_in * cycle_s,
+        done.transform_out * cycle_s,
+        machine.fork_join_us * 1e-6 if threads > 1 else 0.0,
+        tuple(
+            4 * words * threads / (1e9 * machine.bandwidth_gbps(number, threads))
+            for number, words in enumerate(done.exposed)
+        ),
+    )
+
+
+def needs(group: Group, m: int) -> tuple[int, int]:
+    """(operations of the products, bytes to be moved) of this algorithm: weights transformed."""
+    shape = geometry(group, m)
+    weights = group.tensor(group.main.reads[1].tensor).bytes
+    transformed = 4 * shape.t * shape.g * shape.k * shape.c
+    return matmul_stage(group, m).flops, group.compulsory_bytes - weights + transformed
 
 
 def lower_bound_winograd(group: Group, m: int, machine: Machine, threads: int) -> float:
     """Seconds that no kernel of this algorithm can beat: its products at peak, or the traffic."""
-    stage = matmul_stage(group, m)
-    shape = geometry(group, m)
-    times = [stage.flops / (1e9 * machine.peak_gflops(threads))]
-    weights = group.tensor(group.main.reads[1].tensor).bytes
-    moved = group.compulsory_bytes - weights + 4 * shape.t * shape.g * shape.k * shape.c
-    for number, cache in enumerate(machine.caches):
-        outside = moved - -(-threads // cache.shared_by) * cache.bytes
-        if outside > 0:
-            times.append(outside / (1e9 * machine.bandwidth_gbps(number + 1, threads)))
-    return max(times)
+    return max(bound_times(*needs(group, m), machine, threads).values())
 
 
 def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     threads = schedule.threads
     work = work_of(group, schedule)
-    done, cycle_s, joined = seconds(work, machine, threads)
+    done = cycles(work, machine, threads)
+    parts = seconds(done, work.isa, machine, threads)
+    flops, moved = needs(group, option(schedule, 'm'))
+    bounds = bound_times(flops, moved, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    short = max(0.0, bounds[largest] - parts.total)
     registers = work.shape.t * work.shape.c * math.prod(work.part) * (1 / work.width + 1 / work.run)
     boundaries = []
-    for number in range(len(machine.boundaries)):
-        words = registers if number == 0 else done.words[number]
-        total = 4 * words * threads
-        time = total / (1e9 * machine.bandwidth_gbps(number, threads))
-        boundaries.append(Boundary(machine.boundaries[number], total, time))
-    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    for number, name in enumerate(machine.boundaries):
+        total = 4 * threads * (registers if number == 0 else done.words[number])
+        time = parts.exposed[number] + (short if name == largest else 0.0)
+        if number == 0:
+            time = total / (1e9 * machine.bandwidth_gbps(number, threads))
+        boundaries.append(Boundary(name, total, time))
     return Prediction(
-        joined + fork,
-        done.multiply * cycle_s,
-        done.transform_in * cycle_s,
-        done.transform_out * cycle_s,
-        fork,
+        parts.total + short,
+        parts.multiply,
+        parts.transform_in,
+        parts.transform_out,
+        parts.fork,
         tuple(boundaries),
-        lower_bound_winograd(group, option(schedule, 'm'), machine, threads),
+        bounds[largest],
+        flops,
+        moved,
+        largest if short else '',
+        ('transforming inputs', 'transforming results'),
+        overlaps=False,
     )

@@ -11,8 +11,8 @@ such box that fits the cache (with a margin). Loops outside the box then move da
     no reuse        every other loop multiplies its volume
     partial reuse   the first present loop brings only the new part of an overlapping window
 
-Rows of a box rarely begin on a cache line: a row of e words in a tensor whose rows are not whole
-lines touches (e + L - 1) / L lines on average (Sec. 12 counts ceil(e / L)).
+Rows of a box rarely begin on a cache line: unless rows of the tensor and steps of the box are whole
+lines, a row of e words touches (e + L - 1) / L lines on average (Sec. 12 counts ceil(e / L)).
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def words(access: Access, box: Mapping[str, int], rows: Rows, line_words: int) -
     extent = extents[rows.axis]
     if extent >= rows.length:
         return count
-    if rows.length % line_words == 0:
-        return count / extent * -(-extent // line_words) * line_words
+    name, coefficient = access.index[rows.axis].terms[0]
+    if rows.length % line_words == 0 and coefficient * box[name] % line_words == 0:
+        return count / extent * -(-extent // line_words) * line_words  # boxes begin on a line
     return count / extent * (extent + line_words - 1)
 
 

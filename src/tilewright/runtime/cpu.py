@@ -41,8 +41,7 @@ def pool() -> ctypes.CDLL:
     library.tw_pool_run.restype = None
     library.tw_pool_spin.argtypes = [ctypes.c_long]
     library.tw_pool_time.argtypes = [
-        _POINTER, _POINTER, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double),
-        _POINTER, ctypes.c_long,
+        _POINTER, _POINTER, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double)
     ]  # fmt: skip
     library.tw_pool_time.restype = None
     return library
@@ -128,18 +127,13 @@ class Kernel:
         out: np.ndarray,
         *,
         repeats: int,
-        flush_bytes: int = 0,
     ) -> list[float]:
-        """Seconds of each of `repeats` runs, taken in C; caches flushed before each on request."""
+        """Seconds of each of `repeats` runs, taken in C."""
         keep = self._checked(inputs, packed, out)
         seconds = (ctypes.c_double * repeats)()
-        flush = np.zeros(max(flush_bytes // 4, 1), np.float32)
         with self._lock:
             self._fill(keep, packed, out)
-            pool().tw_pool_time(
-                self._part, self._address, self.parts, repeats, seconds, flush.ctypes.data,
-                flush_bytes // 4,
-            )  # fmt: skip
+            pool().tw_pool_time(self._part, self._address, self.parts, repeats, seconds)
         return list(seconds)
 
     def _operand(self, tensor: Tensor, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tilewright.errors import InputError, MissingError, StoreError
+from tilewright.errors import InputError, MissingError, StoreError, TilewrightError
 from tilewright.ops.group import Group
 from tilewright.runtime.worker import STATUSES, Answer, Worker
 
@@ -247,7 +247,7 @@ class _Run:
                     libraries[key] = library if isinstance(library, Path) else library.result()
                 except (MissingError, StoreError):
                     raise  # no compiler, or nowhere to write: not this candidate's fault
-                except Exception as error:
+                except TilewrightError as error:  # anything else is a defect: let it be seen
                     message = f'{type(error).__name__}: {error}'
                     self.pace.skip(check=1, time=self.turns_left(key))
                     self.settle(Measurement(key, 'failed', message=message))

@@ -168,14 +168,10 @@ void tw_pool_spin(long microseconds)
     atomic_store(&spin_us, microseconds);
 }
 
-/* Seconds of each of `repeats` runs; with flush_floats > 0 that many floats are rewritten before
-   each run, which leaves nothing of the kernel's data in the caches. */
-void tw_pool_time(part_fn fn, const void *args, long parts, long repeats, double *seconds,
-                  float *flush, long flush_floats)
+/* Seconds of each of `repeats` runs. */
+void tw_pool_time(part_fn fn, const void *args, long parts, long repeats, double *seconds)
 {
     for (long i = 0; i < repeats; i++) {
-        for (long f = 0; f < flush_floats; f += 16)
-            flush[f] += 1.0f;
         double start = now();
         tw_pool_run(fn, args, parts);
         seconds[i] = now() - start;

@@ -54,7 +54,7 @@ class Schedule:
 
     schema    'outer': outer-product micro-kernel with packed operands; 'general': plain nests;
               'winograd': transformed tiles around batched products (codegen/cpu/winograd.py).
-    isa       name of an instruction set in codegen/cpu/isa.py.
+    isa       name of an instruction set in machine/isa.py.
     vector    the dimension that lies across vector lanes ('' for the general schema).
     levels    from 'reg' outwards.
     parallel  (dimension, ways): how the problem is cut between threads; product = threads used.

@@ -40,7 +40,8 @@ def choose(
             raise InputError(_why_not(group, max_rel_err))
         return fast
     direct = rank(group, machine, threads, top)
-    both = sorted((*direct, *fast), key=lambda c: (c.prediction.seconds, c.schedule.digest))
+    # Each is in order, and knows better than a digest what comes first where times are equal.
+    both = sorted((*direct, *fast), key=lambda c: c.prediction.seconds)
     kept = both[:top]
     for best in (direct[:1], fast[:1]):
         if top > 1 and best and best[0] not in kept:

@@ -76,7 +76,7 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
     for shape in shapes(group, contraction, machine, threads)[:SHAPES]:
         tiling = Tiling.of(group, contraction, machine, shape)
         orders = orders or tiling.orders()  # derived once: shapes differ little
-        found += _tiled(group, machine, tiling, orders, top)
+        found += _tiled(group, machine, tiling, orders)
     return _distinct(sorted(found, key=_key), top)
 
 
@@ -197,9 +197,7 @@ class Tiling:
         ]
 
 
-def _tiled(
-    group: Group, machine: Machine, tiling: Tiling, orders: list[Orders], top: int
-) -> list[Candidate]:
+def _tiled(group: Group, machine: Machine, tiling: Tiling, orders: list[Orders]) -> list[Candidate]:
     """Cache tiles for one shape: solver, refinement under the exact model, the best of them."""
     shape, vector = tiling.shape, tiling.contraction.vector
     pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
@@ -218,7 +216,7 @@ def _tiled(
 
         budget = BUDGET if bound else 4 * BUDGET  # a coarse grid starts further away
         refine(starts, price, tiling.space, budget=budget, climbs=2)
-    return sorted(found.values(), key=_key)[: 4 * top]
+    return list(found.values())
 
 
 def _distinct(ranked: list[Candidate], top: int) -> tuple[Candidate, ...]:
@@ -245,4 +243,7 @@ def _shape_of(schedule: Schedule) -> tuple:
 
 
 def _packing_of(schedule: Schedule) -> tuple:
-    return *_shape_of(schedule), schedule.levels[min(2, len(schedule.levels) - 1)].tiles
+    """The length of packed rows, in powers of two: what lines and pages depend on."""
+    packed = schedule.levels[min(2, len(schedule.levels) - 1)].tile
+    pixels = [(t, d) for d, t in schedule.reg.tiles if d != schedule.vector]
+    return *_shape_of(schedule), packed[max(pixels)[1]].bit_length()

@@ -20,6 +20,7 @@ from tilewright.machine.machine import Machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.model.winograd_time import (
     Work,
+    cycles,
     lower_bound_winograd,
     predict_winograd,
     seconds,
@@ -39,7 +40,8 @@ K_BLOCKS = (1, 2)  # panels of k whose products are held at once
 HOPE = 1.1  # an m whose bound exceeds the best time by more is not priced
 
 Cut = tuple[tuple[str, int], ...]
-Priced = tuple[float, int, Cut, tuple[int, int], int, tuple[int, int, int]]
+# Seconds, and those without regard to the bound, which tell apart what the bound makes equal.
+Priced = tuple[float, float, int, Cut, tuple[int, int], int, tuple[int, int, int]]
 
 
 def winograd_schedule(
@@ -81,11 +83,10 @@ def rank_winograd(
             break
         priced += _price(group, machine, isa, m, threads)
         best = min(best, min(item[0] for item in priced))
-    ranked = [
+    return tuple(
         Candidate(schedule, predict_winograd(group, schedule, machine))
         for schedule in _distinct(group, machine.isa, sorted(priced), top)
-    ]
-    return tuple(sorted(ranked, key=lambda c: (c.prediction.seconds, c.schedule.digest)))
+    )
 
 
 def _price(group: Group, machine: Machine, isa: Isa, m: int, threads: int) -> list[Priced]:
@@ -96,6 +97,7 @@ def _price(group: Group, machine: Machine, isa: Isa, m: int, threads: int) -> li
         ways = dict(cut)
         part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
         used = math.prod(ways.values())
+        bound = lower_bound_winograd(group, m, machine, used)
         for tile, block in itertools.product(_register_tiles(isa, shape), _blocks(part)):
             width = tile[1] * isa.lanes
             panels = -(-shape.k // width)
@@ -105,7 +107,8 @@ def _price(group: Group, machine: Machine, isa: Isa, m: int, threads: int) -> li
                     shape, isa, *tile, held * width, block,
                     (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
                 )  # fmt: skip
-                found.append((seconds(work, machine, used)[2], m, cut, tile, held, block))
+                total = seconds(cycles(work, machine, used), isa, machine, used).total
+                found.append((max(total, bound), total, m, cut, tile, held, block))
     return found
 
 
@@ -164,18 +167,18 @@ def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Schedule]:
-    """The best first; the best of every m and cut before near copies of the winner."""
-    chosen: dict[str, Schedule] = {}
+    """The best first; the best of every m and cut are chosen before near copies of the winner."""
+    chosen: dict[str, tuple[int, Schedule]] = {}
     kinds = set()
     for once in (True, False):
-        for _, m, cut, (run, vectors), panels, block in priced:
+        for place, (_, _, m, cut, (run, vectors), panels, block) in enumerate(priced):
             if len(chosen) == top:
-                return list(chosen.values())
+                break
             kind = (m, cut, vectors) if once else None
             if kind in kinds:
                 continue
             if once:
                 kinds.add(kind)
             schedule = winograd_schedule(group, isa, m, run, vectors, panels, block, cut)
-            chosen.setdefault(schedule.digest, schedule)
-    return list(chosen.values())
+            chosen.setdefault(schedule.digest, (place, schedule))
+    return [schedule for _, schedule in sorted(chosen.values(), key=lambda item: item[0])]

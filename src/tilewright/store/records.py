@@ -56,13 +56,15 @@ CREATE TABLE IF NOT EXISTS records (
   UNIQUE ({', '.join(_KEY)})
 );
 COMMIT;"""
-# A failure stays (a kernel that was wrong once is wrong); otherwise more samples win, then newer.
+# A kernel that was wrong once is wrong. A crash, a hang and a failed build may have had other
+# causes (no memory, a busy machine): whatever is newer replaces them. Of two that ran, the one with
+# more samples wins, then the newer one.
 _PUT = f"""
 INSERT INTO records ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})
 ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET
   {', '.join(f'{c} = excluded.{c}' for c in (*_VALUES, 'updated_s'))}
-WHERE records.status = 'ok'
-  AND (excluded.status <> 'ok' OR excluded.samples >= records.samples)"""
+WHERE records.status <> 'wrong'
+  AND (records.status <> 'ok' OR excluded.status <> 'ok' OR excluded.samples >= records.samples)"""
 
 
 class StoreWarning(UserWarning):
@@ -88,11 +90,12 @@ class Validators:
 def package_version() -> str:
     """Version, and a hash of the sources that decide what is generated and how it is run.
 
-    So a changed code generator does not inherit the times of the one before it.
+    So a changed code generator does not inherit the times of the one before it. What it generates
+    follows from the operators' descriptions, the instruction sets and the schedules too.
     """
     root = Path(__file__).parents[1]
     total = hashlib.sha256()
-    for folder in ('codegen', 'runtime'):
+    for folder in ('codegen', 'machine', 'ops', 'runtime', 'schedule'):
         for path in sorted((root / folder).rglob('*')):
             if path.suffix in ('.py', '.c', '.h'):
                 total.update(path.relative_to(root).as_posix().encode() + b'\0')
@@ -171,8 +174,8 @@ class Store:
     def put(self, record: Record) -> bool:
         """Keep a record; comes out: whether the store changed.
 
-        Under the same key a failure is kept for good, and otherwise the record with more samples;
-        with equally many, the newer one. Never two rows.
+        Under the same key a wrong answer is kept for good. Of two that are ok the one with more
+        samples stays, with equally many the newer one; otherwise the newer one. Never two rows.
         """
         row = _row(record)
         return self._run(lambda connection: connection.execute(_PUT, row).rowcount) > 0
@@ -190,9 +193,17 @@ class Store:
         return self._select(where, (threads, v.machine, v.package, v.compiler), group_digest)
 
     def known(self, group_digest: str, threads: int, validators: Validators) -> dict:
-        """Measurements by schedule digest: what `measure_all` takes to resume."""
+        """Measurements by schedule digest: what `measure_all` takes to resume.
+
+        Only what is settled or well begun: a candidate that crashed, hung or could not be built is
+        left out, so that every run tries it once more.
+        """
         found = self.find(group_digest, threads, validators)
-        return {record.schedule_digest: record.measurement for record in found}
+        return {
+            record.schedule_digest: record.measurement
+            for record in found
+            if record.measurement.status in ('ok', 'wrong')
+        }
 
     def best(self, group_digest: str, threads: int, validators: Validators) -> Record | None:
         """The fastest valid record of a group, or None; warns when all there is is stale."""

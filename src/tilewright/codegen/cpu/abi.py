@@ -39,6 +39,9 @@ def write_head(writer: Writer, group: Group, schedule: Schedule) -> None:
     for level in reversed(schedule.levels):
         tiles = ' '.join(f'{name}={level.tile[name]}' for name in level.order)
         writer.line(f'   {level.name}: {tiles}')
+    if schedule.options:
+        chosen = ' '.join(f'{name}={value}' for name, value in schedule.options)
+        writer.line(f'   options: {chosen}')
     ways = ' '.join(f'{name}/{ways}' for name, ways in schedule.parallel) or 'one thread'
     writer.line(f'   parallel: {ways}; packs: {schedule.pack or "nothing"} */')
     writer.lines += HEAD.splitlines()

@@ -2,13 +2,14 @@
 
     vbroadcastss pixel, t ; vfmadd231ps t, w0, acc_p0 ; vfmadd231ps t, w1, acc_p1
 
-Accumulators, weights and two alternating broadcasts fill the register file (28 + 2 + 2 of 32 with
-14 x 2 vectors on AVX-512; 12 + 2 + 2 of 16 with 6 x 2 on AVX2).
+Accumulators, weights and broadcasts, which take turns in what is left, fill the register file
+(28 + 2 + 2 of 32 with 14 x 2 vectors on AVX-512; 12 + 2 + 2 of 16 with 6 x 2 on AVX2).
 """
 
 from __future__ import annotations
 
 from tilewright.codegen.cpu import micro
+from tilewright.machine.isa import ISAS
 
 _REGISTER = {'avx512': 'zmm', 'avx2': 'ymm'}
 
@@ -16,7 +17,7 @@ _REGISTER = {'avx512': 'zmm', 'avx2': 'ymm'}
 def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function with one asm block]"""
     name = _REGISTER[kernel.isa]
-    total = {'zmm': 32, 'ymm': 16}[name]
+    total = ISAS[kernel.isa].registers
     pixels, vectors, size = len(kernel.pixels), kernel.vectors, 4 * kernel.lanes
 
     def register(number: int) -> str:

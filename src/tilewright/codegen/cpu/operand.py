@@ -20,6 +20,7 @@ from tilewright.codegen.cpu.contraction import Contraction
 from tilewright.codegen.cpu.writer import Writer, total
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Affine
+from tilewright.schedule.schedule import Schedule
 
 # Rows of the buffer are multiples of this. Rows that are not cost 1-4% on Neoverse-N1.
 ROW_FLOATS = 4
@@ -49,6 +50,17 @@ class Operand:
     steps: tuple[int, ...]
     size: int
     splits: tuple[Split, ...]
+
+
+def packed_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
+    """The tile of the broadcast operand that is copied at once, for the part of one thread."""
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    return {d: min([part[d], *(v.tile[d] for v in schedule.levels[index:])]) for d in part}
+
+
+def lane_of(contraction: Contraction, schedule: Schedule) -> str:
+    """The pixel dimension whose neighbours lie side by side in the packed tile ('' if none)."""
+    return max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
 
 
 def steps_of(contraction: Contraction) -> list[dict[str, int]]:

@@ -146,11 +146,10 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     stage, reg = group.main, schedule.reg.tile
     lanes = ISAS[schedule.isa].lanes
     panels = Panels.of(contraction, lanes, reg[schedule.vector] // lanes)
-    lane = max(contraction.pixels, key=lambda d: reg[d], default='')
+    lane = operand.lane_of(contraction, schedule)
     part = part_extents(stage, schedule)
     if schedule.pack:
-        index = [level.name for level in schedule.levels].index(schedule.pack)
-        tile = {d: min([part[d], *(v.tile[d] for v in schedule.levels[index:])]) for d in part}
+        tile = operand.packed_tile(schedule, part)
         source = operand.buffered(contraction, tile, lane)
     else:
         source = operand.in_place(group, contraction)

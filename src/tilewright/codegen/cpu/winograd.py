@@ -280,6 +280,8 @@ def _write_multiply(writer: Writer, p: Plan, vectors: int) -> None:
             writer.line(f'    {name}(v + {first}, u, m + {to}, {p.shape.c}, 0);')
             first += run
         writer.line('    break;')
+    writer.line('default:')
+    writer.line('    __builtin_trap(); /* no block has that many tiles */')
     writer.close(2)
     writer.line()
 
