@@ -87,7 +87,7 @@ def optimize(
     for candidate in candidates:
         debug(2, _line(candidate))
     debug(3, f'{group.label}: {candidates[0].schedule.to_json()}')
-    return Plan(group, target, count, candidates, bound, tuple(warnings))
+    return Plan(group, target, count, candidates, bound, tuple(warnings), float(max_rel_err))
 
 
 def check_options(

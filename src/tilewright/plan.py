@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import ArrayError, CheckError
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import Prediction
+from tilewright.model.predict import Prediction, bound_times, lower_bound
 from tilewright.ops.group import Group
 from tilewright.runtime.build import build
 from tilewright.runtime.callable import BuiltGroup
@@ -47,7 +48,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """Candidates for one group on one machine, best first."""
+    """Candidates for one group on one machine, best first.
+
+    `max_rel_err` is the error budget that algorithms were chosen within; None: not known.
+    """
 
     group: Group
     machine: Machine
@@ -55,6 +59,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     solver_bound_s: float = 0.0
     warnings: tuple[str, ...] = ()
+    max_rel_err: float | None = None
 
     @property
     def best(self) -> Candidate:
@@ -63,8 +68,18 @@ class Plan:
 
     @property
     def bound_ms(self) -> float:
-        """A lower bound on the time of any kernel that computes every product."""
-        return 1e3 * self.best.prediction.bound_s
+        """A lower bound on the time of any kernel that computes every product.
+
+        It does not depend on which algorithm won: Winograd, which computes fewer, may be below it.
+        """
+        return 1e3 * lower_bound(self.group, self.machine, self.threads)
+
+    @property
+    def algorithm_bound_ms(self) -> float:
+        """The same for any kernel of the best candidate's algorithm; `bound_ms` if it is direct."""
+        chosen = self.best.prediction
+        times = bound_times(chosen.flops_done, chosen.moved, self.machine, self.threads)
+        return 1e3 * max(times.values())
 
     def source(self, candidate: Candidate | None = None) -> str:
         """The generated C."""
@@ -104,8 +119,9 @@ class Plan:
 
         return explain_plan(self)
 
-    def emit(self, folder: Path) -> list[Path]:
+    def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for number, candidate in enumerate(self.candidates, 1):
@@ -122,7 +138,9 @@ class Plan:
             'threads': self.threads,
             'machine': self.machine.to_json(),
             'bound_ms': self.bound_ms,
+            'algorithm_bound_ms': self.algorithm_bound_ms,
             'solver_bound_ms': 1e3 * self.solver_bound_s,
             'candidates': [c.to_json() for c in self.candidates],
             'warnings': list(self.warnings),
+            'max_rel_err': self.max_rel_err,
         }

@@ -1,6 +1,7 @@
 """The time model: hand-computed cycles, working sets and bounds."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ import tilewright as tw
 from tilewright.codegen.cpu.contraction import contract
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import lower_bound, predict, step_cycles, tile_counts
+from tilewright.model.predict import Prediction, lower_bound, predict, step_cycles, tile_counts
 from tilewright.model.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.stage import Access, affine, var
 from tilewright.schedule.space import assemble
@@ -98,6 +99,28 @@ def test_nothing_is_predicted_to_beat_the_bound():
         prediction = predict(group, schedule, machine)
         assert prediction.seconds >= prediction.bound_s > 0
         assert prediction.compute_s <= prediction.seconds
+
+
+def test_a_prediction_below_its_bound_is_raised_to_it():
+    machine = known_machine('i7-9700k')
+    # Curves that promise more than the caches have: the model sees no traffic from memory.
+    caches = tuple(replace(c, usable_bytes=2**40) for c in machine.caches)
+    boastful = replace(
+        machine, caches=caches, bandwidth_one_gbps=(*machine.bandwidth_one_gbps[:-1], 0.5)
+    )
+    group = tw.conv2d(n=4, c=64, h=112, w=112, k=64, r=1, s=1)
+    found = predict(group, schedule_of(group), boastful)
+    outside = 4 * (2 * 4 * 64 * 112 * 112 + 64 * 64) - machine.caches[-1].bytes
+    assert outside > 0
+    assert found.boundaries[-1].bytes == 0
+    assert found.seconds == found.bound_s == pytest.approx(outside / 0.5e9)
+    assert found.limit == 'l3'
+    assert (found.flops_done, found.moved) == (group.flops, group.compulsory_bytes)
+
+
+def test_no_prediction_can_be_made_below_its_bound():
+    with pytest.raises(AssertionError, match='below the bound'):
+        Prediction(1.0, 1.0, 0.0, 0.0, 0.0, (), bound_s=1.01, flops_done=1.0, moved=1.0)
 
 
 def test_uneven_cuts_cost_what_the_largest_part_costs():

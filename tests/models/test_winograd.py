@@ -27,6 +27,7 @@ from tilewright.model.winograd_time import (
     cycles,
     lower_bound_winograd,
     predict_winograd,
+    seconds,
     work_of,
 )
 from tilewright.ops.convolution import conv2d
@@ -243,6 +244,50 @@ def test_the_bound_is_that_of_the_algorithm():
     assert bound == pytest.approx(matmul_stage(GROUP, 4).flops / (1e9 * MACHINE.peak_one_gflops))
     for candidate in rank_winograd(GROUP, MACHINE, 1, 5):
         assert candidate.prediction.seconds > candidate.prediction.bound_s
+
+
+WEIGHTS = conv2d(c=512, h=7, w=7, k=512, r=3, s=3, pad=1)  # transformed: 4 to 9 times 9.4 MB
+# Memory that is too slow for micro-kernels to hide its transfers.
+SLOW = replace(
+    MACHINE,
+    bandwidth_one_gbps=(*MACHINE.bandwidth_one_gbps[:-1], 0.2),
+    bandwidth_all_gbps=(*MACHINE.bandwidth_all_gbps[:-1], 0.2),
+)
+
+
+@pytest.mark.parametrize('threads', [1, 4])
+@pytest.mark.parametrize('m', [2, 4, 6, 7])
+def test_traffic_that_is_hidden_still_takes_its_time(m, threads):
+    parallel = () if threads == 1 else (('k', threads),)
+    schedule = winograd_schedule(WEIGHTS, 'avx2', m, 4, 2, 1, (1, 1, 1), parallel)
+    shape = geometry(WEIGHTS, m)
+    moved = 4 * (2 * 512 * 7 * 7 + shape.t * 512 * 512)
+    outside = moved - SLOW.caches[-1].bytes
+    for machine in (MACHINE, SLOW):
+        found = predict_winograd(WEIGHTS, schedule, machine)
+        assert found.moved == moved
+        assert found.bound_s == lower_bound_winograd(WEIGHTS, m, machine, threads)
+        assert found.seconds >= found.bound_s
+        parts = found.compute_s + found.pack_s + found.store_s + found.fork_s
+        exposed = sum(b.seconds for b in found.boundaries[1:])
+        assert parts + exposed == pytest.approx(found.seconds)
+    if m > 2:  # with one block of tiles the weights are read once, and mostly hidden
+        whole = winograd_schedule(WEIGHTS, 'avx2', m, 4, 2, 1, (1, 2, 2), parallel)
+        found = predict_winograd(WEIGHTS, whole, SLOW)
+        assert found.seconds == pytest.approx(outside / 0.2e9)
+        assert found.limit == 'l3'
+
+
+def test_ranking_goes_on_where_the_bound_makes_times_equal():
+    ranked = rank_winograd(WEIGHTS, SLOW, 1, 5)
+    times = [c.prediction.seconds for c in ranked]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(ranked[0].prediction.bound_s)
+    same = [c for c in ranked if c.prediction.seconds == times[0]]
+    assert len(same) > 1
+    works = [work_of(WEIGHTS, c.schedule) for c in same]
+    sums = [seconds(cycles(w, SLOW, 1), w.isa, SLOW, 1).total for w in works]
+    assert sums == sorted(sums)
 
 
 def test_schedules_without_options_still_read():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ import pytest
 from tilewright import knobs
 from tilewright.bench import peers
 from tilewright.cli import bench, demo, machine, optimize, output
-from tilewright.cli.main import invoke
+from tilewright.cli.main import AlgorithmName, invoke
 from tilewright.errors import MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import machine_file, nominal_machine
+from tilewright.runtime.measure import Measurement
+from tilewright.search.choose import ALGORITHMS
 
 SMALL = 'mb1ic8ih8oc16kh3ph1'
 OTHER = 'mb1ic8ih6oc8kh1'
@@ -73,6 +76,12 @@ def test_every_verb_has_help_with_examples(call, verb):
     assert (code, out) == call(verb, '--help')[:2]
 
 
+@pytest.mark.parametrize('verb', ['optimize', 'explain', 'bench'])
+def test_help_lists_the_algorithms_that_the_search_knows(call, verb):
+    assert [name.value for name in AlgorithmName] == list(ALGORITHMS)
+    assert '|'.join(ALGORITHMS) in call(verb, '--help')[1]
+
+
 def test_no_verb_shows_the_help_and_is_bad_input(call):
     code, out, _ = call()
     assert code == 2
@@ -123,7 +132,7 @@ def test_a_list_of_layers_is_one_line_each(call):
     spec = f'{SMALL},{OTHER}'
     code, out, _ = call('optimize', spec, '--no-measure', '--machine', 'i9-10980xe', '--threads', 2)
     assert code == 0
-    _, head, *rows = out.splitlines()
+    _, _, head, *rows = out.splitlines()
     assert head.split()[:3] == ['layer', 'predicted', 'measured']
     assert len(rows) == 2
     assert all(row.split()[2] == '-' for row in rows)
@@ -255,7 +264,7 @@ def test_control_c_ends_a_real_run_cleanly(host, tmp_path):
         env=os.environ | {'TILEWRIGHT_CACHE_DIR': str(tmp_path)},
     )  # fmt: skip
     assert process.stdout is not None
-    for _ in range(3):  # two lines of heading, and the first layer
+    for _ in range(4):  # three lines of heading, and the first layer
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -298,11 +307,92 @@ def test_a_missing_peer_keeps_its_column_and_gives_3(call, tmp_path):
     assert data['peers'] == ['openvino']
 
 
+BENCH = ('--against', 'openvino', '--rounds', 1, '--top', 1, '--threads', 1)
+
+
+@pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
+def test_an_interrupted_comparison_keeps_the_finished_layers(call, monkeypatch, tmp_path):
+    compared = bench.compare
+
+    def once(*words, **named):
+        monkeypatch.setattr(bench, 'compare', interrupt)
+        return compared(*words, **named)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, 'compare', once)
+    path = tmp_path / 'partial.json'
+    words = ('bench', f'{SMALL}n"a",{OTHER}n"b"', *BENCH, '--json', path)
+    code, out, err = call(*words)
+    assert code == 130
+    assert 'interrupted after 1 of 2 layers' in err
+    assert out.splitlines()[1].split()[0] == 'a'
+    data = json.loads(path.read_text())
+    assert data['complete'] is False
+    (layer,) = data['layers']
+    assert (layer['name'], layer['comparison']['ours']['status']) == ('a', 'ok')
+
+    def measured(*_):
+        raise AssertionError('the peak was measured for nothing')
+
+    monkeypatch.setattr(bench, 'peaks_now', measured)  # and with nothing finished, nothing is said
+    code, out, err = call(*words)
+    assert (code, out) == (130, '')
+    assert 'interrupted after 0 of 2 layers' in err
+    assert json.loads(path.read_text())['layers'] == []
+    monkeypatch.setattr(bench, 'compare', compared)
+    monkeypatch.setattr(bench, 'peaks_now', interrupt)  # the results are there, only the peak not
+    code, out, _ = call(*words)
+    assert code == 3  # the peer is missing
+    assert '% peak' not in out
+    assert json.loads(path.read_text())['complete'] is True
+
+
+@pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
+@pytest.mark.parametrize('bad', [{'b'}, {'a', 'b'}])
+def test_a_layer_without_a_working_candidate_does_not_end_the_others(
+    call, monkeypatch, tmp_path, bad
+):
+    names = iter('ab')
+    planned = bench.optimize
+
+    def spoiled(group, *rest, **named):
+        plan = planned(group, *rest, **named)
+        if next(names) not in bad:
+            return plan
+        wrong = Measurement(plan.best.schedule.digest, 'wrong', message='it is off by one')
+        return replace(plan, candidates=(replace(plan.best, measurement=wrong),))
+
+    monkeypatch.setattr(bench, 'optimize', spoiled)
+    path = tmp_path / 'bench.json'
+    code, out, err = call('bench', f'{SMALL}n"a",{OTHER}n"b"', *BENCH, '--json', path)
+    assert code == 1
+    assert 'no candidate for b worked, so there is nothing to compare: it is off by one' in err
+    data = json.loads(path.read_text())
+    assert data['complete'] is True
+    comparisons = {layer['name']: layer['comparison'] for layer in data['layers']}
+    assert {name for name, found in comparisons.items() if found is None} == bad
+    assert ('ours ms' in out) == (bad == {'b'})
+
+
 @pytest.mark.usefixtures('_nothing_installed')
 def test_nothing_to_compare_with(call):
     code, _, err = call('bench', SMALL)
     assert code == 3
     assert 'no peer is installed' in err
+
+
+@pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
+@pytest.mark.parametrize(
+    ('algorithm', 'says', 'family'),
+    [('direct', 'tilewright_outer', 'direct'), ('winograd', 'tilewright_winograd', 'winograd')],
+)
+def test_bench_says_which_algorithm_we_used(call, algorithm, says, family):
+    code, out, _ = call('bench', SMALL, *BENCH, '--algorithm', algorithm, '--json', '-')
+    assert code == 3
+    ours = json.loads(out)['layers'][0]['comparison']['ours']
+    assert (ours['status'], ours['algorithm'], ours['family']) == ('ok', says, family)
 
 
 @pytest.mark.usefixtures('_quick_bench')
@@ -327,6 +417,26 @@ def test_the_demo_prints_a_row_for_each_layer(call, monkeypatch):
     assert [row[0] for row in rows] == ['a', 'b']
     assert all(float(cell) >= 0 for row in rows for cell in row[1:7])
     assert all(row[-2:] == ['missing', '-'] for row in rows)
+
+
+@pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
+def test_the_demo_goes_on_after_a_layer_without_a_working_candidate(call, monkeypatch, tmp_path):
+    planned, first = demo.optimize, []
+
+    def spoiled(group, *rest, **named):
+        plan = planned(group, *rest, **named)
+        if first:
+            return plan
+        first.append(plan)
+        wrong = Measurement(plan.best.schedule.digest, 'wrong', message='it is off by one')
+        return replace(plan, candidates=(replace(plan.best, measurement=wrong),))
+
+    monkeypatch.setattr(demo, 'optimize', spoiled)
+    monkeypatch.setattr(demo, 'SUITE', f'{SMALL}n"a",{OTHER}n"b"')
+    code, out, err = call('demo', '--threads', 1)
+    assert code == 1
+    assert 'no candidate for a worked' in err
+    assert '1 of 1 kernels verified' in out
 
 
 def test_a_wrong_answer_of_ours_gives_1(monkeypatch):

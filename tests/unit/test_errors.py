@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,10 @@ def refusal(capsys):
         ([SMALL, *PLAN, '--threads', 'two'], '--threads'),
         ([SMALL, *PLAN, '--top', 0], 'top=0'),
         ([SMALL, *PLAN, '--seed', -1], '--seed'),
+        ([SMALL, *PLAN, '--algorithm', 'fft'], "'fft' is not one of 'auto', 'direct', 'winograd'"),
+        ([SMALL, *PLAN, '--max-rel-err', 0], 'max_rel_err is 0'),
+        ([SMALL, *PLAN, '--max-rel-err', '1e-2'], 'at most 0.001, the tolerance'),
+        ([SMALL, *PLAN, '--max-rel-err', 'nan'], 'max_rel_err is nan'),
         ([SMALL, '--no-measure', '--machine', 'i5'], "machine 'i5' is not known"),
         ([SMALL, '--no-measure', '--machine', 'nowhere.json'], 'nowhere.json cannot be read'),
         ([SMALL, *PLAN, '--bogus'], '--bogus'),
@@ -154,13 +159,55 @@ def test_a_cache_directory_that_cannot_be_written(refusal, monkeypatch, tmp_path
     assert 'cannot be written' in sentence
 
 
-@pytest.mark.parametrize(('name', 'value'), [('THREADS', 'many'), ('DEBUG', '-1'), ('ISA', 'mmx')])
+@pytest.mark.parametrize(
+    ('verb', 'options'),
+    [(verb, {'--threads': threads}) for verb in ('machine', 'optimize', 'explain', 'bench', 'demo')
+     for threads in (0, 10**6)]
+    + [(verb, {'--top': 0}) for verb in ('optimize', 'bench')]
+    + [(verb, {option: value}) for verb in ('optimize', 'explain', 'bench')
+       for option, value in (('--max-rel-err', 0.5), ('--algorithm', 'fft'))],
+)  # fmt: skip
+def test_bad_options_are_refused_before_the_host_is_measured(refusal, monkeypatch, verb, options):
+    def measured(*_, **__):
+        raise AssertionError('the host was measured, or its figures were read')
+
+    for module in ('machine', 'optimize'):
+        monkeypatch.setattr(f'tilewright.cli.{module}.load_machine', measured)
+    words = [SMALL] if verb in ('optimize', 'explain', 'bench') else []
+    code, sentence = refusal(verb, *words, *(str(w) for pair in options.items() for w in pair))
+    assert code == 2
+    assert str(next(iter(options.values()))) in sentence
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('THREADS', 'many'), ('DEBUG', '-1'), ('ISA', 'mmx'),
+    ],
+)  # fmt: skip
 def test_a_knob_that_cannot_be_read(refusal, monkeypatch, name, value):
     monkeypatch.setenv(f'TILEWRIGHT_{name}', value)
     code, sentence = refusal('optimize', SMALL, '--no-measure')
     assert code == 2
     assert f'TILEWRIGHT_{name}' in sentence
     assert value in sentence
+
+
+@pytest.mark.parametrize(
+    ('name', 'values'),
+    [
+        ('time_limit', ['nan', 'inf', '-1', '0', '1e7', 'soon']),
+        ('memory_limit', ['0', '-5', '1.5', 'nan', str(1 << 63)]),
+    ],
+)
+def test_limits_are_positive_and_finite(monkeypatch, name, values):
+    variable = f'TILEWRIGHT_{name.upper()}'
+    for value in values:
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(errors.InputError, match=f"{variable}='{value}' cannot be read"):
+            knobs.get(name)
+    monkeypatch.setenv(variable, '7')
+    assert knobs.get(name) == 7
 
 
 def test_debugging_shows_the_traceback(monkeypatch, capsys):
@@ -275,6 +322,43 @@ def test_parse_wants_exactly_one_layer(text):
 def test_threads_of_the_public_face(threads):
     with pytest.raises(errors.InputError, match='threads is'):
         tw.optimize(tw.conv2d(**GOOD), 'i7-9700k', measure=False, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ('changed', 'names'),
+    [
+        ({'group': 'mopt/R2'}, "group is 'mopt/R2'; give what conv2d, matmul or parse"),
+        ({'group': None}, 'group is None'),
+        ({'machine': 7}, 'machine is 7'),
+        ({'machine': {'name': 'x'}}, "machine is {'name': 'x'}"),
+        ({'top': '3'}, "top='3'"),
+        ({'top': 2.0}, 'top=2.0'),
+        ({'top': True}, 'top=True'),
+        ({'threads': '2'}, "threads is '2'"),
+        ({'max_rel_err': '1'}, "max_rel_err is '1'"),
+        ({'max_rel_err': None}, 'max_rel_err is None'),
+        ({'max_rel_err': True}, 'max_rel_err is True'),
+        ({'max_rel_err': 1.01e-3}, 'at most 0.001'),
+        ({'max_rel_err': float('nan')}, 'max_rel_err is nan'),
+        ({'algorithm': 'fft'}, "algorithm 'fft' is not known"),
+        ({'algorithm': None}, 'algorithm None is not known'),
+        ({'seed': -1}, 'seed is -1'),
+        ({'seed': 'x'}, "seed is 'x'"),
+    ],
+)  # fmt: skip
+def test_near_misses_of_the_public_face(changed, names):
+    good = {'group': tw.conv2d(**GOOD), 'machine': 'i7-9700k', 'measure': False}
+    with pytest.raises(errors.InputError) as caught:
+        tw.optimize(**(good | changed))
+    assert names in str(caught.value)
+    assert '\n' not in str(caught.value)
+
+
+def test_a_machine_may_be_a_path_and_a_budget_any_real_number(host):
+    group = tw.conv2d(**GOOD)
+    given = {'top': 1, 'measure': False, 'threads': 1}
+    plan = tw.optimize(group, Path(host), max_rel_err=np.float32(1e-4), **given)
+    assert plan.best == tw.optimize(group, host, **given).best
 
 
 @pytest.fixture(scope='module')

@@ -14,6 +14,8 @@ from tilewright.codegen.cpu.generate import generate
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.known import known_machine
 from tilewright.model.predict import Boundary, Prediction, predict
+from tilewright.model.winograd_error import predicted_error
+from tilewright.model.winograd_time import predict_winograd
 from tilewright.plan import Candidate, Plan
 from tilewright.report import explain
 from tilewright.report.tables import OPTIMIZED, Columns, Figures, figures, optimized_row
@@ -21,6 +23,9 @@ from tilewright.report.words import loop_lines, quantity, summary
 from tilewright.runtime.measure import Measurement
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.schedule.space import general_schedule, random_schedule
+from tilewright.search.rank import rank
+from tilewright.search.rank_winograd import winograd_schedule
+from tilewright.search.solver import solve
 
 MACHINE = known_machine('i9-10980xe')
 DENSE = tw.conv2d(c=12, h=9, w=11, k=40, r=3, s=3, pad=1)
@@ -33,7 +38,7 @@ WRITTEN = re.compile(r'for \(long (\w+)_(reg|l\d) = \w+; \w+ < \w+; \w+ \+= (\d+
 
 @cache
 def plan_of(group, threads=1):
-    return tw.optimize(group, MACHINE, top=3, measure=False, threads=threads)
+    return tw.optimize(group, MACHINE, top=3, measure=False, threads=threads, algorithm='direct')
 
 
 def plain_plan(group, machine, threads):
@@ -160,8 +165,9 @@ def prediction(compute=8.0, l1=1.0, pack=0.5, seconds=10.0):
         for name, size in (('reg', 2), ('l1', l1), ('l2', 1), ('l3', 1))
     )
     return Prediction(
-        1e-3 * seconds, 1e-3 * compute, 1e-3 * pack, 0.0, 0.0, boundaries, bound_s=4e-3
-    )
+        1e-3 * seconds, 1e-3 * compute, 1e-3 * pack, 0.0, 0.0, boundaries, bound_s=4e-3,
+        flops_done=4e-3 * 192e9, moved=0.0,
+    )  # fmt: skip
 
 
 def two(best, other, measured=(None, None)):
@@ -201,6 +207,115 @@ def test_one_candidate_has_no_runner_up():
     assert "solver's dual does not apply" in plan.explain()
 
 
+@cache
+def winograd_plan(threads):
+    """The schedule that `explain mopt/R9` once gave a time below its own bound."""
+    group = tw.parse('mopt/R9')
+    candidates = [
+        Candidate(s, predict_winograd(group, s, MACHINE))
+        for s in (
+            winograd_schedule(group, 'avx512', 5, 6, 4, 1, (1, 3, 3), parallel(threads)),
+            winograd_schedule(group, 'avx512', 4, 6, 4, 1, (1, 1, 4), parallel(threads)),
+        )
+    ]
+    direct = rank(group, MACHINE, threads, 1)[0]
+    candidates.append(Candidate(direct.schedule, direct.prediction))
+    return Plan(group, MACHINE, threads, tuple(candidates), direct.solver_bound_s, max_rel_err=1e-4)
+
+
+def parallel(threads):
+    return () if threads == 1 else (('k', threads),)
+
+
+@pytest.mark.parametrize('threads', [1, 4])
+def test_a_winograd_plan_is_explained_by_its_own_operations(threads):
+    plan = winograd_plan(threads)
+    found = plan.best.prediction
+    peak = 1e9 * MACHINE.peak_gflops(threads)
+    parts = dict(explain.breakdown(plan))
+    # 14 x 14 outputs are 3 x 3 tiles of 5 x 5: 49 products for each, instead of 25 x 9
+    assert found.flops_done == 2 * 49 * 9 * 256 * 256
+    assert parts['arithmetic at peak'] == pytest.approx(1e3 * found.flops_done / peak)
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(1e3 * found.seconds)
+    assert set(parts) >= {'transforming inputs', 'transforming results'}
+    shares = [u.share for u in explain.uses(found, MACHINE) if u.note != 'part of compute']
+    assert sum(shares) == pytest.approx(1)
+    text = plan.explain()
+    for absent in ('copying', 'storing results', 'overlap', "solver's dual"):
+        assert absent not in text
+    assert 'Times add up' in text
+    assert 'GFLOP/s count the direct operations; Winograd performs fewer' in text
+
+
+@pytest.mark.parametrize('threads', [1, 4])
+def test_the_bounds_of_a_winograd_plan(threads):
+    plan = winograd_plan(threads)
+    found = explain.bounds(plan)
+    own = [b.time_ms for b in found if 'Winograd' in b.holds_for]
+    assert max(own) == pytest.approx(plan.algorithm_bound_ms)
+    assert [b.time_ms for b in found if 'direct' in b.holds_for] == [plan.bound_ms]
+    direct = plain_plan(plan.group, MACHINE, threads)
+    assert plan.bound_ms == direct.bound_ms == direct.algorithm_bound_ms
+    assert plan.algorithm_bound_ms < plan.bound_ms
+    shown = figures(plan)
+    assert shown.percent_of_bound <= 100 + 1e-9
+    assert plan.to_json()['algorithm_bound_ms'] == shown.algorithm_bound_ms
+    if threads == 1:  # 12.8 MB of transformed weights come from L3
+        assert shown.percent_of_bound == pytest.approx(100)
+        assert shown.percent_of_peak > 100
+        assert 'Binding limit: L3 -> L2, its compulsory traffic.' in plan.explain()
+
+
+def test_the_error_that_winograd_is_expected_to_have():
+    plan = winograd_plan(1)
+    predicted = predicted_error(plan.group, 5)
+    assert explain.explanation(plan)['error'] == {'predicted': predicted, 'budget': 1e-4}
+    line = f'Expected error: {predicted:.1e} of the largest output; the budget is 1.0e-04.'
+    assert line in plan.explain()
+    unknown = replace(plan, max_rel_err=None)
+    assert f'Expected error: {predicted:.1e} of the largest output.' in unknown.explain()
+    assert 'Expected error' not in plan_of(GROUPED).explain()
+
+
+def test_two_algorithms_are_compared_by_parts_that_mean_the_same():
+    plan = winograd_plan(1)
+    best, _, direct = plan.candidates
+    second = explain.runner_up(replace(plan, candidates=(best, direct)))
+    assert second is not None
+    assert second.differences[0] == 'outer schema instead of winograd'
+    assert second.losses[0].startswith('arithmetic at peak +')
+    other_way = explain.runner_up(replace(plan, candidates=(direct, best)))
+    assert other_way is not None
+    assert any(loss.startswith('transforming inputs +') for loss in other_way.losses)
+
+
+def test_the_dual_is_that_of_all_solves_whatever_is_kept():
+    group = tw.parse('mopt/R9')
+    few, many = (rank(group, MACHINE, 1, top) for top in (1, 8))
+    assert {c.solver_bound_s for c in (*few, *many)} == {few[0].solver_bound_s}
+    assert few[0].solver_bound_s > 0
+
+
+def test_the_dual_is_the_least_of_all_solves(monkeypatch):
+    duals = []
+
+    def recorded(problem, **options):
+        solution = solve(problem, **options)
+        duals.append(solution.bound)
+        return solution
+
+    monkeypatch.setattr('tilewright.search.rank.solve', recorded)
+    ranked = rank(DENSE, MACHINE, 1, 1)
+    assert len(duals) > 1
+    assert ranked[0].solver_bound_s == min(duals)
+
+
+def test_a_measured_time_below_the_bound_is_called_so():
+    plan = two(prediction(), prediction(), (Measurement('x', samples_ms=(3.0,)), None))
+    assert 'The measured time is 25.0% below the bound of 4.000 ms.' in plan.explain()
+
+
 @pytest.mark.parametrize('group', [DENSE, GROUPED, MATMUL], ids=lambda g: g.label)
 def test_the_text_is_complete_and_always_the_same(group):
     plan = plan_of(group, threads=2)
@@ -208,24 +323,27 @@ def test_the_text_is_complete_and_always_the_same(group):
     for part in ('Schedule ', 'Predicted time', 'Binding limit: ', 'Runner-up', 'Lower bounds',
                  "solver's dual", 'above the bound'):  # fmt: skip
         assert part in text
-    again = tw.optimize(group, MACHINE, top=3, measure=False, threads=2)
+    again = tw.optimize(group, MACHINE, top=3, measure=False, threads=2, algorithm='direct')
     assert text == again.explain()
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_explanation_for_json_has_units_in_its_keys():
     data = explain.explanation(plan_of(DENSE))
-    assert {'loops', 'uses', 'limit', 'runner_up', 'bounds', 'breakdown_ms'} == set(data)
+    assert set(data) == {
+        'loops', 'uses', 'limit', 'runner_up', 'bounds', 'breakdown_ms', 'error',
+    }  # fmt: skip
+    assert data['error'] is None
     assert set(data['uses'][0]) == {'name', 'bytes', 'time_ms', 'share', 'note'}
     assert set(data['bounds'][0]) == {'name', 'time_ms', 'holds_for'}
 
 
 def test_figures_by_hand():
-    shown = Figures(2_000_000_000, 8.0, 10.0, 4.0, 400.0, 'ok')
+    shown = Figures(2_000_000_000, 8.0, 10.0, 5.0, 4.0, 400.0, 'ok')
     assert shown.gflops == pytest.approx(200.0)
     assert shown.percent_of_peak == pytest.approx(50.0)
     assert shown.percent_of_bound == pytest.approx(40.0)
-    unmeasured = Figures(2_000_000_000, 8.0, None, 4.0, 400.0, 'not measured')
+    unmeasured = Figures(2_000_000_000, 8.0, None, 5.0, 4.0, 400.0, 'not measured')
     assert unmeasured.time_ms == 8.0
     assert unmeasured.to_json()['gflops_per_s'] == pytest.approx(250.0)
 
@@ -233,7 +351,10 @@ def test_figures_by_hand():
 def test_rows_stay_under_their_headings():
     plan = plan_of(DENSE)
     columns = Columns(['short', 'a much longer name'], OPTIMIZED)
-    head, row = columns.head(), optimized_row(columns, 'short', plan)
+    note, head = columns.head().splitlines()
+    assert note == 'GFLOP/s count the direct operations; Winograd performs fewer'
+    assert '\n' not in Columns(['short'], ('predicted',)).head()
+    row = optimized_row(columns, 'short', plan)
     for heading in OPTIMIZED:
         end = head.index(heading) + len(heading)
         assert row[end - 1] != ' '

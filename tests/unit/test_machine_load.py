@@ -89,11 +89,13 @@ def test_unknown_machine_lists_the_known() -> None:
 
 
 def test_machine_by_path(tmp_path: Path) -> None:
-    mine = known_machine('i7-9700k').renamed('mine')
+    mine = replace(known_machine('i7-9700k'), name='mine')
     bare, full, bad = (tmp_path / f'{n}.json' for n in ('bare', 'full', 'bad'))
     bare.write_text(json.dumps(mine.to_json()))
     full.write_text(Record(mine, CURVE).dumps())
     assert load_machine(str(bare)) == load_machine(str(full)) == (mine, None)
+    other = bare.rename(tmp_path / 'no suffix')
+    assert load_machine(full) == load_machine(other) == (mine, None)  # a path is never a name
     bad.write_text('{"name": "x"}')
     with pytest.raises(InputError, match='incomplete'):
         load_machine(str(bad))
@@ -102,6 +104,46 @@ def test_machine_by_path(tmp_path: Path) -> None:
         load_machine(str(bad))
     with pytest.raises(InputError, match='cannot be read'):
         load_machine(str(tmp_path / 'none.json'))
+
+
+@pytest.mark.parametrize(
+    ('changed', 'names'),
+    [
+        ({'cores': 2.5}, 'cores is 2.5'),
+        ({'cores': 0}, 'cores is 0'),
+        ({'cores': True}, 'cores is True'),
+        ({'cores': '8'}, "cores is '8'"),
+        ({'isa': 'mmx'}, "isa is 'mmx'; choose one of avx512, avx2, neon, portable"),
+        ({'isa': ['avx2']}, "isa is ('avx2',)"),
+        ({'name': 3}, 'name is 3'),
+        ({'caches': [], 'bandwidth_one_gbps': [1.0]}, 'at least one cache'),
+        ({'clock_ghz': 'fast'}, "clock_ghz is 'fast'"),
+        ({'clock_ghz': 0}, 'clock_ghz is 0'),
+        ({'peak_one_gflops': float('nan')}, 'peak_one_gflops is nan'),
+        ({'peak_all_gflops': float('inf')}, 'peak_all_gflops is inf'),
+        ({'fork_join_us': -1.0}, 'fork_join_us is -1.0'),
+        ({'bandwidth_one_gbps': [1.0, 2.0]}, 'it needs 4 positive figures'),
+        ({'bandwidth_all_gbps': [4.0, 3.0, 2.0, 0.0]}, 'it needs 4 positive figures'),
+        ({'bandwidth_all_gbps': [4.0, 3.0, 2.0, '1']}, 'it needs 4 positive figures'),
+        ({'bandwidth_all_gbps': 'abcd'}, 'it needs 4 positive figures'),
+    ],
+)  # fmt: skip
+def test_impossible_machines(changed: dict, names: str) -> None:
+    data = known_machine('i7-9700k').to_json() | changed
+    with pytest.raises(InputError) as caught:
+        Machine.from_json(data)
+    assert names in str(caught.value)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('value', [0, 1.5, '64', True])
+def test_impossible_caches(value: object) -> None:
+    with pytest.raises(InputError, match='cache l1: ways is'):
+        replace(known_machine('i7-9700k').caches[0], ways=value)
+
+
+def test_a_machine_of_one_core_forks_for_nothing() -> None:
+    assert replace(known_machine('i7-9700k'), cores=1, fork_join_us=0.0).fork_join_us == 0
 
 
 def test_nominal_figures() -> None:

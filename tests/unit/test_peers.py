@@ -21,7 +21,7 @@ from tilewright.bench import peers
 from tilewright.bench.compare import Arena, compare, table
 from tilewright.bench.peers import PEERS, Peer, PeerError, process_state
 from tilewright.bench.results import Contestant, LayerResult, ratio_of
-from tilewright.errors import InputError, MissingError
+from tilewright.errors import InputError
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
@@ -207,8 +207,9 @@ def test_a_peer_that_cannot_start_is_named():
 
 def test_missing_peers(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(MissingError, match=r"torch, which is not installed; pip install 'tilewr"):
-        peers.require(['torch'])
+    assert "torch, which is not installed; pip install 'tilewright[torch]'" in peers.absence(
+        'torch'
+    )
     with Peer('torch', 1) as peer, pytest.raises(PeerError) as caught:
         peer.ask({})
     assert caught.value.status == 'missing'
@@ -217,7 +218,7 @@ def test_missing_peers(monkeypatch):
 def test_names():
     assert peers.check_names(['torch', 'openvino', 'torch']) == ('torch', 'openvino')
     with pytest.raises(InputError, match="peer 'tvmm' is not known"):
-        peers.require(['tvmm'])
+        peers.check_names(['tvmm'])
     with pytest.raises(InputError, match='threads is 0'):
         Arena(['torch'], 0)
 
@@ -230,12 +231,13 @@ def test_a_comparison_has_a_row_for_everyone(monkeypatch):
     told = []
     with Arena(('onnxruntime', 'torch'), 1) as arena:
         result = compare(
-            GROUP, naive_library(), arena, rounds=2, name='tiny', turn_ms=0.01,
+            GROUP, naive_library(), arena, algorithm='general', rounds=2, name='tiny', turn_ms=0.01,
             progress=lambda *p: told.append(p),
         )  # fmt: skip
         assert {process_state(p.pid) for p in (arena.ours, arena.peers[0])} == {'T'}
     assert result.ours.ok
     assert result.ours.max_rel_err < 1e-5
+    assert (result.ours.algorithm, result.ours.family) == ('tilewright_general', 'direct')
     assert [(p.name, p.status) for p in result.peers] == [
         ('onnxruntime', 'ok'),
         ('torch', 'missing'),
@@ -257,7 +259,10 @@ def test_a_comparison_has_a_row_for_everyone(monkeypatch):
 
 @needs_compiler
 def test_flushed_runs_are_fifty():
-    result = compare(GROUP, naive_library(), (), threads=1, rounds=2, flush=True)
+    result = compare(
+        GROUP, naive_library(), (), algorithm='winograd', threads=1, rounds=2, flush=True
+    )
+    assert (result.ours.algorithm, result.ours.family) == ('tilewright_winograd', 'winograd')
     assert [len(turn) for turn in result.ours.samples_ms] == [25, 25]
     low, high = result.ours.mean_interval_ms
     assert low <= result.ours.mean_ms <= high
@@ -267,22 +272,22 @@ def test_flushed_runs_are_fifty():
 
 @needs_compiler
 def test_a_wrong_kernel_is_not_timed():
-    result = compare(GROUP, naive_library('1.0f'), (), threads=1, rounds=1)
+    result = compare(GROUP, naive_library('1.0f'), (), algorithm='outer', threads=1, rounds=1)
     assert (result.ours.status, result.ours.samples_ms, result.gflops) == ('wrong', (), None)
     assert 'ours wrong: Out is' in table([result])
 
 
 def test_a_library_that_is_not_there_is_a_row(tmp_path):
-    result = compare(GROUP, tmp_path / 'none.so', (), threads=1, rounds=1)
+    result = compare(GROUP, tmp_path / 'none.so', (), algorithm='outer', threads=1, rounds=1)
     assert result.ours.status == 'failed'
     assert 'none.so' in result.ours.message
 
 
 def test_only_convolutions_are_compared(tmp_path):
     with pytest.raises(InputError, match='is no convolution'):
-        compare(matmul(m=2, n=2, k=2), tmp_path / 'x.so', (), threads=1)
+        compare(matmul(m=2, n=2, k=2), tmp_path / 'x.so', (), algorithm='outer', threads=1)
     with pytest.raises(InputError, match='rounds is 0'):
-        compare(GROUP, tmp_path / 'x.so', (), threads=1, rounds=0)
+        compare(GROUP, tmp_path / 'x.so', (), algorithm='outer', threads=1, rounds=0)
 
 
 def contestant(name, turns, algorithm='gemm', **more):
@@ -331,3 +336,20 @@ def test_the_table_says_what_was_compared():
     ):
         assert said in text
     assert comparing.geometric_mean([]) is None
+
+
+def test_a_winograd_kernel_of_ours_is_marked_and_has_no_direct_ratio():
+    ours = contestant('tilewright', [[1.0]], 'tilewright_winograd')
+    direct = contestant('torch', [[2.0]], 'gemm:acl')
+    row = LayerResult('a', GROUP.label, GROUP.digest, 4_000_000, 2, 1, False, 0, ours, (direct,))
+    assert row.best.value == 2.0
+    assert row.best_direct is None
+    assert row.to_json()['best_direct'] is None
+    lines = table([row]).splitlines()
+    assert lines[1].split() == [
+        'a', '1.000', 'W', '4.0', '2.000', '2.00', '[2.00,', '2.00]', 'torch', '-'
+    ]  # fmt: skip
+    text = '\n'.join(lines)
+    assert 'ours: tilewright_winograd (a)' in text
+    assert 'W: Winograd' in text
+    assert 'best direct peer / ours' not in text

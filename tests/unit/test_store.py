@@ -66,8 +66,14 @@ def test_time_stamps_are_set_and_the_first_one_stays(path):
         (((1.0, 2.0), 'ok'), ((3.0,), 'ok'), 'before'),  # fewer samples
         (((1.0,), 'ok'), ((3.0,), 'ok'), 'after'),  # as many, newer
         (((1.0,), 'ok'), ((), 'wrong'), 'after'),  # evidence against it
-        (((), 'crashed'), ((1.0, 2.0), 'ok'), 'before'),  # which is never taken back
-        (((), 'crashed'), ((), 'wrong'), 'before'),
+        (((1.0, 2.0), 'ok'), ((), 'crashed'), 'after'),
+        (((), 'wrong'), ((1.0, 2.0), 'ok'), 'before'),  # which is never taken back
+        (((), 'wrong'), ((), 'crashed'), 'before'),
+        (((), 'crashed'), ((1.0,), 'ok'), 'after'),  # that may have been the machine's fault
+        (((), 'hung'), ((1.0,), 'ok'), 'after'),
+        (((), 'failed'), ((1.0,), 'ok'), 'after'),
+        (((), 'crashed'), ((), 'hung'), 'after'),
+        (((), 'crashed'), ((), 'wrong'), 'after'),
     ],
 )
 def test_one_row_a_key_and_what_wins(path, before, after, kept):
@@ -90,6 +96,8 @@ def test_best_is_the_fastest_that_ran(path):
         assert best.schedule_digest == 'fast'
         assert best.schedule == {'schema': 'outer', 'name': 'fast'}
         assert best.features == {'l1_bytes': 12.5, 'bound': 'l2'}
+        for status in ('crashed', 'hung', 'failed'):  # tried again by the next run
+            store.put(_record(status, (), status))
         assert set(store.known(GROUP.digest, 2, HERE)) == {'slow', 'fast', 'bad'}
         assert store.best('another group', 2, HERE) is None
 
@@ -137,22 +145,23 @@ def test_the_validators_of_today(monkeypatch, tmp_path):
     assert len(sources) == 10
 
 
-def test_the_package_version_follows_the_sources_that_make_code(monkeypatch, tmp_path):
+@pytest.mark.parametrize('folder', ['codegen', 'machine', 'ops', 'runtime', 'schedule'])
+def test_the_package_version_follows_the_sources_that_make_code(monkeypatch, tmp_path, folder):
     def version() -> str:
         records.package_version.cache_clear()
         return records.package_version()
 
     root = tmp_path / 'tilewright'
-    for folder in ('codegen', 'runtime', 'store', 'model'):
-        (root / folder).mkdir(parents=True)
+    for name in (folder, 'store', 'model'):
+        (root / name).mkdir(parents=True)
     monkeypatch.setattr(records, '__file__', str(root / 'store' / 'records.py'))
     first = version()
     (root / 'model' / 'traffic.py').write_text('x = 1')
     assert version() == first
-    (root / 'codegen' / 'loops.py').write_text('x = 1')
+    (root / folder / 'loops.py').write_text('x = 1')
     second = version()
     assert second != first
-    (root / 'codegen' / 'loops.py').write_text('x = 2')
+    (root / folder / 'loops.py').write_text('x = 2')
     assert version() not in (first, second)
     monkeypatch.undo()
     records.package_version.cache_clear()

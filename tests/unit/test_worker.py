@@ -28,7 +28,7 @@ from tilewright.runtime.measure import (
     paired_final,
 )
 from tilewright.runtime.worker import Answer, Worker
-from tilewright.store.records import open_store
+from tilewright.store.records import Record, Store, open_store
 
 CLIB = Path(__file__).parents[1] / 'clib'
 sys.path.append(str(CLIB))
@@ -280,9 +280,14 @@ def test_trouble_with_the_system_ends_the_run_and_two_equal_keys_are_refused():
     def broken():
         raise CompilerError('gcc failed')
 
+    def defect():
+        raise KeyError('a dimension')
+
     with Worker() as own:
         with pytest.raises(MissingError):
             measure_all(GROUP, [('a', no_compiler)], worker=own)
+        with pytest.raises(KeyError, match='a dimension'):  # ours, not the candidate's
+            measure_all(GROUP, [('a', broken), ('b', defect)], worker=own)
         with pytest.raises(InputError, match='same key'):
             measure_all(GROUP, [('a', broken), ('a', broken)], worker=own)
         assert measure_all(GROUP, [('a', broken)], worker=own) == [
@@ -385,10 +390,14 @@ def _tune(store: Path) -> subprocess.Popen:
     )
 
 
+def _stored(store: Store) -> dict[str, Measurement]:
+    return {r.schedule_digest: r.measurement for r in store.find(GROUP.digest, 1, VALIDATORS)}
+
+
 def _assert_complete(store_path: Path) -> dict[str, Measurement]:
     with open_store(store_path) as store:
         assert len(store) == len(NAMES)
-        found = store.known(GROUP.digest, 1, VALIDATORS)
+        found = _stored(store)
     assert set(found) == set(NAMES)
     for name, measurement in found.items():
         assert measurement.status == STATUSES.get(name, 'ok')
@@ -415,7 +424,7 @@ def test_kill_9_loses_nothing_and_a_second_start_finishes(tmp_path, stored_befor
         assert first.wait() == -signal.SIGKILL
     assert _gone(child)
     with open_store(path) as store:
-        survived = store.known(GROUP.digest, 1, VALIDATORS)
+        survived = _stored(store)
     for key, measurement in stored.items():  # at least what it said it stored
         got = survived[key]
         assert got.samples_ms[: len(measurement.samples_ms)] == measurement.samples_ms
@@ -423,10 +432,37 @@ def test_kill_9_loses_nothing_and_a_second_start_finishes(tmp_path, stored_befor
         steps = [json.loads(line) for line in second.stdout]
         assert second.wait() == 0
     built = {said['key'] for said in steps if said.get('stage') == 'build'}
-    assert not built & {key for key, m in survived.items() if not m.ok}  # failures are not repeated
+    # What was wrong is not repeated; what crashed gets another chance.
+    assert not built & {key for key, m in survived.items() if m.status == 'wrong'}
+    assert {key for key, m in survived.items() if m.status == 'crashed'} <= built
     found = _assert_complete(path)
     for key, measurement in survived.items():
         assert found[key].samples_ms[: len(measurement.samples_ms)] == measurement.samples_ms
+
+
+def test_a_crash_is_skipped_within_a_run_and_forgiven_by_the_next(tmp_path):
+    """As when memory ran out once: the same key crashes in one run and works in the next."""
+
+    def record(store):
+        def put(measurement):
+            store.put(Record(GROUP.digest, GROUP.label, {}, measurement.key, 1, VALIDATORS,
+                             measurement))  # fmt: skip
+
+        return put
+
+    with open_store(tmp_path / 'store.sqlite') as store, Worker(seed=5, time_limit=LONG_S) as own:
+        for name, status in (('segfault', 'crashed'), ('right', 'ok'), ('right', 'ok')):
+            touched = []
+            measure_all(
+                GROUP, [('key', library(name))], worker=own, rounds=2, min_ms=0.05,
+                known=store.known(GROUP.digest, 1, VALIDATORS), record=record(store),
+                progress=lambda step, touched=touched: touched.append(step.stage),
+            )  # fmt: skip
+            assert _stored(store)['key'].status == status
+            if name == 'segfault':
+                assert touched == ['build', 'check']  # never timed
+        assert touched == []  # complete, so the third run does nothing
+        assert len(store) == 1
 
 
 def test_two_processes_tune_into_one_store(tmp_path):

@@ -27,7 +27,8 @@ def run(
     """Print the page, record it, draw the plot; comes out: the exit code."""
     if machine is not None and remeasure:
         raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
-    check_early(machine, threads)
+    if threads is not None:
+        check_early(machine, threads)
     out.warn_if_forgetful()
     facts = describe_host() if machine is None else None
     found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)

@@ -187,7 +187,7 @@ def layer_text(name: str, plan: Plan, built: str | None, written: Sequence[str])
     lines.append(
         f'{shown.gflops:.1f} GFLOP/s, {shown.percent_of_peak:.1f}% of the peak of '
         f'{shown.peak_gflops:.1f}, {shown.percent_of_bound:.1f}% of the bound of '
-        f'{shown.bound_ms:.3f} ms ({kind})'
+        f'{shown.algorithm_bound_ms:.3f} ms ({kind})'
     )
     if built is None:
         lines.append(f'not compiled: this host cannot run {plan.machine.isa}')

@@ -96,6 +96,8 @@ class Prediction:
         if self.bound_by:
             return self.bound_by
         parts = {'compute': self.compute_s} | {b.name: b.seconds for b in self.boundaries[1:]}
+        if not self.overlaps:
+            parts |= dict(zip(self.labels, (self.pack_s, self.store_s), strict=True))
         return max(parts, key=lambda name: parts[name])
 
     def to_json(self) -> dict:

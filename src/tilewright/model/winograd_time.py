@@ -277,7 +277,7 @@ def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Pred
             time = total / (1e9 * machine.bandwidth_gbps(number, threads))
         boundaries.append(Boundary(name, total, time))
     return Prediction(
-        parts.total + short,
+        max(parts.total, bounds[largest]),
         parts.multiply,
         parts.transform_in,
         parts.transform_out,

@@ -1,19 +1,20 @@
 """Why a schedule is what it is: `tilewright explain` and `Plan.explain`.
 
 Goes in: a plan. Comes out: text, or the values behind it for JSON: what each resource is busy with,
-the loops in words, the runner-up and where it loses, lower bounds and what lies above them.
+the loops in words, the runner-up and where it loses, lower bounds and what lies above them, and for
+Winograd the error that is expected.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import Prediction
+from tilewright.model.predict import Prediction, bound_times
+from tilewright.model.winograd_error import predicted_error
 from tilewright.report.machine_page import aligned, boundary_names, bytes_text
-from tilewright.report.tables import figures
+from tilewright.report.tables import COUNTED, figures
 from tilewright.report.words import loop_lines
 from tilewright.schedule.schedule import Schedule
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one resource does during a call. `share` is of the predicted time; shares overlap."""
+    """What one resource does during a call. `share` is of the predicted time.
+
+    Shares overlap where the model says so (`Prediction.overlaps`); else they add up to the whole.
+    """
 
     name: str
     bytes: float | None
@@ -39,6 +43,14 @@ class Bound:
     name: str
     time_ms: float
     holds_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Largest error over largest output: what the model expects, and what was allowed."""
+
+    predicted: float
+    budget: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +70,19 @@ def uses(prediction: Prediction, machine: Machine) -> tuple[Use, ...]:
     def use(name: str, count: float | None, seconds: float, note: str = '') -> Use:
         return Use(name, count, 1e3 * seconds, seconds / prediction.seconds, note)
 
+    outside, around = ('', 'not overlapped') if prediction.overlaps else ('time not hidden', '')
     found = [use('compute', None, prediction.compute_s, 'micro-kernels, tails included')]
     for number, (name, boundary) in enumerate(
         zip(boundary_names(machine), prediction.boundaries, strict=True)
     ):
-        note = 'part of compute' if number == 0 else ''
+        note = 'part of compute' if number == 0 else outside
         found.append(use(name, boundary.bytes, boundary.seconds, note))
     for name, seconds in (
-        ('copying inputs', prediction.pack_s),
-        ('storing results', prediction.store_s),
+        (prediction.labels[0], prediction.pack_s),
+        (prediction.labels[1], prediction.store_s),
         ('fork and join', prediction.fork_s),
     ):
-        found.append(use(name, None, seconds, 'not overlapped'))
+        found.append(use(name, None, seconds, around))
     return tuple(found)
 
 
@@ -79,34 +92,37 @@ def limit_name(prediction: Prediction, machine: Machine) -> str:
     return names.get(prediction.limit, prediction.limit)
 
 
+def _is_winograd(plan: Plan) -> bool:
+    return plan.best.schedule.schema == 'winograd'
+
+
 def bounds(plan: Plan) -> tuple[Bound, ...]:
     """Arithmetic at peak, compulsory traffic over each boundary, the solver's dual; largest first.
 
-    The first two hold for every kernel that computes all products. What the caches inside a
-    boundary may still hold from the call before is not compulsory (model/predict.py). The dual
-    holds for data movement under the model, for the schedules that the solver ranges over.
+    The first two hold for every kernel of the algorithm that was chosen, which moves its constants
+    as it reads them. What the caches inside a boundary may still hold from the call before is not
+    compulsory (model/predict.py). The dual holds for data movement under the model, for the direct
+    schedules that the solver ranges over. For Winograd, the bound of the direct algorithm comes
+    instead of it.
     """
-    group, machine, threads = plan.group, plan.machine, plan.threads
-    found = [
-        Bound(
-            'arithmetic at peak',
-            group.flops / machine.peak_gflops(threads) / 1e6,
-            'every direct kernel',
-        )
-    ]
-    for number, cache in enumerate(machine.caches):
-        copies = math.ceil(threads / cache.shared_by)
-        outside = group.compulsory_bytes - copies * cache.bytes
-        if outside > 0:
-            seconds = outside / (1e9 * machine.bandwidth_gbps(number + 1, threads))
-            name = boundary_names(machine)[number + 1]
-            found.append(Bound(f'compulsory traffic {name}', 1e3 * seconds, 'every kernel'))
-    if plan.solver_bound_s > 0:
+    machine, prediction = plan.machine, plan.best.prediction
+    names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))
+    kernels = 'every Winograd kernel with these tiles' if _is_winograd(plan) else 'every kernel'
+    found = []
+    times = bound_times(prediction.flops_done, prediction.moved, machine, plan.threads)
+    for resource, seconds in times.items():
+        traffic = resource in names
+        name = f'compulsory traffic {names[resource]}' if traffic else 'arithmetic at peak'
+        direct = not traffic and not _is_winograd(plan)
+        found.append(Bound(name, 1e3 * seconds, 'every direct kernel' if direct else kernels))
+    if _is_winograd(plan):
+        found.append(Bound('all products or their traffic', plan.bound_ms, 'every direct kernel'))
+    elif plan.solver_bound_s > 0:
         found.append(
             Bound(
                 "solver's dual, data movement",
                 1e3 * plan.solver_bound_s,
-                'any tile sizes with the register tiles and loop orders tried',
+                'any tile sizes with the register tiles and loop orders solved for',
             )
         )
     return tuple(sorted(found, key=lambda b: -b.time_ms))
@@ -114,8 +130,11 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
 
 def breakdown(plan: Plan) -> tuple[tuple[str, float], ...]:
     """(part, milliseconds) that add up to the best candidate's predicted time."""
-    p = plan.best.prediction
-    peak_s = plan.group.flops / (1e9 * plan.machine.peak_gflops(plan.threads))
+    return _parts(plan.best.prediction, plan)
+
+
+def _parts(p: Prediction, plan: Plan) -> tuple[tuple[str, float], ...]:
+    peak_s = p.flops_done / (1e9 * plan.machine.peak_gflops(plan.threads))
     around_s = p.pack_s + p.store_s + p.fork_s
     return tuple(
         (name, 1e3 * seconds)
@@ -123,11 +142,19 @@ def breakdown(plan: Plan) -> tuple[tuple[str, float], ...]:
             ('arithmetic at peak', peak_s),
             ('calls, tails and imbalance of the micro-kernels', p.compute_s - peak_s),
             ('traffic that compute does not hide', p.seconds - p.compute_s - around_s),
-            ('copying inputs', p.pack_s),
-            ('storing results', p.store_s),
+            (p.labels[0], p.pack_s),
+            (p.labels[1], p.store_s),
             ('fork and join', p.fork_s),
         )
     )
+
+
+def expected_error(plan: Plan) -> Error | None:
+    """What Winograd costs in accuracy; None for the direct algorithm, which sets the standard."""
+    if not _is_winograd(plan):
+        return None
+    m = dict(plan.best.schedule.options)['m']
+    return Error(predicted_error(plan.group, m), plan.max_rel_err)
 
 
 def runner_up(plan: Plan) -> RunnerUp | None:
@@ -140,7 +167,7 @@ def runner_up(plan: Plan) -> RunnerUp | None:
         1e3 * other.prediction.seconds,
         other.time_ms,
         tuple(_differences(best.schedule, other.schedule)),
-        tuple(_losses(best.prediction, other.prediction, plan.machine)),
+        tuple(_losses(best.prediction, other.prediction, plan)),
     )
 
 
@@ -176,14 +203,25 @@ def _cut(schedule: Schedule) -> str:
     return ' '.join(f'{d}/{ways}' for d, ways in schedule.parallel) or 'nothing'
 
 
-def _losses(best: Prediction, other: Prediction, machine: Machine) -> list[str]:
-    """Resources on which the other is predicted to be busier, largest first."""
+def _losses(best: Prediction, other: Prediction, plan: Plan) -> list[str]:
+    """Resources on which the other is predicted to be busier, largest first.
+
+    Two algorithms are compared by the parts that add up, since only these mean the same in both.
+    """
     rows = []
+    if best.overlaps != other.overlaps:
+        spent = dict(_parts(best, plan))
+        for name, its_ms in _parts(other, plan):
+            extra = its_ms - spent.get(name, 0.0)
+            if extra > 1e-6:
+                rows.append((extra, f'{name} +{_ms(extra)}'))
+        return [text for _, text in sorted(rows, reverse=True)]
+    machine = plan.machine
     for mine, its in zip(uses(best, machine), uses(other, machine), strict=True):
         extra = its.time_ms - mine.time_ms
         if extra > 1e-6 and mine.note != 'part of compute':
             text = f'{mine.name} +{_ms(extra)}'
-            if mine.bytes is not None and its.bytes is not None:
+            if mine.bytes is not None and its.bytes is not None and its.bytes > mine.bytes:
                 text += f' ({bytes_text(mine.bytes)} -> {bytes_text(its.bytes)})'
             rows.append((extra, text))
     return [text for _, text in sorted(rows, reverse=True)]
@@ -191,7 +229,7 @@ def _losses(best: Prediction, other: Prediction, machine: Machine) -> list[str]:
 
 def explanation(plan: Plan) -> dict:
     """Everything that `explain_plan` says, for JSON."""
-    second = runner_up(plan)
+    second, error = runner_up(plan), expected_error(plan)
     return {
         'loops': loop_lines(plan.group, plan.best.schedule),
         'uses': [asdict(use) for use in uses(plan.best.prediction, plan.machine)],
@@ -199,6 +237,7 @@ def explanation(plan: Plan) -> dict:
         'runner_up': asdict(second) if second else None,
         'bounds': [asdict(bound) for bound in bounds(plan)],
         'breakdown_ms': dict(breakdown(plan)),
+        'error': asdict(error) if error else None,
     }
 
 
@@ -213,6 +252,7 @@ def explain_plan(plan: Plan) -> str:
         '',
         f'Schedule {best.schedule.digest} ({best.schedule.schema} schema)',
         *('  ' + line for line in loop_lines(plan.group, best.schedule)),
+        *_error_lines(plan),
         '',
         *_use_lines(plan),
         '',
@@ -221,6 +261,14 @@ def explain_plan(plan: Plan) -> str:
         *_bound_lines(plan),
     ]
     return '\n'.join(lines)
+
+
+def _error_lines(plan: Plan) -> list[str]:
+    error = expected_error(plan)
+    if error is None:
+        return []
+    budget = '' if error.budget is None else f'; the budget is {error.budget:.1e}'
+    return [f'  Expected error: {error.predicted:.1e} of the largest output{budget}.']
 
 
 def _use_lines(plan: Plan) -> list[str]:
@@ -238,11 +286,19 @@ def _use_lines(plan: Plan) -> list[str]:
         size = '' if use.bytes is None else bytes_text(use.bytes)
         rows.append([use.name, size, _ms(use.time_ms), f'{use.share:.1%}'])
         notes.append(use.note)
+    limit = limit_name(prediction, plan.machine)
+    if prediction.bound_by:
+        limit += ', its compulsory traffic'
+    how = (
+        'Compute and the traffic of all levels overlap, so shares do not add up.'
+        if prediction.overlaps
+        else 'Times add up; of traffic only what compute does not hide is counted.'
+    )
     return [
         head,
+        *([f'  {COUNTED}.'] if _is_winograd(plan) else []),
         *_noted(rows, notes),
-        f'  Binding limit: {limit_name(prediction, plan.machine)}. Compute and the traffic of all '
-        f'levels overlap, so shares do not add up.',
+        f'  Binding limit: {limit}. {how}',
     ]
 
 
@@ -269,13 +325,15 @@ def _runner_up_lines(plan: Plan) -> list[str]:
 def _bound_lines(plan: Plan) -> list[str]:
     shown, found = figures(plan), bounds(plan)
     rows = [[b.name, _ms(b.time_ms)] for b in found]
-    above = shown.time_ms / shown.bound_ms - 1
+    above = shown.time_ms / shown.algorithm_bound_ms - 1
+    # Only a measured time can be below: the figures of the machine are then too low.
+    where = f'{above:.1%} above' if above > -5e-4 else f'{-above:.1%} below'
     lines = ['Lower bounds on the time', *_noted(rows, [f'for {b.holds_for}' for b in found])]
-    if plan.solver_bound_s <= 0:
+    if plan.solver_bound_s <= 0 and not _is_winograd(plan):
         lines.append("  The solver's dual does not apply: no tile problem was solved.")
     lines.append(
         f'  The {"measured" if shown.measured_ms is not None else "predicted"} time is '
-        f'{above:.1%} above the bound of {_ms(shown.bound_ms)}.'
+        f'{where} the bound of {_ms(shown.algorithm_bound_ms)}.'
     )
     parts = ', '.join(f'{_ms(ms)} {name}' for name, ms in breakdown(plan) if ms >= 5e-4)
     return [*lines, f'  The predicted time is made of {parts}.']

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
     from tilewright.plan import Plan
 
 
+COUNTED = 'GFLOP/s count the direct operations; Winograd performs fewer'
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One plan in numbers. `measured_ms` is None when nothing was timed, or nothing worked."""
+    """One plan in numbers. `measured_ms` is None when nothing was timed, or nothing worked.
+
+    `bound_ms` holds for direct kernels, `algorithm_bound_ms` for those of the chosen algorithm.
+    """
 
     flops: int
     predicted_ms: float
     measured_ms: float | None
     bound_ms: float
+    algorithm_bound_ms: float
     peak_gflops: float
     status: str
 
@@ -39,12 +46,13 @@ class Figures:
 
     @property
     def percent_of_peak(self) -> float:
+        """Above 100 where Winograd performs fewer operations than the definition has."""
         return 100 * self.gflops / self.peak_gflops
 
     @property
     def percent_of_bound(self) -> float:
-        """100 means that no kernel can be faster."""
-        return 100 * self.bound_ms / self.time_ms
+        """100 means that no kernel of the chosen algorithm can be faster."""
+        return 100 * self.algorithm_bound_ms / self.time_ms
 
     def to_json(self) -> dict:
         return asdict(self) | {
@@ -62,6 +70,7 @@ def figures(plan: Plan) -> Figures:
         1e3 * best.prediction.seconds,
         best.time_ms,
         plan.bound_ms,
+        plan.algorithm_bound_ms,
         plan.machine.peak_gflops(plan.threads),
         best.measurement.status if best.measurement else 'not measured',
     )
@@ -75,7 +84,9 @@ class Columns:
         self.headings = tuple(headings)
 
     def head(self) -> str:
-        return self.row('layer', self.headings)
+        """The headings; above them, where shares of the peak are shown, what GFLOP/s count."""
+        headings = self.row('layer', self.headings)
+        return f'{COUNTED}\n{headings}' if '% peak' in self.headings else headings
 
     def row(self, name: str, cells: Sequence[str], last: str = '') -> str:
         """Cells to the right under their headings; `last` ends the line."""

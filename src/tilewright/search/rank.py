@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.codegen.cpu.nest import part_extents
@@ -45,7 +45,11 @@ BUDGET = 90  # tile sizes priced exactly, for each of those
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule with what the model says about it."""
+    """A schedule with what the model says about it.
+
+    `solver_bound_s` is the least dual of all tile problems that were solved for this group, so that
+    it holds for all of them; 0 where none was solved.
+    """
 
     schedule: Schedule
     prediction: Prediction
@@ -72,12 +76,17 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
         return (Candidate(schedule, predict(group, schedule, machine)),)
     contraction = contract(group, candidates[0])
     found: list[Candidate] = []
+    duals: list[float] = []
     orders: list[Orders] = []
     for shape in shapes(group, contraction, machine, threads)[:SHAPES]:
         tiling = Tiling.of(group, contraction, machine, shape)
         orders = orders or tiling.orders()  # derived once: shapes differ little
-        found += _tiled(group, machine, tiling, orders)
-    return _distinct(sorted(found, key=_key), top)
+        tiled, solved = _tiled(group, machine, tiling, orders)
+        found += tiled
+        duals += solved
+    least = min(duals, default=0.0)
+    chosen = _distinct(sorted(found, key=_key), top)
+    return tuple(replace(candidate, solver_bound_s=least) for candidate in chosen)
 
 
 def _key(candidate: Candidate) -> tuple[float, str]:
@@ -197,26 +206,33 @@ class Tiling:
         ]
 
 
-def _tiled(group: Group, machine: Machine, tiling: Tiling, orders: list[Orders]) -> list[Candidate]:
-    """Cache tiles for one shape: solver, refinement under the exact model, the best of them."""
+def _tiled(
+    group: Group, machine: Machine, tiling: Tiling, orders: list[Orders]
+) -> tuple[list[Candidate], list[float]]:
+    """Cache tiles for one shape, by solver and refinement under the exact model.
+
+    Behind them the solver's bound for every choice of orders that it solved.
+    """
     shape, vector = tiling.shape, tiling.contraction.vector
     pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
     found: dict[str, Candidate] = {}
+    duals = []
     for choice in orders:
         starts, bound = tiling.starts(choice)
+        duals += [bound] if bound else []
 
-        def price(tiles: Tiles, choice: Orders = choice, bound: float = bound) -> float:
+        def price(tiles: Tiles, choice: Orders = choice) -> float:
             schedule = assemble(
                 group, machine.isa, vector, shape.reg, tiles, choice, shape.parallel, pack
             )
             if schedule.digest not in found:
                 prediction = predict(group, schedule, machine)
-                found[schedule.digest] = Candidate(schedule, prediction, bound)
+                found[schedule.digest] = Candidate(schedule, prediction)
             return found[schedule.digest].prediction.seconds
 
         budget = BUDGET if bound else 4 * BUDGET  # a coarse grid starts further away
         refine(starts, price, tiling.space, budget=budget, climbs=2)
-    return list(found.values())
+    return list(found.values()), duals
 
 
 def _distinct(ranked: list[Candidate], top: int) -> tuple[Candidate, ...]:
