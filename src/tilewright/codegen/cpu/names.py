@@ -15,8 +15,8 @@ from tilewright.schedule.schedule import Level, Schedule
 
 # Identifiers that the generators use themselves, and C's own words.
 _WORDS = """
-a acc accumulators args asm at auto b break buffer case char const constants continue count default do
-double else enum extent extern float for from goto high if inline int inside lane lanes last long
+a acc accumulators args asm at auto b break buffer case char const constants continue count default
+do double else enum extent extern float for from goto high if inline int inside lane lanes last long
 low max_long min_long out packed panel part pixel pixels register restrict return row rows short
 signed sizeof source static step struct switch tile to typedef union unsigned value void volatile
 weights while width typeof linux unix
