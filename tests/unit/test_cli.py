@@ -262,6 +262,8 @@ def test_control_c_ends_a_real_run_cleanly(host, tmp_path):
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {'TILEWRIGHT_CACHE_DIR': str(tmp_path)},
+        # A shell that starts the tests in the background has Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     for _ in range(4):  # three lines of heading, and the first layer

@@ -180,10 +180,13 @@ def test_a_reference_that_does_not_fit_ends_the_run_with_one_sentence():
 
 
 def _start(code: str) -> subprocess.Popen:
-    environment = {**os.environ, 'PYTHONPATH': str(CLIB)}
+    """A Python process that Ctrl-C reaches, even where a shell runs the tests in the background."""
+    path = os.pathsep.join([str(CLIB), *sys.path])
     return subprocess.Popen(
-        [sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, env=environment
-    )
+        [sys.executable, '-c', code], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, 'PYTHONPATH': path},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 _HANGING = """
