@@ -16,5 +16,5 @@ conv = plan.build(weights=weights, bias=bias)
 y = conv(x)
 
 want = reference(op, {'In': x, 'Ker': weights, 'Bias': bias})
-print(f'{plan.best.time_ms:.3f} ms, bound {plan.bound_ms:.3f} ms')
+print(f'{plan.best.time_ms:.3f} ms, bound {plan.algorithm_bound_ms:.3f} ms')
 print(f'largest error {np.abs(y - want).max() / np.abs(want).max():.1e} of the largest output')
