@@ -6,7 +6,7 @@ a dimension called `b`, `out` or `for`  ->  `b_`, `out_`, `for_`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from tilewright.ops.group import Group
@@ -32,18 +32,24 @@ def safe_names(group: Group, schedule: Schedule) -> tuple[Group, Schedule]:
 
     Only the main stage's iterators appear in C, so only they are renamed.
     """
+    changed, names = safe_iterators(group, _TAKEN)
+    return (group, schedule) if changed is group else (changed, _rename_schedule(schedule, names))
+
+
+def safe_iterators(group: Group, taken: Set[str]) -> tuple[Group, dict[str, str]]:
+    """(group, old -> new): other names for iterators that are `taken` or cannot stand in C."""
     stage = group.main
-    names = {d.name: _safe(d.name, number) for number, d in enumerate(stage.dims)}
+    names = {d.name: _safe(d.name, number, taken) for number, d in enumerate(stage.dims)}
     if all(old == new for old, new in names.items()):
-        return group, schedule
+        return group, names
     stages = tuple(_rename_stage(s, names) if s is stage else s for s in group.stages)
-    return replace(group, stages=stages), _rename_schedule(schedule, names)
+    return replace(group, stages=stages), names
 
 
-def _safe(name: str, number: int) -> str:
+def _safe(name: str, number: int, taken: Set[str]) -> str:
     if not _PLAIN.fullmatch(name):
         return f'd{number}_'
-    return f'{name}_' if name in _TAKEN or _NUMBERED.fullmatch(name) else name
+    return f'{name}_' if name in taken or _NUMBERED.fullmatch(name) else name
 
 
 def _rename_access(access: Access, names: Mapping[str, str]) -> Access:

@@ -1,0 +1,96 @@
+"""CUDA C++, as NVRTC compiles it without any header."""
+
+from __future__ import annotations
+
+from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.language import Kernel, padded
+
+WORDS = {
+    'THREAD': '(int)threadIdx.x',
+    'BLOCK_X': '(int)blockIdx.x',
+    'BLOCK_Y': '(int)blockIdx.y',
+    'BLOCK_Z': '(int)blockIdx.z',
+    'BARRIER': '__syncthreads()',
+    'GLOBAL': '',
+    'SHARED': '',
+    'FUNCTION': 'static __device__ __forceinline__',
+    'FMA': 'fmaf',
+    'MAXIMUM': 'fmaxf',
+    'MINIMUM': 'fminf',
+    'DEVICE_FENCE': '__threadfence()',
+    'FLOAT_BITS': '__float_as_uint',
+    'BITS_FLOAT': '__uint_as_float',
+}
+
+# Copies are asynchronous from compute capability 8.0 on. A copy of nothing writes zeros: that is
+# how padding is loaded without a branch.
+HEAD = """\
+#define INFINITY __int_as_float(0x7f800000)
+#define LOAD4(space, p) (*(const float4 *)(p))
+#define STORE4(space, p, v) (*(float4 *)(p) = (v))
+#define STORE2(space, p, a, b) (*(float2 *)(p) = make_float2(a, b))
+#define FLOAT4(a, b, c, d) make_float4(a, b, c, d)
+#define ATOMIC_ADD(p, v) atomicAdd(p, v)
+#define ATOMIC_COUNT(p) atomicAdd(p, 1)
+
+#if __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)
+{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+static __device__ __forceinline__ void COPY4(float *to, const float *from, bool there)
+{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+#define COPY_COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
+#define COPY_WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+#else
+#define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
+#define COPY4(to, from, there) \\
+    (*(float4 *)(to) = (there) ? *(const float4 *)(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f))
+#define COPY_COMMIT
+#define COPY_WAIT(n)
+#endif
+
+/* d += a b for a 16 x 8 by an 8 x 8 tile, spread over a warp (PTX: mma.m16n8k8, tf32) */
+#if __CUDA_ARCH__ >= 800
+#define MMA_TF32(d0, d1, d2, d3, a, b) \\
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 " \\
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \\
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \\
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
+#endif
+"""
+
+
+def _entry(kernel: Kernel, parameters: str) -> str:
+    resident = f', {kernel.resident}' if kernel.resident else ''
+    return (
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}{resident})\n'
+        f'{kernel.name}({parameters})'
+    )
+
+
+def _pointer(element: str, name: str, written: bool) -> str:
+    return f'{element} *{name}' if written else f'const {element} *__restrict__ {name}'
+
+
+def _shared(kernel: Kernel) -> list[str]:
+    """All arrays in one dynamic allocation: a static one is limited to 48 KB."""
+    if not kernel.shared:
+        return []
+    lines, offset = ['extern __shared__ __align__(16) float tw_shared[];'], 0
+    for name, count in kernel.shared:
+        lines.append(f'float *const {name} = tw_shared + {offset};')
+        offset += padded(count)
+    return lines
+
+
+CUDA = Dialect(
+    'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
+    frozenset({'async_copy', 'mma_tf32', 'device_fence'}),
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""What a dialect of CUCL is: a table of words, some lines of text, and how a kernel begins.
+
+One file for each: dialect_cuda.py, dialect_opencl.py, dialect_host.py. Words that stand for more
+than a keyword (16-byte loads, asynchronous copies, matrix instructions) are macros or functions in
+`head`, under the same names in every dialect; docs/cucl.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tilewright.codegen.gpu.language import Kernel
+
+
+def _nothing(_: Kernel) -> str:
+    return ''
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One target language.
+
+    family        the language that foreign bodies for it are written in
+    words         identifier of CUCL -> text
+    head          text before every kernel
+    entry         (kernel, parameters) -> the line that opens its function
+    pointer       (element type, name, written) -> a parameter
+    shared        kernel -> declarations of its shared arrays
+    capabilities  what kernels may need: 'async_copy', 'mma_tf32', 'device_fence'
+    tail          text behind the kernel
+    """
+
+    name: str
+    family: str
+    words: Mapping[str, str]
+    head: str
+    entry: Callable[[Kernel, str], str]
+    pointer: Callable[[str, str, bool], str]
+    shared: Callable[[Kernel], list[str]]
+    capabilities: frozenset[str] = frozenset()
+    tail: Callable[[Kernel], str] = _nothing

@@ -1,0 +1,106 @@
+"""Pieces that kernel schemas are assembled from, each a function that returns lines of CUCL.
+
+decode        a flat number into iterators, outermost first
+element       an access as a reference to an argument
+guards        the bounds that an access may violate, as C tests
+epilogue      the pointwise stages behind the main one, inlined at a store
+last_block    the block that comes last to a tile, for sums in a fixed order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.cpu.writer import scaled, total
+from tilewright.codegen.gpu.language import Array
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.stage import Access, Affine
+
+
+def decode(flat: str, sizes: Sequence[tuple[str, int]], prefix: str = '') -> list[str]:
+    """Declare an iterator for each (name, size), innermost last, from the number `flat`."""
+    lines, step = [], 1
+    for position, (name, size) in enumerate(reversed(sizes)):
+        text = flat if step == 1 else f'{flat} / {step}'
+        if size == 1:
+            text = '0'
+        elif position < len(sizes) - 1:
+            text = f'({text}) % {size}' if step > 1 else f'{text} % {size}'
+        lines.append(f'const int {prefix}{name} = {text};')
+        step *= size
+    return lines[::-1]
+
+
+def index(expression: Affine, names: Mapping[str, str] | None = None) -> str:
+    """An affine index in C; iterators may go by other names."""
+    known = names or {}
+    return total(
+        [
+            *(scaled(known.get(n, n), c) for n, c in expression.terms),
+            str(expression.const) if expression.const else '',
+        ]
+    )
+
+
+def element(group: Group, access: Access) -> str:
+    """An access as a reference to its argument: `@In[n=n, c=c, h=2 * h + r + -1, w=...]`."""
+    tensor = group.tensor(access.tensor)
+    places = zip(tensor.dims, access.index, strict=True)
+    return f'@{tensor.name}[{", ".join(f"{d}={index(e)}" for d, e in places)}]'
+
+
+def leaves(expression: Affine, extent: int, sizes: Mapping[str, int]) -> bool:
+    """Whether an index may leave its dimension."""
+    return expression.const < 0 or expression.const + expression.extent(sizes) > extent
+
+
+def guards(group: Group, access: Access, sizes: Mapping[str, int]) -> list[str]:
+    """C tests that hold where an access is inside its tensor; none where it always is."""
+    shape = group.tensor(access.tensor).shape
+    return [
+        f'(unsigned)({index(e)}) < {extent}u'
+        for e, extent in zip(access.index, shape, strict=True)
+        if leaves(e, extent, sizes)
+    ]
+
+
+def argument(tensor: Tensor, written: bool = False) -> Array:
+    return Array(tensor.name, tensor.dims, tensor.shape, written=written)
+
+
+def epilogue_lines(epilogue: Epilogue) -> list[str]:
+    """Where each operand of the epilogue is read, over the main stage's iterators."""
+    return [
+        f'const int {item.name}_at = '
+        f'{total([*(scaled(d, s) for d, s in item.strides), str(item.const)])};'
+        for item in epilogue.operands
+    ]
+
+
+def epilogue_arrays(group: Group, epilogue: Epilogue) -> list[Array]:
+    """Arguments for the operands, each under the operand's own name."""
+    return [
+        Array(item.name, tensor.dims, tensor.shape)
+        for item in epilogue.operands
+        for tensor in (group.tensor(item.tensor),)
+    ]
+
+
+def last_block(counter: str, tiles: str, splits: int) -> list[str]:
+    """Continue only in the block that comes last to a tile; it sets the counter back.
+
+    Everything that the other blocks of the tile wrote is visible behind these lines.
+    """
+    return [
+        'DEVICE_FENCE;',
+        'BARRIER;',
+        'if (THREAD == 0)',
+        f'    arrived[0] = (float)ATOMIC_COUNT(@{counter} + {tiles});',
+        'BARRIER;',
+        f'if (arrived[0] != {float(splits - 1)!r}f)',
+        '    return;',
+        'DEVICE_FENCE;',
+        'if (THREAD == 0)',
+        f'    @{counter}[tile={tiles}] = 0;',
+    ]

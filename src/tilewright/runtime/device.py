@@ -1,0 +1,155 @@
+"""What every GPU backend can do, and the arrays that live on one.
+
+Goes in: kernels (codegen/gpu/language.py) and numpy arrays. Comes out: programs, `NDArray`s with
+named dimensions, times. A backend is one file: runtime/cuda.py, runtime/opencl.py,
+runtime/hosted.py. All of them may be used in one process.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.language import Array, Kernel, Scalar, check_call
+from tilewright.errors import ArrayError
+from tilewright.machine.gpu import GpuMachine
+
+NUMPY = {'f32': np.float32, 'i32': np.int32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NDArray:
+    """An array on a device: dimensions by name, C-contiguous. `memory` belongs to the backend."""
+
+    dims: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    device: Device
+    memory: Any
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.sizes, dtype=np.int64)) * 4
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host."""
+        return self.device.download(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes, as far as its compiler tells (None: it does not)."""
+
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A kernel compiled for one device."""
+
+    kernel: Kernel
+    source: str
+    resources: Resources
+    handle: Any
+
+
+Values = Mapping[str, 'NDArray | int | float']
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A program with its arguments; `grid` replaces the kernel's own where sizes are dynamic."""
+
+    program: Program
+    values: Values
+    grid: tuple[int, int, int] | None = None
+
+
+class Device(abc.ABC):
+    """A device that compiles, holds arrays, launches and times."""
+
+    name: str
+    dialect: Dialect
+    machine: GpuMachine
+
+    @abc.abstractmethod
+    def compile(self, kernel: Kernel) -> Program:
+        """Raises CompilerError with the offending source line, ScheduleError beyond the limits."""
+
+    @abc.abstractmethod
+    def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
+        """Memory with undefined contents."""
+
+    @abc.abstractmethod
+    def write(self, array: NDArray, values: np.ndarray) -> None:
+        """Copy from the host into an array of the same size."""
+
+    @abc.abstractmethod
+    def download(self, array: NDArray) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def launch(self, call: Call) -> None:
+        """Start one kernel; it may run behind the caller's back until `synchronize`."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None: ...
+
+    @abc.abstractmethod
+    def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
+        """Seconds of `calls`, one after the other, measured on the device, for each repeat."""
+
+    def upload(self, values: np.ndarray, dims: Sequence[str]) -> NDArray:
+        """[numpy array, names of its dimensions] -> [NDArray]"""
+        if len(dims) != values.ndim:
+            raise ArrayError(
+                f'{":".join(dims)} names {len(dims)} dimensions, but the array has {values.ndim}'
+            )
+        dtype = next((name for name, kind in NUMPY.items() if values.dtype == kind), None)
+        if dtype is None:
+            raise ArrayError(f'arrays on a device are {", ".join(NUMPY)}, not {values.dtype}')
+        array = self.empty(dims, values.shape, dtype)
+        self.write(array, np.ascontiguousarray(values))
+        return array
+
+    def check(self, call: Call) -> list[Any]:
+        """Arguments in the order of the compiled function: memory, numbers of dynamic arrays.
+
+        Raises ArrayError where dimensions, sizes, dtypes or the device do not agree.
+        """
+        kernel = call.program.kernel
+        given = {}
+        for argument in kernel.args:
+            value = call.values.get(argument.name)
+            if isinstance(argument, Array) and value is not None:
+                if not isinstance(value, NDArray):
+                    raise ArrayError(
+                        f'argument {argument.name} of {kernel.name} is an array '
+                        f'{argument.signature}, but {type(value).__name__} was passed; upload it'
+                    )
+                if value.device is not self:
+                    raise ArrayError(
+                        f'argument {argument.name} of {kernel.name} lives on {value.device.name}, '
+                        f'but the kernel runs on {self.name}; copy it there'
+                    )
+                given[argument.name] = (value.dims, value.sizes, value.dtype)
+        scalars = {a.name: ((), (), '') for a in kernel.args if isinstance(a, Scalar)}
+        named = {n: given.get(n, scalars.get(n, ((), (), ''))) for n in call.values}
+        check_call(kernel, named)
+        out: list[Any] = []
+        for argument in kernel.args:
+            value = call.values[argument.name]
+            if isinstance(value, NDArray):
+                out.append(value.memory)
+                if isinstance(argument, Array) and argument.dynamic:
+                    actual = Array(argument.name, value.dims, value.sizes)
+                    out += [np.int32(number) for _, number in actual.numbers()]
+            else:
+                kind = NUMPY[argument.dtype]
+                out.append(kind(value))
+        return out

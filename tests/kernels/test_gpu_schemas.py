@@ -1,0 +1,191 @@
+"""GPU schemas against the reference, on the host dialect and, where it is there, on OpenCL; and
+their CUDA text through NVRTC, where that is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.gpu.generate import generate
+from tilewright.codegen.gpu.module import Module
+from tilewright.errors import MissingError, ScheduleError
+from tilewright.ops.group import Group
+from tilewright.ops.reference import reference
+from tilewright.runtime.device import Device
+from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.modules import Runner
+from tilewright.runtime.verify import random_arrays
+from tilewright.schedule.gpu import GpuSchedule
+
+ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90')
+
+
+@cache
+def device(name: str) -> Device:
+    if name == 'host':
+        return HostDevice()
+    from tilewright.runtime.opencl import OpenCLDevice
+
+    try:
+        return OpenCLDevice()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+def groups() -> dict[str, Group]:
+    """Strides, dilation, groups, odd sizes, batches, epilogues."""
+    return {
+        'dense': tw.conv2d(c=8, h=9, w=10, k=20, r=3, s=3, pad=1, bias=True, activation='relu'),
+        'strided': tw.conv2d(n=2, c=5, h=11, w=9, k=7, r=3, s=3, stride=2, pad=1),
+        'dilated': tw.conv2d(c=4, h=12, w=12, k=16, r=3, s=3, dilation=2, pad=2, bias=True),
+        'grouped': tw.conv2d(c=8, h=7, w=7, k=12, r=3, s=1, groups=2, pad=(1, 0)),
+        'pointwise': tw.conv2d(n=3, c=16, h=4, w=6, k=24, r=1, s=1, activation='silu', bias=True),
+        'first': tw.conv2d(c=3, h=17, w=19, k=16, r=7, s=7, stride=2, pad=3),
+        'product': tw.matmul(m=13, n=24, k=40),
+    }
+
+
+FMA = (
+    {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0},
+    {'bk': 32, 'bp': 64, 'tk': 8, 'tp': 8, 'kb': 4, 'stages': 3, 'split': 2, 'joint': 1},
+    {'bk': 64, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 16, 'stages': 1, 'split': 3, 'joint': 1},
+)
+MATRIX = (
+    {'bk': 16, 'bp': 64, 'tk': 16, 'tp': 32, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0},
+    {'bk': 32, 'bp': 32, 'tk': 32, 'tp': 16, 'kb': 16, 'stages': 3, 'split': 2, 'joint': 1},
+)
+SCHEDULES = [
+    *(GpuSchedule.of('tiled', **tiles) for tiles in FMA),
+    *(GpuSchedule.of('tiled', 'mma_tf32x3', **tiles) for tiles in MATRIX),
+]
+
+
+def run(module: Module, on: Device, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(the result of a second call on other data than the first, the reference)."""
+    group = module.group
+    first, second = (random_arrays(group, seed + i) for i in range(2))
+    constants = {t.name: second[t.name] for t in group.with_role('constant')}
+    runner = Runner(module, on, constants)
+    names = [t.name for t in group.with_role('input')]
+    runner(**{name: first[name] for name in names})
+    on.write(runner.arrays[group.output.name], np.full(group.output.shape, np.nan, np.float32))
+    return runner(**{name: second[name] for name in names}), reference(group, second)
+
+
+def fitted(group: Group, schedule: GpuSchedule) -> Module:
+    """The module; not split where there is not enough depth for it."""
+    try:
+        return generate(group, schedule)
+    except ScheduleError:
+        whole = tuple((n, 1 if n == 'split' else v) for n, v in schedule.tiles)
+        return generate(group, GpuSchedule(schedule.schema, whole, schedule.intrinsic))
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    assert np.abs(got - want).max() <= 2e-6 * max(np.abs(want).max(), 1.0)
+
+
+@pytest.mark.parametrize('name', groups())
+@pytest.mark.parametrize('on', ['host', 'opencl'])
+def test_the_general_schema(name: str, on: str) -> None:
+    module = generate(groups()[name], GpuSchedule.of('general', threads=64))
+    close(*run(module, device(on), 1))
+
+
+@pytest.mark.parametrize('name', groups())
+@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+def test_the_tiled_schema_on_the_host(name: str, number: int) -> None:
+    module = fitted(groups()[name], SCHEDULES[number])
+    close(*run(module, device('host'), number))
+
+
+@pytest.mark.parametrize('name', groups())
+@pytest.mark.parametrize('number', range(len(FMA)))
+def test_the_tiled_schema_on_opencl(name: str, number: int) -> None:
+    module = fitted(groups()[name], SCHEDULES[number])
+    close(*run(module, device('opencl'), number))
+
+
+@pytest.mark.parametrize('edge', range(-1, 2))
+def test_sizes_around_the_edges_of_a_tile(edge: int) -> None:
+    """Columns, rows and depth one below, at and one above what a block takes."""
+    group = tw.conv2d(c=8 + edge, h=1, w=32 + edge, k=16 + edge, r=1, s=3, pad=(0, 1), bias=True)
+    for schedule in (SCHEDULES[0], SCHEDULES[3]):
+        close(*run(generate(group, schedule), device('host'), 5 + edge))
+
+
+def test_random_schedules_of_random_problems() -> None:
+    draw = random.Random(7)
+    tried = 0
+    while tried < 12:
+        window = draw.choice([1, 3, 5])
+        group = tw.conv2d(
+            n=draw.randint(1, 3), c=draw.randint(1, 20), h=draw.randint(5, 13),
+            w=draw.randint(5, 13), k=draw.randint(1, 40), r=window, s=window,
+            stride=draw.randint(1, 2), pad=draw.randint(0, window // 2), bias=True,
+        )  # fmt: skip
+        matrix = draw.random() < 0.4
+        unit = 16 if matrix else 4
+        tk, tp = unit * draw.randint(1, 2), unit * draw.randint(1, 2)
+        schedule = GpuSchedule.of(
+            'tiled', 'mma_tf32x3' if matrix else 'fma', bk=tk * draw.choice([1, 2, 4]),
+            bp=tp * draw.choice([1, 2, 4]), tk=tk, tp=tp, kb=draw.choice([8, 16]),
+            stages=draw.randint(1, 4), split=draw.randint(1, 3), joint=draw.randint(0, 1),
+        )  # fmt: skip
+        try:
+            module = generate(group, schedule)
+        except ScheduleError:
+            continue
+        tried += 1
+        close(*run(module, device('host'), tried))
+
+
+def test_sums_of_shared_tiles_have_the_same_bits_every_time() -> None:
+    module = generate(groups()['first'], SCHEDULES[2])
+    first, _ = run(module, device('host'), 3)
+    second, _ = run(module, device('host'), 3)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ('change', 'part'),
+    [
+        ({'tk': 3}, 'tk divides bk'),
+        ({'bk': 18, 'tk': 6}, 'multiples of 4'),
+        ({'bp': 48, 'tp': 4, 'bk': 20}, 'whole rows'),
+        ({'split': 99}, 'at most the 9 pieces'),
+        ({'kb': 0}, 'at least 1'),
+    ],
+)
+def test_an_illegal_schedule_says_why(change: dict, part: str) -> None:
+    with pytest.raises(ScheduleError, match=part):
+        generate(groups()['dense'], GpuSchedule.of('tiled', **(FMA[0] | change)))
+    with pytest.raises(ScheduleError, match='the intrinsic is one of'):
+        generate(groups()['dense'], GpuSchedule.of('tiled', 'dp4a', **FMA[0]))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
+    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
+)
+@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+def test_cuda_text_compiles_without_spills(number: int) -> None:
+    from tilewright.runtime.cuda import compile_cubin
+
+    schedule = SCHEDULES[number]
+    module = generate(groups()['dense'], schedule)
+    for kernel in module.kernels:
+        for architecture in ARCHITECTURES:
+            if architecture == 'sm_75' and schedule.intrinsic != 'fma':
+                continue  # matrix instructions for tf32 came with sm_80
+            _, source, resources = compile_cubin(kernel, architecture)
+            assert resources.spill_bytes == 0
+            assert resources.registers is not None
+            assert resources.registers <= 255
+            assert kernel.name in source

@@ -1,0 +1,203 @@
+"""CUCL: references to arguments, dialects, checks at the call, foreign functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.gpu.dialect_cuda import CUDA
+from tilewright.codegen.gpu.dialect_host import HOST
+from tilewright.codegen.gpu.dialect_opencl import NVIDIA_OPENCL, OPENCL
+from tilewright.codegen.gpu.language import Array, Kernel, Scalar, check_call, lower, resolve
+from tilewright.errors import ArrayError, CheckError, InputError, ScheduleError
+from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
+from tilewright.runtime.device import Call
+from tilewright.runtime.hosted import HostDevice
+from tilewright.schedule.gpu import GpuSchedule
+
+IMAGE = Array('In', ('n', 'c', 'h', 'w'), (2, 3, 5, 7))
+
+
+def kernel(body: str, *args: Array | Scalar, threads: int = 1, **other) -> Kernel:
+    return Kernel('k', args or (IMAGE,), body, (1, 1, 1), threads, **other)
+
+
+@pytest.mark.parametrize(
+    ('text', 'want'),
+    [
+        ('@In[n=0, c=ci, h=y + 1, w=x]', 'In[ci * 35 + (y + 1) * 7 + x]'),
+        ('@In[w=0, h=0, c=0, n=0]', 'In[0]'),
+        ('@In[n=a[1], c=0, h=0, w=f(1, 2)]', 'In[(a[1]) * 105 + (f(1, 2))]'),
+        ('@In[n=@In[n=0, c=0, h=0, w=0], c=0, h=0, w=1]', 'In[(In[0]) * 105 + 1]'),
+        ('@In.size(h) + @In.stride(c)', '5 + 35'),
+        ('p = @In + 4;', 'p = In + 4;'),
+    ],
+)
+def test_references_become_plain_indices(text: str, want: str) -> None:
+    assert resolve(kernel(text), text) == want
+
+
+@pytest.mark.parametrize(
+    ('text', 'part'),
+    [
+        ('@In[n=0, c=0, h=0]', "leaves out ['w']"),
+        ('@In[n=0, c=0, h=0, w=0, q=1]', "'q=1' does not"),
+        ('@In[n=0, n=0, h=0, w=0]', 'once'),
+        ('@In.size(k)', "no dimension 'k'"),
+        ('@Out[n=0]', "no array 'Out'"),
+        ('@In[n=0', 'not closed'),
+        ('a @ b', 'lone @'),
+    ],
+)
+def test_a_wrong_reference_says_what_is_wrong(text: str, part: str) -> None:
+    with pytest.raises(ScheduleError, match='kernel k') as caught:
+        resolve(kernel(text), text)
+    assert part in str(caught.value)
+
+
+def test_dynamic_sizes_are_parameters() -> None:
+    image = Array('In', ('h', 'w'), (5, 7), dynamic=True)
+    source = lower(kernel('x = @In[h=y, w=x] + @In.size(w);', image), CUDA)
+    assert 'In[y * In_h_stride + x] + In_w_size' in source
+    assert 'int In_h_size, int In_h_stride, int In_w_size, int In_w_stride' in source
+
+
+def test_every_dialect_has_its_own_words() -> None:
+    body = 'SHARED float *p = buffer; BARRIER; p[THREAD] = @In[n=0, c=0, h=0, w=BLOCK_X];'
+    made = kernel(body, threads=64, shared=(('buffer', 5),))
+    cuda, opencl, host = (lower(made, d) for d in (CUDA, OPENCL, HOST))
+    assert '__syncthreads()' in cuda
+    assert 'extern __shared__' in cuda
+    assert '__launch_bounds__(64)' in cuda
+    assert 'barrier(CLK_LOCAL_MEM_FENCE)' in opencl
+    assert '__local float *p' in opencl
+    assert '__local float buffer[8]' in opencl
+    assert 'tw_barrier()' in host
+    for text in (cuda, opencl, host):
+        assert 'THREAD;' not in text.replace('THREADS', '')
+        assert '@' not in text.split('k(', 1)[1]
+
+
+def test_what_a_dialect_does_not_have_is_named() -> None:
+    made = kernel('', needs=frozenset({'mma_tf32'}))
+    assert lower(made, CUDA)
+    assert lower(made, NVIDIA_OPENCL)
+    with pytest.raises(ScheduleError, match='needs mma_tf32, which opencl does not have'):
+        lower(made, OPENCL)
+
+
+def test_a_foreign_function_runs_with_only_its_interface_declared() -> None:
+    """Boda Sec. 3.2: here a C function for the host; CUDA and OpenCL ones go the same way."""
+    out = Array('Out', ('i',), (6,), written=True)
+    body = 'for (int i = 0; i < 6; i++) Out[i] = scale * i;'
+    made = Kernel('theirs', (out, Scalar('scale', 'f32')), body, (1, 1, 1), 1, language='c')
+    device = HostDevice()
+    result = device.empty(('i',), (6,))
+    device.launch(Call(device.compile(made), {'Out': result, 'scale': 1.5}))
+    np.testing.assert_array_equal(result.numpy(), 1.5 * np.arange(6, dtype=np.float32))
+    with pytest.raises(ScheduleError, match='is written in c; it cannot run on cuda'):
+        lower(made, CUDA)
+
+
+def given(dims: str, sizes: tuple[int, ...] = (2, 3, 5, 7), dtype: str = 'f32') -> dict:
+    return {'In': (tuple(dims.split(':')), sizes, dtype)}
+
+
+def test_arguments_are_checked_by_the_names_of_their_dimensions() -> None:
+    made = kernel('')
+    check_call(made, given('n:c:h:w'))
+    with pytest.raises(ArrayError, match=r'declared n:c:h:w, but an array k:c:r:s was passed'):
+        check_call(made, given('k:c:r:s'))
+    with pytest.raises(ArrayError, match=r'compiled for sizes \(2, 3, 5, 7\), but \(1, 3, 5, 7\)'):
+        check_call(made, given('n:c:h:w', (1, 3, 5, 7)))
+    with pytest.raises(ArrayError, match='declared f32, but the array passed is i32'):
+        check_call(made, given('n:c:h:w', dtype='i32'))
+    with pytest.raises(ArrayError, match=r"not given: \['In'\], not known: \['X'\]"):
+        check_call(made, {'X': ((), (), 'f32')})
+
+
+def test_a_dynamic_kernel_serves_all_sizes() -> None:
+    image = Array('In', ('h', 'w'), (1, 1), dynamic=True)
+    out = Array('Out', ('h',), (1,), written=True, dynamic=True)
+    body = """\
+float sum = 0.0f;
+for (int x = 0; x < @In.size(w); x++)
+    sum += @In[h=BLOCK_X, w=x];
+@Out[h=BLOCK_X] = sum;"""
+    device = HostDevice()
+    program = device.compile(kernel(body, image, out))
+    for sizes in ((3, 4), (5, 2)):
+        values = np.random.default_rng(1).random(sizes, np.float32)
+        result = device.empty(('h',), sizes[:1])
+        arrays = {'In': device.upload(values, ('h', 'w')), 'Out': result}
+        device.launch(Call(program, arrays, (sizes[0], 1, 1)))
+        np.testing.assert_allclose(result.numpy(), values.sum(1), rtol=1e-6)
+
+
+def test_arrays_of_another_device_are_refused() -> None:
+    first, second = HostDevice(), HostDevice()
+    array = second.upload(np.zeros(IMAGE.sizes, np.float32), IMAGE.dims)
+    program = first.compile(kernel(''))
+    with pytest.raises(ArrayError, match='lives on host'):
+        first.launch(Call(program, {'In': array}))
+    with pytest.raises(ArrayError, match='upload it'):
+        first.launch(Call(program, {'In': np.zeros(3)}))  # type: ignore[dict-item]
+    with pytest.raises(ArrayError, match='names 1 dimensions, but the array has 2'):
+        first.upload(np.zeros((2, 2), np.float32), ('h',))
+    with pytest.raises(ArrayError, match='not float64'):
+        first.upload(np.zeros(2), ('h',))
+
+
+def test_threads_that_miss_a_barrier_are_found() -> None:
+    made = kernel('if (THREAD < 3) BARRIER;', threads=4)
+    device = HostDevice()
+    array = device.upload(np.zeros(IMAGE.sizes, np.float32), IMAGE.dims)
+    with pytest.raises(CheckError, match='every thread has to reach every barrier'):
+        device.launch(Call(device.compile(made), {'In': array}))
+
+
+def test_threads_of_a_block_meet_at_barriers() -> None:
+    """Every thread reads what its neighbour wrote before the barrier."""
+    out = Array('Out', ('i',), (48,), written=True)
+    body = """\
+buffer[THREAD] = THREAD + 100.0f * BLOCK_X;
+BARRIER;
+@Out[i=BLOCK_X * 16 + THREAD] = buffer[(THREAD + 1) % 16];"""
+    made = Kernel('ring', (out,), body, (3, 1, 1), 16, (('buffer', 16),))
+    device = HostDevice()
+    result = device.empty(('i',), (48,))
+    device.launch(Call(device.compile(made), {'Out': result}))
+    want = [(i + 1) % 16 + 100.0 * b for b in range(3) for i in range(16)]
+    np.testing.assert_array_equal(result.numpy(), want)
+
+
+def test_a_block_beyond_the_limits_is_refused() -> None:
+    device = HostDevice('rtx2080ti')
+    with pytest.raises(ScheduleError, match='needs 2048 threads a block, and rtx2080ti has 1024'):
+        device.compile(kernel('', threads=2048))
+    with pytest.raises(ScheduleError, match='bytes of shared memory a block'):
+        device.compile(kernel('', shared=(('buffer', 65536 // 4 + 1),)))
+
+
+def test_gpu_machines_make_the_round_trip() -> None:
+    assert {'h200', 'pocl', 'rtx2080ti', 'v100'} <= set(known_gpus())
+    for name in known_gpus():
+        machine = known_gpu(name)
+        assert GpuMachine.from_json(machine.to_json()) == machine
+    assert known_gpu('h200').peak_gflops == pytest.approx(66_908, rel=1e-3)
+    with pytest.raises(InputError, match='known: h200'):
+        known_gpu('h201')
+    with pytest.raises(InputError, match='keys'):
+        GpuMachine.from_json({'name': 'x'})
+
+
+def test_gpu_schedules_make_the_round_trip() -> None:
+    schedule = GpuSchedule.of('tiled', 'mma_tf32x3', bk=32, bp=64)
+    assert GpuSchedule.from_json(schedule.to_json()) == schedule
+    assert schedule['bp'] == 64
+    with pytest.raises(ScheduleError, match="needs a value for 'kb'"):
+        schedule['kb']
+    with pytest.raises(ScheduleError, match='cannot be read'):
+        GpuSchedule.from_json({'schema': 'tiled'})
+    with pytest.raises(ScheduleError, match='not numbers from 0 on'):
+        GpuSchedule.of('tiled', bk=-1)
