@@ -1,17 +1,20 @@
 # make demo    set up, then optimise and verify ResNet-18's convolutions (under five minutes)
 # make test    set up with everything that tests need, then run them
 # make check   format, lint, types, direction of imports
+# make tables  write the tables of README.md and docs/ again from the JSON in bench/results
+# make peers-tvm  set up TVM in an environment of its own, for tilewright bench --against tvm
 #
 # PYTHON=python3.12 make test chooses the interpreter, VENV=dir the environment. A set-up is done
 # again only when pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_TVM ?= .venv-tvm
 WORKERS ?= 2
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format tables peers-tvm clean
 
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright.cli.demo
@@ -28,6 +31,17 @@ check: $(VENV)/stamp-check
 format: $(VENV)/stamp-check
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+tables: $(VENV)/stamp-demo
+	$(BIN)/python bench/tables.py
+
+peers-tvm: $(VENV_TVM)/stamp-tvm
+
+$(VENV_TVM)/stamp-tvm: constraints-tvm.txt
+	$(PYTHON) -m venv $(VENV_TVM)
+	$(VENV_TVM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(VENV_TVM)/bin/python -c 'import tvm, xgboost; print("TVM", tvm.__version__)'
+	touch $@
 
 $(VENV)/stamp-venv:
 	$(PYTHON) -m venv $(VENV)
@@ -46,4 +60,4 @@ $(VENV)/stamp-check: $(VENV)/stamp-venv pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_TVM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

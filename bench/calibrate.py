@@ -25,6 +25,7 @@ from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.model.orders import order_classes
 from tilewright.model.predict import predict
+from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import Kernel
@@ -81,6 +82,7 @@ def main() -> None:
     machine, _ = load_machine()
     rows = []
     for name, group, _ in expand(options.layers):
+        group = flatten(group)
         random = Random(f'{options.seed}/{name}')
         contraction = contract(group, vector_candidates(group)[0])
         layer = []

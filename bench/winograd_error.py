@@ -1,6 +1,9 @@
 """The error of every F(m, r) beside the model's prediction, by generated kernels on this host.
 
-    python bench/winograd_error.py [--layers mopt/R2,mopt/R6] [--sizes 2,4,6] [--json FILE]
+    python bench/winograd_error.py [--layers mopt/R2,mopt/R4] [--tiles 2,4,7x2] [--json FILE]
+
+Tiles are m or rows x columns; `all` stands for every shape that the search may choose. mopt/R4 has
+stride 2.
 
 Data: `random` is normal; `relu` is normal, smoothed over the image and clipped at zero, as between
 the layers of a network; `image` is a smooth positive picture with fine noise. Errors are the
@@ -22,12 +25,21 @@ from tilewright.machine.isa import best_isa
 from tilewright.model.winograd_error import direct_error, predicted_error
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.ops.winograd import applies
+from tilewright.ops.winograd import Tile, applies, geometry
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import Kernel
-from tilewright.search.rank_winograd import winograd_schedule
+from tilewright.search.rank_winograd import tiles_within, winograd_schedule
 
 KINDS = ('random', 'relu', 'image')
+TILES = '2,3,4,5,6,7,1x7,4x2,7x2,7x5'
+
+
+def tiles(text: str, group: Group) -> list[Tile]:
+    """The shapes that are asked for."""
+    if text == 'all':
+        return list(tiles_within(group, float('inf')))
+    sizes = [tuple(int(n) for n in word.split('x')) for word in text.split(',')]
+    return [(size[0], size[-1]) for size in sizes]
 
 
 def smooth(values: np.ndarray, steps: int) -> np.ndarray:
@@ -47,30 +59,36 @@ def data(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndar
     return noise.astype(np.float32)
 
 
-def kernel(group: Group, m: int) -> Kernel:
+def kernel(group: Group, m: Tile) -> Kernel:
     schedule = winograd_schedule(group, best_isa(), m, 4, 1, 1, (1, 2, 4))
     return Kernel.load(build(generate(group, schedule), compiler_flags(schedule)), group)
 
 
-def row(name: str, group: Group, m: int, wants: dict) -> dict:
+def row(name: str, group: Group, m: Tile, wants: dict) -> dict:
     made = kernel(group, m)
     errors = {}
     for kind, (arrays, want) in wants.items():
         out = np.empty(group.output.shape, np.float32)
         made.run(arrays, made.pack(arrays), out)
         errors[kind] = float(np.abs(out - want).max() / np.abs(want).max())
-    return {'layer': name, 'm': m, 'predicted': predicted_error(group, m), 'measured': errors}
+    return {
+        'layer': name,
+        'tile': m,
+        'f': geometry(group, m).name,
+        'predicted': predicted_error(group, m),
+        'measured': errors,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n')[0])
-    parser.add_argument('--layers', default='mopt/R2,mopt/R6,mopt/R9')
-    parser.add_argument('--sizes', default='2,3,4,5,6,7')
+    parser.add_argument('--layers', default='mopt/R2,mopt/R9,mopt/R4,mopt/R10')
+    parser.add_argument('--tiles', default=TILES)
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
     rows = []
     print(
-        f'{"layer":10} {"F":8} {"predicted":>10}', *(f'{k:>10}' for k in KINDS), f'{"direct":>10}'
+        f'{"layer":10} {"F":20} {"predicted":>10}', *(f'{k:>10}' for k in KINDS), f'{"direct":>10}'
     )
     for name in given.layers.split(','):
         group = tw.parse(name)
@@ -84,7 +102,7 @@ def main() -> None:
                 if t.role in ('input', 'constant')
             }
             wants[kind] = arrays, reference(group, arrays)
-        for m in (int(text) for text in given.sizes.split(',')):
+        for m in tiles(given.tiles, group):
             reason = applies(group, m)
             if reason:
                 print(f'{name:10} {reason}')
@@ -92,8 +110,7 @@ def main() -> None:
             rows.append(row(name, group, m, wants))
             figures = [rows[-1]['predicted'], *rows[-1]['measured'].values()]
             figures.append(direct_error(sizes['c'], sizes['r'], sizes['s']))
-            label = f'F({m},{max(sizes["r"], sizes["s"])})'
-            print(f'{name:10} {label:8}', *(f'{x:10.2e}' for x in figures), flush=True)
+            print(f'{name:10} {rows[-1]["f"]:20}', *(f'{x:10.2e}' for x in figures), flush=True)
     if given.json:
         given.json.write_text(json.dumps({'rows': rows}, indent=1) + '\n')
 

@@ -22,7 +22,7 @@ from tilewright.runtime.cpu import Kernel
 from tilewright.runtime.emulate import Toolchain, cannot_run, emulate, emulator, native
 from tilewright.schedule.schedule import Schedule
 
-SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div')
+SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 # Checked, not timed: building quickly matters more than speed.
 QUICK = ('-O1',)
 

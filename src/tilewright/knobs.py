@@ -66,6 +66,7 @@ KNOBS = (
     Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc'),
     Knob('time_limit', _seconds, 60.0, 'seconds that one candidate may take, above 0, at most 1e6'),
     Knob('memory_limit', _bytes, 8 << 30, 'bytes of address space that a worker may use, above 0'),
+    Knob('tvm_python', Path, None, 'interpreter of the environment that has TVM (make peers-tvm)'),
     Knob('shared', Path, None, 'directory with the data sets that some tests and tables read'),
 )
 _BY_NAME = {knob.name: knob for knob in KNOBS}

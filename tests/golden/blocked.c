@@ -188,6 +188,12 @@ static __attribute__((noinline)) void store_p1x1x4_v2(const float *acc, float *r
     store_row(acc + 0, out + 0, lanes, 8, 4);
 }
 
+static inline void fetch_result(const float *out) {
+    for (long w_row = 0; w_row < 4; w_row++) {
+        __builtin_prefetch(out + w_row * 8, 1);
+    }
+}
+
 void tw_pack(const float *const *constants, float *packed) {
     const float *b = constants[0];
     float *to = packed;
@@ -235,6 +241,7 @@ void tw_part(const tw_args *args, long part) {
                         const float *weights = args->packed + kb_reg * 96 + kl_reg * 12;
                         const float *tile = buffer + n_reg * 128 + h_reg * 32 + w_reg;
                         float *acc = accumulators;
+                        fetch_result(args->out + n_reg * 384 + kb_reg * 192 + h_reg * 48 + w_reg * 8 + kl_reg);
                         if (w_reg_end - w_reg == 4)
                             mk_portable_p1x1x4_v2(tile + 0, weights + (0) * 3 * 8, acc, 4 - 0, 0);
                         else

@@ -56,8 +56,9 @@ static __attribute__((noinline)) void mk_portable_p1x2x3_v1(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
-static inline void transpose4(const float *from, long step, float *to, long pitch)
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -65,17 +66,19 @@ static inline void transpose4(const float *from, long step, float *to, long pitc
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, const float *e0, long step, long pixels) {
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 4];
         for (long pixel = 0; pixel < pixels; pixel += 4)
-            transpose4(acc + pixel * step + lane, step, rows + pixel, 4);
+            transpose4(acc + pixel * step + lane, step, rows + pixel, 4, 4);
         for (long j = 0; j < min_long(4, lanes - lane); j++) {
             float *restrict to = out + (lane + j) * 36;
             for (long pixel = 0; pixel < pixels; pixel++) {
@@ -90,6 +93,14 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 static __attribute__((noinline)) void store_p1x2x3_v1(const float *acc, float *restrict out, long lanes, const float *e0) {
     store_row(acc + 0, out + 0, lanes, e0 + 0, 4, 3);
     store_row(acc + 12, out + 6, lanes, e0 + 0, 4, 3);
+}
+
+static inline void fetch_result(const float *out) {
+    for (long h_row = 0; h_row < 2; h_row++) {
+        for (long k_row = 0; k_row < 4; k_row++) {
+            __builtin_prefetch(out + h_row * 6 + k_row * 36, 1);
+        }
+    }
 }
 
 void tw_pack(const float *const *constants, float *packed) {
@@ -132,6 +143,7 @@ void tw_part(const tw_args *args, long part) {
                     const float *weights = args->packed + 0 * 32 + k_reg * 4;
                     const float *tile = source + n_reg * 144 + h_reg * 6 + w_reg + 0 * 36;
                     float *acc = accumulators;
+                    fetch_result(args->out + n_reg * 288 + k_reg * 36 + h_reg * 6 + w_reg);
                     mk_portable_p1x2x3_v1(tile + 0, weights + (0) * 1 * 4, acc, 4 - 0, 0);
                     store_p1x2x3_v1(acc, args->out + n_reg * 288 + k_reg * 36 + h_reg * 6 + w_reg, min_long(4, 8 - k_reg), e0 + k_reg);
                 }

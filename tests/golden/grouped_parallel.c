@@ -46,6 +46,25 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
         buffer[x] = 0.0f;
 }
 
+/* copy_row, with every `strip` elements `pitch` floats apart. Asks for what lies `ahead` floats
+   behind: the same piece of a later row. */
+static inline __attribute__((always_inline)) void copy_strips(
+    const float *restrict source, float *restrict buffer, long from, long size, long count,
+    long stride, long factor, long strip, long pitch, long ahead)
+{
+    const int inside = from >= 0 && from + (count - 1) * factor < size;
+    for (long x = 0; x < count; x += strip, buffer += pitch) {
+        const float *restrict s = source + (from + x * factor) * stride;
+        __builtin_prefetch(s + ahead);
+        if (inside && x + strip <= count)
+            for (long i = 0; i < strip; i++)
+                buffer[i] = s[i * factor * stride];
+        else
+            copy_row(source, buffer, from + x * factor, size, min_long(strip, count - x), stride,
+                     factor);
+    }
+}
+
 static void pack_tile(const float *restrict source, float *restrict buffer, const long *from, const long *extent) {
     const long i_count = (extent[0] - 1) / 1 + 1;
     for (long i = 0; i < i_count; i++) {
@@ -57,7 +76,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 2ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 100 + j_at * 25 + k_at * 5), buffer + i * 96 + j * 48 + k * 8, from[3] + 0, inside ? 5 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_strips(source + (i_at * 100 + j_at * 25 + k_at * 5), buffer + i / 1 * 96 + j * 24 + k * 4, from[3] + 0, inside ? 5 : 0, (extent[3] - 1) / 1 + 1, 1, 1, 3, 48, 20);
             }
         }
     }
@@ -75,7 +94,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
         s2_0 = *(const vec *)(acc + 16);
         s2_1 = *(const vec *)(acc + 20);
     }
-    for (; count > 0; count--, a += 48, b += 24) {
+    for (; count > 0; count--, a += 24, b += 24) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
@@ -89,22 +108,22 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
         {
             const vec w0 = *(const vec *)(b + 8);
             const vec w1 = *(const vec *)(b + 12);
+            s0_0 += a[4] * w0;
+            s0_1 += a[4] * w1;
+            s1_0 += a[5] * w0;
+            s1_1 += a[5] * w1;
+            s2_0 += a[6] * w0;
+            s2_1 += a[6] * w1;
+        }
+        {
+            const vec w0 = *(const vec *)(b + 16);
+            const vec w1 = *(const vec *)(b + 20);
             s0_0 += a[8] * w0;
             s0_1 += a[8] * w1;
             s1_0 += a[9] * w0;
             s1_1 += a[9] * w1;
             s2_0 += a[10] * w0;
             s2_1 += a[10] * w1;
-        }
-        {
-            const vec w0 = *(const vec *)(b + 16);
-            const vec w1 = *(const vec *)(b + 20);
-            s0_0 += a[16] * w0;
-            s0_1 += a[16] * w1;
-            s1_0 += a[17] * w0;
-            s1_1 += a[17] * w1;
-            s2_0 += a[18] * w0;
-            s2_1 += a[18] * w1;
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -117,8 +136,9 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
-static inline void transpose4(const float *from, long step, float *to, long pitch)
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -126,17 +146,19 @@ static inline void transpose4(const float *from, long step, float *to, long pitc
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, long step, long pixels) {
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 4];
         for (long pixel = 0; pixel < pixels; pixel += 4)
-            transpose4(acc + pixel * step + lane, step, rows + pixel, 4);
+            transpose4(acc + pixel * step + lane, step, rows + pixel, 4, 4);
         for (long j = 0; j < min_long(4, lanes - lane); j++) {
             float *restrict to = out + (lane + j) * 24;
             for (long pixel = 0; pixel < pixels; pixel++) {
@@ -148,7 +170,18 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 }
 
 static __attribute__((noinline)) void store_p1x1x3_v2(const float *acc, float *restrict out, long lanes) {
+    if (lanes >= 8) {
+        transpose4(acc + 0, 8, out + 0, 24, 3);
+        transpose4(acc + 4, 8, out + 96, 24, 3);
+        return;
+    }
     store_row(acc + 0, out + 0, lanes, 8, 3);
+}
+
+static inline void fetch_result(const float *out) {
+    for (long k_row = 0; k_row < 8; k_row++) {
+        __builtin_prefetch(out + k_row * 24, 1);
+    }
 }
 
 void tw_pack(const float *const *constants, float *packed) {
@@ -198,8 +231,9 @@ void tw_part(const tw_args *args, long part) {
                         const long w_reg_end = min_long(w_reg + 3, 6);
                         const long last = k_reg + 8 >= 8;
                         const float *weights = args->packed + g_reg * 48 + k_reg * 6;
-                        const float *tile = buffer + (g_reg - g_part) * 96 + (n_reg - n_part) * 96 + h_reg * 8 + w_reg;
+                        const float *tile = buffer + (g_reg - g_part) * 48 + (n_reg - n_part) * 96 + h_reg * 4 + w_reg / 3 * 48;
                         float *acc = accumulators;
+                        fetch_result(args->out + n_reg * 384 + g_reg * 192 + k_reg * 24 + h_reg * 6 + w_reg);
                         mk_portable_p1x1x3_v2(tile + 0, weights + (0) * 3 * 8, acc, 2 - 0, 0);
                         store_p1x1x3_v2(acc, args->out + n_reg * 384 + g_reg * 192 + k_reg * 24 + h_reg * 6 + w_reg, min_long(8, 8 - k_reg));
                     }

@@ -46,12 +46,31 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
         buffer[x] = 0.0f;
 }
 
+/* copy_row, with every `strip` elements `pitch` floats apart. Asks for what lies `ahead` floats
+   behind: the same piece of a later row. */
+static inline __attribute__((always_inline)) void copy_strips(
+    const float *restrict source, float *restrict buffer, long from, long size, long count,
+    long stride, long factor, long strip, long pitch, long ahead)
+{
+    const int inside = from >= 0 && from + (count - 1) * factor < size;
+    for (long x = 0; x < count; x += strip, buffer += pitch) {
+        const float *restrict s = source + (from + x * factor) * stride;
+        __builtin_prefetch(s + ahead);
+        if (inside && x + strip <= count)
+            for (long i = 0; i < strip; i++)
+                buffer[i] = s[i * factor * stride];
+        else
+            copy_row(source, buffer, from + x * factor, size, min_long(strip, count - x), stride,
+                     factor);
+    }
+}
+
 static void pack_tile(const float *restrict source, float *restrict buffer, const long *from, const long *extent) {
     const long i_count = (extent[1] - 1) / 1 + 1;
     for (long i = 0; i < i_count; i++) {
         const long i_at = from[1] + i * 1 + 0;
         const int inside = (unsigned long)i_at < 10ul;
-        copy_row(source + (i_at * 1), buffer + i * 8, from[0] + 0, inside ? 6 : 0, (extent[0] - 1) / 1 + 1, 10, 1);
+        copy_strips(source + (i_at * 1), buffer + i * 4, from[0] + 0, inside ? 6 : 0, (extent[0] - 1) / 1 + 1, 10, 1, 3, 16, 4);
     }
 }
 
@@ -64,7 +83,7 @@ static __attribute__((noinline)) void mk_portable_p3_v1(const float *a, const fl
         s1_0 = *(const vec *)(acc + 12);
         s2_0 = *(const vec *)(acc + 24);
     }
-    for (; count > 0; count--, a += 8, b += 4) {
+    for (; count > 0; count--, a += 4, b += 4) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -89,7 +108,7 @@ static __attribute__((noinline)) void mk_portable_p3_v2(const float *a, const fl
         s2_0 = *(const vec *)(acc + 24);
         s2_1 = *(const vec *)(acc + 28);
     }
-    for (; count > 0; count--, a += 8, b += 8) {
+    for (; count > 0; count--, a += 4, b += 8) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
@@ -126,6 +145,12 @@ static __attribute__((noinline)) void store_p3_v2(const float *acc, float *restr
     store_row(acc + 0, out + 0, lanes, 12, 3);
 }
 
+static inline void fetch_result(const float *out) {
+    for (long i_row = 0; i_row < 3; i_row++) {
+        __builtin_prefetch(out + i_row * 12, 1);
+    }
+}
+
 void tw_pack(const float *const *constants, float *packed) {
     const float *b = constants[0];
     float *to = packed;
@@ -160,8 +185,10 @@ void tw_part(const tw_args *args, long part) {
                 const long last = j_reg + 8 >= 12;
                 const long width = last ? 4 : 8;
                 const float *weights = args->packed + 0 * 120 + j_reg * 10;
-                const float *tile = buffer + i_reg;
+                const float *tile = buffer + i_reg / 3 * 16;
                 float *acc = accumulators + (i_reg - 0) * 12 + (j_reg - 0);
+                if (k_l1_end == 10)
+                    fetch_result(args->out + i_reg * 12 + j_reg);
                 if (!last)
                     mk_portable_p3_v2(tile + 0, weights + (k_l1) * 1 * width, acc, k_l1_end - k_l1, !(k_l1 == 0));
                 else

@@ -59,8 +59,8 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
                 for (long k = 0; k < k_count; k++) {
                     const long k_at = from[2] + k * 2 + k_phases[kp];
                     const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 9ul;
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 384 + j * 192 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 384 + j * 192 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 416 + j * 208 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 416 + j * 208 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
                 }
             }
         }
@@ -75,7 +75,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x2_v1(const float *a, cons
         s0_0 = *(const vec *)(acc + 0);
         s1_0 = *(const vec *)(acc + 8);
     }
-    for (; count > 0; count--, a += 192, b += 36) {
+    for (; count > 0; count--, a += 208, b += 36) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -128,8 +128,9 @@ static __attribute__((noinline)) void mk_portable_p1x1x2_v1(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
-static inline void transpose4(const float *from, long step, float *to, long pitch)
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -137,17 +138,19 @@ static inline void transpose4(const float *from, long step, float *to, long pitc
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, long step, long pixels) {
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 4];
         for (long pixel = 0; pixel < pixels; pixel += 4)
-            transpose4(acc + pixel * step + lane, step, rows + pixel, 4);
+            transpose4(acc + pixel * step + lane, step, rows + pixel, 4, 4);
         for (long j = 0; j < min_long(4, lanes - lane); j++) {
             float *restrict to = out + (lane + j) * 30;
             for (long pixel = 0; pixel < pixels; pixel++) {
@@ -159,7 +162,17 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 }
 
 static __attribute__((noinline)) void store_p1x1x2_v1(const float *acc, float *restrict out, long lanes) {
+    if (lanes >= 4) {
+        transpose4(acc + 0, 8, out + 0, 30, 2);
+        return;
+    }
     store_row(acc + 0, out + 0, lanes, 8, 2);
+}
+
+static inline void fetch_result(const float *out) {
+    for (long k_row = 0; k_row < 4; k_row++) {
+        __builtin_prefetch(out + k_row * 30, 1);
+    }
 }
 
 void tw_pack(const float *const *constants, float *packed) {
@@ -181,13 +194,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 2688; }
+long tw_scratch_bytes(void) { return 2816; }
 long tw_packed_bytes(void) { return 1152; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 400;
+    float *accumulators = buffer + 432;
     for (long c_l1 = 0; c_l1 < 4; c_l1 += 2) {
         const long c_l1_end = min_long(c_l1 + 2, 4);
         const long from[] = {0, c_l1, 0 * 2 + -1, 0 * 2 + -1};
@@ -203,8 +216,10 @@ void tw_part(const tw_args *args, long part) {
                         const long w_reg_end = min_long(w_reg + 2, 6);
                         const long last = k_reg + 4 >= 8;
                         const float *weights = args->packed + 0 * 288 + k_reg * 36;
-                        const float *tile = buffer + n_reg * 384 + h_reg * 16 + w_reg;
+                        const float *tile = buffer + n_reg * 416 + h_reg * 16 + w_reg;
                         float *acc = accumulators + (n_reg - 0) * 240 + (h_reg - 0) * 48 + (w_reg - 0) * 8 + (k_reg - 0);
+                        if (c_l1_end == 4)
+                            fetch_result(args->out + n_reg * 240 + k_reg * 30 + h_reg * 6 + w_reg);
                         mk_portable_p1x1x2_v1(tile + 0, weights + (c_l1) * 9 * 4, acc, c_l1_end - c_l1, !(c_l1 == 0));
                         if (c_l1_end == 4) {
                             store_p1x1x2_v1(acc, args->out + n_reg * 240 + k_reg * 30 + h_reg * 6 + w_reg, min_long(4, 8 - k_reg));

@@ -57,7 +57,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
             for (long k = 0; k < k_count; k++) {
                 const long k_at = from[2] + k * 1 + 0;
                 const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 3ul && (unsigned long)k_at < 5ul;
-                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 120 + j * 40 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
+                copy_row(source + (i_at * 90 + j_at * 30 + k_at * 6), buffer + i * 144 + j * 48 + k * 8, from[3] + 0, inside ? 6 : 0, (extent[3] - 1) / 1 + 1, 1, 1);
             }
         }
     }
@@ -74,7 +74,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v1(const float *a, cons
         s3_0 = *(const vec *)(acc + 12);
         s4_0 = *(const vec *)(acc + 16);
     }
-    for (; count > 0; count--, a += 40, b += 16) {
+    for (; count > 0; count--, a += 48, b += 16) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -131,7 +131,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v2(const float *a, cons
         s4_0 = *(const vec *)(acc + 32);
         s4_1 = *(const vec *)(acc + 36);
     }
-    for (; count > 0; count--, a += 40, b += 32) {
+    for (; count > 0; count--, a += 48, b += 32) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
@@ -203,8 +203,9 @@ static __attribute__((noinline)) void mk_portable_p1x1x5_v2(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
-static inline void transpose4(const float *from, long step, float *to, long pitch)
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -212,17 +213,19 @@ static inline void transpose4(const float *from, long step, float *to, long pitc
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, long step, long pixels) {
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 8];
         for (long pixel = 0; pixel < pixels; pixel += 4)
-            transpose4(acc + pixel * step + lane, step, rows + pixel, 8);
+            transpose4(acc + pixel * step + lane, step, rows + pixel, 8, 4);
         for (long j = 0; j < min_long(4, lanes - lane); j++) {
             float *restrict to = out + (lane + j) * 20;
             for (long pixel = 0; pixel < pixels; pixel++) {
@@ -234,11 +237,29 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 }
 
 static __attribute__((noinline)) void store_p1x1x5_v1(const float *acc, float *restrict out, long lanes) {
+    if (lanes >= 4) {
+        transpose4(acc + 0, 4, out + 0, 20, 4);
+        transpose4(acc + 16, 4, out + 4, 20, 1);
+        return;
+    }
     store_row(acc + 0, out + 0, lanes, 4, 5);
 }
 
 static __attribute__((noinline)) void store_p1x1x5_v2(const float *acc, float *restrict out, long lanes) {
+    if (lanes >= 8) {
+        transpose4(acc + 0, 8, out + 0, 20, 4);
+        transpose4(acc + 32, 8, out + 4, 20, 1);
+        transpose4(acc + 4, 8, out + 80, 20, 4);
+        transpose4(acc + 36, 8, out + 84, 20, 1);
+        return;
+    }
     store_row(acc + 0, out + 0, lanes, 8, 5);
+}
+
+static inline void fetch_result(const float *out) {
+    for (long k_row = 0; k_row < 8; k_row++) {
+        __builtin_prefetch(out + k_row * 20, 1);
+    }
 }
 
 void tw_pack(const float *const *constants, float *packed) {
@@ -260,13 +281,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 832; }
+long tw_scratch_bytes(void) { return 896; }
 long tw_packed_bytes(void) { return 960; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 144;
+    float *accumulators = buffer + 160;
     const long from[] = {0, 0, 0, 0};
     const long extent[] = {(1 - 0 - 1) + 1, (3 - 0 - 1) + 1, (4 - 0 - 1) + (2 - 0 - 1) + 1, (5 - 0 - 1) + (2 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -281,8 +302,9 @@ void tw_part(const tw_args *args, long part) {
                     const long last = k_reg + 8 >= 20;
                     const long width = last ? 4 : 8;
                     const float *weights = args->packed + 0 * 240 + k_reg * 12;
-                    const float *tile = buffer + n_reg * 120 + h_reg * 8 + w_reg;
+                    const float *tile = buffer + n_reg * 144 + h_reg * 8 + w_reg;
                     float *acc = accumulators;
+                    fetch_result(args->out + n_reg * 400 + k_reg * 20 + h_reg * 5 + w_reg);
                     if (!last)
                         mk_portable_p1x1x5_v2(tile + 0, weights + (0) * 4 * width, acc, 3 - 0, 0);
                     else

@@ -59,8 +59,8 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
                 for (long k = 0; k < k_count; k++) {
                     const long k_at = from[2] + k * 2 + k_phases[kp];
                     const int inside = (unsigned long)i_at < 1ul && (unsigned long)j_at < 4ul && (unsigned long)k_at < 9ul;
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 768 + j * 192 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
-                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 768 + j * 192 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 832 + j * 208 + kp * 96 + k * 16, from[3] + 0, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
+                    copy_row(source + (i_at * 396 + j_at * 99 + k_at * 11), buffer + i * 832 + j * 208 + kp * 96 + k * 16 + 8, from[3] + 1, inside ? 11 : 0, (extent[3] - 1) / 2 + 1, 1, 2);
                 }
             }
         }
@@ -76,7 +76,7 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v1(const float *a, cons
         s1_0 = *(const vec *)(acc + 4);
         s2_0 = *(const vec *)(acc + 8);
     }
-    for (; count > 0; count--, a += 192, b += 36) {
+    for (; count > 0; count--, a += 208, b += 36) {
         {
             const vec w0 = *(const vec *)(b + 0);
             s0_0 += a[0] * w0;
@@ -139,8 +139,9 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v1(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for i, j < 4 */
-static inline void transpose4(const float *from, long step, float *to, long pitch)
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -148,17 +149,19 @@ static inline void transpose4(const float *from, long step, float *to, long pitc
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vec4 *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(vec4 *)(to + pitch) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * pitch) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * pitch) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, long step, long pixels) {
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 4];
         for (long pixel = 0; pixel < pixels; pixel += 4)
-            transpose4(acc + pixel * step + lane, step, rows + pixel, 4);
+            transpose4(acc + pixel * step + lane, step, rows + pixel, 4, 4);
         for (long j = 0; j < min_long(4, lanes - lane); j++) {
             float *restrict to = out + (lane + j) * 30;
             for (long pixel = 0; pixel < pixels; pixel++) {
@@ -170,7 +173,17 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 }
 
 static __attribute__((noinline)) void store_p1x1x3_v1(const float *acc, float *restrict out, long lanes) {
+    if (lanes >= 4) {
+        transpose4(acc + 0, 4, out + 0, 30, 3);
+        return;
+    }
     store_row(acc + 0, out + 0, lanes, 4, 3);
+}
+
+static inline void fetch_result(const float *out) {
+    for (long k_row = 0; k_row < 4; k_row++) {
+        __builtin_prefetch(out + k_row * 30, 1);
+    }
 }
 
 void tw_pack(const float *const *constants, float *packed) {
@@ -192,13 +205,13 @@ void tw_pack(const float *const *constants, float *packed) {
 }
 
 long tw_parts(void) { return 1; }
-long tw_scratch_bytes(void) { return 3264; }
+long tw_scratch_bytes(void) { return 3520; }
 long tw_packed_bytes(void) { return 1152; }
 
 void tw_part(const tw_args *args, long part) {
     const float *source = args->in[0];
     float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());
-    float *accumulators = buffer + 784;
+    float *accumulators = buffer + 848;
     const long from[] = {0, 0, 0 * 2 + -1, 0 * 2 + -1};
     const long extent[] = {(1 - 0 - 1) + 1, (4 - 0 - 1) + 1, (5 - 0 - 1) * 2 + (3 - 0 - 1) + 1, (6 - 0 - 1) * 2 + (3 - 0 - 1) + 1};
     pack_tile(source, buffer, from, extent);
@@ -212,8 +225,9 @@ void tw_part(const tw_args *args, long part) {
                     const long w_reg_end = min_long(w_reg + 3, 6);
                     const long last = k_reg + 4 >= 8;
                     const float *weights = args->packed + 0 * 288 + k_reg * 36;
-                    const float *tile = buffer + n_reg * 768 + h_reg * 16 + w_reg;
+                    const float *tile = buffer + n_reg * 832 + h_reg * 16 + w_reg;
                     float *acc = accumulators;
+                    fetch_result(args->out + n_reg * 240 + k_reg * 30 + h_reg * 6 + w_reg);
                     mk_portable_p1x1x3_v1(tile + 0, weights + (0) * 9 * 4, acc, 4 - 0, 0);
                     store_p1x1x3_v1(acc, args->out + n_reg * 240 + k_reg * 30 + h_reg * 6 + w_reg, min_long(4, 8 - k_reg));
                 }

@@ -17,11 +17,17 @@ from tilewright.codegen.cpu.generate import generate
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.runtime.emulate import cannot_run
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import general_schedule, register_order, whole_tile
+from tilewright.schedule.space import (
+    general_schedule,
+    register_order,
+    stencil_schedule,
+    whole_tile,
+)
 
 FOLDER = Path(__file__).parent
 SMALL = conv2d(c=3, h=5, w=6, k=20, r=2, s=2)
@@ -29,6 +35,7 @@ STRIDED = conv2d(c=4, h=9, w=11, k=8, r=3, s=3, stride=2, pad=1)
 FUSED = conv2d(c=4, h=6, w=6, k=8, r=1, s=1, bias=True, activation='silu')
 DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, activation='relu6')
 GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
+SLIDING = conv2d(c=4, h=13, w=21, k=4, r=3, s=3, stride=2, pad=1, groups=2)
 PRODUCT = matmul(m=6, n=12, k=10)
 BLOCKED = blocked(conv2d(c=4, h=4, w=6, k=16, r=1, s=3, pad=(0, 1)), {'In': 4, 'Out': 8})
 
@@ -61,12 +68,18 @@ CASES: dict[str, tuple[Group, Schedule]] = {
         packed(STRIDED, 'portable', 'k', {'w': 2, 'k': 1}, inner={'c': 2}),
     ),
     'epilogue': (FUSED, packed(FUSED, 'portable', 'k', {'h': 2, 'w': 3, 'k': 1}, pack='')),
+    'strips': (
+        FUSED,
+        packed(flatten(FUSED), 'portable', 'k', {'hw': 6, 'k': 1}, inner={'hw': 6}, pack='l2'),
+    ),
     'grouped_parallel': (
         GROUPED,
         packed(GROUPED, 'portable', 'k', {'w': 3, 'k': 2}, parallel=(('n', 2), ('g', 2))),
     ),
     'matmul': (PRODUCT, packed(PRODUCT, 'portable', 'j', {'i': 3, 'j': 2}, inner={'k': 4})),
     'blocked': (BLOCKED, packed(BLOCKED, 'portable', 'kl', {'w': 4, 'kl': 2})),
+    'stencil_depthwise': (DEPTHWISE, stencil_schedule(DEPTHWISE, 'neon', 4, 3, 2, (('k', 2),))),
+    'stencil_strided': (SLIDING, stencil_schedule(SLIDING, 'avx2', 4, 2, 1, (('h', 2),))),
     'general_depthwise': (DEPTHWISE, general_schedule(DEPTHWISE, 'portable', 2, 2)),
     'general_matmul': (PRODUCT, general_schedule(PRODUCT, 'portable', 1, 1)),
 }

@@ -66,6 +66,13 @@ SCHEDULES = [
 ]
 
 
+PATCH = (
+    {'bk': 16, 'bn': 1, 'bh': 2, 'bw': 5, 'tk': 16, 'tp': 16, 'kb': 8, 'stages': 2, 'split': 1},
+    {'bk': 32, 'bn': 1, 'bh': 3, 'bw': 4, 'tk': 16, 'tp': 8, 'kb': 3, 'stages': 3, 'split': 1},
+    {'bk': 32, 'bn': 1, 'bh': 4, 'bw': 3, 'tk': 32, 'tp': 24, 'kb': 2, 'stages': 1, 'split': 2},
+)
+
+
 def run(module: Module, on: Device, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(the result of a second call on other data than the first, the reference)."""
     group = module.group
@@ -110,6 +117,28 @@ def test_the_tiled_schema_on_the_host(name: str, number: int) -> None:
 def test_the_tiled_schema_on_opencl(name: str, number: int) -> None:
     module = fitted(groups()[name], SCHEDULES[number])
     close(*run(module, device('opencl'), number))
+
+
+@pytest.mark.parametrize('name', [n for n in groups() if n != 'product'])
+@pytest.mark.parametrize('number', range(len(PATCH)))
+def test_the_patch_schema_on_the_host(name: str, number: int) -> None:
+    joint = int(PATCH[number]['kb'] % 8 > 0)
+    schedule = GpuSchedule.of('patch', 'mma_tf32x3', **PATCH[number], joint=joint)
+    close(*run(fitted(groups()[name], schedule), device('host'), number))
+
+
+WIDE = (
+    {'bk': 16, 'bn': 1, 'bh': 2, 'bw': 5, 'tk': 16, 'tp': 64, 'kb': 8, 'stages': 2, 'split': 1},
+    {'bk': 32, 'bn': 1, 'bh': 4, 'bw': 3, 'tk': 32, 'tp': 128, 'kb': 2, 'stages': 1, 'split': 2},
+)
+
+
+@pytest.mark.parametrize('name', [n for n in groups() if n != 'product'])
+@pytest.mark.parametrize('number', range(len(WIDE)))
+def test_the_patch_schema_of_warpgroups_on_the_host(name: str, number: int) -> None:
+    joint = int(WIDE[number]['kb'] % 8 > 0)
+    schedule = GpuSchedule.of('patch', 'wgmma_tf32x3', **WIDE[number], joint=joint)
+    close(*run(fitted(groups()[name], schedule), device('host'), number))
 
 
 @pytest.mark.parametrize('edge', range(-1, 2))
@@ -174,11 +203,11 @@ def test_an_illegal_schedule_says_why(change: dict, part: str) -> None:
     importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
     reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
 )
-@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+@pytest.mark.parametrize('number', range(len(SCHEDULES) + 1))
 def test_cuda_text_compiles_without_spills(number: int) -> None:
     from tilewright.runtime.cuda import compile_cubin
 
-    schedule = SCHEDULES[number]
+    schedule = [*SCHEDULES, GpuSchedule.of('patch', 'mma_tf32x3', **PATCH[0], joint=0)][number]
     module = generate(groups()['dense'], schedule)
     for kernel in module.kernels:
         for architecture in ARCHITECTURES:

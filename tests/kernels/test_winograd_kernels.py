@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.winograd import split_runs, stretch_tiles, transform_lanes
+from tilewright.codegen.cpu.winograd import (
+    plan,
+    split_runs,
+    stretch_tiles,
+    tile,
+    transform_lanes,
+)
+from tilewright.codegen.cpu.winograd_transform import classes_of
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 from tilewright.model.winograd_error import predicted_error
@@ -83,6 +90,28 @@ def shapes(isa: str) -> list[tuple[Group, Schedule]]:
     return cases
 
 
+def strided(isa: str) -> list[tuple[Group, Schedule]]:
+    """Strides of every kind, points that share weights, tiles that are not square."""
+    lanes = ISAS[isa].lanes
+    problems = [
+        ({'h': 13, 'w': 25, 'stride': 2}, 4, 2, (1, 2, 2), (('k', 2),)),
+        ({'h': 14, 'w': 26, 'stride': 2, 'pad': (0, 1, 1, 0)}, 7, 1, (1, 1, 2), ()),
+        ({'h': 12, 'w': 25, 'stride': (2, 1), 'n': 2}, (3, 4), 3, (2, 2, 3), (('ph', 2),)),
+        ({'h': 11, 'w': 24, 'stride': (1, 2), 'groups': 2}, (2, 5), 2, (1, 3, 2), ()),
+        ({'h': 23, 'w': 22, 'stride': 3, 'r': 4, 's': 5}, (2, 3), 2, (1, 2, 2), ()),
+        ({'h': 19, 'w': 30, 'stride': 2, 'r': 7, 's': 7, 'pad': 3}, 2, 2, (1, 3, 5), ()),
+        ({'h': 9, 'w': 40, 'stride': 2, 'r': 1, 's': 3}, 6, 2, (1, 3, 2), (('pw', 2),)),
+        ({'h': 13, 'w': 25}, (4, 2), 2, (1, 2, 4), (('k', 2),)),
+        ({'h': 9, 'w': 15}, (1, 7), 2, (1, 3, 2), ()),
+        ({'h': 15, 'w': 6, 'stride': 2}, (4, 1), 2, (1, 2, 3), ()),
+    ]
+    cases = []
+    for problem, m, panels, block, parallel in problems:
+        group = conv2d(**({'c': 4, 'k': 4 * lanes + 2, 'r': 3, 's': 3, 'pad': 1} | problem))
+        cases.append((group, winograd_schedule(group, isa, m, 5, 1, panels, block, parallel)))
+    return cases
+
+
 def epilogues(isa: str) -> list[tuple[Group, Schedule]]:
     """Bias and activation; a residual read at the point that is written."""
     plain = conv2d(n=2, c=3, k=7, h=9, w=13, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -111,13 +140,12 @@ def with_residual() -> Group:
     return Group(f'{group.label}+residual', tensors, (moved, add), (('Sum', 'register'),))
 
 
-@pytest.mark.parametrize('cases', [sizes, blocks, shapes, epilogues])
+@pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, epilogues])
 def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, tools):
     for number, (group, schedule) in enumerate(cases(isa)):
         arrays = arrays_of(group, number)
         want = reference(group, arrays)
-        m = dict(schedule.options)['m']
-        limit = 8 * predicted_error(group, m) * np.abs(want).max() + 1e-7
+        limit = 8 * predicted_error(group, tile(schedule)) * np.abs(want).max() + 1e-7
         flags = (*compiler_flags(schedule), '-O1')
         for out in run_program(group, generate(group, schedule), arrays, tools(isa), flags):
             assert np.abs(out - want).max() <= limit, f'{group.label} {schedule.to_json()}'
@@ -182,6 +210,22 @@ def test_illegal_schedules_are_refused():
     for schedule, words in cases:
         with pytest.raises(ScheduleError, match=words):
             generate(group, schedule)
-    strided = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1, stride=2)
-    with pytest.raises(ScheduleError, match='strided'):
-        generate(strided, good)
+    dilated = conv2d(c=3, k=9, h=10, w=11, r=3, s=3, pad=1, dilation=2)
+    with pytest.raises(ScheduleError, match='dilated'):
+        generate(dilated, good)
+
+
+def test_weights_that_points_share_are_packed_once():
+    # F(4, 3) at stride 2: five points of two taps, four of one tap: 36 weights for 81 points.
+    group = conv2d(c=16, k=16, h=16, w=16, r=3, s=3, pad=1, stride=2)
+    made = plan(group, winograd_schedule(group, 'neon', 4, 4, 2, 1, (1, 2, 2)))
+    assert made.packed_weights == 36 * 16 * 16
+    assert [(c.shared, c.weights) for c in made.classes] == [(1, 25), (4, 5), (4, 5), (16, 1)]
+
+
+def test_the_products_of_a_tile_lie_together_where_no_weight_is_shared():
+    group = conv2d(c=16, k=16, h=16, w=16, r=3, s=3, pad=1)
+    (only,), floats = classes_of(geometry(group, 4), tiles=16, width=8)
+    assert (only.place, only.weight_step) == (0, 8)
+    assert only.index_step == 19 * 16  # 36 * 8 floats are 18 lines; an odd number uses every set
+    assert floats == 16 * only.index_step

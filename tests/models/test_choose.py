@@ -27,7 +27,7 @@ def test_auto_keeps_the_best_of_both():
     assert len(schemas('mopt/R6', 'auto', top=1)) == 1
 
 
-@pytest.mark.parametrize('layer', ['mopt/R4', 'mopt/Y5', 'mopt/M3'])
+@pytest.mark.parametrize('layer', ['mopt/R5', 'mopt/Y5', 'mopt/M3'])
 def test_auto_is_direct_where_winograd_does_not_apply(layer):
     assert 'winograd' not in schemas(layer, 'auto')
     with pytest.raises(InputError, match='Winograd cannot be used'):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.cpu.generate import generate
+from tilewright.codegen.cpu.winograd import tile
 from tilewright.codegen.cpu.winograd_transform import linear, operations
 from tilewright.errors import InputError, SpecError
 from tilewright.machine.isa import ISAS
@@ -26,6 +27,7 @@ from tilewright.model.winograd_time import (
     CALL_CYCLES,
     cycles,
     lower_bound_winograd,
+    needs,
     predict_winograd,
     seconds,
     work_of,
@@ -34,17 +36,10 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.ops.winograd import (
-    applies,
-    check,
-    geometry,
-    lower,
-    matmul_stage,
-    matrices,
-    transform,
-)
+from tilewright.ops.winograd import applies, geometry, lower, matmul_stage, matrices
+from tilewright.ops.winograd_matrices import check, transform
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.rank_winograd import rank_winograd, sizes_within, winograd_schedule
+from tilewright.search.rank_winograd import rank_winograd, tiles_within, winograd_schedule
 
 
 def whole(rows: tuple) -> list[list[float]]:
@@ -76,6 +71,39 @@ def test_the_matrices_compute_a_filter(m, r):
     assert y == pytest.approx(np.correlate(d, g, 'valid'), rel=1e-9)
 
 
+@pytest.mark.parametrize('stride', [2, 3, 4])
+@pytest.mark.parametrize('r', [1, 2, 3, 5, 7])
+@pytest.mark.parametrize('m', [1, 2, 4, 7])
+def test_the_matrices_compute_a_strided_filter(m, r, stride):
+    f = transform(m, r, stride=stride)
+    assert f.length == stride * (m - 1) + r
+    d, g = np.arange(1.0, f.length + 1) ** 2, np.arange(1.0, r + 1)
+    y = f.array('at') @ ((f.array('g') @ g) * (f.array('bt') @ d))
+    assert y == pytest.approx(np.correlate(d, g, 'valid')[::stride], rel=1e-9)
+
+
+def test_strided_filters_are_sums_of_filters_of_stride_one():
+    f = transform(4, 3, stride=2)
+    assert (f.t, f.length, f.step, f.kinds, f.name) == (9, 9, 8, 6, 'F(4,3)/2')
+    even, odd = f.parts
+    assert (even.first, even.f.t, even.shared, even.kinds) == (0, 5, 1, 5)  # taps 0 and 2
+    assert (odd.first, odd.f.t, odd.shared, odd.kinds) == (5, 4, 4, 1)  # tap 1, one weight
+    assert len({f.g[t] for t in range(5, 9)}) == 1
+    assert len({f.g[t] for t in range(9)}) == f.kinds
+    seven = transform(2, 7, stride=2)  # F(2, 4) and F(2, 3)
+    assert [part.f.t for part in seven.parts] == [5, 4]
+    assert [part.shared for part in seven.parts] == [1, 1]
+
+
+def test_one_output_or_one_tap_needs_no_transform():
+    assert (
+        whole(transform(1, 3).bt) == [[1, 0, 0], [0, 1, 0], [0, 0, 1]] == whole(transform(1, 3).g)
+    )
+    assert whole(transform(3, 1).at) == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert transform(3, 1).kinds == 1
+    assert transform(1, 3).kinds == 3
+
+
 def test_the_bilinear_identity_is_checked():
     f = transform(2, 3)
     wrong = replace(f, at=((*f.at[0][:-1], Fraction(1)), f.at[1]))
@@ -99,14 +127,16 @@ CONVOLUTIONS = [
     {'r': 1, 's': 3},
     {'r': 3, 's': 1, 'pad': (2, 1), 'bias': True},
     {'r': 5, 's': 2, 'pad': 2},
+    {'r': 3, 's': 3, 'pad': 1, 'stride': 2},
+    {'r': 7, 's': 3, 'pad': 3, 'stride': (2, 3), 'groups': 2, 'bias': True},
 ]
 
 
 @pytest.mark.parametrize('conv', CONVOLUTIONS)
-@pytest.mark.parametrize('m', [2, 4, 5])
+@pytest.mark.parametrize('m', [2, 4, 5, (3, 1), (2, 4)])
 def test_the_lowering_computes_the_convolution(conv, m):
     group = conv2d(n=2, c=4, h=9, w=11, k=6, **conv)
-    rng = np.random.default_rng(m)
+    rng = np.random.default_rng(5)
     arrays = {
         t.name: rng.standard_normal(t.shape)
         for t in group.tensors
@@ -132,15 +162,16 @@ def test_the_lowering_counts_the_work():
 def test_where_winograd_does_not_apply_it_says_why():
     dense = {'c': 4, 'h': 9, 'w': 9, 'k': 4, 'r': 3, 's': 3}
     assert applies(conv2d(**dense), 4) == ''
-    assert 'strided' in applies(conv2d(**dense, stride=2), 4)
+    assert applies(conv2d(**dense, stride=2), 4) == applies(conv2d(**dense), (1, 4)) == ''
     assert 'dilated' in applies(conv2d(**dense, dilation=2), 4)
     assert 'dense' in applies(conv2d(**dense, groups=4), 4)
     assert '1x1' in applies(conv2d(**(dense | {'r': 1, 's': 1})), 4)
     assert 'dense' in applies(matmul(m=4, n=4, k=4), 4)
     assert 'nothing' in applies(conv2d(**dense), 1)
+    assert 'nothing' in applies(conv2d(**dense), (0, 4))
     assert 'points' in applies(conv2d(**dense), 12)
     with pytest.raises(SpecError, match='use the direct algorithm'):
-        geometry(conv2d(**dense, stride=2), 4)
+        geometry(conv2d(**dense, dilation=2), 4)
 
 
 @pytest.mark.parametrize('name', ['at', 'bt'])
@@ -198,6 +229,17 @@ def test_the_error_model_is_near_the_error(m, kind):
     assert predicted / 6 < error < 3 * predicted
 
 
+def test_strided_and_narrow_tiles_are_more_accurate():
+    dense = {'c': 64, 'h': 57, 'w': 57, 'k': 8, 'r': 3, 's': 3}
+    plain, strided = conv2d(**dense), conv2d(**dense, stride=2)
+    assert predicted_error(strided, 4) < predicted_error(plain, 4) / 2
+    assert (
+        predicted_error(plain, (4, 2)) < predicted_error(plain, (4, 3)) < predicted_error(plain, 4)
+    )
+    # F(2, 3) at stride 2 interpolates at 0, 1 and infinity or not at all: close to the direct sum.
+    assert predicted_error(strided, 2) < 2 * direct_error(64, 3, 3)
+
+
 def test_the_error_of_a_trivial_transform_is_that_of_the_sum():
     f = transform(1, 1)
     # F(1, 1): weights rounded once, C products summed in order.
@@ -208,7 +250,7 @@ def test_the_error_of_a_trivial_transform_is_that_of_the_sum():
 def test_errors_grow_with_the_tile_and_the_channels():
     assert square_error(2, 3, 64) < square_error(4, 3, 64) < square_error(7, 3, 64) < 1e-4
     assert square_error(4, 3, 64) < square_error(4, 3, 512)
-    assert predicted_error(conv2d(c=4, h=9, w=9, k=4, r=3, s=3, stride=2), 4) == float('inf')
+    assert predicted_error(conv2d(c=4, h=9, w=9, k=4, r=3, s=3, dilation=2), 4) == float('inf')
 
 
 GROUP = conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1)
@@ -262,7 +304,6 @@ def test_traffic_that_is_hidden_still_takes_its_time(m, threads):
     schedule = winograd_schedule(WEIGHTS, 'avx2', m, 4, 2, 1, (1, 1, 1), parallel)
     shape = geometry(WEIGHTS, m)
     moved = 4 * (2 * 512 * 7 * 7 + shape.t * 512 * 512)
-    outside = moved - SLOW.caches[-1].bytes
     for machine in (MACHINE, SLOW):
         found = predict_winograd(WEIGHTS, schedule, machine)
         assert found.moved == moved
@@ -271,23 +312,87 @@ def test_traffic_that_is_hidden_still_takes_its_time(m, threads):
         parts = found.compute_s + found.pack_s + found.store_s + found.fork_s
         exposed = sum(b.seconds for b in found.boundaries[1:])
         assert parts + exposed == pytest.approx(found.seconds)
-    if m > 2:  # with one block of tiles the weights are read once, and mostly hidden
-        whole = winograd_schedule(WEIGHTS, 'avx2', m, 4, 2, 1, (1, 2, 2), parallel)
-        found = predict_winograd(WEIGHTS, whole, SLOW)
-        assert found.seconds == pytest.approx(outside / 0.2e9)
-        assert found.limit == 'l3'
+    if m > 2:  # with one block of tiles the weights are read once, and products wait for them
+        once = winograd_schedule(WEIGHTS, 'avx2', m, 4, 2, 1, (1, 2, 2), parallel)
+        found = predict_winograd(WEIGHTS, once, SLOW)
+        assert 1 < found.seconds / (4 * shape.t * 512 * 512 / 0.2e9) < 1.05
+
+
+IMAGE = conv2d(c=4, h=600, w=600, k=16, r=3, s=3, pad=1)  # 29 MB of image and result
+
+
+def test_the_image_is_hidden_but_takes_its_time():
+    found = predict_winograd(IMAGE, winograd_schedule(IMAGE, 'avx2', 4, 6, 1, 1, (1, 1, 50)), SLOW)
+    outside = 4 * (20 * 600 * 600 + 36 * 4 * 16) - SLOW.caches[-1].bytes
+    assert found.seconds == pytest.approx(outside / 0.2e9)
+    assert found.limit == 'l3'
 
 
 def test_ranking_goes_on_where_the_bound_makes_times_equal():
-    ranked = rank_winograd(WEIGHTS, SLOW, 1, 5)
+    ranked = rank_winograd(IMAGE, SLOW, 1, 5)
     times = [c.prediction.seconds for c in ranked]
     assert times == sorted(times)
     assert times[0] == pytest.approx(ranked[0].prediction.bound_s)
     same = [c for c in ranked if c.prediction.seconds == times[0]]
     assert len(same) > 1
-    works = [work_of(WEIGHTS, c.schedule) for c in same]
+    works = [work_of(IMAGE, c.schedule) for c in same]
     sums = [seconds(cycles(w, SLOW, 1), w.isa, SLOW, 1).total for w in works]
     assert sums == sorted(sums)
+
+
+STRIDED = conv2d(c=64, h=56, w=56, k=128, r=3, s=3, pad=1, stride=2)
+
+
+def test_weights_that_are_shared_are_moved_once():
+    shape = geometry(STRIDED, 7)
+    assert (shape.t, shape.weights, shape.name) == (225, 81, 'F(7,3)/2')
+    flops, moved = needs(STRIDED, 7)
+    assert flops == 2 * 225 * 16 * 64 * 128  # 4 x 4 tiles of 7 x 7 outputs
+    assert moved == 4 * (64 * 56 * 56 + 128 * 28 * 28 + 81 * 64 * 128)
+
+
+def test_a_block_of_k_saves_reads_of_the_inputs():
+    def inputs(panels):
+        schedule = winograd_schedule(GROUP, 'avx2', 7, 6, 2, panels, (1, 8, 8))
+        return [w.inputs for w in cycles(work_of(GROUP, schedule), MACHINE, 1).words]
+
+    one, four = inputs(1), inputs(4)
+    v = 81 * 64 * 64
+    assert one[0] == v * (1 + 4)  # written once, read for each of four panels of 16
+    assert four[0] == v * (1 + 1)
+    assert one[1] == v * (1 + 4)  # 1.3 MB and as many weights: beyond the second cache too
+    assert four[1] == v * (1 + 1)
+
+
+def test_few_tiles_to_a_weight_wait_for_it():
+    # One tile: a weight is used once, and the products are faster than its way from memory.
+    def exposed(machine):
+        schedule = winograd_schedule(WEIGHTS, 'avx2', 7, 4, 2, 1, (1, 1, 1))
+        work = work_of(WEIGHTS, schedule)
+        return seconds(cycles(work, machine, 1), work.isa, machine, 1)
+
+    slow = exposed(SLOW)
+    words = 81 * 512 * 512
+    assert slow.multiply + slow.exposed[-1] == pytest.approx(4 * words / 0.2e9)
+    assert exposed(MACHINE).exposed[-1] < slow.exposed[-1]
+
+
+def test_rectangular_tiles_read_back():
+    schedule = winograd_schedule(GROUP, 'neon', (4, 2), 14, 2, 1, (1, 2, 14))
+    assert dict(schedule.options) == {'m': 4, 'mw': 2, 'run': 14}
+    assert tile(schedule) == (4, 2)
+    assert tile(winograd_schedule(GROUP, 'neon', 4, 14, 2, 1, (1, 2, 14))) == (4, 4)
+    assert work_of(GROUP, schedule).shape.name == 'F(4,3)xF(2,3)'
+
+
+def test_strided_layers_are_ranked():
+    ranked = rank_winograd(STRIDED, MACHINE, 2, 5)
+    assert len(ranked) == 5
+    for candidate in ranked:
+        assert candidate.prediction.flops_done < STRIDED.flops
+        assert 'tw_part' in generate(STRIDED, candidate.schedule)
+    # A stride as long as the filter leaves nothing to save.
+    assert rank_winograd(conv2d(c=8, h=12, w=12, k=8, r=2, s=2, stride=2), MACHINE, 1, 5) == ()
 
 
 def test_schedules_without_options_still_read():
@@ -311,13 +416,17 @@ def test_ranked_schedules_are_legal_distinct_and_in_order(threads):
 
 
 def test_the_error_limit_chooses_the_tile():
-    assert sizes_within(GROUP, 1e-6) == (2, 3)
-    assert sizes_within(GROUP, 1e-9) == ()
-    tight = rank_winograd(GROUP, MACHINE, 1, 5, max_rel_err=6e-6)
-    assert {dict(c.schedule.options)['m'] for c in tight} <= {2, 3, 4}
+    assert {m for m in tiles_within(GROUP, 1e-6) if m[0] == m[1]} == {(2, 2), (3, 3)}
+    assert (1, 2) in tiles_within(GROUP, 1e-6)
+    assert (1, 1) not in tiles_within(GROUP, 1e-4)
+    assert tiles_within(GROUP, 1e-9) == ()
+    flat = conv2d(c=64, h=56, w=56, k=64, r=1, s=3)
+    assert {m[0] for m in tiles_within(flat, 1e-4)} == {1}
+    for candidate in rank_winograd(GROUP, MACHINE, 1, 5, max_rel_err=3e-6):
+        assert predicted_error(GROUP, tile(candidate.schedule)) <= 3e-6
     assert rank_winograd(GROUP, MACHINE, 1, 5, max_rel_err=1e-9) == ()
-    strided = conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1, stride=2)
-    assert rank_winograd(strided, MACHINE, 1, 5) == ()
+    dilated = conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1, dilation=2)
+    assert rank_winograd(dilated, MACHINE, 1, 5) == ()
     with pytest.raises(InputError, match='at least one'):
         rank_winograd(GROUP, MACHINE, 1, 0)
 

@@ -1,10 +1,11 @@
-"""One layer, every contestant: interleaved rounds, each contestant alone; and the table of results.
+"""One layer, every contestant: interleaved rounds, each contestant alone.
 
-Goes in: a group, the library of our kernel, peers. Comes out: `LayerResult`, with raw samples.
+Goes in: a group, the libraries of our kernels, peers. Comes out: `LayerResult`, with raw samples.
 
 A round is ours, peer 1, ours, peer 2, ...: each alone, the others stopped (peers.py), so that a
-change of clock or load meets all alike. With `flush` the caches are evicted before every call, as
-MOpt measured (Sec. 10: 50 runs, mean and 95% interval).
+change of clock or load meets all alike. Where several kernels of ours take part (the best one, the
+best direct one, the model's first choice), they take turns in the places of ours. With `flush` the
+caches are evicted before every call, as MOpt measured (Sec. 10: 50 runs, mean and 95% interval).
 
 Every answer is checked against the float64 reference before and after it is timed. A contestant
 that is missing, fails, crashes, hangs or answers wrong keeps its row, which says so.
@@ -14,17 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tilewright import knobs
-from tilewright.bench.peers import OURS, Peer, PeerError, check_names
-from tilewright.bench.results import Contestant, LayerResult, Ratio
+from tilewright.bench.peers import OURS, TUNED, Peer, PeerError, check_names
+from tilewright.bench.results import Contestant, LayerResult
 from tilewright.errors import InputError, SpecError
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
@@ -37,23 +38,51 @@ LEAST_CALLS, MOST_CALLS = 3, 500
 WARM_MS = 10.0
 # A contestant tries its settings for as long as this rate allows, beside the usual limit.
 SLOW_FLOPS_PER_S = 1e8
+# A peer that tunes shows signs of life after every batch of trials, which takes minutes.
+TUNING_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kernel of ours: its library, the schema and digest of its schedule, the roles it plays."""
+
+    library: Path
+    algorithm: str
+    schedule: str = ''
+    roles: tuple[str, ...] = ()
 
 
 class Arena:
-    """The contestants' processes, kept from layer to layer; use it in a `with` statement."""
+    """The contestants' processes, kept from layer to layer; use it in a `with` statement.
 
-    def __init__(self, names: Sequence[str], threads: int) -> None:
+    `options` has, by peer, what its process is told with every layer: TVM's trials, say.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        threads: int,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         if threads < 1:
             raise InputError(f'threads is {threads}; at least 1 is needed')
         self.threads = threads
+        self.options = dict(options or {})
         self.peers = tuple(Peer(name, threads) for name in check_names(names))
         self.ours = Peer(OURS, threads)
+        self.others: list[Peer] = []
+
+    def other(self, number: int) -> Peer:
+        """The process of a further kernel of ours."""
+        while len(self.others) <= number:
+            self.others.append(Peer(OURS, self.threads))
+        return self.others[number]
 
     def __enter__(self) -> Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in (self.ours, *self.peers):
+        for peer in (self.ours, *self.others, *self.peers):
             peer.close()
 
 
@@ -71,15 +100,11 @@ def compare(
     turn_ms: float = 100.0,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> LayerResult:
-    """Time our kernel and its peers on one layer.
+    """Time one kernel of ours and its peers on one layer.
 
     `algorithm` is the schema of our kernel's schedule: 'outer', 'winograd', ... `peers` are names,
-    or an `Arena` whose processes are used again for the next layer. A turn calls
-    a contestant for about `turn_ms` (flushed: 50 calls over all rounds). `progress` is told the
-    contestant, the turns done and all turns.
+    or an `Arena` whose processes are used again for the next layer.
     """
-    if rounds < 1:
-        raise InputError(f'rounds is {rounds}; at least 1 is needed')
     if not isinstance(peers, Arena):
         with Arena(peers, threads or 1) as arena:
             return compare(
@@ -88,20 +113,35 @@ def compare(
             )  # fmt: skip
     if threads not in (None, peers.threads):
         raise InputError(f'threads is {threads}, but the arena was made for {peers.threads}')
-    run = _Run(group, ours_library, algorithm, peers, rounds, flush, seed, turn_ms)
-    seen = [conditions()]
-    order = [p for rival in peers.peers for p in (peers.ours, rival)] or [peers.ours]
-    for number in range(rounds):
-        for turn, peer in enumerate(order):
-            run.turn(peer)
-            if progress is not None:
-                progress(peer.name, number * len(order) + turn + 1, rounds * len(order))
-        seen.append(conditions())
-    ours, rivals = run.finish()
-    return LayerResult(
-        name or group.label, group.label, group.digest, group.flops, peers.threads, rounds, flush,
-        seed, ours, rivals, moved(seen, peers.threads),
+    (result,) = compare_kernels(
+        group, (Entry(ours_library, algorithm),), peers, caches=('flushed' if flush else 'warm',),
+        rounds=rounds, name=name, seed=seed, turn_ms=turn_ms, progress=progress,
     )  # fmt: skip
+    return result
+
+
+def compare_kernels(
+    group: Group,
+    entries: Sequence[Entry],
+    arena: Arena,
+    *,
+    caches: Sequence[str] = ('warm',),
+    rounds: int = 7,
+    name: str = '',
+    seed: int = 0,
+    turn_ms: float = 100.0,
+    progress: Callable[[str, int, int], object] | None = None,
+) -> tuple[LayerResult, ...]:
+    """Time kernels of ours, the best one first, and the arena's peers on one layer.
+
+    Comes out: a result for each of `caches` ('warm', 'flushed'), from contestants that are prepared
+    once. A turn calls a contestant for about `turn_ms` (flushed: 50 calls over all rounds).
+    `progress` is told what is done, the steps done and all steps.
+    """
+    if rounds < 1:
+        raise InputError(f'rounds is {rounds}; at least 1 is needed')
+    run = _Run(group, entries, arena, rounds, seed, turn_ms, progress)
+    return tuple(run.result(mode == 'flushed', name or group.label) for mode in caches)
 
 
 def _is_convolution(group: Group) -> bool:
@@ -111,55 +151,66 @@ def _is_convolution(group: Group) -> bool:
 
 
 class _Run:
-    """The state of one comparison: who still takes part, and the samples so far."""
+    """The state of one layer: who takes part, prepared and checked, and the samples so far."""
 
     def __init__(
-        self, group: Group, library: Path, algorithm: str, arena: Arena, rounds: int, flush: bool,
-        seed: int, turn_ms: float,
+        self, group: Group, entries: Sequence[Entry], arena: Arena, rounds: int, seed: int,
+        turn_ms: float, progress: Callable[[str, int, int], object] | None,
     ) -> None:  # fmt: skip
         if not _is_convolution(group):
             raise InputError(
                 f'{group.label} is no convolution in benchdnn notation, which is what the peers '
                 f'are given; make the group with conv2d or parse'
             )
-        self.group, self.flush, self.turn_ms = group, flush, turn_ms
-        arrays = verify.random_arrays(group, seed)
-        self.want = reference(group, arrays)
-        self.arena = arena
+        self.group, self.arena, self.rounds, self.seed = group, arena, rounds, seed
+        self.turn_ms, self.progress = turn_ms, progress
+        self.want = reference(group, verify.random_arrays(group, seed))
         self.limit_s = knobs.get('time_limit') + group.flops / SLOW_FLOPS_PER_S
-        self.flushed_calls = math.ceil(FLUSHED_RUNS / rounds)
         self.estimate_ms: dict[str, float] = {}
-        kernel = {'library': str(library), 'algorithm': algorithm}
-        self.rows = {arena.ours.name: self._prepare(arena.ours, seed, kernel)} | {
-            peer.name: self._prepare(peer, seed, {}) for peer in arena.peers
-        }
+        best, *others = entries
+        self.kernels = {OURS: best} | {f'{OURS}:{e.roles[0]}': e for e in others}
+        self.seats: dict[str, Peer] = {OURS: arena.ours}
+        self.seats |= {n: arena.other(i) for i, n in enumerate(list(self.kernels)[1:])}
+        self.seats |= {peer.name: peer for peer in arena.peers}
+        self.prepared = {name: self._prepare(name) for name in self.seats}
+        self.rows = dict(self.prepared)
 
-    def _prepare(self, peer: Peer, seed: int, kernel: dict[str, str]) -> Contestant:
+    def _prepare(self, name: str) -> Contestant:
         """Have a contestant choose its settings, and check its answer."""
-        request = {
-            'do': 'prepare', 'label': self.group.label, 'digest': self.group.digest, 'seed': seed,
-            'threads': self.arena.threads, **kernel,
+        request: dict[str, Any] = {
+            'do': 'prepare', 'label': self.group.label, 'digest': self.group.digest,
+            'seed': self.seed, 'threads': self.arena.threads,
         }  # fmt: skip
+        entry, peer = self.kernels.get(name), self.seats[name]
+        if entry is not None:
+            request |= {'library': str(entry.library), 'algorithm': entry.algorithm}
+        if name in self.arena.options:
+            request['options'] = dict(self.arena.options[name])
+        limit_s = TUNING_LIMIT_S if name in TUNED else self.limit_s
         try:
-            reply = peer.ask(request, self.limit_s)
+            reply = peer.ask(request, limit_s, self.progress)
         except PeerError as error:
-            return Contestant(peer.name, error.status, error.message)
-        self.estimate_ms[peer.name] = reply['estimate_ms']
+            return Contestant(name, error.status, error.message)
+        self.estimate_ms[name] = reply['estimate_ms']
+        settings = reply['settings'] | (
+            {'schedule': entry.schedule} if entry is not None and entry.schedule else {}
+        )
         row = Contestant(
-            peer.name,
+            name,
             versions=tuple(sorted(peer.versions.items())),
-            settings=tuple(reply['settings'].items()),
+            settings=tuple(settings.items()),
             tried=tuple(reply['tried']),
             algorithm=reply['algorithm'],
             call_overhead_ms=reply['call_overhead_ms'],
+            tuning_s=reply.get('tuning_s'),
         )
-        return self._check(peer, row)
+        return self._check(row)
 
-    def _check(self, peer: Peer, row: Contestant) -> Contestant:
+    def _check(self, row: Contestant) -> Contestant:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / 'answer.npy'
             try:
-                peer.ask({'do': 'answer', 'path': str(path)}, self.limit_s)
+                self.seats[row.name].ask({'do': 'answer', 'path': str(path)}, self.limit_s)
             except PeerError as error:
                 return replace(row, status=error.status, message=error.message)
             verdict = verify.compare(self.group, np.load(path, allow_pickle=False), self.want)
@@ -167,139 +218,56 @@ class _Run:
             return replace(row, status='wrong', message=verdict.message)
         return replace(row, max_rel_err=max(verdict.max_rel_err, row.max_rel_err or 0.0))
 
-    def turn(self, peer: Peer) -> None:
-        """Let one contestant run for one turn; the others are stopped."""
-        row = self.rows[peer.name]
+    def order(self) -> list[str]:
+        """The turns of a round: kernels of ours, in rotation, with a peer behind each."""
+        ours, rivals = list(self.kernels), [peer.name for peer in self.arena.peers]
+        turns = []
+        for number in range(max(len(ours), len(rivals))):
+            turns += [ours[number % len(ours)], *rivals[number : number + 1]]
+        return turns
+
+    def result(self, flush: bool, name: str) -> LayerResult:
+        """All rounds with warm or with flushed caches."""
+        self.rows = dict(self.prepared)
+        order, seen = self.order(), [conditions()]
+        for number in range(self.rounds):
+            for turn, contestant in enumerate(order):
+                self._turn(contestant, order.count(contestant), flush)
+                if self.progress is not None:
+                    done = number * len(order) + turn + 1
+                    self.progress(f'timing {contestant}', done, self.rounds * len(order))
+            seen.append(conditions())
+        # Once more: threads that race are wrong only sometimes.
+        for row in self.rows.values():
+            if row.status == 'ok':
+                self.rows[row.name] = self._check(row)
+        roles = {role: n for n, entry in self.kernels.items() for role in entry.roles}
+        others = [self.rows[n] for n in self.kernels if n != OURS]
+        rivals = [self.rows[peer.name] for peer in self.arena.peers]
+        return LayerResult(
+            name, self.group.label, self.group.digest, self.group.flops, self.arena.threads,
+            self.rounds, flush, self.seed, self.rows[OURS], tuple(rivals),
+            moved(seen, self.arena.threads), tuple(others), roles,
+        )  # fmt: skip
+
+    def _turn(self, name: str, turns: int, flush: bool) -> None:
+        """Let one contestant, who has `turns` in every round, run for one; the others stand."""
+        row = self.rows[name]
         if row.status != 'ok':
             return
-        each = max(self.estimate_ms[peer.name], 1e-3)
+        each = max(self.estimate_ms[name], 1e-3)
         calls = min(max(math.ceil(self.turn_ms / each), LEAST_CALLS), MOST_CALLS)
         request = {
             'do': 'time',
-            'repeats': self.flushed_calls if self.flush else calls,
+            'repeats': math.ceil(FLUSHED_RUNS / (self.rounds * turns)) if flush else calls,
             'warm': max(1, math.ceil(min(WARM_MS, self.turn_ms) / each)),
-            'flush': self.flush,
+            'flush': flush,
         }
         try:
-            samples = peer.ask(request, self.limit_s)['samples_ms']
+            samples = self.seats[name].ask(request, self.limit_s)['samples_ms']
         except PeerError as error:
-            self.rows[peer.name] = replace(row, status=error.status, message=error.message)
+            # Its process is gone: whoever comes next would find it unprepared.
+            self.rows[name] = replace(row, status=error.status, message=error.message)
+            self.prepared[name] = self.rows[name]
             return
-        self.rows[peer.name] = replace(row, samples_ms=(*row.samples_ms, tuple(samples)))
-
-    def finish(self) -> tuple[Contestant, tuple[Contestant, ...]]:
-        """Check every answer once more: threads that race are wrong only sometimes."""
-        for peer in (self.arena.ours, *self.arena.peers):
-            if self.rows[peer.name].status == 'ok':
-                self.rows[peer.name] = self._check(peer, self.rows[peer.name])
-        return self.rows[OURS], tuple(self.rows[peer.name] for peer in self.arena.peers)
-
-
-def geometric_mean(values: Sequence[float]) -> float | None:
-    return statistics.geometric_mean(values) if values else None
-
-
-def table(results: Sequence[LayerResult], peak_gflops: float | None = None) -> str:
-    """Layers as rows: times, our rate, the ratios; then means, algorithms and whatever went wrong.
-
-    `peak_gflops` is the machine's FMA peak at this thread count; with it, our share of it is shown.
-    """
-    names = list(dict.fromkeys(p.name for r in results for p in r.peers))
-    head = ['layer', 'ours ms', 'GFLOP/s', *(['% peak'] if peak_gflops else [])]
-    head += [f'{name} ms' for name in names] + ['best peer / ours', 'best direct / ours']
-    rows = [head, *(_row(result, names, peak_gflops) for result in results)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        '  '.join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return '\n'.join([*lines, '', *_notes(results, names)])
-
-
-def _row(result: LayerResult, names: Sequence[str], peak_gflops: float | None) -> list[str]:
-    cells = [result.name, _time(result.ours), f'{result.gflops:.1f}' if result.gflops else '-']
-    if peak_gflops:
-        cells.append(f'{100 * result.gflops / peak_gflops:.1f}' if result.gflops else '-')
-    peers = {peer.name: peer for peer in result.peers}
-    cells += [_time(peers[name]) if name in peers else '-' for name in names]
-    return [*cells, _ratio(result.best), _ratio(result.best_direct)]
-
-
-def _time(contestant: Contestant) -> str:
-    """Median, with a letter for another family of algorithm; or why there is none."""
-    if contestant.median_ms is None:
-        return contestant.status
-    mark = {'winograd': ' W', 'fft': ' F', '': ' ?'}.get(contestant.family, '')
-    return f'{contestant.median_ms:.3f}{mark}'
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return '-'
-    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
-
-
-def _notes(results: Sequence[LayerResult], names: Sequence[str]) -> list[str]:
-    notes = []
-    for title, chosen in (
-        ('best peer / ours', [r.best for r in results]),
-        ('best direct peer / ours', [r.best_direct for r in results]),
-    ):
-        values = [ratio.value for ratio in chosen if ratio is not None]
-        mean = geometric_mean(values)
-        if mean is not None:
-            notes.append(
-                f'{title}: geometric mean {mean:.3f}, least {min(values):.3f}, over {len(values)} '
-                f'of {len(results)} layers'
-            )
-    notes += _used_notes('ours', '', [(r.name, r.ours) for r in results])
-    for name in names:
-        notes += _peer_notes(name, results)
-    for result in results:
-        notes += [f'{result.name}: ours {result.ours.status}: {result.ours.message}'] * (
-            not result.ours.ok
-        )
-        notes += [f'{result.name}: {result.trouble}'] * bool(result.trouble)
-    everyone = [c for r in results for c in (r.ours, *r.peers)]
-    marks = {c.family for c in everyone if c.ok} & {'winograd', 'fft', ''}
-    if marks:
-        notes.append('W: Winograd, F: FFT, fewer multiplications than the definition; ?: not known')
-    if results:
-        caches = 'flushed before every call' if results[0].flush else 'warm'
-        notes.append(
-            f'{results[0].threads} threads, float32, NCHW in and out, called from Python, weights '
-            f'packed ahead by all, caches {caches}, each contestant alone; ratios of medians with '
-            f'95% intervals'
-        )
-    return notes
-
-
-def _peer_notes(name: str, results: Sequence[LayerResult]) -> list[str]:
-    """One line with a peer's version and algorithms, one for each layer on which it failed."""
-    rows = [(r.name, p) for r in results for p in r.peers if p.name == name]
-    version = next((dict(p.versions).get(name, '') for _, p in rows if p.versions), '')
-    lines = _used_notes(name, version, rows)
-    failed: dict[tuple[str, str], list[str]] = {}
-    for layer, peer in rows:
-        if not peer.ok:
-            failed.setdefault((peer.status, peer.message), []).append(layer)
-    for (status, message), layers in failed.items():
-        lines.append(f'{name} {status} on {_some(layers)}: {message}')
-    return lines
-
-
-def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]]) -> list[str]:
-    """A line with the algorithms that a contestant used, if it was timed at all."""
-    used: dict[str, list[str]] = {}
-    for layer, contestant in rows:
-        if contestant.ok:
-            used.setdefault(contestant.algorithm or 'unknown', []).append(layer)
-    said = '; '.join(f'{algorithm} ({_some(layers)})' for algorithm, layers in used.items())
-    return [f'{name} {version}'.rstrip() + f': {said}'] if used else []
-
-
-def _some(layers: Sequence[str]) -> str:
-    return f'{len(layers)} layers' if len(layers) > 4 else ', '.join(layers)
+        self.rows[name] = replace(row, samples_ms=(*row.samples_ms, tuple(samples)))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Job:
     """One layer to prepare: the problem, its data, the output buffer, and the threads to use.
 
     Our own kernel also needs its `library`, and is told its `algorithm`: the schedule's schema.
+    A peer that tunes has `options`, and tells `progress` (what, done, of how many).
     """
 
     conv: Conv2d
@@ -39,20 +40,16 @@ class Job:
     threads: int
     library: str | None = None
     algorithm: str = ''
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, int, int], object] = lambda what, done, total: None
 
     @classmethod
-    def of(
-        cls,
-        conv: Conv2d,
-        seed: int,
-        threads: int,
-        library: str | None = None,
-        algorithm: str = '',
-    ) -> Job:
+    def of(cls, conv: Conv2d, seed: int, threads: int, **more: Any) -> Job:
+        """A job on random data; `more`: library, algorithm, options, progress."""
         group = describe(conv)
         arrays = verify.random_arrays(group, seed)
         out = verify.guarded_empty(group.output.shape)
-        return cls(conv, group, arrays, out, threads, library, algorithm)
+        return cls(conv, group, arrays, out, threads, **more)
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -68,13 +65,15 @@ class Variant:
     """A contestant with one choice of settings, ready to be called.
 
     `run` computes the layer once. `result` gives the NCHW answer of the last run, `algorithm` what
-    the library says it does. Libraries hold bare pointers into the arrays of `job`.
+    the library says it does. Libraries hold bare pointers into the arrays of `job`. `tuning_s` is
+    how long a search by measuring took, where there was one.
     """
 
     job: Job
     run: Callable[[], object]
     result: Callable[[], np.ndarray]
     algorithm: Callable[[], str]
+    tuning_s: float | None = None
 
 
 Variants = Iterator[tuple[dict[str, Any], Callable[[Job], Variant]]]
@@ -363,9 +362,16 @@ def _tilewright(job: Job) -> Variant:
     )
 
 
+def tvm_variants() -> Variants:
+    from tilewright.bench.tvm_contestant import tuned
+
+    yield {'search': 'MetaSchedule', 'cost_model': 'xgb'}, tuned
+
+
 CONTESTANTS: dict[str, tuple[Callable[[], Variants], tuple[str, ...]]] = {
     'torch': (torch_variants, ('torch',)),
     'onnxruntime': (onnxruntime_variants, ('onnxruntime', 'onnx')),
     'openvino': (openvino_variants, ('openvino', 'onnx')),
+    'tvm': (tvm_variants, ('tvm', 'xgboost')),
     'tilewright': (tilewright_variants, ()),
 }

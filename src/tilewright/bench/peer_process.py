@@ -3,7 +3,9 @@
 Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting):
 
     {"do": "prepare", "label": "mb1ic64...", "digest": ..., "seed": 0, "threads": 2,
-     "library": "x.so", "algorithm": "outer"}     the last two for our own kernel only
+     "library": "x.so", "algorithm": "outer",     for our own kernel only
+     "options": {"trials": 200}}                  for a peer that tunes only
+      -> {"status": "progress", "what": "tuning", "done": 64, "total": 200}     any number of these
       -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
     {"do": "answer", "path": "y.npy"}     one call into a poisoned output, which is written there
       -> {"status": "ok"}
@@ -78,6 +80,7 @@ def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
         'algorithm': variant.algorithm(),
         'estimate_ms': 1e3 * estimate,
         'call_overhead_ms': _overhead(job, make),
+        'tuning_s': variant.tuning_s,
     }
     return variant, report
 
@@ -97,8 +100,8 @@ def _estimate(run: Callable[[], object]) -> float:
 
 
 def _overhead(job: Job, make: Callable[[Job], Variant]) -> float | None:
-    """Milliseconds of a call with one multiplication to do; None for a kernel of fixed shape."""
-    if job.library is not None:
+    """Milliseconds of a call with one multiplication to do; None where every shape is tuned for."""
+    if job.library is not None or job.options:
         return None
     conv = replace(
         job.conv, n=1, c=1, h=1, w=1, k=1, r=1, s=1, groups=1,
@@ -135,7 +138,8 @@ def _cache_bytes() -> int:
 class _Server:
     """The child's memory: the layer that was prepared last."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
+        self.report = report
         start, self.packages = CONTESTANTS[name]
         self.variants = list(start())
         for package in self.packages:
@@ -156,9 +160,13 @@ class _Server:
         threads: int,
         library: str | None = None,
         algorithm: str = '',
+        options: dict[str, Any] | None = None,
     ) -> dict:
         self.job = self.variant = None
-        job = Job.of(read_layer(label).conv, seed, threads, library, algorithm)
+        job = Job.of(
+            read_layer(label).conv, seed, threads, library=library, algorithm=algorithm,
+            options=options or {}, progress=self.report,
+        )  # fmt: skip
         if job.group.digest != digest:
             raise ValueError(f'{label} does not describe the group that was sent')
         self.variant, report = choose(job, self.variants)
@@ -204,8 +212,11 @@ def serve(name: str, requests: IO[bytes], replies: IO[bytes]) -> None:
         replies.write(json.dumps(answer).encode() + b'\n')
         replies.flush()
 
+    def report(what: str, done: int, total: int) -> None:
+        reply({'status': 'progress', 'what': what, 'done': done, 'total': total})
+
     try:
-        server = _Server(name)
+        server = _Server(name, report)
         reply({'status': 'ok', **server.hello()})
     except Exception as error:
         reply({'status': 'failed', 'message': _sentence(error)})

@@ -5,7 +5,8 @@ and one reply, and stops it again (SIGSTOP). So at most one contestant ever runs
 pool cannot steal time from another's, however it spins. Nothing is left in a pipe while it is
 stopped.
 
-A contestant that is not installed, fails, crashes or hangs raises `PeerError`, which names it.
+A contestant that is not installed, fails, crashes or hangs raises `PeerError`, which names it. One
+that needs an environment of its own (tvm) is run by that environment's interpreter.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 from tilewright import knobs
+from tilewright.bench import tvm_environment
 from tilewright.bench.contestants import CONTESTANTS
 from tilewright.errors import InputError, TilewrightError
 
 PEERS = tuple(name for name in CONTESTANTS if name != 'tilewright')
 OURS = 'tilewright'
+# Peers that search by measuring before they can compute, for minutes: only when asked for by name.
+TUNED = ('tvm',)
 START_LIMIT_S = 120.0
 _EXTRA = {'torch': 'torch', 'onnxruntime': 'bench', 'openvino': 'bench'}
 _STOP_LIMIT_S = 10.0
@@ -56,6 +60,8 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def absence(name: str) -> str:
     """A sentence that says what is missing for a peer, '' when it is installed."""
+    if name == 'tvm':
+        return tvm_environment.absence()
     _, packages = CONTESTANTS[name]
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -103,8 +109,16 @@ class Peer:
         self._process = self._finish = self._log = None
         self._buffer = b''
 
-    def ask(self, request: dict, limit_s: float | None = None) -> dict:
-        """One request, one reply; the process runs only meanwhile. Raises PeerError."""
+    def ask(
+        self,
+        request: dict,
+        limit_s: float | None = None,
+        progress: Callable[[str, int, int], object] | None = None,
+    ) -> dict:
+        """One request, one reply; the process runs only meanwhile. Raises PeerError.
+
+        Before its reply it may report progress, which is passed on and renews the limit.
+        """
         if self._process is None:
             self._start()
         process = self._process
@@ -114,7 +128,10 @@ class Peer:
             process.send_signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode() + b'\n')
-        reply = self._receive(knobs.get('time_limit') if limit_s is None else limit_s)
+        within_s: float = knobs.get('time_limit') if limit_s is None else limit_s
+        while (reply := self._receive(within_s)).get('status') == 'progress':
+            if progress is not None:
+                progress(reply['what'], reply['done'], reply['total'])
         self._stop()
         if reply.get('status') != 'ok':
             raise PeerError(self.name, 'failed', reply.get('message', 'it gave no reason'))
@@ -126,15 +143,15 @@ class Peer:
             raise PeerError(self.name, 'missing', sentence)
         # The death signal follows the thread that starts the child, so only the main one asks.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        words = [sys.executable, '-P', '-m', 'tilewright.bench.peer_process', self.name]
+        words = ['-P', '-m', 'tilewright.bench.peer_process', self.name, str(parent)]
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _end)
         process = subprocess.Popen(
-            list(self._command) if self._command else [*words, str(parent)],
+            list(self._command) if self._command else [_interpreter(self.name), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             bufsize=0,
-            env=_environment(self.threads),
+            env=_environment(self.name, self.threads),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         self._process, self._log = process, log
@@ -197,20 +214,29 @@ class Peer:
         return PeerError(self.name, 'crashed', f'{how}: {words}' if words else how)
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _interpreter(name: str) -> str:
+    foreign = tvm_environment.interpreter() if name == 'tvm' else None
+    return sys.executable if foreign is None else str(foreign)
+
+
+def _environment(name: str, threads: int) -> dict[str, str]:
     """What every contestant's process gets.
 
     The C allocator keeps the pages that it has: a library that allocates its result in each call
     then reuses memory, as those do that write into a given buffer. Reduced precision is never on.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('DNNL_', 'ONEDNN_', 'OMP_'))}
-    root = str(Path(__file__).parents[2])
-    paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
+    paths = [str(Path(__file__).parents[2])]
+    paths += filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
+    if name == 'tvm':
+        # Packages of this interpreter are not for another one; this package alone is.
+        paths = [str(tvm_environment.package_link())]
     return {
         **kept,
         'PYTHONPATH': os.pathsep.join(paths),
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': str(threads),
+        'TVM_NUM_THREADS': str(threads),
         'MALLOC_MMAP_MAX_': '0',
         'MALLOC_TRIM_THRESHOLD_': str(1 << 40),
         'MALLOC_TOP_PAD_': str(64 << 20),

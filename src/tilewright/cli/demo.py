@@ -11,9 +11,9 @@ import sys
 import time
 from contextlib import ExitStack
 
-from tilewright.bench.compare import Arena, compare, geometric_mean
+from tilewright.bench.compare import Arena, compare
 from tilewright.bench.peers import absence
-from tilewright.bench.results import Contestant, LayerResult
+from tilewright.bench.results import Contestant, LayerResult, geometric_mean
 from tilewright.cli.optimize import (
     INTERRUPTED,
     check_early,

@@ -20,12 +20,21 @@ from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
 from tilewright.machine.known import known_names
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.reproduce.figures import FIGURES
 from tilewright.version import VERSION
 
 SPEC_HELP = (
     'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
     '(mopt/R2), benchdnn:FILE, or a list of these with commas.'
 )
+
+
+class CachesName(StrEnum):
+    """How caches are before a call that is timed, as `cli.bench` knows it."""
+
+    WARM = 'warm'
+    FLUSHED = 'flushed'
+    BOTH = 'both'
 
 
 class AlgorithmName(StrEnum):
@@ -77,6 +86,9 @@ MachineName = Annotated[
         help=f'Plan for a known machine ({", ".join(known_names())}) or a .json file [this host].',
     ),
 ]
+Target = Annotated[
+    str, typer.Option('--target', metavar='T', help='cpu, cuda, opencl or host (docs/gpu.md).')
+]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
 Algorithm = Annotated[
     AlgorithmName,
@@ -115,7 +127,7 @@ def top_level(
 @app.command(
     epilog=_examples(
         'tilewright machine', 'tilewright machine --plot bandwidth.png',
-        'tilewright machine --machine i9-10980xe --json -',
+        'tilewright machine --machine i9-10980xe --json -', 'tilewright machine --target cuda',
     )
 )  # fmt: skip
 def machine(
@@ -126,6 +138,7 @@ def machine(
     remeasure: Annotated[
         bool, typer.Option('--remeasure', help='Measure this host again, on a quiet machine.')
     ] = False,
+    target: Target = 'cpu',
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -134,6 +147,10 @@ def machine(
     from tilewright.cli import machine as verb
     from tilewright.cli.output import Output
 
+    if target != 'cpu':
+        from tilewright.cli import gpu
+
+        return gpu.machine(Output('machine', json), target=target, seed=seed)
     return verb.run(
         Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
         seed=seed,
@@ -185,7 +202,9 @@ def optimize(
 
 @app.command(
     epilog=_examples(
-        'tilewright explain mopt/R9', 'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18'
+        'tilewright explain mopt/R9',
+        'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18',
+        'tilewright explain cnnopt/R12 --machine h200',
     )
 )
 def explain(
@@ -203,7 +222,12 @@ def explain(
     """
     from tilewright.cli import explain as verb
     from tilewright.cli.output import Output
+    from tilewright.machine.gpu import known_gpus
 
+    if machine in known_gpus():
+        from tilewright.cli import gpu
+
+        return gpu.explain(spec, Output('explain', json), machine=str(machine), seed=seed)
     return verb.run(
         spec, Output('explain', json), algorithm=algorithm.value, max_rel_err=max_rel_err,
         machine=machine, threads=threads, seed=seed,
@@ -214,6 +238,10 @@ def explain(
     epilog=_examples(
         'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
         'tilewright bench resnet18 --against torch,onnxruntime,openvino --json bench.json',
+        'tilewright bench mopt --caches both --json bench.json',
+        'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
+        'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
+        'tilewright bench cnnopt --target cuda --against cudnn',
     )
 )
 def bench(
@@ -221,18 +249,48 @@ def bench(
     against: Annotated[
         str | None,
         typer.Option(
-            '--against', metavar='PEERS', help='torch, onnxruntime, openvino [those installed].'
+            '--against',
+            metavar='PEERS',
+            help='torch, onnxruntime, openvino [those installed]; tvm.',
         ),
     ] = None,
     rounds: Annotated[
         int, typer.Option('--rounds', metavar='N', help='Interleaved rounds for each layer.')
     ] = 7,
-    flush: Annotated[
-        bool, typer.Option('--flush', help='Evict the caches before every call.')
-    ] = False,
+    flush: Annotated[bool, typer.Option('--flush', help='The same as --caches flushed.')] = False,
+    caches: Annotated[
+        CachesName,
+        typer.Option('--caches', help='As they are, evicted before each call, or a table of each.'),
+    ] = CachesName.WARM,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            '--direct/--no-direct', help='Also time the best direct kernel where another one won.'
+        ),
+    ] = True,
+    turn_ms: Annotated[
+        float, typer.Option('--turn-ms', metavar='MS', help='Length of a turn in a round.')
+    ] = 100.0,
+    tvm_trials: Annotated[
+        int, typer.Option('--tvm-trials', metavar='N', help='Trials of MetaSchedule for a layer.')
+    ] = 200,
     top: Top = 5,
     algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    target: Target = 'cpu',
+    batch: Annotated[
+        int | None, typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer.')
+    ] = None,
+    device: Annotated[
+        str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
+    ] = '',
+    trials: Annotated[
+        int, typer.Option('--trials', metavar='N', help='Schedules to try for each layer on a GPU.')
+    ] = 128,
+    seconds: Annotated[
+        float | None,
+        typer.Option('--seconds', metavar='S', help='Most seconds of search for each layer.'),
+    ] = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -245,9 +303,61 @@ def bench(
     from tilewright.cli import bench as verb
     from tilewright.cli.output import Output
 
+    if target != 'cpu':
+        from tilewright.cli import gpu
+
+        return gpu.bench(
+            spec, Output('bench', json), target=target, against=against, device=device,
+            trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
+        )  # fmt: skip
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
-        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
+        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed, batch=batch,
+        caches=caches.value, direct=direct, turn_ms=turn_ms, tvm_trials=tvm_trials,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright reproduce mopt-fig5 --plot pictures --json fig5.json',
+        'tilewright reproduce mopt-fig5 --data samples.jsonl',
+        'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
+        'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
+    )
+)
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar='NAME', help=f'One of {", ".join(FIGURES)}.')],
+    data: Annotated[
+        Path | None,
+        typer.Option('--data', metavar='DIR', help='Evaluate data that exist; measure nothing.'),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option('--layers', metavar='SPEC', help="Layers [the paper's]; SPEC as in optimize."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option('--samples', metavar='N', help='Schedules drawn for each layer.')
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option('--plot', metavar='DIR', help='Draw NAME.png into a directory.')
+    ] = None,
+    machine: MachineName = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Make a figure of a paper again, on this machine or on data (docs/reproduce.md).
+
+    mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
+    predicted order; mopt-fig7: the comparison with libraries; scaling: time against size. What is
+    measured is kept, and a run that was interrupted goes on where it stopped.
+    """
+    from tilewright.cli import reproduce as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        name, Output('reproduce', json), data=data, machine=machine, layers=layers,
+        samples=samples, plot=plot, threads=threads, seed=seed,
     )  # fmt: skip
 
 

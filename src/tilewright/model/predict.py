@@ -27,24 +27,28 @@ from tilewright.codegen.cpu.contraction import Contraction, contract
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
+from tilewright.model.pages import PAGE_BYTES, call_cycles, walk_cycles
 from tilewright.model.traffic import footprint
 from tilewright.model.working_set import Rows, boxes, crossing, flatten, words
+from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Stage
 from tilewright.schedule.schedule import Schedule
 
 # Calibrated on dense layers with one core; see docs/model.md for the figures behind each.
 OVERLAP = 2.0  # exponent of the norm that joins compute and traffic
-CALL_CYCLES = 40.0  # entering and leaving a micro-kernel
-ACCUMULATOR_CYCLES = 1.5  # clearing and storing one accumulator
+CALL_CYCLES = 20.0  # entering and leaving a micro-kernel
+ACCUMULATOR_CYCLES = 0.5  # clearing and storing one accumulator
+TILE_CYCLES = 20.0  # finding a register tile's place, asking for the lines it will be stored to
 RESUME_CYCLES = 4.0  # storing an accumulator far from its neighbours and loading it again
-STORE_CYCLES = 1.2  # one result element: transposed, through the epilogue, stored
-PACK_CYCLES = 0.6  # one element of an input tile copied
+STORE_CYCLES = 0.5  # one result element: transposed, through the epilogue, stored
+STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
+PACK_CYCLES = 0.3  # one element of an input tile copied, beside moving it between caches
 PACK_ROW_CYCLES = 15.0  # one row of it
+PACK_STRIP_CYCLES = 2.0  # one strip of such a row
 GENERAL_CYCLES = 0.75  # one vector of points in the general schema
 LOAD_CYCLES = 0.06  # one load, beside the units that are busiest: line crossings, port conflicts
-PAGE_BYTES, PAGES_HELD = 4096, 40  # a first-level TLB, less what weights and results take of it
-PAGE_CYCLES = 6.0  # one miss in it
+ROW_CYCLES = 0.3  # each further row of pixels in a step: another line, another crossing of lines
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
 MARGIN = 0.9  # share of a cache that tiles may fill
 
@@ -140,6 +144,7 @@ def lower_bound(group: Group, machine: Machine, threads: int) -> float:
 
 def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
+    group = tiled_form(group, schedule.reg.tile)
     threads = schedule.threads
     part = part_extents(group.main, schedule)
     isa = ISAS[schedule.isa]
@@ -148,7 +153,11 @@ def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
         contraction = contract(group, schedule.vector)
         compute, store = _micro_cycles(contraction, schedule, isa, part)
         pack = _pack_cycles(contraction, schedule, part)
+        pack += _pack_seconds(contraction, schedule, machine, part) / cycle_s
         compute += _page_cycles(contraction, schedule, part)
+        loops, innermost = flatten(group.main, schedule, part)
+        result = group.main.write
+        store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
     else:
         compute = group.main.points / threads / isa.lanes * GENERAL_CYCLES * 2
         store = pack = 0.0
@@ -179,6 +188,7 @@ def _norm(values: list[float]) -> float:
 
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
     """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
+    group = tiled_form(group, schedule.reg.tile)
     isa, threads = ISAS[schedule.isa], schedule.threads
     part = part_extents(group.main, schedule)
     cycles = sum(_micro_cycles(contract(group, schedule.vector), schedule, isa, part))
@@ -191,9 +201,8 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
     NEON loads up to four neighbours at once and computes an address for each further row; the x86
     sets broadcast every pixel on its own.
     """
-    fmas = pixels * vectors
+    fmas, rows = pixels * vectors, pixels // run
     if isa.name == 'neon':
-        rows = pixels // run
         loads = vectors + rows * (run // 4 + (0, 1, 1, 2)[run % 4])
         addresses = 2 * rows
     else:
@@ -204,7 +213,7 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
         (fmas + loads + addresses) / ISSUE_PER_CYCLE,
         isa.fma_latency_cycles,
     )
-    return busiest + LOAD_CYCLES * loads
+    return busiest + LOAD_CYCLES * loads + ROW_CYCLES * (rows - 1)
 
 
 def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
@@ -262,7 +271,8 @@ def _micro_cycles(
             each += CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
             each += (calls - 1) * (CALL_CYCLES + RESUME_CYCLES * accumulators)
             compute += outside * tiles * count * each
-            store += outside * tiles * count * accumulators * isa.lanes * STORE_CYCLES
+            stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
+            store += outside * tiles * count * (TILE_CYCLES + stored * STORE_CYCLES)
     return compute, store
 
 
@@ -279,34 +289,63 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     index = [level.name for level in schedule.levels].index(schedule.pack)
     tile = operand.packed_tile(schedule, part)
     lane = operand.lane_of(contraction, schedule)
-    size = operand.buffered(contraction, tile, lane).size
+    buffer = operand.buffer_of(contraction, schedule, part)
     copies = _pack_calls(contraction, schedule, part, index)
     expression = next((e for e in contraction.a.index if lane in e.names), None)
     row = expression.extent(tile) if expression else 1
-    return copies * size * (PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1))
+    each = PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1)
+    if lane in buffer.strips:
+        each += PACK_STRIP_CYCLES / buffer.strips[lane][0]
+    return copies * buffer.size * each
+
+
+def _pack_seconds(
+    contraction: Contraction, schedule: Schedule, machine: Machine, part: Mapping[str, int]
+) -> float:
+    """Moving copied tiles: out of the cache that holds the tensor, into that which holds the copy.
+
+    Nothing is computed meanwhile, so these bytes are not hidden, unlike those of `_traffic`. Both
+    happen in the second cache where it is large enough: then they cost nothing beside the copy.
+    """
+    if not schedule.pack:
+        return 0.0
+    threads = schedule.threads
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    size = operand.buffer_of(contraction, schedule, part).size
+    moved = 4.0 * threads * size * _pack_calls(contraction, schedule, part, index)
+    own = sum(footprint(a, part) for a in contraction.stage.accesses)
+    seconds = 0.0
+    # The copy is allocated and written back, and shares its cache with what is copied.
+    for held, crossings in ((own, 1), (2 * size, 2)):
+        home = next(
+            (
+                number
+                for number in range(len(machine.caches))
+                if 4 * held <= MARGIN * machine.capacity_bytes(number, threads)
+            ),
+            len(machine.caches),
+        )
+        if home > 1:
+            rate = 1e9 * machine.bandwidth_gbps(home, threads)
+            seconds += crossings * moved / rate
+    return seconds
 
 
 def _page_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> float:
-    """Address translations that the packed tile costs: one for each page that a channel touches.
-
-    A micro-kernel call walks over the channels of the tile, and the next call walks over nearly the
-    same pages: they all hit while one walk stays within the first-level TLB, and all miss beyond.
-    """
+    """Address translations that walking over the channels of the packed tile costs."""
     if not schedule.pack or not contraction.loop:
         return 0.0
-    tile = operand.packed_tile(schedule, part)
-    source = operand.buffered(contraction, tile, operand.lane_of(contraction, schedule))
+    source = operand.buffer_of(contraction, schedule, part)
     channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
-    stride = 4 * source.strides.get(contraction.loop, 0)
-    own = len({4 * step // PAGE_BYTES for step in source.steps})
-    pages = channels * min(own, stride / PAGE_BYTES)
-    if pages <= PAGES_HELD:
-        return 0.0
     calls = math.prod(
         sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
     )
-    walks = calls * part[contraction.loop] / channels
-    return walks * pages * PAGE_CYCLES
+    return call_cycles(
+        channels,
+        4 * source.strides.get(contraction.loop, 0),
+        1 + 4 * (max(source.steps) - min(source.steps)) / PAGE_BYTES,
+        calls * part[contraction.loop] / channels,
+    )
 
 
 def _pack_calls(
@@ -335,8 +374,7 @@ def _traffic(
     nested = boxes(loops, innermost)
     line_words = machine.caches[0].line_bytes // 4
     accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
-    resumed = any(schedule.levels[1].tile[d] < part[d] for d in stage.reduction)
-    written = 2.0 if resumed or schedule.schema != 'outer' else 1.0  # read as well as written
+    written = 2.0  # a line is brought in before it is written
     boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
     fits = 0
     for number in range(len(machine.caches)):
@@ -368,6 +406,8 @@ def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, i
     if not schedule.pack:
         return plain
     lane = operand.lane_of(contraction, schedule)
+    if operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part)):
+        return Rows(0, 0, packed=True)
     axis = next((i for i, e in enumerate(access.index) if lane in e.names), plain.axis)
     return Rows(axis, access.index[axis].extent(operand.packed_tile(schedule, part)))
 

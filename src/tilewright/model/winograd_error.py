@@ -32,7 +32,8 @@ import math
 import numpy as np
 
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import Transform, applies, geometry, transform
+from tilewright.ops.winograd import Tile, applies, geometry
+from tilewright.ops.winograd_matrices import Transform, transform
 
 UNIT = 2.0**-24
 # Mean square of a rounding error relative to the rounded number, over logarithmically distributed
@@ -69,7 +70,7 @@ def direct_error(channels: int, r: int, s: int) -> float:
     return math.sqrt(VARIANCE * (channels * r * s + 1) / 2)
 
 
-def predicted_error(group: Group, m: int) -> float:
+def predicted_error(group: Group, m: Tile) -> float:
     """Expected largest error of F(m, r) over the largest result of this group; inf if illegal."""
     if applies(group, m):
         return math.inf

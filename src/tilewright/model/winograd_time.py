@@ -9,11 +9,11 @@ Goes in: a group, a schedule of the winograd schema, a machine. Comes out: a `Pr
               tiles, M is written and read once; each crosses every boundary inside which it does
               not fit (MOpt Secs. 3-5, with blocks as tiles)
 
-Packed weights, and V where it comes from the second cache, are read in order while micro-kernels
-run: prefetchers hide all but a share of that time. V beyond the second cache is hidden less, and M
-beyond the first not at all, since the output transform reads it in strides. With several panels of
-k to a block, weights jump from panel to panel, and each jump waits for memory. Threads share
-nothing: a cut over k repeats the input transform, which the largest part pays.
+All of it is read and written in order, while micro-kernels run for the weights and V: prefetchers
+hide all but a share of the time. The first run of tiles over a panel fetches its weights from afar:
+where it is shorter than a core takes for that, it waits for the rest. Points that share a weight
+(ops/winograd_matrices.py) count as further tiles.
+Threads share nothing: a cut over k repeats the input transform, which the largest part pays.
 
 What is hidden still takes its time: where the sum is below the time of the compulsory traffic, that
 is the prediction.
@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.codegen.cpu.nest import part_extents
-from tilewright.codegen.cpu.winograd import option, split_runs, transform_lanes
+from tilewright.codegen.cpu.winograd import option, split_runs, tile, transform_lanes
 from tilewright.codegen.cpu.winograd_transform import operations
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.predict import MARGIN, Boundary, Prediction, bound_times, step_cycles
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import Geometry, geometry, matmul_stage, transform
+from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage
+from tilewright.ops.winograd_matrices import Transform
 from tilewright.schedule.schedule import Schedule
 
 # Calibrated on dense layers with one core of a Neoverse N1; docs/winograd.md has the figures.
@@ -43,10 +44,14 @@ VECTOR_CYCLES = 0.62  # one vector instruction of a transform: arithmetic, shuff
 ROW_CYCLES = 30.0  # one row of tiles of one channel
 LINE_CYCLES = 4.0  # one cache line of V written and evicted, beyond its instructions
 OUT_ROW_CYCLES = 40.0  # one row of output pixels of one panel
-STREAMED = 0.15  # share of the time of traffic that is read in order that is not hidden
-SPILLED = 0.8  # the same for V beyond the second cache
-STRIDED = 4.0  # the same for M beyond the first
-JUMP_CYCLES = 400.0  # weights that do not follow those before them, from beyond the second cache
+SHARED_LINE_CYCLES = 70.0  # a row of outputs whose middle line belongs to two threads
+PIXELS_CYCLES = 2.5  # four neighbouring outputs, transposed and stored
+# Shares of the time of traffic that nothing hides: weights, the image and the result are read and
+# written in order, V (and weights again, for later runs) in blocks, M tile by tile.
+WEIGHTS_EXPOSED = 0.1
+FETCHED_PER_CYCLE = 7.2  # bytes of weights that a core gets from beyond its own caches
+INPUTS_EXPOSED = 0.35
+PRODUCTS_EXPOSED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +72,29 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """Words of one thread over a boundary, by what they are."""
+
+    border: float = 0.0  # the image and the result
+    weights: float = 0.0
+    inputs: float = 0.0  # V
+    products: float = 0.0  # M
+    again: float = 0.0  # weights, for the runs behind the first of a panel
+
+    @property
+    def total(self) -> float:
+        return self.border + self.weights + self.inputs + self.products + self.again
+
+
+@dataclass(frozen=True, slots=True)
 class Cycles:
-    """Cycles of one thread, and words over each boundary."""
+    """Cycles of one thread, and words over each boundary but the first."""
 
     multiply: float
     transform_in: float
     transform_out: float
-    words: tuple[float, ...]  # over each boundary, 0 for the first
-    exposed: tuple[float, ...]  # the same, weighted by the share that is not hidden
+    words: tuple[Words, ...]
+    streams: tuple[tuple[float, float], ...]  # (cycles of first runs, their words of weights)
 
 
 @lru_cache(maxsize=4096)
@@ -87,9 +107,8 @@ def _pieces(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=256)
-def _operations(m: int, r: int) -> tuple[int, int]:
+def _operations(f: Transform) -> tuple[int, int]:
     """Instructions of B^T and of A^T."""
-    f = transform(m, r)
     return operations(f.bt), operations(f.at)
 
 
@@ -101,8 +120,8 @@ def _runs(tiles: int, most: int) -> tuple[tuple[int, int], ...]:
 
 def work_of(group: Group, schedule: Schedule) -> Work:
     """[Group, Schedule] -> [Work] of the largest part."""
-    shape, isa = geometry(group, option(schedule, 'm')), ISAS[schedule.isa]
-    part = part_extents(matmul_stage(group, option(schedule, 'm')), schedule)
+    shape, isa = geometry(group, tile(schedule)), ISAS[schedule.isa]
+    part = part_extents(matmul_stage(group, tile(schedule)), schedule)
     outer, inner = schedule.levels[3].tile, schedule.levels[1].tile
     n, ph, pw = (min(outer[d], part[d]) for d in ('n', 'ph', 'pw'))
     return Work(
@@ -116,101 +135,142 @@ def cycles(work: Work, machine: Machine, threads: int) -> Cycles:
     """Cycles of the largest part, and the words that cross each boundary for it."""
     n, g, k, ph, pw = work.part
     multiply = transform_in = transform_out = 0.0
+    first = dict.fromkeys((shared for shared, _ in _sharing(work.shape)), 0.0)
     blocks = 0
     for size_n, count_n in _pieces(n, work.block[0]):
         for rows, count_h in _pieces(ph, work.block[1]):
             for columns, count_w in _pieces(pw, work.block[2]):
                 count = g * count_n * count_h * count_w
                 blocks += count
-                multiply += count * _multiply(work, size_n * rows * columns, k)
-                transform_in += count * size_n * rows * _input_row(work, columns)
-                transform_out += count * size_n * rows * _output_row(work, columns, k)
-    jumps = blocks * work.shape.t * -(-k // work.width)
-    if work.k_block > work.width and not _weights_fit(work, machine):
-        multiply += jumps * JUMP_CYCLES
-    return Cycles(multiply, transform_in, transform_out, *_words(work, machine, threads, blocks))
+                tiles = size_n * rows * columns
+                for shared, each, lead in _multiply(
+                    work.shape, work.isa, work.run, work.vectors, tiles, k
+                ):
+                    multiply += count * each
+                    first[shared] += count * lead
+                above = _input_row(work.shape, work.isa, work.block[2], columns)
+                below = _output_row(work.shape, work.isa, work.width, columns, k)
+                transform_in += count * size_n * rows * above
+                transform_out += count * size_n * rows * below
+    if pw < work.shape.pw:
+        transform_out += SHARED_LINE_CYCLES * n * g * k * ph * work.shape.down.m
+    streams = tuple(
+        (first[shared], blocks * weights * work.shape.c * k)
+        for shared, weights in _sharing(work.shape)
+    )
+    words = _words(work, machine, threads, blocks)
+    return Cycles(multiply, transform_in, transform_out, words, streams)
 
 
-def _weights_fit(work: Work, machine: Machine) -> bool:
-    """Whether the weights of a part stay in the second cache."""
-    room = MARGIN * machine.capacity_bytes(min(1, len(machine.caches) - 1), 1)
-    return 4 * work.shape.t * work.shape.c * work.part[2] <= room
+@lru_cache(maxsize=65536)
+def _multiply(
+    shape: Geometry, isa: Isa, most: int, vectors: int, tiles: int, k: int
+) -> tuple[tuple[int, float, float], ...]:
+    """(points that share a weight, cycles of their products, of their first runs) for a block."""
+    width = vectors * isa.lanes
+    full, rest = divmod(k, width)
+    panels = [(vectors, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
+    found = []
+    for shared, weights in _sharing(shape):
+        longest = split_runs(shared * tiles, most)[0]
+        total = lead = 0.0
+        for run, count in _runs(shared * tiles, most):
+            for wide, number in panels:
+                each = shape.c * step_cycles(isa, run, run, wide)
+                each += CALL_CYCLES + ACCUMULATOR_CYCLES * run * wide
+                total += weights * count * number * each
+                lead += weights * number * each if run == longest else 0.0
+        found.append((shared, total, lead))
+    return tuple(found)
 
 
-def _multiply(work: Work, tiles: int, k: int) -> float:
-    """All products of one block of tiles."""
-    full, rest = divmod(k, work.width)
-    panels = [(work.vectors, full)] + ([(-(-rest // work.isa.lanes), 1)] if rest else [])
-    total = 0.0
-    for run, count in _runs(tiles, work.run):
-        for vectors, number in panels:
-            each = work.shape.c * step_cycles(work.isa, run, run, vectors)
-            each += CALL_CYCLES + ACCUMULATOR_CYCLES * run * vectors
-            total += count * number * each
-    return work.shape.t * total
+@lru_cache(maxsize=4096)
+def _sharing(shape: Geometry) -> tuple[tuple[int, int], ...]:
+    """(points that share a weight, number of such weights)."""
+    found: Counter[int] = Counter()
+    for down in shape.down.parts:
+        for across in shape.across.parts:
+            found[down.shared * across.shared] += down.kinds * across.kinds
+    return tuple(found.items())
 
 
-def _input_row(work: Work, columns: int) -> float:
+@lru_cache(maxsize=65536)
+def _input_row(shape: Geometry, isa: Isa, widest: int, columns: int) -> float:
     """Both passes over a row of tiles, for every channel."""
-    down, across = work.shape.down, work.shape.across
-    down_ops, across_ops = _operations(down.m, down.r)[0], _operations(across.m, across.r)[0]
-    lanes = transform_lanes(work.isa.lanes, work.block[2])
-    first = -(-(columns * across.m + across.r - 1) // lanes) * (down_ops + down.t)
-    shuffles = 0 if across.m == 1 else 3 * across.t if lanes > 4 else 2 * across.t
-    second = down.t * -(-columns // lanes) * (across_ops + across.t + shuffles)
-    lines = work.shape.t * columns / 16
-    each = ROW_CYCLES + VECTOR_CYCLES * (first + second) + LINE_CYCLES * lines
-    return work.shape.c * each
+    down, across = shape.down, shape.across
+    lanes = transform_lanes(isa.lanes, widest)
+    reach = columns * across.step + across.length - across.step
+    first = -(-reach // lanes) * (_operations(down)[0] + down.t)
+    second = 0
+    for part in across.parts:
+        f = part.f
+        if across.stride > 1:  # every stride-th element: loads, a shuffle, a store
+            second += -(-(columns * f.m + f.t - f.m) // lanes) * 3
+        elif part.shared > 1:
+            second += -(-columns * f.m // lanes)
+        if part.shared == 1:
+            shuffles = 0 if f.m == 1 else 3 * f.t if lanes > 4 else 2 * f.t
+            second += -(-columns // lanes) * (_operations(f)[0] + f.t + shuffles)
+    lines = shape.t * columns / 16
+    each = ROW_CYCLES + VECTOR_CYCLES * (first + down.t * second) + LINE_CYCLES * lines
+    return shape.c * each
 
 
-def _output_row(work: Work, columns: int, k: int) -> float:
+@lru_cache(maxsize=65536)
+def _output_row(shape: Geometry, isa: Isa, width: int, columns: int, k: int) -> float:
     """The output transform of a row of tiles for all of k, and its rows of pixels."""
-    down, across = work.shape.down, work.shape.across
-    down_ops, across_ops = _operations(down.m, down.r)[1], _operations(across.m, across.r)[1]
-    held = down.m * across.t + 8 <= work.isa.registers
-    spilled = 0 if held else down.m * across.t
-    each = across.t * down_ops + down.m * across_ops + down.m * across.m + spilled
-    loads = work.shape.t / 3
-    vectors = -(-k // work.isa.lanes)
+    down, across = shape.down, shape.across
+    held = down.t * across.m + 8 <= isa.registers
+    spilled = 0 if held else down.t * across.m
+    each = down.t * _operations(across)[1] + across.m * _operations(down)[1]
+    each += down.m * across.m + spilled + shape.t / 3
+    vectors = -(-k // isa.lanes)
     pixels = down.m * across.m * columns * k / 4
-    rows = down.m * -(-k // work.width)
-    return VECTOR_CYCLES * (vectors * columns * (each + loads) + 4 * pixels) + OUT_ROW_CYCLES * rows
+    rows = down.m * -(-k // width)
+    return VECTOR_CYCLES * vectors * columns * each + PIXELS_CYCLES * pixels + OUT_ROW_CYCLES * rows
 
 
-def _words(
-    work: Work, machine: Machine, threads: int, blocks: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(words, exposed words) over each boundary for one thread; 0 over the first."""
+def _words(work: Work, machine: Machine, threads: int, blocks: int) -> tuple[Words, ...]:
+    """What crosses each boundary but the first for one thread.
+
+    V and M stay in a cache that holds both of a block of k, weights in one that holds everything.
+    Later runs of a panel are priced as if they fetched its weights from the second cache again:
+    that fits what short runs lose, whose cause was not observed.
+    """
     shape = work.shape
     n, g, k, ph, pw = work.part
     tiles = math.prod(work.block)
-    v, m = shape.t * shape.c * tiles, shape.t * min(work.k_block, k) * tiles
-    u = shape.t * shape.c * k
-    pixels = n * ph * shape.down.m * pw * shape.across.m
-    border = g * (shape.c + k) * pixels
-    passes = -(-k // work.k_block)
-    panels = -(-work.k_block // work.width)
-    slab = shape.c * (tiles + work.width)
-    words, exposed = [0.0], [0.0]
+    held = min(work.k_block, k)
+    v, m = shape.t * shape.c * tiles, shape.t * held * tiles
+    u = shape.weights * shape.c * k
+    again = sum(
+        weights * (-(-shared * tiles // work.run) - 1) for shared, weights in _sharing(shape)
+    )
+    most = max(shared for shared, _ in _sharing(shape))
+    slab = shape.c * (most * tiles + work.width)
+    pixels = n * ph * pw
+    image = shape.c * pixels * shape.down.step * shape.across.step
+    border = g * (image + k * pixels * shape.down.m * shape.across.m)
+    passes, panels = -(-k // held), -(-held // work.width)
+    found = []
     for level in range(len(machine.caches)):
         copies = min(threads, machine.caches[level].shared_by)
         room = MARGIN * machine.capacity_bytes(level, 1) / 4 / copies
-        ordered, v_words, m_words = float(border), 0.0, 0.0
-        if level == 0:  # V comes from the second cache, as it is meant to
-            ordered += blocks * v * (1 + passes * (1 if slab <= room else panels))
-        elif v + m > room:
-            v_words = float(blocks * v * (1 + passes))
-        if m > room:
-            m_words = 2.0 * blocks * m * passes
-        if u + v + m > room:
-            ordered += blocks * u
-        elif g > 1:
-            ordered += g * u
-        if level + 1 == len(machine.caches) and g * u + v + m + border <= room:
-            ordered = v_words = m_words = 0.0
-        words.append(ordered + v_words + m_words)
-        exposed.append(STREAMED * ordered + SPILLED * v_words + STRIDED * m_words)
-    return tuple(words), tuple(exposed)
+        outermost = level + 1 == len(machine.caches)
+        if outermost and g * u + v + m + border <= room:
+            found.append(Words())
+            continue
+        reads = passes * (1 if level or slab <= room else panels)
+        found.append(
+            Words(
+                border,
+                blocks * u if u + v + m > room else g * u if g > 1 or outermost else 0.0,
+                blocks * v * (1 + reads) if v + m > room else 0.0,
+                2.0 * blocks * m * passes if v + m > room else 0.0,
+                0.0 if level else float(blocks * again * shape.c * k),
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,27 +293,47 @@ class Parts:
 def seconds(done: Cycles, isa: Isa, machine: Machine, threads: int) -> Parts:
     """[Cycles] -> [Parts]"""
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    exposed = [0.0]
+    streamed = max((n for n, words in enumerate(done.words, 1) if words.weights), default=0)
+    for number, words in enumerate(done.words, 1):
+        share = (
+            WEIGHTS_EXPOSED * (words.weights + words.border)
+            + INPUTS_EXPOSED * (words.inputs + words.again)
+            + PRODUCTS_EXPOSED * words.products
+        )
+        rate = 1e9 * machine.bandwidth_gbps(number, threads)
+        late = 0.0
+        if number == streamed > 1:
+            fetch = 4 * max(threads / rate, cycle_s / FETCHED_PER_CYCLE)
+            late = sum(max(0.0, fetch * u - lead * cycle_s) for lead, u in done.streams)
+        exposed.append(max(4 * share * threads / rate, late))
     return Parts(
         done.multiply * cycle_s,
         done.transform_in * cycle_s,
         done.transform_out * cycle_s,
         machine.fork_join_us * 1e-6 if threads > 1 else 0.0,
-        tuple(
-            4 * words * threads / (1e9 * machine.bandwidth_gbps(number, threads))
-            for number, words in enumerate(done.exposed)
-        ),
+        tuple(exposed),
     )
 
 
-def needs(group: Group, m: int) -> tuple[int, int]:
+def transform_time(group: Group, m: Tile, isa: Isa, machine: Machine, threads: int) -> float:
+    """Seconds of both transforms, cut evenly between threads."""
+    shape = geometry(group, m)
+    rows = shape.n * shape.g * shape.ph
+    total = rows * _input_row(shape, isa, shape.pw, shape.pw)
+    total += rows * _output_row(shape, isa, 2 * isa.lanes, shape.pw, shape.k)
+    return total * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads))
+
+
+def needs(group: Group, m: Tile) -> tuple[int, int]:
     """(operations of the products, bytes to be moved) of this algorithm: weights transformed."""
     shape = geometry(group, m)
     weights = group.tensor(group.main.reads[1].tensor).bytes
-    transformed = 4 * shape.t * shape.g * shape.k * shape.c
+    transformed = 4 * shape.weights * shape.g * shape.k * shape.c
     return matmul_stage(group, m).flops, group.compulsory_bytes - weights + transformed
 
 
-def lower_bound_winograd(group: Group, m: int, machine: Machine, threads: int) -> float:
+def lower_bound_winograd(group: Group, m: Tile, machine: Machine, threads: int) -> float:
     """Seconds that no kernel of this algorithm can beat: its products at peak, or the traffic."""
     return max(bound_times(*needs(group, m), machine, threads).values())
 
@@ -264,14 +344,14 @@ def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Pred
     work = work_of(group, schedule)
     done = cycles(work, machine, threads)
     parts = seconds(done, work.isa, machine, threads)
-    flops, moved = needs(group, option(schedule, 'm'))
+    flops, moved = needs(group, tile(schedule))
     bounds = bound_times(flops, moved, machine, threads)
     largest = max(bounds, key=lambda name: bounds[name])
     short = max(0.0, bounds[largest] - parts.total)
     registers = work.shape.t * work.shape.c * math.prod(work.part) * (1 / work.width + 1 / work.run)
     boundaries = []
     for number, name in enumerate(machine.boundaries):
-        total = 4 * threads * (registers if number == 0 else done.words[number])
+        total = 4 * threads * (registers if number == 0 else done.words[number - 1].total)
         time = parts.exposed[number] + (short if name == largest else 0.0)
         if number == 0:
             time = total / (1e9 * machine.bandwidth_gbps(number, threads))

@@ -1,8 +1,8 @@
 """The group: a small DAG of stages, the unit that is scheduled, generated, measured and stored.
 
 One operator is a group of one stage. A convolution with bias and activation is a group of three,
-whose inner edges live in registers. The *main* stage is the one that reduces; stages after it are
-its epilogue.
+whose inner edges live in registers. The *main* stage is the one that reduces, the largest if there
+are several; stages after it are its epilogue.
 """
 
 from __future__ import annotations
@@ -139,8 +139,11 @@ class Group:
 
     @cached_property
     def main(self) -> Stage:
-        """The stage that does the work: the first with a reduction, else the first."""
-        return next((s for s in self.stages if s.combiner), self.stages[0])
+        """The stage that does the work: the largest that reduces (the first of equals), else the
+        first.
+        """
+        reducing = [s for s in self.stages if s.combiner]
+        return max(reducing, key=lambda s: s.points) if reducing else self.stages[0]
 
     @property
     def epilogue(self) -> tuple[Stage, ...]:

@@ -31,6 +31,7 @@ _FUNCTIONS = {
     'sigmoid': lambda x: 1.0 / (1.0 + np.exp(-x)),
     'sqrt': np.sqrt,
     'abs': np.abs,
+    'pow': np.power,
 }
 
 

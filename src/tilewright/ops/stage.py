@@ -150,6 +150,7 @@ FUNCTIONS = {
     'sigmoid': 1,
     'sqrt': 1,
     'abs': 1,
+    'pow': 2,
 }
 
 

@@ -8,19 +8,14 @@ same output,
     M[t] = V[t] U[t]             a matrix product for each point t         t n k ph pw | c
     Y = A^T M A                  output tiles, two passes, then cropped, then the epilogue
 
-(Lavin & Gray 2016; Winograd 1980). The matrices come from Toom-Cook interpolation at distinct
-points and infinity, exact in fractions, for any m and r, and are checked by the bilinear identity
-
-    sum_t A^T[i, t] G[t, k] B^T[t, l] = 1 where l = i + k, else 0.
-
-A filter of one row or one column is the one-dimensional form: F(1, 1) in the other dimension.
+(Lavin & Gray 2016; Winograd 1980) with the matrices of ops/winograd_matrices.py. Tiles need not be
+square: m is a number or (rows, columns). A filter of one row or one column is the one-dimensional
+form: F(1, 1) in the other dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -28,104 +23,9 @@ import numpy as np
 from tilewright.errors import SpecError
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
+from tilewright.ops.winograd_matrices import MANY, Transform, transform
 
-Matrix = tuple[tuple[Fraction, ...], ...]
-
-# Zero and symmetric pairs, which share work in the transforms. Up to seven, a point beside its
-# reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5); beyond, the
-# pairs that make the error of model/winograd_error.py least. All are dyadic: exact in binary.
-FEW = tuple(Fraction(text) for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2'))
-MANY = tuple(
-    Fraction(text)
-    for text in ('0', '1', '-1', '1/2', '-1/2', '4', '-4', '5/4', '-5/4', '3/4', '-3/4')
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """The matrices of F(m, r): A^T is m x t, G is t x r, B^T is t x t, with t = m + r - 1."""
-
-    m: int
-    r: int
-    at: Matrix
-    g: Matrix
-    bt: Matrix
-
-    @property
-    def t(self) -> int:
-        return self.m + self.r - 1
-
-    def array(self, name: str) -> np.ndarray:
-        """One of the matrices ('at', 'g', 'bt') in float64."""
-        rows: Matrix = getattr(self, name)
-        return np.array([[float(x) for x in row] for row in rows])
-
-
-@lru_cache(maxsize=256)
-def transform(
-    m: int, r: int, points: tuple[Fraction, ...] | None = None, infinity: bool | None = None
-) -> Transform:
-    """The transform of F(m, r) from m + r - 1 distinct points, of which infinity may be one.
-
-    By default infinity is used where that leaves an odd number of finite points: zero and pairs.
-    """
-    if m < 1 or r < 1:
-        raise SpecError(f'F({m}, {r}) does not exist; m and r must be at least 1')
-    size = m + r - 1
-    at_infinity = size % 2 == 0 if infinity is None else infinity
-    count = size - at_infinity
-    default = FEW if count <= len(FEW) else MANY
-    chosen = default[:count] if points is None else tuple(points)
-    if len(chosen) != count or len(set(chosen)) != count:
-        raise SpecError(
-            f'F({m}, {r}) needs {count} distinct finite points, got {len(set(chosen))}; give as '
-            f'many, or choose a smaller m'
-        )
-    beyond = [Fraction(0)] * at_infinity
-    at = [[x**i for x in chosen] + [Fraction(i == m - 1)] * at_infinity for i in range(m)]
-    g, bt = [], []
-    for j, x in enumerate(chosen):
-        others = chosen[:j] + chosen[j + 1 :]
-        scale = Fraction(1)
-        for y in others:
-            scale *= x - y
-        # Monic rows: every coefficient of a dyadic point is exact in binary, and most cost no
-        # multiplication; all that is not exact goes into G, which is applied ahead in float64.
-        bt.append([*_polynomial(others), *beyond])
-        g.append([x**i / scale for i in range(r)])
-    if at_infinity:
-        bt.append(_polynomial(chosen))
-        g.append([Fraction(i == r - 1) for i in range(r)])
-    result = Transform(m, r, _frozen(at), _frozen(g), _frozen(bt))
-    check(result)
-    return result
-
-
-def check(f: Transform) -> None:
-    """Raise SpecError unless the bilinear identity holds exactly."""
-    for i in range(f.m):
-        for k in range(f.r):
-            for column in range(f.t):
-                total = sum(f.at[i][t] * f.g[t][k] * f.bt[t][column] for t in range(f.t))
-                if total != (column == i + k):
-                    raise SpecError(
-                        f'the matrices of F({f.m}, {f.r}) give {total} for output {i}, tap {k}, '
-                        f'input {column}; they must give {int(column == i + k)}'
-                    )
-
-
-def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Coefficients of prod(x - root), lowest power first."""
-    coefficients = [Fraction(1)]
-    for root in roots:
-        shifted = [Fraction(0), *coefficients]
-        scaled = [root * c for c in coefficients] + [Fraction(0)]
-        coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
-    return coefficients
-
-
-def _frozen(rows: list[list[Fraction]]) -> Matrix:
-    return tuple(tuple(Fraction(c) for c in row) for row in rows)
+Tile = int | tuple[int, int]  # outputs of a tile: the same both ways, or rows x columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +50,12 @@ class Geometry:
     across: Transform
 
     @property
+    def name(self) -> str:
+        """F(4,3), F(4,3)xF(2,3), F(4,3)/2: down x across, and the stride."""
+        square = self.down.name == self.across.name
+        return self.down.name if square else f'{self.down.name}x{self.across.name}'
+
+    @property
     def ph(self) -> int:
         return -(-self.out_h // self.down.m)
 
@@ -162,36 +68,59 @@ class Geometry:
         return self.down.t * self.across.t
 
     @property
+    def weights(self) -> int:
+        """Distinct matrices of transformed weights."""
+        return self.down.kinds * self.across.kinds
+
+    @property
     def saving(self) -> float:
         """Products of the direct algorithm for one of this algorithm, whole tiles counted."""
         direct = self.out_h * self.out_w * self.down.r * self.across.r
         return direct / (self.ph * self.pw * self.t)
 
 
-def applies(group: Group, m: int) -> str:
-    """'' where F(m, r) can compute this group, else one sentence that says why not."""
-    if m < 2:
-        return f'm={m}: a tile of fewer than two outputs saves nothing'
+def tile_of(m: Tile) -> tuple[int, int]:
+    """(rows, columns) of outputs of a tile."""
+    return (m, m) if isinstance(m, int) else m
+
+
+def applies(group: Group, m: Tile) -> str:
+    """'' where tiles of m (or rows x columns) outputs can compute this group, else why not."""
+    tile = tile_of(m)
+    shown = f'm={tile[0]}' if tile[0] == tile[1] else f'm={tile[0]}x{tile[1]}'
+    if min(tile) < 1 or max(tile) < 2:
+        return f'{shown}: a tile of fewer than two outputs saves nothing'
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0 or group.stages[0] is not stage:
         return f'{group.label} does not begin with a sum of products'
     sizes = stage.sizes
     if not {'n', 'k', 'h', 'w', 'c', 'r', 's'} <= set(sizes) <= set('ngkhwcrs'):
         return f'{group.label} has the dimensions {tuple(sizes)}, not those of a dense convolution'
-    if _expected(group) is None:
-        return f'{group.label} is strided, dilated, or not laid out as NCHW'
+    border = _border(group)
+    if border is None:
+        return f'{group.label} is dilated, or not laid out as NCHW'
     taps = (sizes['r'], sizes['s'])
     if max(taps) == 1:
         return f'{group.label} has a 1x1 filter: there is nothing to save'
-    if max(taps) + m - 1 > len(MANY):
-        return f'F({m}, {max(taps)}) needs more than {len(MANY)} points'
+    for size, r, stride in zip(tile, taps, border.strides, strict=True):
+        longest = -(-r // stride)
+        if r > 1 and longest + size - 1 > len(MANY):
+            return f'F({size}, {longest}) needs more than {len(MANY)} points'
     if group.tensor(stage.reads[1].tensor).role != 'constant':
         return f'{group.label} has weights that are not constant'
     return ''
 
 
-def _expected(group: Group) -> tuple[int, int] | None:
-    """(pad_top, pad_left) where the accesses are those of a plain convolution, else None."""
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """How a convolution reads its image: rows, then columns."""
+
+    padding: tuple[int, int]
+    strides: tuple[int, int]
+
+
+def _border(group: Group) -> _Border | None:
+    """Padding and strides where the accesses are those of a plain convolution, else None."""
     stage = group.main
     sizes = stage.sizes
     grouped = 'g' in sizes
@@ -201,25 +130,36 @@ def _expected(group: Group) -> tuple[int, int] | None:
     if len(image.index) != 4:
         return None
     rows, columns = image.index[2:]
-    padding = -rows.const, -columns.const
+    border = _Border(
+        (-rows.const, -columns.const), (rows.coefficient('h'), columns.coefficient('w'))
+    )
+    if min(border.strides) < 1:
+        return None
     right = (
         stage.write.index == (var('n'), out_k, var('h'), var('w'))
         and weights.index == (out_k, var('c'), var('r'), var('s'))
         and image.index[:2] == (var('n'), in_c)
-        and rows == affine(('h', 1), ('r', 1), const=-padding[0])
-        and columns == affine(('w', 1), ('s', 1), const=-padding[1])
+        and rows == affine(('h', border.strides[0]), ('r', 1), const=rows.const)
+        and columns == affine(('w', border.strides[1]), ('s', 1), const=columns.const)
     )
-    return padding if right else None
+    return border if right else None
 
 
-def geometry(group: Group, m: int) -> Geometry:
+@lru_cache(maxsize=1024)
+def geometry(group: Group, m: Tile) -> Geometry:
     """[Group] -> [Geometry]; SpecError where Winograd does not apply."""
     reason = applies(group, m)
-    padding = None if reason else _expected(group)
-    if padding is None:
+    border = None if reason else _border(group)
+    if border is None:
         raise SpecError(f'Winograd with m={m} does not apply: {reason}; use the direct algorithm')
     sizes = group.main.sizes
     image = group.tensor(group.main.reads[0].tensor)
+    down, across = (
+        transform(size if taps > 1 else 1, taps, stride=stride)
+        for size, taps, stride in zip(
+            tile_of(m), (sizes['r'], sizes['s']), border.strides, strict=True
+        )
+    )
     return Geometry(
         n=sizes['n'],
         g=sizes.get('g', 1),
@@ -229,14 +169,14 @@ def geometry(group: Group, m: int) -> Geometry:
         width=image.shape[3],
         out_h=sizes['h'],
         out_w=sizes['w'],
-        pad_top=padding[0],
-        pad_left=padding[1],
-        down=transform(m if sizes['r'] > 1 else 1, sizes['r']),
-        across=transform(m if sizes['s'] > 1 else 1, sizes['s']),
+        pad_top=border.padding[0],
+        pad_left=border.padding[1],
+        down=down,
+        across=across,
     )
 
 
-def matmul_stage(group: Group, m: int) -> Stage:
+def matmul_stage(group: Group, m: Tile) -> Stage:
     """The batched matrix product in the middle: M[t] += V[t] U[t], over tiles instead of pixels."""
     shape = geometry(group, m)
     batch = (Dim('g', shape.g),) if shape.g > 1 else ()
@@ -258,7 +198,7 @@ def matmul_stage(group: Group, m: int) -> Stage:
     )  # fmt: skip
 
 
-def lower(group: Group, m: int) -> Group:
+def lower(group: Group, m: Tile) -> Group:
     """[Group] -> [Group]: the same output by F(m, r), stage by stage.
 
     Tiles reach beyond the image: the transforms read zeros there, as padding does, and write a
@@ -275,7 +215,7 @@ def lower(group: Group, m: int) -> Group:
     ph, pw = Dim('ph', shape.ph), Dim('pw', shape.pw)
     n, c, k = Dim('n', shape.n), Dim('c', shape.c), Dim('k', shape.k)
     i, j = Dim('i', down.t), Dim('j', across.t)
-    reached = (shape.pw - 1) * across.m + across.t
+    reached = (shape.pw - 1) * across.step + across.length
     t_ij = affine(('i', across.t), ('j', 1))
 
     def sum_over(
@@ -285,7 +225,7 @@ def lower(group: Group, m: int) -> Group:
         return Stage(name, (*out, reduced), write, reads, call('mul', read(0), read(1)), 'sum')
 
     s, x = Dim('s', across.r), Dim('x', reached)
-    a, b = Dim('a', down.t), Dim('b', across.t)
+    a, b = Dim('a', down.length), Dim('b', across.length)
     y, z = Dim('y', down.m), Dim('z', across.m)
     stages = (
         sum_over(
@@ -305,7 +245,7 @@ def lower(group: Group, m: int) -> Group:
             Access('Bd', (var('i'), var('n'), *at_g, var('c'), var('ph'), var('x'))),
             Access('Bt_h', (var('i'), var('a'))),
             Access(image.tensor, (
-                var('n'), channel, affine(('ph', down.m), ('a', 1), const=-shape.pad_top),
+                var('n'), channel, affine(('ph', down.step), ('a', 1), const=-shape.pad_top),
                 affine(('x', 1), const=-shape.pad_left),
             )),
         ),
@@ -314,7 +254,8 @@ def lower(group: Group, m: int) -> Group:
             Access('V', (t_ij, var('n'), *at_g, var('c'), var('ph'), var('pw'))),
             Access('Bt_w', (var('j'), var('b'))),
             Access('Bd', (
-                var('i'), var('n'), *at_g, var('c'), var('ph'), affine(('pw', across.m), ('b', 1)),
+                var('i'), var('n'), *at_g, var('c'), var('ph'),
+                affine(('pw', across.step), ('b', 1)),
             )),
         ),
         product,
@@ -359,7 +300,7 @@ def lower(group: Group, m: int) -> Group:
     ]
     storage = (*group.storage, ('V', 'cache'), ('M', 'cache'))
     return Group(
-        f'{group.label}@F({m},{max(down.r, across.r)})',
+        f'{group.label}@{shape.name}',
         (*group.tensors, *constants, *inner),
         stages,
         storage,
@@ -374,7 +315,7 @@ def _crop(group: Group) -> Stage:
     return Stage('crop', dims, Access(target.name, here), (Access('Whole', here),), read(0))
 
 
-def matrices(group: Group, m: int) -> dict[str, np.ndarray]:
+def matrices(group: Group, m: Tile) -> dict[str, np.ndarray]:
     """The transform matrices by the names that `lower` gives them, in float64."""
     shape = geometry(group, m)
     return {

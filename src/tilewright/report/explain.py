@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from tilewright.codegen.cpu.winograd import tile
 from tilewright.machine.machine import Machine
 from tilewright.model.predict import Prediction, bound_times
 from tilewright.model.winograd_error import predicted_error
@@ -153,8 +154,7 @@ def expected_error(plan: Plan) -> Error | None:
     """What Winograd costs in accuracy; None for the direct algorithm, which sets the standard."""
     if not _is_winograd(plan):
         return None
-    m = dict(plan.best.schedule.options)['m']
-    return Error(predicted_error(plan.group, m), plan.max_rel_err)
+    return Error(predicted_error(plan.group, tile(plan.best.schedule)), plan.max_rel_err)
 
 
 def runner_up(plan: Plan) -> RunnerUp | None:

@@ -1,7 +1,7 @@
 """Schedules in words: the loops around the micro-kernel, as the generated code runs them.
 
 Goes in: a group and a schedule. Comes out: lines of text. The order of the loops, and the place
-where the input is copied, follow codegen/cpu: nest.py, outer.py, winograd.py.
+where the input is copied, follow codegen/cpu: nest.py, outer.py, winograd.py, stencil.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import math
 from tilewright.codegen.cpu.contraction import Contraction, contract
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.codegen.cpu.operand import reads_outside
+from tilewright.codegen.cpu.stencil_cover import stencil
+from tilewright.codegen.cpu.winograd import tile
 from tilewright.machine.isa import ISAS
 from tilewright.model.traffic import footprint
+from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.ops.winograd import geometry, matmul_stage
@@ -29,6 +32,7 @@ _CONVOLUTION = {
     'c': ('input channel', 'input channels'),
     'h': ('output row', 'output rows'),
     'w': ('output column', 'output columns'),
+    'hw': ('output pixel', 'output pixels'),
     'r': ('filter row', 'filter rows'),
     's': ('filter column', 'filter columns'),
     'ph': ('row of tiles', 'rows of tiles'),
@@ -40,8 +44,8 @@ _CONVOLUTION = {
 def scheduled_stage(group: Group, schedule: Schedule) -> Stage:
     """The stage whose dimensions the schedule tiles: Winograd's is the product of its tiles."""
     if schedule.schema == 'winograd':
-        return matmul_stage(group, dict(schedule.options)['m'])
-    return group.main
+        return matmul_stage(group, tile(schedule))
+    return tiled_form(group, schedule.reg.tile).main
 
 
 def quantity(group: Group, name: str, count: int) -> str:
@@ -84,11 +88,14 @@ def summary(group: Group, schedule: Schedule) -> str:
 
 def loop_lines(group: Group, schedule: Schedule) -> list[str]:
     """The nest, outermost line first, indented as it is nested."""
+    group = tiled_form(group, schedule.reg.tile)
     lines = [thread_line(group, schedule)]
     if schedule.schema == 'general':
         return [*lines, *_general_lines(group, schedule)]
     if schedule.schema == 'winograd':
         return [*lines, *_winograd_lines(group, schedule)]
+    if schedule.schema == 'stencil':
+        return [*lines, *_stencil_lines(group, schedule)]
     contraction = contract(group, schedule.vector)
     part = part_extents(group.main, schedule)
     bands = _bands(group, schedule, part)
@@ -227,10 +234,33 @@ def _general_lines(group: Group, schedule: Schedule) -> list[str]:
     return lines
 
 
+def _stencil_lines(group: Group, schedule: Schedule) -> list[str]:
+    """Planes, tiles of rows, strips of vectors, and what a tile does."""
+    shape, part, reg = stencil(group), part_extents(group.main, schedule), schedule.reg
+    isa, lanes = ISAS[schedule.isa], dict(schedule.options)['lanes']
+    lines: list[str] = []
+    for name in (*shape.outer, shape.down.name, shape.across.name):
+        if name and reg.tile[name] < part[name]:
+            lines.append('  ' * len(lines) + _loop(group, reg, name, part[name]))
+    vectors = min(reg.tile[shape.across.name], -(-shape.across.size // lanes) * lanes) // lanes
+    rows = min(reg.tile[shape.down.name], part[shape.down.name]) if shape.down.name else 1
+    loops = ' and '.join(quantity(group, d, group.main.sizes[d]) for d in shape.loops)
+    behind = ', '.join(s.name for s in group.epilogue)
+    inside = [
+        f'tile: {rows} x {vectors} vectors of {lanes} lanes, {rows * vectors} accumulators in '
+        f'{isa.registers} {schedule.isa} registers',
+        *([f'  inside: loop over {loops}'] if loops else []),
+        f'  {_steps(shape.taps)} unrolled; {shape.a.tensor} is read in place, vectors across an '
+        f'edge are shifted',
+        'store the results' + (f' through {behind}' if behind else ''),
+    ]
+    return [*lines, *('  ' * len(lines) + text for text in inside)]
+
+
 def _winograd_lines(group: Group, schedule: Schedule) -> list[str]:
     """Blocks of tiles, transformed, multiplied point by point, and transformed back."""
     options = dict(schedule.options)
-    stage, shape = scheduled_stage(group, schedule), geometry(group, options['m'])
+    stage, shape = scheduled_stage(group, schedule), geometry(group, tile(schedule))
     reg, l1, l2, l3 = schedule.levels
     part = part_extents(stage, schedule)
     lines, depth = [], 0
@@ -248,7 +278,8 @@ def _winograd_lines(group: Group, schedule: Schedule) -> list[str]:
     loops(l3, part, tuple(part))
     down, across = shape.down, shape.across
     say(
-        f'transform tiles of {down.t} x {across.t} inputs, one for {down.m} x {across.m} outputs '
+        f'transform tiles of {down.length} x {across.length} inputs, one for '
+        f'{down.m} x {across.m} outputs '
         f'({shape.saving:.2f} times fewer products)'
     )
     loops(l2, l3.tile, ('k',))

@@ -44,17 +44,17 @@ def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resour
     options = [
         f'--gpu-architecture={architecture}'.encode(), b'--ptxas-options=-v', b'--std=c++17',
     ]  # fmt: skip
-    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        log = b' ' * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        log = b' ' * checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         text = log.decode(errors='replace').rstrip('\0 ')
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompilerError(
                 f'NVRTC refused kernel {kernel.name} for {architecture}: {complaint(text, source)}'
             )
-        binary = b' ' * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        binary = b' ' * checked(nvrtc.nvrtcGetCUBINSize(program))
         nvrtc.nvrtcGetCUBIN(program, binary)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -70,7 +70,7 @@ def _resources(report: str) -> Resources:
     )
 
 
-def _checked(answer: tuple, doing: str = '') -> Any:
+def checked(answer: tuple, doing: str = '') -> Any:
     """The value of a call into the driver or NVRTC, or our error for theirs."""
     status, *values = answer
     if int(status) != 0:
@@ -89,28 +89,29 @@ class CudaDevice(Device):
     def __init__(self, number: int = 0) -> None:
         self.cu = cu = _bindings('driver')
         try:
-            _checked(cu.cuInit(0))
+            checked(cu.cuInit(0))
         except RuntimeError:  # the driver's library is not there
             raise MissingError('there is no CUDA driver on this machine') from None
-        count = _checked(cu.cuDeviceGetCount())
+        count = checked(cu.cuDeviceGetCount())
         if number >= count:
             raise MissingError(f'CUDA device {number} was asked for, but there are only {count}')
-        self.device = _checked(cu.cuDeviceGet(number))
-        self.context = _checked(cu.cuDevicePrimaryCtxRetain(self.device))
-        _checked(cu.cuCtxSetCurrent(self.context))
-        self.name = _checked(cu.cuDeviceGetName(128, self.device)).split(b'\0')[0].decode().strip()
+        self.device = checked(cu.cuDeviceGet(number))
+        self.context = checked(cu.cuDevicePrimaryCtxRetain(self.device))
+        checked(cu.cuCtxSetCurrent(self.context))
+        self.name = checked(cu.cuDeviceGetName(128, self.device)).split(b'\0')[0].decode().strip()
         self.dialect = CUDA
         self.machine = self._query()
-        self.stream = _checked(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.stream = checked(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
         major, minor = self.machine.capability
-        self.architecture = f'sm_{major}{minor}'
+        # Warpgroup instructions belong to Hopper's own target.
+        self.architecture = f'sm_{major}{minor}' + ('a' if (major, minor) == (9, 0) else '')
 
     def _query(self) -> GpuMachine:
         cu, kinds = self.cu, self.cu.CUdevice_attribute
 
         def ask(name: str) -> int:
             kind = getattr(kinds, f'CU_DEVICE_ATTRIBUTE_{name}')
-            return _checked(cu.cuDeviceGetAttribute(kind, self.device))
+            return checked(cu.cuDeviceGetAttribute(kind, self.device))
 
         major, minor = ask('COMPUTE_CAPABILITY_MAJOR'), ask('COMPUTE_CAPABILITY_MINOR')
         base = known_gpu({7: 'rtx2080ti'}.get(major, 'h200')).to_json()
@@ -140,42 +141,42 @@ class CudaDevice(Device):
         """A program from what `compile_cubin` made, here or in another process."""
         self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes, resources.registers)
         cu, doing = self.cu, f' while loading kernel {kernel.name}'
-        _checked(cu.cuCtxSetCurrent(self.context))
-        module = _checked(cu.cuModuleLoadData(binary), doing)
-        function = _checked(cu.cuModuleGetFunction(module, kernel.name.encode()), doing)
+        checked(cu.cuCtxSetCurrent(self.context))
+        module = checked(cu.cuModuleLoadData(binary), doing)
+        function = checked(cu.cuModuleGetFunction(module, kernel.name.encode()), doing)
         kind = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked(cu.cuFuncSetAttribute(function, kind, kernel.shared_bytes), doing)
+        checked(cu.cuFuncSetAttribute(function, kind, kernel.shared_bytes), doing)
         return Program(kernel, source, resources, (module, function))
 
     def unload(self, program: Program) -> None:
-        _checked(self.cu.cuModuleUnload(program.handle[0]))
+        checked(self.cu.cuModuleUnload(program.handle[0]))
 
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
         size = max(4 * int(np.prod(sizes, dtype=np.int64)), 4)
-        _checked(self.cu.cuCtxSetCurrent(self.context))
-        memory = _checked(self.cu.cuMemAlloc(size), f' for {size} bytes')
+        checked(self.cu.cuCtxSetCurrent(self.context))
+        memory = checked(self.cu.cuMemAlloc(size), f' for {size} bytes')
         return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
 
     def free(self, array: NDArray) -> None:
-        _checked(self.cu.cuMemFree(array.memory))
+        checked(self.cu.cuMemFree(array.memory))
 
     def write(self, array: NDArray, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values)
         self.synchronize()
-        _checked(self.cu.cuMemcpyHtoD(array.memory, values.ctypes.data, values.nbytes))
+        checked(self.cu.cuMemcpyHtoD(array.memory, values.ctypes.data, values.nbytes))
 
     def download(self, array: NDArray) -> np.ndarray:
         values = np.empty(array.sizes, NUMPY[array.dtype])
         self.synchronize()
-        _checked(self.cu.cuMemcpyDtoH(values.ctypes.data, array.memory, values.nbytes))
+        checked(self.cu.cuMemcpyDtoH(values.ctypes.data, array.memory, values.nbytes))
         return values
 
     def launch(self, call: Call) -> None:
         kernel = call.program.kernel
-        holders = [_holder(value) for value in self.check(call)]
+        holders = [holder(value) for value in self.check(call)]
         pointers = np.array([h.ctypes.data for h in holders], np.uint64)
         grid = call.grid or kernel.grid
-        _checked(
+        checked(
             self.cu.cuLaunchKernel(
                 call.program.handle[1], *grid, kernel.threads, 1, 1, kernel.shared_bytes,
                 self.stream, pointers.ctypes.data, 0,
@@ -184,41 +185,41 @@ class CudaDevice(Device):
         )  # fmt: skip
 
     def synchronize(self) -> None:
-        _checked(self.cu.cuStreamSynchronize(self.stream), ' in a kernel that ran before')
+        checked(self.cu.cuStreamSynchronize(self.stream), ' in a kernel that ran before')
 
     def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
         """Each repeat is the mean of some replays of one CUDA graph that holds all calls."""
         cu = self.cu
         graph = self._graph(calls, copies := 20)
-        start, end = (_checked(cu.cuEventCreate(0)) for _ in range(2))
-        _checked(cu.cuGraphLaunch(graph, self.stream))
+        start, end = (checked(cu.cuEventCreate(0)) for _ in range(2))
+        checked(cu.cuGraphLaunch(graph, self.stream))
         self.synchronize()
         seconds = []
         for _ in range(repeats):
-            _checked(cu.cuEventRecord(start, self.stream))
-            _checked(cu.cuGraphLaunch(graph, self.stream))
-            _checked(cu.cuEventRecord(end, self.stream))
+            checked(cu.cuEventRecord(start, self.stream))
+            checked(cu.cuGraphLaunch(graph, self.stream))
+            checked(cu.cuEventRecord(end, self.stream))
             self.synchronize()
-            seconds.append(_checked(cu.cuEventElapsedTime(start, end)) * 1e-3 / copies)
-        _checked(cu.cuGraphExecDestroy(graph))
+            seconds.append(checked(cu.cuEventElapsedTime(start, end)) * 1e-3 / copies)
+        checked(cu.cuGraphExecDestroy(graph))
         for event in (start, end):
-            _checked(cu.cuEventDestroy(event))
+            checked(cu.cuEventDestroy(event))
         return seconds
 
     def _graph(self, calls: Sequence[Call], copies: int) -> Any:
         cu = self.cu
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        _checked(cu.cuStreamBeginCapture(self.stream, mode))
+        checked(cu.cuStreamBeginCapture(self.stream, mode))
         for _ in range(copies):
             for call in calls:
                 self.launch(call)
-        graph = _checked(cu.cuStreamEndCapture(self.stream))
-        instance = _checked(cu.cuGraphInstantiate(graph, 0))
-        _checked(cu.cuGraphDestroy(graph))
+        graph = checked(cu.cuStreamEndCapture(self.stream))
+        instance = checked(cu.cuGraphInstantiate(graph, 0))
+        checked(cu.cuGraphDestroy(graph))
         return instance
 
 
-def _holder(value: Any) -> np.ndarray:
+def holder(value: Any) -> np.ndarray:
     """A one-element array that holds an argument while the driver copies it."""
     if isinstance(value, np.generic):
         return np.array([value])

@@ -86,6 +86,12 @@ class Device(abc.ABC):
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
         """Memory with undefined contents."""
 
+    def free(self, array: NDArray) -> None:
+        """Give memory back now; by default it goes with the array."""
+
+    def unload(self, program: Program) -> None:
+        """Forget a program now; by default it goes with its last reference."""
+
     @abc.abstractmethod
     def write(self, array: NDArray, values: np.ndarray) -> None:
         """Copy from the host into an array of the same size."""

@@ -71,6 +71,30 @@ void tw_mma_tf32(float *d, const unsigned *a, const unsigned *b)
     wait_in(AT_WARP);
 }
 
+/* Four warps multiply 16 rows each; b holds columns as [half][n / 8][n % 8][k % 4], `half` and `row8`
+   floats apart. Lane 4 g + t has d[4 j + 2 h + i] = d[g + 8 h][8 j + 2 t + i]. */
+void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int half, int row8)
+{
+    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
+    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
+    wait_in(AT_WARP);
+    for (int i = 0; i < n / 2; i++) {
+        const int row = g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
+        float sum = d[i];
+        for (int k = 0; k < 8; k++) {
+            const unsigned x = mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)];
+            unsigned y, bits[2];
+            memcpy(&y, b + k / 4 * half + column / 8 * row8 + column % 8 * 4 + k % 4, sizeof y);
+            bits[0] = x & 0xffffe000u, bits[1] = y & 0xffffe000u;
+            float pair[2];
+            memcpy(pair, bits, sizeof pair);
+            sum += pair[0] * pair[1];
+        }
+        d[i] = sum;
+    }
+    wait_in(AT_WARP);
+}
+
 static int all_in(int from, int to, int state)
 {
     for (int i = from; i < to; i++)

@@ -87,7 +87,7 @@ class Worker:
         self.time_limit = knobs.get('time_limit') if time_limit is None else time_limit
         self.memory_limit = knobs.get('memory_limit') if memory_limit is None else memory_limit
         self.starts = 0
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._group: Group | None = None
         self._visitors: set[Path] = set()
 
@@ -150,12 +150,12 @@ class Worker:
             raise MissingError(reply['message'])
         return _read_answer(reply)
 
-    def _ready(self, group: Group) -> _Child:
+    def _ready(self, group: Group) -> Child:
         """A child that holds the data of this group. Every group starts in a new process."""
         if self._child is not None and self._child.alive and self._group == group:
             return self._child
         self.close()
-        self._child = child = _Child(self.memory_limit)
+        self._child = child = Child(self.memory_limit)
         self.starts += 1
         self._require(child.receive(START_LIMIT_S), 'the worker process could not be started')
         request = {
@@ -188,7 +188,7 @@ def _read_answer(reply: dict) -> Answer:
     )
 
 
-class _Child:
+class Child:
     """The parent's end of one child process."""
 
     def __init__(self, memory_limit: int) -> None:
@@ -209,7 +209,7 @@ class _Child:
             env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self._finish = weakref.finalize(self, _end, self.process, self.log)
+        self._finish = weakref.finalize(self, end_process, self.process, self.log)
         self._buffer = b''
 
     @property
@@ -262,7 +262,7 @@ class _Child:
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), '')
 
 
-def _end(process: subprocess.Popen, log: IO[bytes]) -> None:
+def end_process(process: subprocess.Popen, log: IO[bytes]) -> None:
     """Kill a child with all it started, and collect it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -370,7 +370,7 @@ def _limit(memory_limit: int) -> None:
             resource.setrlimit(kind, (value, most))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """On Linux, be killed when the parent dies; elsewhere the end of standard input is noticed."""
     if parent and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -381,7 +381,7 @@ def _die_with(parent: int) -> None:
 def main(words: list[str]) -> None:
     """The child. Arguments: bytes of address space, process id of the parent (0: do not ask)."""
     memory_limit, parent = map(int, words)
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What libraries print must not mix with replies: their standard output becomes the log.
     requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')

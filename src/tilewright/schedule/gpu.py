@@ -16,7 +16,7 @@ from tilewright.errors import ScheduleError
 
 @dataclass(frozen=True, slots=True)
 class GpuSchedule:
-    """`tiles` are (name, number) pairs; `intrinsic` is what multiplies: 'fma' or 'mma_tf32x3'."""
+    """`tiles` are (name, number) pairs; `intrinsic` is what multiplies: 'fma', 'mma_tf32x3', ..."""
 
     schema: str
     tiles: tuple[tuple[str, int], ...] = ()

@@ -14,7 +14,9 @@ from random import Random
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.codegen.cpu.micro import registers_needed
 from tilewright.codegen.cpu.operand import reads_outside
+from tilewright.codegen.cpu.stencil_cover import fits, stencil, why_not
 from tilewright.machine.isa import ISAS, Isa
+from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Level, Schedule
@@ -120,10 +122,30 @@ def general_schedule(group: Group, isa: str, threads: int, levels: int) -> Sched
     return Schedule('general', isa, '', (reg, *outer), best)
 
 
+def stencil_schedule(
+    group: Group, isa: str, lanes: int, rows: int, vectors: int,
+    parallel: tuple[tuple[str, int], ...] = (),
+) -> Schedule:  # fmt: skip
+    """The schedule of these decisions: register tiles of `rows` x `vectors` of `lanes` floats."""
+    stage, shape = group.main, stencil(group)
+    reg = dict(stage.sizes) | dict.fromkeys(shape.outer, 1)
+    reg[shape.across.name] = lanes * vectors
+    if shape.down.name:
+        reg[shape.down.name] = rows
+    order = register_order(stage)
+    levels = (Level.of('reg', order, reg), Level.of('l1', order, whole_tile(stage, reg)))
+    name = shape.across.name
+    return Schedule('stencil', isa, name, levels, parallel, '', (('lanes', lanes),))
+
+
 def random_schedule(
     group: Group, isa: str, random: Random, *, levels: int = 3, most_threads: int = 4
 ) -> Schedule:
-    """Any legal schedule of any schema that fits the group: tiles, orders, cuts, pack level."""
+    """Any legal schedule of a direct schema that fits: tiles, orders, cuts, pack level."""
+    if not why_not(group) and random.random() < 0.4:
+        return _random_stencil(group, isa, random, most_threads)
+    if random.random() < 0.5:
+        group = flatten(group)
     stage = group.main
     candidates = vector_candidates(group)
     contraction = contract(group, random.choice(candidates)) if candidates else None
@@ -153,6 +175,19 @@ def random_schedule(
     if not reads_outside(group, contraction):
         packs.append('')
     return Schedule('outer', isa, contraction.vector, tuple(made), parallel, random.choice(packs))
+
+
+def _random_stencil(group: Group, isa: str, random: Random, most_threads: int) -> Schedule:
+    """Lanes, rows and vectors of any size whose code is not too long, and any cut."""
+    shape = stencil(group)
+    lanes = random.choice([n for n in (2, 4, 8, 16) if n <= ISAS[isa].lanes])
+    rows, vectors = random.randint(1, min(8, shape.down.size)), random.randint(1, 5)
+    while not fits(shape, lanes, rows, vectors):
+        rows, vectors = max(1, rows - 1), max(1, vectors - 1)
+    names = (*shape.outer, shape.down.name)
+    cuts = [c for t in range(1, most_threads + 1) for c in thread_cuts(group.main, t)]
+    cuts = [cut for cut in cuts if all(d in names for d, _ in cut)]
+    return stencil_schedule(group, isa, lanes, rows, vectors, random.choice(cuts))
 
 
 def _any_register_tiles(

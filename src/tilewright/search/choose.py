@@ -12,6 +12,7 @@ from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import applies
 from tilewright.search.rank import Candidate, rank
+from tilewright.search.rank_stencil import rank_stencil
 from tilewright.search.rank_winograd import SIZES, rank_winograd
 
 ALGORITHMS = ('auto', 'direct', 'winograd')
@@ -33,13 +34,13 @@ def choose(
     if not max_rel_err > 0:
         raise InputError(f'max_rel_err is {max_rel_err}; it must be positive, such as 1e-4')
     if algorithm == 'direct':
-        return rank(group, machine, threads, top)
+        return rank_direct(group, machine, threads, top)
     fast = rank_winograd(group, machine, threads, top, max_rel_err)
     if algorithm == 'winograd':
         if not fast:
             raise InputError(_why_not(group, max_rel_err))
         return fast
-    direct = rank(group, machine, threads, top)
+    direct = rank_direct(group, machine, threads, top)
     # Each is in order, and knows better than a digest what comes first where times are equal.
     both = sorted((*direct, *fast), key=lambda c: c.prediction.seconds)
     kept = both[:top]
@@ -47,6 +48,18 @@ def choose(
         if top > 1 and best and best[0] not in kept:
             kept[-1] = best[0]
     return tuple(kept)
+
+
+def rank_direct(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candidate, ...]:
+    """At most `top` candidates of the direct algorithm, whatever their schema.
+
+    The general schema leaves everything to the compiler, which no model foresees: it serves where
+    no other schema applies.
+    """
+    plain, sliding = rank(group, machine, threads, top), rank_stencil(group, machine, threads, top)
+    if sliding:
+        plain = tuple(c for c in plain if c.schedule.schema != 'general')
+    return tuple(sorted((*plain, *sliding), key=lambda c: c.prediction.seconds)[:top])
 
 
 def _why_not(group: Group, max_rel_err: float) -> str:

@@ -21,6 +21,7 @@ from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.predict import MARGIN, Prediction, compute_seconds, predict
 from tilewright.model.traffic import PACKED, capacity
+from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Schedule
@@ -69,6 +70,7 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
     """[Group, Machine] -> [Candidate], best first; at least one, at most `top`."""
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
+    group = flatten(group)
     candidates = vector_candidates(group)
     levels = len(machine.caches)
     if not candidates:
@@ -138,7 +140,7 @@ class Tiling:
             shape.reg,
             len(machine.caches),
             contraction.unrolled,
-            {contraction.vector: shape.reg[contraction.vector]},
+            {d: shape.reg[d] for d in (contraction.vector, *contraction.pixels)},
         )
         return cls(stage, contraction, machine, shape, probe.threads, part, space)
 

@@ -1,17 +1,19 @@
 """From a convolution to ranked Winograd schedules, by modelling alone.
 
-    m                        where the error model stays below the limit and products are saved
+    rows x columns of a tile    where the error model stays below the limit and products are saved
     x cuts between threads x (run of tiles, vectors of k) x blocks of tiles x blocks of k
 
-All that is legal is priced by the numbers (`model.winograd_time`), in microseconds each; only the
-best become schedules. Deterministic: ties are broken by the numbers themselves.
+Shapes of tiles are sorted by what no schedule can avoid, the bound and the transforms. For the
+first of them the other choices are priced by the numbers (`model.winograd_time`), in microseconds
+each, all with one block of k and the best of them with others; only the best become schedules.
+Deterministic: ties are broken by the numbers themselves.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.codegen.cpu.micro import registers_needed
 from tilewright.errors import InputError
@@ -24,28 +26,35 @@ from tilewright.model.winograd_time import (
     lower_bound_winograd,
     predict_winograd,
     seconds,
+    transform_time,
 )
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
-from tilewright.ops.winograd import Geometry, geometry, matmul_stage
+from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage, tile_of
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.schedule.space import thread_cuts
 from tilewright.search.rank import Candidate
 
 SIZES = (2, 3, 4, 5, 6, 7)
+ONE_OR_MORE = (1, *SIZES)  # one output in one direction: the other's one-dimensional form
 MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
-CUTS = 3  # cuts between threads that are carried on, for each m
-K_BLOCKS = (1, 2)  # panels of k whose products are held at once
+SHAPES = 6  # shapes of tiles that are priced in full
+CUTS = 3  # cuts between threads that are carried on, for each shape
+USUAL_PANELS = 4  # panels of k whose products are held at once, where choices are compared
+OTHER_PANELS = (1, 2, 8, 16)
+WIDE = 4  # vectors of k from which on panels are of one kind
+CARRIED = 12  # register tiles and blocks that are priced with every number of panels
 
-HOPE = 1.1  # an m whose bound exceeds the best time by more is not priced
+HOPE = 1.1  # a shape whose bound exceeds the best time by more is not priced
 
 Cut = tuple[tuple[str, int], ...]
+Shape = tuple[int, int]  # rows and columns of outputs of a tile
 # Seconds, and those without regard to the bound, which tell apart what the bound makes equal.
-Priced = tuple[float, float, int, Cut, tuple[int, int], int, tuple[int, int, int]]
+Priced = tuple[float, float, Shape, Cut, tuple[int, int], int, tuple[int, int, int]]
 
 
 def winograd_schedule(
-    group: Group, isa: str, m: int, run: int, vectors: int, k_panels: int,
+    group: Group, isa: str, m: Tile, run: int, vectors: int, k_panels: int,
     block: tuple[int, int, int], parallel: Cut = (),
 ) -> Schedule:  # fmt: skip
     """The schedule of these decisions: `block` is n, ph, pw; `k_panels` panels of k at once."""
@@ -63,7 +72,10 @@ def winograd_schedule(
         Level.of(name, order, tile)
         for name, tile in zip(('reg', 'l1', 'l2', 'l3'), tiles, strict=True)
     )
-    return Schedule('winograd', isa, 'k', levels, parallel, '', (('m', m), ('run', run)))
+    down, across = tile_of(m)
+    wide = (('mw', across),) if across != down else ()
+    options = (('m', down), *wide, ('run', run))
+    return Schedule('winograd', isa, 'k', levels, parallel, '', options)
 
 
 def rank_winograd(
@@ -75,12 +87,9 @@ def rank_winograd(
     isa = ISAS[machine.isa]
     priced: list[Priced] = []
     best = math.inf
-    for bound, m in sorted(
-        (lower_bound_winograd(group, m, machine, threads), m)
-        for m in sizes_within(group, max_rel_err)
-    ):
+    for bound, m in _promising(group, machine, isa, threads, tiles_within(group, max_rel_err)):
         if bound > HOPE * best:
-            break
+            continue
         priced += _price(group, machine, isa, m, threads)
         best = min(best, min(item[0] for item in priced))
     return tuple(
@@ -89,34 +98,63 @@ def rank_winograd(
     )
 
 
-def _price(group: Group, machine: Machine, isa: Isa, m: int, threads: int) -> list[Priced]:
-    """Every choice for one m, with its time."""
+def _promising(
+    group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape]
+) -> list[tuple[float, Shape]]:
+    """(bound, shape) of those whose bound and transforms together take least, best first."""
+    found = []
+    for m in shapes:
+        bound = lower_bound_winograd(group, m, machine, threads)
+        found.append((bound + transform_time(group, m, isa, machine, threads), bound, m))
+    return [(bound, m) for _, bound, m in sorted(found)[:SHAPES]]
+
+
+def _price(group: Group, machine: Machine, isa: Isa, m: Shape, threads: int) -> list[Priced]:
+    """The choices for one shape of tiles, with their times."""
     shape, stage = geometry(group, m), matmul_stage(group, m)
+    tiles = list(_register_tiles(isa, shape))
     found = []
     for cut in _cuts(stage, threads):
         ways = dict(cut)
         part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
-        used = math.prod(ways.values())
-        bound = lower_bound_winograd(group, m, machine, used)
-        for tile, block in itertools.product(_register_tiles(isa, shape), _blocks(part)):
-            width = tile[1] * isa.lanes
-            panels = -(-shape.k // width)
-            k = min(-(-panels // ways.get('k', 1)) * width, shape.k)
-            for held in dict.fromkeys(min(n, panels) for n in K_BLOCKS):
-                work = Work(
-                    shape, isa, *tile, held * width, block,
-                    (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
-                )  # fmt: skip
-                total = seconds(cycles(work, machine, used), isa, machine, used).total
+        bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()))
+        usual = sorted(
+            (_total(shape, isa, machine, part, ways, (tile, USUAL_PANELS, block)), tile, block)
+            for tile in tiles
+            for block in _blocks(part)
+        )
+        for number, (total, tile, block) in enumerate(usual):
+            found.append((max(total, bound), total, m, cut, tile, USUAL_PANELS, block))
+            for held in OTHER_PANELS if number < CARRIED else ():
+                total = _total(shape, isa, machine, part, ways, (tile, held, block))
                 found.append((max(total, bound), total, m, cut, tile, held, block))
     return found
 
 
-def sizes_within(group: Group, max_rel_err: float) -> tuple[int, ...]:
-    """Every m whose predicted error is within the limit and that saves products."""
+def _total(
+    shape: Geometry, isa: Isa, machine: Machine, part: Mapping[str, int], ways: Mapping[str, int],
+    choice: tuple[tuple[int, int], int, tuple[int, int, int]],
+) -> float:  # fmt: skip
+    """Seconds of one choice of register tile, panels of k and block, the bound left aside."""
+    tile, held, block = choice
+    width = tile[1] * isa.lanes
+    panels = -(-shape.k // width)
+    k = min(-(-panels // ways.get('k', 1)) * width, shape.k)
+    work = Work(
+        shape, isa, *tile, min(held, panels) * width, block,
+        (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
+    )  # fmt: skip
+    threads = math.prod(ways.values())
+    return seconds(cycles(work, machine, threads), isa, machine, threads).total
+
+
+def tiles_within(group: Group, max_rel_err: float) -> tuple[Shape, ...]:
+    """Every shape of tiles whose predicted error is within the limit and that saves products."""
+    sizes = group.main.sizes
+    rows, columns = (ONE_OR_MORE if sizes.get(d, 1) > 1 else (1,) for d in 'rs')
     return tuple(
         m
-        for m in SIZES
+        for m in itertools.product(rows, columns)
         if predicted_error(group, m) <= max_rel_err and geometry(group, m).saving > 1
     )
 
@@ -143,10 +181,9 @@ def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
             (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers),
             default=0,
         )
-        for run in {longest, longest // 4 * 4}:
-            enough = run * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
-            if run >= 1 and (enough or run >= tiles):
-                yield run, vectors
+        enough = longest * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
+        if longest >= 1 and (enough or longest >= tiles):
+            yield longest, vectors
 
 
 def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
@@ -167,14 +204,18 @@ def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Schedule]:
-    """The best first; the best of every m and cut are chosen before near copies of the winner."""
+    """The best first; near copies of those before them come last.
+
+    Shapes, cuts and widths of panels behave differently where the model is wrong: the best of each
+    kind is chosen before others are.
+    """
     chosen: dict[str, tuple[int, Schedule]] = {}
     kinds = set()
     for once in (True, False):
         for place, (_, _, m, cut, (run, vectors), panels, block) in enumerate(priced):
             if len(chosen) == top:
                 break
-            kind = (m, cut, vectors) if once else None
+            kind = (m, cut, min(vectors, WIDE)) if once else None
             if kind in kinds:
                 continue
             if once:

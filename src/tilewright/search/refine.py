@@ -70,7 +70,7 @@ class Space:
     def snap(self, dim: str, size: float) -> int:
         """The nearest allowed size at or below, at least the register tile, at most the whole."""
         whole, unit = self.sizes[dim], self.multiple.get(dim, 1)
-        if dim in self.untiled:
+        if dim in self.untiled or size >= whole:
             return whole
         down = max(int(size) // unit, 1) * unit
         return min(max(down, -(-min(self.reg.get(dim, 1), whole) // unit) * unit), whole)

@@ -77,6 +77,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['2:', 'cbz %[count], 4f', '3:']
     addresses = _Addresses('%[a]')
     lines += _prefetch(kernel)
+    lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
     for number, step in enumerate(kernel.steps):
         b_offset = number * vectors * 16
         for v in range(vectors):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.cpu import general, outer, winograd
+from tilewright.codegen.cpu import general, outer, stencil, winograd
 from tilewright.codegen.cpu.names import safe_names
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
+from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-SCHEMAS = {'outer': outer.generate, 'general': general.generate, 'winograd': winograd.generate}
+SCHEMAS = {
+    'outer': outer.generate,
+    'general': general.generate,
+    'winograd': winograd.generate,
+    'stencil': stencil.generate,
+}
 
 
 def check(group: Group, schedule: Schedule) -> None:
@@ -37,7 +43,8 @@ def check(group: Group, schedule: Schedule) -> None:
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
     check(group, schedule)
-    return SCHEMAS[schedule.schema](*safe_names(group, schedule))
+    tiled = tiled_form(group, schedule.reg.tile)
+    return SCHEMAS[schedule.schema](*safe_names(tiled, schedule))
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:

@@ -20,17 +20,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tilewright.codegen.cpu.operand import LINE_FLOATS
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
 
-LINE_FLOATS = 16
 REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
 PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """All offsets are in floats."""
+    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never."""
 
     isa: str
     pixels: tuple[int, ...]
@@ -39,6 +39,7 @@ class MicroKernel:
     a_step: int
     acc: tuple[int, ...]
     name: str
+    b_ahead: int = 0
 
     def __post_init__(self) -> None:
         need = registers_needed(len(self.pixels), self.vectors)
@@ -74,6 +75,14 @@ def prefetches(kernel: MicroKernel) -> list[int]:
             wanted.append(place)
     places = [ahead * kernel.a_step + place for place in wanted]
     return [place for place in places if 4 * place <= REACH_BYTES]
+
+
+def vector_prefetches(kernel: MicroKernel) -> list[int]:
+    """Offsets in floats from `b` of the lines that are `b_ahead` behind those of an iteration."""
+    if not kernel.b_ahead:
+        return []
+    read = len(kernel.steps) * kernel.vectors * kernel.lanes
+    return list(range(kernel.b_ahead, kernel.b_ahead + read, LINE_FLOATS))
 
 
 def registers_needed(pixels: int, vectors: int) -> int:

@@ -20,7 +20,7 @@ do double else enum extent extern float for from goto high if inline int inside 
 low max_long min_long out packed panel part pixel pixels register restrict return row rows short
 signed sizeof source static step struct switch tile to typedef union unsigned value void volatile
 weights while width typeof linux unix
-expf fabsf fmaxf fminf memcpy memset sqrtf tanhf
+expf fabsf fmaxf fminf memcpy memset powf sqrtf tanhf
 """
 _TAKEN = frozenset(_WORDS.split())
 _PLAIN = re.compile(r'[A-Za-z][A-Za-z0-9]*')

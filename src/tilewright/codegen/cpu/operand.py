@@ -8,48 +8,82 @@ through a tensor dimension by q > 1 (a strided convolution), the buffer keeps th
 so that neighbouring pixels are neighbours in memory whatever the stride, and phases that no step
 of the window touches are not copied at all. Indices outside the tensor are copied as zeros, once,
 so that no inner loop has to know about padding.
+
+Where no window slides over the pixels (1x1 convolutions, matrix products) the buffer is cut into
+*strips*, one for each register tile, and the pixels of a strip lie inside its channels,
+
+    [c][h][w]   ->   [h / H][w / W][c][H][W]      register tiles of H x W pixels
+
+so that a micro-kernel reads one run of memory from its first channel to its last: the panels of
+matrix products (Goto and van de Geijn, 2008).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.cpu.contraction import Contraction
-from tilewright.codegen.cpu.writer import Writer, total
+from tilewright.codegen.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Schedule
 
 # Rows of the buffer are multiples of this. Rows that are not cost 1-4% on Neoverse-N1.
 ROW_FLOATS = 4
+LINE_FLOATS = 16
+# Rows of different channels lie far apart, which no hardware prefetcher follows: while one row is
+# copied, the one so many rows behind it is asked for. Y5 of MOpt's table: 9.4 ms without, 9.0 with.
+ROWS_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One dimension of the buffer: `count` positions of each of `phases`, `stride` floats apart."""
+    """One dimension of the buffer: `count` positions of each of `phases`, `stride` floats apart.
+
+    Behind every `strip` positions begins a new strip, `pitch` floats from the one before (0 of
+    them: there are no strips).
+    """
 
     axis: int
     factor: int
     phases: tuple[int, ...]
     count: int
     stride: int
+    strip: int = 0
+    pitch: int = 0
+
+    def place(self, position: str) -> str:
+        """A C expression: floats from the first position to this one, of the first phase."""
+        if not self.strip:
+            return scaled(position, self.stride)
+        inside = scaled(f'{position} % {self.strip}', self.stride) if self.strip > 1 else ''
+        return total([f'{position} / {self.strip} * {self.pitch}', inside])
 
 
 @dataclass(frozen=True)
 class Operand:
     """Addresses of the broadcast operand, in floats from a base pointer.
 
-    strides: by iterator, for those that loops or pixels step through; steps: one offset for every
-    unrolled reduction point, in the order of `contraction.unrolled`; size: floats of the buffer
-    (0 in place).
+    strides: by iterator, for those that loops or pixels step through, within a strip; steps: one
+    offset for every unrolled reduction point, in the order of `contraction.unrolled`; size: floats
+    of the buffer (0 in place); strips: by iterator that is cut into strips, how long they are and
+    how far apart.
     """
 
     strides: dict[str, int]
     steps: tuple[int, ...]
     size: int
     splits: tuple[Split, ...]
+    strips: dict[str, tuple[int, int]]
+
+    def start(self, name: str, index: str) -> str:
+        """A C expression: floats to `index`, the first of a register tile, along an iterator."""
+        if name not in self.strips:
+            return scaled(index, self.strides.get(name, 0))
+        strip, pitch = self.strips[name]
+        return scaled(index if strip == 1 else f'{index} / {strip}', pitch)
 
 
 def packed_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
@@ -89,26 +123,74 @@ def in_place(group: Group, contraction: Contraction) -> Operand:
     steps = tuple(
         sum(strides.get(d, 0) * i for d, i in point.items()) for point in steps_of(contraction)
     )
-    return Operand(strides, steps, 0, ())
+    return Operand(strides, steps, 0, (), {})
 
 
-def buffered(contraction: Contraction, tile: Mapping[str, int], lane: str) -> Operand:
+def buffer_of(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> Operand:
+    """The buffer that this schedule copies tiles into, for the part of one thread."""
+    tile = packed_tile(schedule, part)
+    return buffered(
+        contraction, tile, lane_of(contraction, schedule), strips_of(contraction, schedule, tile)
+    )
+
+
+def strips_of(
+    contraction: Contraction, schedule: Schedule, tile: Mapping[str, int]
+) -> dict[str, int]:
+    """The pixel dimensions whose buffer is cut into strips, and the length of each strip.
+
+    None where a window slides over the lane dimension, or where a tile inside the buffer ends in
+    the middle of a register tile, so that register tiles would not begin at strips.
+    """
+    lane, reg = lane_of(contraction, schedule), schedule.reg.tile
+    free = [d for d in contraction.pixels if _slides_alone(contraction, d)]
+    if lane not in free or not contraction.loop:
+        return {}
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    for level in schedule.levels[1:index]:
+        if any(level.tile[d] % reg[d] and level.tile[d] < tile[d] for d in free):
+            return {}
+    return {d: reg[d] for d in free}
+
+
+def _slides_alone(contraction: Contraction, name: str) -> bool:
+    """Whether no other iterator of more than one point shares an index with this one."""
+    sizes = contraction.stage.sizes
+    expressions = [e for e in contraction.a.index if name in e.names]
+    return len(expressions) == 1 and all(n == name or sizes[n] == 1 for n in expressions[0].names)
+
+
+def buffered(
+    contraction: Contraction, tile: Mapping[str, int], lane: str, strips: Mapping[str, int]
+) -> Operand:
     """A buffer for tiles of at most `tile`, with the positions of iterator `lane` innermost."""
     points = steps_of(contraction)
-    order = sorted(
-        range(len(contraction.a.index)), key=lambda t: lane in contraction.a.index[t].names
-    )
-    splits: list[Split] = []
+    index = contraction.a.index
+    order = sorted(range(len(index)), key=lambda t: lane in index[t].names)
+    cut = {t: d for t in order for d in strips if d in index[t].names}
+    made: dict[int, Split] = {}
     stride = 1
-    for axis in reversed(order):
-        expression = contraction.a.index[axis]
+    for axis in (
+        *(t for t in reversed(order) if t in cut),
+        *(t for t in reversed(order) if t not in cut),
+    ):
+        expression = index[axis]
         factor = _factor(expression, contraction)
         phases = sorted({_offset(expression, point) % factor for point in points})
         count = (expression.extent(tile) - 1) // factor + 1
+        held = strips[cut[axis]] if axis in cut else count
         if stride == 1:  # rows begin where a vector may
-            count = -(-count // ROW_FLOATS) * ROW_FLOATS
-        splits.append(Split(axis, factor, tuple(phases), count, stride))
-        stride *= count * len(phases)
+            held = -(-held // ROW_FLOATS) * ROW_FLOATS
+        if contraction.loop in expression.names and not cut:
+            stride = odd_lines(stride)
+        made[axis] = Split(axis, factor, tuple(phases), held if axis not in cut else count, stride)
+        stride *= held * len(phases)
+    for axis in (t for t in reversed(order) if t in cut):
+        strip = strips[cut[axis]]
+        made[axis] = replace(made[axis], strip=strip, pitch=stride)
+        stride *= -(-made[axis].count // strip)
+    splits = [made[axis] for axis in reversed(order)]
+    apart = {cut[t]: (made[t].strip, made[t].pitch) for t in cut}
     strides: dict[str, int] = {}
     for split in splits:
         for name, coefficient in contraction.a.index[split.axis].terms:
@@ -123,7 +205,17 @@ def buffered(contraction: Contraction, tile: Mapping[str, int], lane: str) -> Op
             phase = split.phases.index(offset % split.factor)
             place += split.stride * (phase * split.count + offset // split.factor)
         steps.append(place)
-    return Operand(strides, tuple(steps), stride, tuple(reversed(splits)))
+    return Operand(strides, tuple(steps), stride, tuple(reversed(splits)), apart)
+
+
+def odd_lines(floats: int) -> int:
+    """So many floats or a few more: an odd number of cache lines, if it is some lines at all.
+
+    A micro-kernel walks over the channels of a tile. With an even number of lines between them they
+    share half of the sets of a cache or fewer. Worth up to 1.7% on a Neoverse-N1 (docs/model.md).
+    """
+    lines = -(-floats // LINE_FLOATS)
+    return (lines | 1) * LINE_FLOATS if lines > 2 else floats
 
 
 def _factor(expression: Affine, contraction: Contraction) -> int:
@@ -158,7 +250,7 @@ def write_pack(writer: Writer, operand: Operand, tensor: Tensor) -> None:
         writer.open(f'for (long {letter} = 0; {letter} < {count}; {letter}++)')
         index = f'from[{split.axis}] + {letter} * {split.factor} + {phase}'
         writer.line(f'const long {letter}_at = {index};')
-        places.append(f'{letter} * {split.stride}')
+        places.append(split.place(letter))
     letters = names[: len(outer)]
     axes = [split.axis for split in outer]
     inside = ' && '.join(
@@ -172,13 +264,18 @@ def write_pack(writer: Writer, operand: Operand, tensor: Tensor) -> None:
         ]
     )
     writer.line(f'const int inside = {inside or "1"};')
+    ahead = ROWS_AHEAD * tensor.strides[outer[-1].axis] if outer else 0
     for number, phase in enumerate(inner.phases):
         place = total([*places, str(number * inner.count * inner.stride)])
-        writer.line(
-            f'copy_row(source + ({row}), buffer + {place}, from[{inner.axis}] + {phase}, '
+        arguments = (
+            f'source + ({row}), buffer + {place}, from[{inner.axis}] + {phase}, '
             f'inside ? {tensor.shape[inner.axis]} : 0, (extent[{inner.axis}] - 1) / '
-            f'{inner.factor} + 1, {tensor.strides[inner.axis]}, {inner.factor});'
+            f'{inner.factor} + 1, {tensor.strides[inner.axis]}, {inner.factor}'
         )
+        if inner.strip:
+            writer.line(f'copy_strips({arguments}, {inner.strip}, {inner.pitch}, {ahead});')
+        else:
+            writer.line(f'copy_row({arguments});')
     writer.close(writer.depth)
     writer.line()
 
@@ -205,5 +302,26 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
             buffer[x] = s[x * stride * factor];
     for (long x = high; x < count; x++)
         buffer[x] = 0.0f;
+}
+"""
+
+COPY_STRIPS = """\
+/* copy_row, with every `strip` elements `pitch` floats apart. Asks for what lies `ahead` floats
+   behind: the same piece of a later row. */
+static inline __attribute__((always_inline)) void copy_strips(
+    const float *restrict source, float *restrict buffer, long from, long size, long count,
+    long stride, long factor, long strip, long pitch, long ahead)
+{
+    const int inside = from >= 0 && from + (count - 1) * factor < size;
+    for (long x = 0; x < count; x += strip, buffer += pitch) {
+        const float *restrict s = source + (from + x * factor) * stride;
+        __builtin_prefetch(s + ahead);
+        if (inside && x + strip <= count)
+            for (long i = 0; i < strip; i++)
+                buffer[i] = s[i * factor * stride];
+        else
+            copy_row(source, buffer, from + x * factor, size, min_long(strip, count - x), stride,
+                     factor);
+    }
 }
 """

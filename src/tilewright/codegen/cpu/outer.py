@@ -149,8 +149,7 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     lane = operand.lane_of(contraction, schedule)
     part = part_extents(stage, schedule)
     if schedule.pack:
-        tile = operand.packed_tile(schedule, part)
-        source = operand.buffered(contraction, tile, lane)
+        source = operand.buffer_of(contraction, schedule, part)
     else:
         source = operand.in_place(group, contraction)
     sets = tile_sets(stage, schedule)
@@ -197,6 +196,9 @@ def generate(group: Group, schedule: Schedule) -> str:
     if schedule.pack:
         writer.lines += operand.COPY_ROW.splitlines()
         writer.line()
+        if p.operand.strips:
+            writer.lines += operand.COPY_STRIPS.splitlines()
+            writer.line()
         operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor))
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
@@ -372,10 +374,7 @@ def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> 
     moving = [d for d in (*c.batch, *c.pixels, *c.outer, c.loop) if d]
     if p.schedule.pack:
         shifts = [
-            scaled(
-                f'({at(d)} - {origin[d]})' if origin[d] != '0' else at(d),
-                p.operand.strides.get(d, 0),
-            )
+            p.operand.start(d, f'({at(d)} - {origin[d]})' if origin[d] != '0' else at(d))
             for d in moving
             if at(d) != origin[d]
         ]
@@ -394,6 +393,7 @@ def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> 
         writer.line(f'float *acc = accumulators + {total(place)};')
     else:
         writer.line('float *acc = accumulators;')
+    _write_store_fetch(writer, p, nest)
     _write_calls(writer, p, nest, width)
     _write_store_call(writer, p, nest)
 
@@ -460,19 +460,36 @@ def _dispatch(writer: Writer, p: Plan, nest: Nest, call) -> None:
             writer.line(f'{word} ({test})\n{"    " * (writer.depth + 1)}{text}')
 
 
+def _complete(p: Plan, nest: Nest) -> str:
+    """A C condition: the sums of this tile are complete behind this call; '' where always."""
+    c, sizes = p.contraction, p.group.main.sizes
+    return ' && '.join(
+        f'{nest.at(d)[1]} == {sizes[d]}'
+        for d in (*c.outer, c.loop)
+        if d and nest.at(d)[1] != str(sizes[d])
+    )
+
+
+def _write_store_fetch(writer: Writer, p: Plan, nest: Nest) -> None:
+    """Ask for the lines of the result before the sums are made, so that stores find them."""
+    done = _complete(p, nest)
+    if done:
+        writer.line(f'if ({done})')
+    writer.line(f'{"    " if done else ""}fetch_result(args->out + {_result_place(p, nest)});')
+
+
+def _result_place(p: Plan, nest: Nest) -> str:
+    shifts = (scaled(nest.start(d), p.out_strides.get(d, 0)) for d in p.group.main.parallel)
+    return total([*shifts, str(p.out_const)])
+
+
 def _write_store_call(writer: Writer, p: Plan, nest: Nest) -> None:
     c, stage = p.contraction, p.group.main
     at = nest.at
-    done = [
-        f'{at(d)[1]} == {stage.sizes[d]}'
-        for d in (*c.outer, c.loop)
-        if d and at(d)[1] != str(stage.sizes[d])
-    ]
+    done = _complete(p, nest)
     if done:
-        writer.open(f'if ({" && ".join(done)})')
-    place = total(
-        [*(scaled(at(d)[0], p.out_strides.get(d, 0)) for d in stage.parallel), str(p.out_const)]
-    )
+        writer.open(f'if ({done})')
+    place = _result_place(p, nest)
     operands = []
     for item in p.epilogue.operands:
         shift = total(

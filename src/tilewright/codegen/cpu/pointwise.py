@@ -25,6 +25,7 @@ _TEMPLATES = {
     'sigmoid': '(1.0f / (1.0f + expf(-{})))',
     'sqrt': 'sqrtf({})',
     'abs': 'fabsf({})',
+    'pow': 'powf({}, {})',
 }
 
 
@@ -95,9 +96,9 @@ def _axes_of(stage: Stage, axes: tuple[Affine, ...]) -> dict[str, Affine]:
         raise ScheduleError(f'stage {stage.name} reduces; only pointwise stages can be an epilogue')
     place = {}
     for expression, axis in zip(stage.write.index, axes, strict=True):
-        if len(expression.terms) != 1 or expression.terms[0][1] != 1 or expression.const:
+        if len(expression.terms) != 1 or expression.terms[0][1] != 1:
             raise ScheduleError(f'stage {stage.name} does not write element by element')
-        place[expression.terms[0][0]] = axis
+        place[expression.terms[0][0]] = Affine(axis.terms, axis.const - expression.const)
     return place
 
 

@@ -24,8 +24,9 @@ from tilewright.codegen.cpu.nest import Nest, tile_sets
 from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
 from tilewright.codegen.cpu.store import TRANSPOSE
 from tilewright.codegen.cpu.winograd_transform import (
-    LINE,
     Buffers,
+    Class,
+    classes_of,
     write_filter,
     write_input,
     write_output,
@@ -39,6 +40,7 @@ from tilewright.ops.winograd import Geometry, applies, geometry, matmul_stage
 from tilewright.schedule.schedule import Schedule
 
 BLOCK = ('n', 'ph', 'pw')
+WEIGHTS_AHEAD = 512  # floats: weights come from afar, faster than hardware asks for them
 STRETCH = 4096  # floats of output rows that wait for their transposition, a quarter of an L1
 
 
@@ -56,17 +58,14 @@ class Plan:
     vectors: int
     tail_vectors: int
     panels: int
-    runs: dict[int, tuple[int, ...]]
+    blocks: tuple[int, ...]
+    classes: tuple[Class, ...]
+    panel_floats: int
 
     @property
     def width(self) -> int:
         """Lanes of a whole panel of k."""
         return self.vectors * self.lanes
-
-    @property
-    def m_stride(self) -> int:
-        """From M[t] to M[t + 1], in floats."""
-        return -(-self.buffers.tiles * self.width // LINE) * LINE + LINE
 
     @property
     def k_block(self) -> int:
@@ -87,7 +86,7 @@ class Plan:
     def group_floats(self) -> int:
         """Transformed weights of one group of channels."""
         padded = (self.panels - 1) * self.width + self.tail_vectors * self.lanes
-        return padded * self.shape.t * self.shape.c
+        return padded * self.shape.weights * self.shape.c
 
     @property
     def packed_weights(self) -> int:
@@ -99,7 +98,7 @@ class Plan:
 
     @property
     def m_floats(self) -> int:
-        return self.k_block * self.shape.t * self.m_stride
+        return self.k_block * self.panel_floats
 
     @property
     def row_floats(self) -> int:
@@ -119,9 +118,15 @@ def option(schedule: Schedule, name: str) -> int:
     return options[name]
 
 
+def tile(schedule: Schedule) -> tuple[int, int]:
+    """(rows, columns) of outputs of a tile: the options m and, where it differs, mw."""
+    m = option(schedule, 'm')
+    return m, dict(schedule.options).get('mw', m)
+
+
 def check(group: Group, schedule: Schedule) -> Stage:
     """Raise ScheduleError where the schedule is not legal for this schema."""
-    m, run = option(schedule, 'm'), option(schedule, 'run')
+    m, run = tile(schedule), option(schedule, 'run')
     reason = applies(group, m)
     if reason:
         raise ScheduleError(f'winograd: {reason}; use the direct algorithm')
@@ -205,7 +210,7 @@ def transform_lanes(isa_lanes: int, columns: int) -> int:
 def plan(group: Group, schedule: Schedule) -> Plan:
     """[Group, Schedule] -> [Plan]"""
     stage = check(group, schedule)
-    shape = geometry(group, option(schedule, 'm'))
+    shape = geometry(group, tile(schedule))
     lanes = ISAS[schedule.isa].lanes
     width = schedule.reg.tile['k']
     vectors = width // lanes
@@ -215,10 +220,10 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     blocks = sorted({a * b * c for a, b, c in itertools.product(*(sets[d] for d in BLOCK))})
     columns = max(sets['pw'])
     buffers = Buffers(max(blocks), columns, transform_lanes(lanes, columns), shape)
-    runs = {tiles: split_runs(tiles, option(schedule, 'run')) for tiles in blocks}
+    classes, panel_floats = classes_of(shape, max(blocks), width)
     return Plan(
         group, schedule, shape, stage, buffers, plan_epilogue(group), lanes, vectors, tail, panels,
-        runs,
+        tuple(blocks), classes, panel_floats,
     )  # fmt: skip
 
 
@@ -235,11 +240,10 @@ def generate(group: Group, schedule: Schedule) -> str:
     image = group.tensor(group.main.reads[0].tensor)
     write_input(writer, p.buffers, image.strides)
     for vectors in _vector_counts(p):
-        for run in sorted({r for sizes in p.runs.values() for r in sizes}):
-            writer.lines += micro.emit(_micro(p, run, vectors)).splitlines()
-            writer.line()
-        write_output(writer, p.shape, vectors, ISAS[schedule.isa], p.m_stride, p.row_pitch)
-        _write_multiply(writer, p, vectors)
+        for item in {c.shared: c for c in p.classes}.values():
+            _write_multiply(writer, p, item, vectors)
+        isa = ISAS[schedule.isa]
+        write_output(writer, p.shape, vectors, isa, p.classes, p.row_pitch)
     _write_store(writer, p)
     _write_packing(writer, p)
     _write_part(writer, p)
@@ -251,34 +255,48 @@ def _vector_counts(p: Plan) -> list[int]:
     return sorted({p.tail_vectors} | ({p.vectors} if p.panels > 1 else set()))
 
 
-def _micro(p: Plan, run: int, vectors: int) -> micro.MicroKernel:
-    width = vectors * p.lanes
+def _micro(p: Plan, item: Class, run: int, vectors: int) -> micro.MicroKernel:
+    name = micro.micro_name(p.schedule.isa, (run,), vectors)
     return micro.MicroKernel(
         p.schedule.isa,
         tuple(range(run)),
         vectors,
         (0,),
-        p.buffers.tiles,
-        tuple(number * width for number in range(run)),
-        micro.micro_name(p.schedule.isa, (run,), vectors),
+        item.shared * p.buffers.tiles,
+        tuple(number * item.index_step for number in range(run)),
+        name if item.shared == 1 else f'{name}_of{item.shared}',
+        b_ahead=WEIGHTS_AHEAD,
     )
 
 
-def _write_multiply(writer: Writer, p: Plan, vectors: int) -> None:
-    """The products of one panel and one point, for every number of tiles that a block may have."""
+def _write_multiply(writer: Writer, p: Plan, item: Class, vectors: int) -> None:
+    """The products of one panel and one weight, for every number of tiles a block may have."""
+    most = option(p.schedule, 'run')
+    runs = {tiles: split_runs(item.shared * tiles, most) for tiles in p.blocks}
+    kernels = {
+        run: _micro(p, item, run, vectors) for run in sorted({r for x in runs.values() for r in x})
+    }
+    for kernel in kernels.values():
+        writer.lines += micro.emit(kernel).splitlines()
+        writer.line()
     writer.open(
-        f'static inline void multiply_v{vectors}(const float *v, const float *u, float *m, '
-        f'long tiles)'
+        f'static inline void multiply_v{vectors}_of{item.shared}(const float *v, const float *u, '
+        f'float *m, long tiles)'
     )
     writer.open('switch (tiles)')
-    for tiles, sizes in p.runs.items():
+    for tiles, sizes in runs.items():
         writer.line(f'case {tiles}:')
         first = 0
-        for run in sizes:
-            name = micro.micro_name(p.schedule.isa, (run,), vectors)
-            to = first * vectors * p.lanes
-            writer.line(f'    {name}(v + {first}, u, m + {to}, {p.shape.c}, 0);')
-            first += run
+        for run, same in itertools.groupby(sizes):
+            count, name = len(list(same)), kernels[run].name
+            start, to = 'v', 'm'
+            if first:
+                start, to = f'v + {first}', f'm + {first * item.index_step}'
+            if count > 1:
+                writer.line(f'    for (long i = 0; i < {count}; i++)')
+                start, to = f'{start} + i * {run}', f'{to} + i * {run * item.index_step}'
+            writer.line(f'    {"    " * (count > 1)}{name}({start}, u, {to}, {p.shape.c}, 0);')
+            first += count * run
         writer.line('    break;')
     writer.line('default:')
     writer.line('    __builtin_trap(); /* no block has that many tiles */')
@@ -303,11 +321,11 @@ def _write_store(writer: Writer, p: Plan) -> None:
         writer.line('if (lane + 4 <= lanes)')
         writer.line('    for (; done + 4 <= pixels; done += 4)')
         to = f'out + lane * {plane} + done, {plane}'
-        writer.line(f'        transpose4(row + done * width + lane, width, {to});')
+        writer.line(f'        transpose4(row + done * width + lane, width, {to}, 4);')
     else:
         writer.line('const long done = 0;')
     writer.line('for (long pixel = done; pixel < pixels; pixel += 4)')
-    writer.line(f'    transpose4(row + pixel * width + lane, width, turned + pixel, {pitch});')
+    writer.line(f'    transpose4(row + pixel * width + lane, width, turned + pixel, {pitch}, 4);')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
     writer.line(f'float *restrict to = out + (lane + j) * {plane};')
     writer.open('for (long pixel = done; pixel < pixels; pixel++)')
@@ -321,7 +339,10 @@ def _write_store(writer: Writer, p: Plan) -> None:
 
 
 def _write_packing(writer: Writer, p: Plan) -> None:
-    """tw_pack: weights transformed into [g][panel][t][c][lane]; other constants behind them."""
+    """tw_pack: weights in the order in which they are read; other constants behind them.
+
+    [g][block of k of every part][weight][panel][c][lane]
+    """
     shape = p.shape
     write_filter(writer, shape)
     constants = p.group.with_role('constant')
@@ -331,18 +352,27 @@ def _write_packing(writer: Writer, p: Plan) -> None:
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     writer.line(f'const float *filters = constants[{names.index(weights)}];')
     writer.line('float *to = packed;')
+    writer.line(f'memset(to, 0, {p.packed_weights} * sizeof(float));')
     writer.open(f'for (long g = 0; g < {shape.g}; g++)')
-    writer.open(f'for (long first = 0; first < {shape.k}; first += {p.width})')
-    tail = p.tail_vectors * p.lanes
-    writer.line(f'const long width = first + {p.width} < {shape.k} ? {p.width} : {tail};')
-    writer.line(f'memset(to, 0, width * {shape.t * shape.c} * sizeof(float));')
-    writer.line(f'for (long lane = 0; lane < min_long(width, {shape.k} - first); lane++)')
-    writer.line(f'    for (long c = 0; c < {shape.c}; c++)')
-    place = f'((g * {shape.k} + first + lane) * {shape.c} + c) * {taps}'
-    writer.line(f'        transform_filter(filters + {place},')
-    writer.line(f'                         to + c * width + lane, {shape.c} * width);')
-    writer.line(f'to += width * {shape.t * shape.c};')
-    writer.close(2)
+    ways = dict(p.schedule.parallel).get('k', 1)
+    writer.open(f'for (long part = 0; part < {ways}; part++)')
+    for name, number in (('begin', 'part'), ('end', '(part + 1)')):
+        cut = f'{p.panels} * {number} / {ways} * {p.width}'
+        writer.line(f'const long {name} = min_long({cut}, {shape.k});')
+    held = p.k_block * p.width
+    writer.open(f'for (long first = begin; first < end; first += {held})')
+    writer.line(f'const long last = min_long(first + {held}, end);')
+    writer.line(f'const long held = {_whole_lanes("last - first", p.lanes)};')
+    writer.open('for (long k = first; k < last; k++)')
+    writer.line(f'const long panel = (k - first) / {p.width} * {p.width};')
+    writer.line(f'const long width = min_long({p.width}, held - panel);')
+    writer.line(f'float *lane = to + panel * {shape.c} + (k - first - panel);')
+    writer.line(f'for (long c = 0; c < {shape.c}; c++)')
+    place = f'((g * {shape.k} + k) * {shape.c} + c) * {taps}'
+    writer.line(f'    transform_filter(filters + {place}, lane + c * width, {shape.c} * held);')
+    writer.close()
+    writer.line(f'to += held * {shape.weights * shape.c};')
+    writer.close(3)
     places = constant_offsets(p)
     for tensor in constants:
         if tensor.name in places:
@@ -356,6 +386,11 @@ def _write_packing(writer: Writer, p: Plan) -> None:
         abi.aligned(p.group.tensor(name).size) for name in places
     )
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, packed)
+
+
+def _whole_lanes(text: str, lanes: int) -> str:
+    """A C expression rounded up to whole vectors."""
+    return f'({text} + {lanes - 1}) / {lanes} * {lanes}'
 
 
 def constant_offsets(p: Plan) -> dict[str, int]:
@@ -398,35 +433,39 @@ def _write_part(writer: Writer, p: Plan) -> None:
     for name in nest.loops(l2):
         nest.open_loop(l2, name)
     first, last = at('k')
-    writer.open(f'for (long t = 0; t < {shape.t}; t++)')
+    writer.line(f'const long held = {_whole_lanes(f"{last} - {first}", p.lanes)};')
+    place = total([scaled(g, p.group_floats), scaled(first, shape.weights * shape.c)])
+    writer.line(f'const float *weights = args->packed + {place};')
+    for item in p.classes:
+        _write_products(writer, p, item, first, last)
     writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
-    _write_panel(writer, p, g, first)
-    _by_width(
-        writer,
-        p,
-        lambda vectors: (
-            f'multiply_v{vectors}(v + t * {p.buffers.v_stride}, '
-            f'u + t * {shape.c * vectors * p.lanes}, panel + t * {p.m_stride}, tiles);'
-        ),
-    )
-    writer.close(2)
-    writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
-    _write_panel(writer, p, g, first, products_only=True)
+    writer.line(f'const float *panel = m + (k - {first}) / {p.width} * {p.panel_floats};')
     _write_rows(writer, p, nest, g)
     writer.close()
     nest.close()
     writer.close()
 
 
-def _write_panel(
-    writer: Writer, p: Plan, g: str, first: str, *, products_only: bool = False
-) -> None:
-    """Pointers to the weights and the products of the panel at `k`."""
-    start = f'(k - {first})' if first != '0' else 'k'
-    writer.line(f'float *panel = m + {start} / {p.width} * {p.shape.t * p.m_stride};')
-    if not products_only:
-        place = total([scaled(g, p.group_floats), f'k * {p.shape.t * p.shape.c}'])
-        writer.line(f'const float *u = args->packed + {place};')
+def _write_products(writer: Writer, p: Plan, item: Class, first: str, last: str) -> None:
+    """All weights of a class, and the panels of k for each."""
+    down, across = item.down, item.across
+    points, v_stride = p.shape.across.t, p.buffers.v_stride
+    writer.open(f'for (long i = 0; i < {down.kinds}; i++)')
+    writer.open(f'for (long j = 0; j < {across.kinds}; j++)')
+    row = f'(i + {down.first}) * {points * v_stride}'
+    column = f'(j + {across.first}) * {down.shared * v_stride}'
+    writer.line(f'const float *from = v + {row} + {column};')
+    weight = f'((i + {down.kind}) * {p.shape.across.kinds} + j + {across.kind})'
+    writer.line(f'const float *u = weights + {weight} * ({p.shape.c} * held);')
+    step = scaled(f'(i * {across.kinds} + j)', item.weight_step)
+    writer.line(f'float *to = m + {item.place} + {step};')
+    writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
+    _by_width(
+        writer, p, lambda vectors: f'multiply_v{vectors}_of{item.shared}(from, u, to, tiles);'
+    )
+    writer.line(f'u += {p.shape.c * p.width};')
+    writer.line(f'to += {p.panel_floats};')
+    writer.close(3)
 
 
 def _by_width(writer: Writer, p: Plan, call) -> None:
@@ -452,16 +491,17 @@ def _write_rows(writer: Writer, p: Plan, nest: Nest, g: str) -> None:
         writer.line(f'const long width = k + {p.width} < {shape.k} ? {p.width} : {tail};')
     elif p.panels == 1:
         width = str(p.tail_vectors * p.lanes)
-    writer.line('const float *from = panel;')
+    writer.line(f'const long all = {pw_end} - {pw};')
+    writer.line('long row = 0;')
     writer.open(f'for (long b = {n}; b < {n_end}; b++)')
-    writer.open(f'for (long q = {ph}; q < {ph_end}; q++)')
+    writer.open(f'for (long q = {ph}; q < {ph_end}; q++, row++)')
     writer.open(f'for (long p = {pw}; p < {pw_end}; p += {p.stretch})')
     writer.line(f'const long columns = min_long({p.stretch}, {pw_end} - p);')
     writer.line(
         f'const long pixels = min_long(columns * {across.m}, {shape.out_w} - p * {across.m});'
     )
-    _by_width(writer, p, lambda vectors: f'transform_output_v{vectors}(from, rows, columns);')
-    writer.line(f'from += columns * {width};')
+    where = f'row, all, p - {pw}, columns'
+    _by_width(writer, p, lambda vectors: f'transform_output_v{vectors}(panel, rows, {where});')
     writer.open(f'for (long y = 0; y < min_long({down.m}, {shape.out_h} - q * {down.m}); y++)')
     point = {'n': 'b', 'k': 'k', 'h': f'(q * {down.m} + y)', 'w': f'p * {across.m}'}
     if shape.g > 1:

@@ -66,6 +66,48 @@ static __device__ __forceinline__ void COPY4(float *to, const float *from, bool 
 #endif
 """
 
+# A warpgroup's product of pixels in registers and columns in shared memory, from Hopper on. Strides
+# between core matrices are counted in floats.
+_WARPGROUP = """\
+#define MATRIX_BEGIN asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
+#define MATRIX_COMMIT asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
+#define MATRIX_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory")
+#define SHARED_TO_MATRIX asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+#define WGMMA_TF32(n, d, a, b, half, row8) tw_wgmma_##n(d, a, tw_matrix(b, half, row8))
+
+static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int half, int row8)
+{
+    const unsigned long long at = __cvta_generic_to_shared(b);
+    return ((at & 0x3ffff) >> 4) | (unsigned long long)(half / 4) << 16
+        | (unsigned long long)(row8 / 4) << 32;
+}
+"""
+
+
+def _wgmma(columns: int) -> str:
+    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nNk8, tf32)."""
+    count = columns // 2
+    sums = ', '.join(f'%{i}' for i in range(count))
+    factors = ', '.join(f'%{count + i}' for i in range(4))
+    outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
+    inputs = ', '.join(f'"r"(a[{i}])' for i in range(4))
+    return f"""\
+static __device__ __forceinline__ void
+tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
+{{
+    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "
+                 "{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1;\\n}}"
+                 : {outputs}
+                 : {inputs}, "l"(b), "r"(1));
+}}
+"""
+
+
+def _extra(kernel: Kernel) -> str:
+    columns = sorted(int(need.split('/')[1]) for need in kernel.needs if '/' in need)
+    return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
+
 
 def _entry(kernel: Kernel, parameters: str) -> str:
     resident = f', {kernel.resident}' if kernel.resident else ''
@@ -92,5 +134,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'async_copy', 'mma_tf32', 'device_fence'}),
+    frozenset({'async_copy', 'mma_tf32', 'wgmma_tf32', 'device_fence'}), extra=_extra,
 )  # fmt: skip

@@ -27,7 +27,8 @@ class Dialect:
     entry         (kernel, parameters) -> the line that opens its function
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
-    capabilities  what kernels may need: 'async_copy', 'mma_tf32', 'device_fence'
+    capabilities  what kernels may need: 'async_copy', 'mma_tf32', 'wgmma_tf32', 'device_fence'
+    extra         kernel -> text between head and kernel: what its needs ask for
     tail          text behind the kernel
     """
 
@@ -39,4 +40,5 @@ class Dialect:
     pointer: Callable[[str, str, bool], str]
     shared: Callable[[Kernel], list[str]]
     capabilities: frozenset[str] = frozenset()
+    extra: Callable[[Kernel], str] = _nothing
     tail: Callable[[Kernel], str] = _nothing

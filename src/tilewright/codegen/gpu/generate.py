@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.codegen.cpu.names import safe_iterators
-from tilewright.codegen.gpu import general, tiled
-from tilewright.codegen.gpu.module import Module
+from tilewright.codegen.gpu import cnnopt, depthwise, general, patch, tiled, transposed
+from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
+from tilewright.ops.parts import depends_on_inputs, parts
 from tilewright.schedule.gpu import GpuSchedule
 
-SCHEMAS = {'general': general.generate, 'tiled': tiled.generate}
+SCHEMAS = {
+    'depthwise': depthwise.generate,
+    'general': general.generate,
+    'patch': patch.generate,
+    'rs': cnnopt.generate,
+    's': cnnopt.generate,
+    'tiled': tiled.generate,
+    'transposed': transposed.generate,
+}
+
+# How parts of a group are computed beside the one that a schedule is about.
+OTHERS = GpuSchedule.of(general.NAME, threads=256)
 
 # Identifiers that the schemas use themselves, and words of the target languages.
 _WORDS = """
 a acc arrived asm at b base begin bool break case channel char column const continue counter default
-do double e else end extern first float for from goto group half high i if inline int j kernel lane
-last local long low mine next now out part partial point private q register return row short signed
-sizeof static step struct switch there tile to typedef union unsigned v value void volatile warp
-while whole window x y expf fabsf fmaxf fminf sqrtf tanhf
+depth do double e else end expf extern fabsf first flat float fmaxf fminf for four from goto group
+half high i if image inline inner input inside int j joined kernel l lane lanes last left line local
+long low min mine next now offset out part partial pixel place plane point powf private q register
+return row share short signed sizeof sqrtf static step struct switch tanhf team there tile to top
+typedef u union unsigned v value void volatile warp weight while whole window x y
 """
 _TAKEN = frozenset(_WORDS.split())
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
-    """The kernels that compute `group` by `schedule`; deterministic."""
+    """The kernels that compute `group` by `schedule`; deterministic.
+
+    A group of several parts (ops/parts.py) becomes as many kernels or more, with buffers for what
+    is stored between them: the schedule is that of the part with the main stage, the others are
+    general. Parts that need no input run once, ahead.
+    """
     if schedule.schema not in SCHEMAS:
         raise ScheduleError(
             f'{schedule.schema!r} is not a GPU schema; choose one of {", ".join(SCHEMAS)}'
@@ -33,7 +52,25 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     other = [t.name for t in group.tensors if t.dtype != 'f32']
     if other:
         raise ScheduleError(f'{group.label}: {other} are not f32, the only dtype generated')
-    if group.stages[0] is not group.main:
-        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
+    cut = parts(group)
+    main = next(i for i, part in enumerate(cut) if group.main in part.stages)
+    rest = schedule if schedule.schema == general.NAME else OTHERS
+    modules = [_one(p, schedule if i == main else rest) for i, p in enumerate(cut)]
+    return modules[0] if len(modules) == 1 else _joined(group, modules)
+
+
+def _one(group: Group, schedule: GpuSchedule) -> Module:
     safe, _ = safe_iterators(group, _TAKEN)
     return replace(SCHEMAS[schedule.schema](safe, schedule), group=group)
+
+
+def _joined(group: Group, modules: Sequence[Module]) -> Module:
+    """Modules of a group's parts as one, each tensor a single buffer."""
+    buffers: dict[str, Buffer] = {}
+    steps: list[Step] = []
+    ahead: list[Step] = []
+    for module, moving in zip(modules, depends_on_inputs(group), strict=True):
+        buffers |= {buffer.name: buffer for buffer in module.buffers}
+        ahead += module.ahead
+        (steps if moving else ahead).extend(module.steps)
+    return Module(group, tuple(buffers.values()), tuple(steps), tuple(ahead))

@@ -102,7 +102,8 @@ class Kernel:
     """One device function and how it is launched.
 
     shared     (name, floats) of each shared-memory array
-    needs      capabilities of a dialect without which the body cannot be lowered
+    needs      capabilities of a dialect without which the body cannot be lowered; 'wgmma_tf32/64'
+               is one with a size
     resident   blocks that should fit a multiprocessor at once: a limit on registers; 0 is none
     language   'cucl', or the name of the dialect that a foreign body is written in
     """
@@ -180,7 +181,7 @@ def check_call(
 
 def lower(kernel: Kernel, dialect: Dialect) -> str:
     """[Kernel] -> [source text of the dialect]"""
-    missing = kernel.needs - dialect.capabilities
+    missing = {need.partition('/')[0] for need in kernel.needs} - dialect.capabilities
     if missing:
         raise ScheduleError(
             f'kernel {kernel.name} needs {", ".join(sorted(missing))}, which {dialect.name} does '
@@ -198,6 +199,7 @@ def lower(kernel: Kernel, dialect: Dialect) -> str:
     shared = dialect.shared(kernel)
     lines = [
         dialect.head,
+        *([extra] if (extra := dialect.extra(kernel)) else []),
         *([helpers.rstrip('\n'), ''] if helpers else []),
         dialect.entry(kernel, parameters),
         '{',

@@ -87,20 +87,79 @@ def epilogue_arrays(group: Group, epilogue: Epilogue) -> list[Array]:
     ]
 
 
-def last_block(counter: str, tiles: str, splits: int) -> list[str]:
-    """Continue only in the block that comes last to a tile; it sets the counter back.
-
-    Everything that the other blocks of the tile wrote is visible behind these lines.
-    """
+def cleared(columns: int, rows: int) -> list[str]:
+    """Set all sums of a thread to zero."""
     return [
+        '#pragma unroll',
+        f'for (int i = 0; i < {columns}; i++)',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {rows}; j++)',
+        '        acc[i][j] = 0.0f;',
+    ]
+
+
+def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> list[str]:
+    """Leave this block's sums in `partial`; go on in the block that comes last, with all of them.
+
+    Parts are added in a fixed order. The counter of the tile is set back, so that nothing has to be
+    zeroed between calls; shared memory must have an array `arrived`.
+    """
+    tile = columns * rows * threads
+    loops = [
+        '#pragma unroll',
+        f'for (int i = 0; i < {columns}; i++)',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {rows}; j += 2)',
+    ]
+    place = f'((i * {rows} + j) / 2 * {threads} + THREAD) * 2'
+    return [
+        f'GLOBAL float *const mine = @partial + (BLOCK_Z * {tiles} + tile) * {tile};',
+        *loops,
+        f'        STORE2(GLOBAL, mine + {place}, acc[i][j], acc[i][j + 1]);',
         'DEVICE_FENCE;',
         'BARRIER;',
         'if (THREAD == 0)',
-        f'    arrived[0] = (float)ATOMIC_COUNT(@{counter} + {tiles});',
+        '    arrived[0] = (float)ATOMIC_COUNT(@counter + tile);',
         'BARRIER;',
         f'if (arrived[0] != {float(splits - 1)!r}f)',
         '    return;',
         'DEVICE_FENCE;',
         'if (THREAD == 0)',
-        f'    @{counter}[tile={tiles}] = 0;',
+        '    @counter[tile=tile] = 0;',
+        *cleared(columns, rows),
+        f'for (int part = 0; part < {splits}; part++) {{',
+        f'    const GLOBAL float *const from = @partial + (part * {tiles} + tile) * {tile};',
+        *(f'    {line}' for line in loops),
+        '        {',
+        f'            acc[i][j] += from[{place}];',
+        f'            acc[i][j + 1] += from[{place} + 1];',
+        '        }',
+        '}',
     ]
+
+
+def cut(name: str, place: str, value: str) -> list[str]:
+    """A float into its upper 11 bits of fraction and the rest, both exact: high_x, low_x."""
+    return [
+        '{',
+        f'    const float whole = {value};',
+        '    const unsigned high = FLOAT_BITS(whole) & 0xffffe000u;',
+        f'    high_{name}[{place}] = high;',
+        f'    low_{name}[{place}] = FLOAT_BITS(whole - BITS_FLOAT(high));',
+        '}',
+    ]
+
+
+def multiplied(down: int, across: int) -> list[str]:
+    """acc += y x for `down` x `across` tiles of 16 columns and 8 rows, smallest products first."""
+    sums = ', '.join(f'acc[2 * i{a}][2 * j{b}]' for a in ('', ' + 1') for b in ('', ' + 1'))
+    lines = []
+    for y, x in (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x')):
+        lines += [
+            '#pragma unroll',
+            f'for (int i = 0; i < {down}; i++)',
+            '#pragma unroll',
+            f'    for (int j = 0; j < {across}; j++)',
+            f'        MMA_TF32({sums}, {y}[i], {x}[j]);',
+        ]
+    return lines

@@ -27,180 +27,18 @@ time.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
-from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.codegen.cpu.pointwise import Epilogue, access_strides, plan_epilogue
+from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
-from tilewright.errors import ScheduleError
+from tilewright.codegen.gpu.tiled_plan import WARP, Plan, plan
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'tiled'
-INTRINSICS = ('fma', 'mma_tf32x3')
 PACK_THREADS = 256
-WARP = 32
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that is decided before a line is written."""
-
-    group: Group
-    contraction: Contraction
-    epilogue: Epilogue
-    bk: int
-    bp: int
-    tk: int
-    tp: int
-    kb: int
-    stages: int
-    split: int
-    joint: bool
-    matrix: bool
-
-    @property
-    def threads(self) -> int:
-        owners = (self.bk // self.tk) * (self.bp // self.tp)
-        return owners * WARP if self.matrix else owners
-
-    @property
-    def own(self) -> tuple[int, int]:
-        """Columns and rows whose sums one thread holds."""
-        return (self.tk // 8, self.tp // 4) if self.matrix else (self.tk, self.tp)
-
-    @property
-    def run(self) -> int:
-        """Rows of a thread that lie side by side."""
-        return 2 if self.matrix else 4
-
-    @property
-    def pitch(self) -> tuple[int, int]:
-        """Floats between two depths in shared memory: columns, rows.
-
-        Eight lanes times four depths read one fragment of a matrix instruction: eight more floats
-        put them into 32 different banks.
-        """
-        extra = 8 if self.matrix else 0
-        return self.bk + extra, self.bp + extra
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return self.group.main.sizes
-
-    @property
-    def rows(self) -> list[tuple[str, int]]:
-        return [(d, self.sizes[d]) for d in self.contraction.pixels]
-
-    @property
-    def points(self) -> int:
-        return math.prod(size for _, size in self.rows)
-
-    @property
-    def windows(self) -> list[tuple[str, int]]:
-        c = self.contraction
-        return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
-
-    @property
-    def window_points(self) -> int:
-        return math.prod(size for _, size in self.windows)
-
-    @property
-    def channels(self) -> int:
-        return self.sizes[self.contraction.loop] if self.contraction.loop else 1
-
-    @property
-    def per_window(self) -> int:
-        """Pieces of one window point, where each piece lies inside one."""
-        return -(-self.channels // self.kb)
-
-    @property
-    def depth(self) -> int:
-        """Rows of the packed operand, those that only fill up the last piece included."""
-        if self.joint:
-            return -(-self.window_points * self.channels // self.kb) * self.kb
-        return self.window_points * self.per_window * self.kb
-
-    @property
-    def iterations(self) -> int:
-        return self.depth // self.kb
-
-    @property
-    def columns(self) -> int:
-        return self.sizes[self.contraction.vector]
-
-    @property
-    def column_tiles(self) -> int:
-        return -(-self.columns // self.bk)
-
-    @property
-    def row_tiles(self) -> int:
-        return -(-self.points // self.bp)
-
-    @property
-    def batch(self) -> list[tuple[str, int]]:
-        return [(d, self.sizes[d]) for d in self.contraction.batch]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(size for _, size in self.batch)
-
-    @property
-    def packed(self) -> str:
-        return f'{self.contraction.b.tensor}_packed'
-
-    @property
-    def tiles(self) -> int:
-        return self.row_tiles * self.column_tiles * self.groups
-
-
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
-    candidates = vector_candidates(group)
-    if not candidates:
-        raise ScheduleError(f'{group.label}: the tiled schema needs a sum of products')
-    contraction = contract(group, candidates[0])
-    if contraction.columns:
-        raise ScheduleError(f'{group.label}: further columns {contraction.columns} are not tiled')
-    names = ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')
-    numbers = [schedule[name] for name in names]
-    matrix = schedule.intrinsic == 'mma_tf32x3'
-    bk, bp, tk, tp, kb, stages, split = numbers
-    p = Plan(
-        group, contraction, plan_epilogue(group), bk, bp, tk, tp, kb, stages, split,
-        bool(schedule['joint']), matrix,
-    )  # fmt: skip
-    unit = 16 if matrix else 4
-    wrong = [
-        text
-        for text, broken in (
-            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic not in INTRINSICS),
-            ('every decision is at least 1', min(numbers) < 1),
-            ('tk divides bk and tp divides bp', p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1)),
-            (f'bk, bp, tk and tp are multiples of {unit}', any(n % unit for n in numbers[:4])),
-            ('kb is a multiple of 8 for matrix instructions', matrix and p.kb % 8),
-        )
-        if broken
-    ]
-    if not wrong:
-        threads = p.threads
-        wrong = [
-            text
-            for text, broken in (
-                ('the threads of a block load whole rows', threads % p.bp and p.bp % threads),
-                ('every thread loads as much', p.kb * p.bp % threads),
-                (f'split is at most the {p.iterations} pieces', p.split > p.iterations),
-            )
-            if broken
-        ]
-    if wrong:
-        raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
-    return p
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
@@ -260,7 +98,7 @@ def main_kernel(p: Plan) -> Kernel:
         *_place(p),
         *_loader(p),
         *_accumulate(p),
-        *(_store_partial(p) if p.split > 1 else []),
+        *(pieces.joined(*p.own, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *_store(p),
     ]
     width = p.column_tiles * p.bk
@@ -389,12 +227,10 @@ def _accumulate(p: Plan) -> list[str]:
     columns, rows = p.own
     lines = [
         f'float acc[{columns}][{rows}];',
-        *_clear(p),
+        *pieces.cleared(columns, rows),
         f'for (int now = begin - {ahead}; now < end; now++) {{',
-        '    if (now >= begin) {',
-        f'        COPY_WAIT({max(ahead - 1, 0)});',
-        '        BARRIER;',
-        '    }',
+        f'    COPY_WAIT({max(ahead - 1, 0)});',
+        '    BARRIER;',
         f'    const int next = now + {ahead};',
         '    if (next < end) {',
         *(f'        {line}' for line in _copies(p)),
@@ -404,21 +240,9 @@ def _accumulate(p: Plan) -> list[str]:
         '    if (now >= begin) {',
         *(f'        {line}' for line in (_matrix if p.matrix else _multiply)(p)),
         '    }',
-        *(['    BARRIER;'] if ahead == 0 else []),
         '}',
     ]
     return lines
-
-
-def _clear(p: Plan) -> list[str]:
-    columns, rows = p.own
-    return [
-        '#pragma unroll',
-        f'for (int i = 0; i < {columns}; i++)',
-        '#pragma unroll',
-        f'    for (int j = 0; j < {rows}; j++)',
-        '        acc[i][j] = 0.0f;',
-    ]
 
 
 def _copies(p: Plan) -> list[str]:
@@ -552,35 +376,13 @@ def _matrix(p: Plan) -> list[str]:
         f'    for (int j = 0; j < {across}; j++) {{',
     ]
     for q in range(2):
-        lines += _cut('x', f'j][{q}', f'a[(e + {4 * q}) * {long} + j * 8]')
+        lines += pieces.cut('x', f'j][{q}', f'a[(e + {4 * q}) * {long} + j * 8]')
     lines += ['    }', '#pragma unroll', f'    for (int i = 0; i < {down}; i++) {{']
     for q in range(4):
-        lines += _cut('y', f'i][{q}', f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]')
-    lines.append('    }')
-    sums = (
-        'acc[2 * i][2 * j], acc[2 * i][2 * j + 1], acc[2 * i + 1][2 * j], acc[2 * i + 1][2 * j + 1]'
-    )
-    for y, x in (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x')):
-        lines += [
-            '#pragma unroll',
-            f'    for (int i = 0; i < {down}; i++)',
-            '#pragma unroll',
-            f'        for (int j = 0; j < {across}; j++)',
-            f'            MMA_TF32({sums}, {y}[i], {x}[j]);',
-        ]
+        value = f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]'
+        lines += pieces.cut('y', f'i][{q}', value)
+    lines += ['    }', *pieces.multiplied(down, across)]
     return [*lines, '}']
-
-
-def _cut(name: str, place: str, value: str) -> list[str]:
-    """A float into its upper 11 bits of fraction and the rest, both exact."""
-    return [
-        '        {',
-        f'            const float whole = {value};',
-        '            const unsigned high = FLOAT_BITS(whole) & 0xffffe000u;',
-        f'            high_{name}[{place}] = high;',
-        f'            low_{name}[{place}] = FLOAT_BITS(whole - BITS_FLOAT(high));',
-        '        }',
-    ]
 
 
 def _column_at(p: Plan, i: str) -> str:
@@ -600,35 +402,6 @@ def _fours(own: int, whole: int, i: str) -> str:
     """Fours of a thread are apart by those of all others: neighbours read side by side."""
     fours = own // 4
     return f'{i} % 4' if fours == 1 else f'{i} / 4 * {whole // fours} + {i} % 4'
-
-
-def _store_partial(p: Plan) -> list[str]:
-    """Leave this part's sums in the workspace; go on in the block that comes last, with all."""
-    tile = p.bk * p.bp
-    columns, rows = p.own
-    loops = [
-        '#pragma unroll',
-        f'for (int i = 0; i < {columns}; i++)',
-        '#pragma unroll',
-        f'    for (int j = 0; j < {rows}; j += 4)',
-    ]
-    place = f'((i * {rows} + j) / 4 * {p.threads} + THREAD) * 4'
-    return [
-        f'GLOBAL float *const mine = @partial + (BLOCK_Z * {p.tiles} + tile) * {tile};',
-        *loops,
-        f'        STORE4(GLOBAL, mine + {place}, '
-        'FLOAT4(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]));',
-        *pieces.last_block('counter', 'tile', p.split),
-        *_clear(p),
-        f'for (int part = 0; part < {p.split}; part++) {{',
-        f'    const GLOBAL float *const from = @partial + (part * {p.tiles} + tile) * {tile};',
-        *(f'    {line}' for line in loops),
-        '        {',
-        f'            const float4 v = LOAD4(GLOBAL, from + {place});',
-        *(f'            acc[i][j + {lane}] += v.{part};' for lane, part in enumerate('xyzw')),
-        '        }',
-        '}',
-    ]
 
 
 def _store(p: Plan) -> list[str]:

@@ -1,0 +1,286 @@
+"""How well the GPU models rank: on CNNOpt's measurements, and on our own.
+
+    python bench/gpu_model.py authors      the authors' exhaustive RS files, RTX 2080 Ti, beside the
+                                           Analytical column of CNNOpt's Table 9
+    python bench/gpu_model.py measured     bench/results/h200/layers-*.csv.gz
+    python bench/gpu_model.py fit          constants of model/gpu.py from those files, and how well
+                                           constants from the other layers rank each fifth of them
+
+Rankers: `volume` is CNNOpt's analytical model (Sec. 4.3: bytes over bandwidth, the larger of two
+levels), `time` model/gpu.py, `pul` and `bound` model/pul.py. Figures: Spearman's correlation with
+measured times, and loss of performance (Sec. 4.1) of the best among the top 1, 5, 10 and 30. The
+authors' files are in the data directory (TILEWRIGHT_SHARED), `cnnopt-2080ti`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tilewright import knobs
+from tilewright.bench.gpu_problems import Problem, layers
+from tilewright.bench.gpu_rows import read_rows
+from tilewright.codegen.gpu.cnnopt_plan import DECISIONS, plan
+from tilewright.errors import MissingError, ScheduleError
+from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.model.gpu import COSTS, Costs, time_of
+from tilewright.model.gpu_transactions import Work, cnnopt_volumes, work
+from tilewright.model.pul import bound, pul
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+TOPS = (1, 5, 10, 30)
+# PACT'22, Table 9, Analytical, 2080 Ti: loss at the top 30, in percent.
+PRINTED = {
+    'R1': 0, 'R2': 73.6, 'R4': 10.1, 'R6': 105.5, 'R7': 1.1, 'R9': 94.3, 'R10': 15.2, 'R12': 2.1,
+    'Y0': 18.2, 'Y2': 19.4, 'Y4': 13.0, 'Y8': 0.5, 'Y12': 0, 'Y18': 0, 'D1': 0, 'D2': 18.5,
+    'D3': 30.5, 'D4': 51.1, 'D5': 27.6, 'D6': 18.8,
+}  # fmt: skip
+FOLDS = 5
+# Round numbers that a fit starts from, so that no fold has seen the layers left out of it.
+START = Costs(2e-6, 2.0, 2.0, 600.0, 100.0, 4.0, 2000.0, 64.0)
+SCHEMAS = {'rs': 'fma', 's': 'fma', 'tiled-fma': 'fma', 'tiled-mma_tf32x3': 'mma_tf32x3'}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured schedule with everything that rankers look at."""
+
+    layer: str
+    group: Group
+    schedule: GpuSchedule
+    seconds: float
+    done: Work
+    compulsory: float
+
+
+def authors() -> Iterator[Sample]:
+    """All rows of the RS kernel, stride 1 and 2."""
+    shared = knobs.get('shared')
+    folders = [f for f in (shared, shared / 'data') if f] if shared else []
+    root = next((f / 'cnnopt-2080ti' for f in folders if (f / 'cnnopt-2080ti').is_dir()), None)
+    if root is None:
+        raise MissingError(
+            'the data of CNNOpt are not there; set TILEWRIGHT_SHARED to their folder'
+        )
+    named = {problem.shape: name for name, problem in layers().items()}
+    for path in sorted((*root.glob('dir_rs3*/Reg*'), *root.glob('dir_st2*/Reg*'))):
+        stride = 2 if 'st2' in path.parent.name else 1
+        with open(path) as file:
+            rows = [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
+        k, h, w, c, r = (int(cell) for cell in rows[0][:5])
+        problem = Problem(k, h, w, c, r, stride, 0)
+        group = problem.group
+        for row in rows:
+            tk, th, tx, _, bh, bw, split = (int(cell) for cell in row[5:12])
+            numbers = (tk, th, tx, 32, 1, 1, 1, bh, bw, 1, 1, split, 0)
+            schedule = GpuSchedule('rs', tuple(zip(DECISIONS, numbers, strict=True)))
+            yield _sample(named[problem.shape], group, schedule, row[12] * 1e-3)
+
+
+def measured(folder: Path, kinds: Sequence[str]) -> Iterator[Sample]:
+    """Rows of our own data sets that are right."""
+    named = {problem.shape: name for name, problem in layers().items()}
+    groups: dict[Problem, Group] = {}
+    for kind in kinds:
+        path = folder / f'layers-{kind}.csv.gz'
+        if not path.exists():
+            continue
+        for row in read_rows(path):
+            if row['status'] != 'ok':
+                continue
+            problem = Problem(*(int(row[n]) for n in ('k', 'h', 'w', 'c', 'r', 'stride', 'pad')))
+            group = groups.setdefault(problem, problem.group)
+            names = list(row)[7:-4]
+            tiles = tuple((name, int(row[name])) for name in names)
+            schedule = GpuSchedule(kind.partition('-')[0], tiles, SCHEMAS[kind])
+            yield _sample(
+                named[problem.shape], group, schedule, float(row['time_us']) * 1e-6,
+                int(row['registers']),
+            )  # fmt: skip
+
+
+def _sample(
+    layer: str, group: Group, schedule: GpuSchedule, seconds: float, registers: int | None = None
+) -> Sample:
+    done = work(group, schedule, registers)
+    return Sample(layer, group, schedule, seconds, done, group.compulsory_bytes)
+
+
+Ranker = Callable[[Sample], float]
+
+
+def rankers(machine: GpuMachine, costs: Costs = COSTS) -> dict[str, Ranker]:
+    return {
+        'volume': lambda s: volume(s, machine),
+        'time': lambda s: modelled(s, machine, costs),
+        'pul': lambda s: -pul(s.group, s.schedule, machine).value,
+        'bound': lambda s: bound(s.group, s.schedule, machine).seconds,
+    }
+
+
+def volume(sample: Sample, machine: GpuMachine) -> float:
+    if sample.schedule.schema not in ('rs', 's'):
+        return math.nan
+    counts = cnnopt_volumes(plan(sample.group, sample.schedule))
+    return max(
+        128 * counts.global_to_shared / machine.global_gbps,
+        128 * counts.shared_to_register / machine.shared_gbps,
+    )
+
+
+def modelled(sample: Sample, machine: GpuMachine, costs: Costs) -> float:
+    """What does not fit by the estimate of its registers comes last."""
+    try:
+        return time_of(sample.done, machine, sample.compulsory, costs).seconds
+    except ScheduleError:
+        return math.inf
+
+
+def score(samples: Sequence[Sample], ranker: Ranker) -> dict | None:
+    """{rank correlation, loss at each top} of one layer."""
+    values = [ranker(sample) for sample in samples]
+    if any(math.isnan(value) for value in values):
+        return None
+    times = [sample.seconds for sample in samples]
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    best = min(times)
+    losses = {f'top{n}': min(times[i] for i in order[:n]) / best - 1 for n in TOPS}
+    return {
+        'spearman': statistics.correlation(values_ranked(values), values_ranked(times)),
+        **losses,
+    }
+
+
+def values_ranked(values: Sequence[float]) -> list[float]:
+    """Ranks, the mean of their places for equal values."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    ranks, place = [0.0] * len(values), 0
+    while place < len(order):
+        behind = place
+        while behind < len(order) and values[order[behind]] == values[order[place]]:
+            behind += 1
+        for i in order[place:behind]:
+            ranks[i] = (place + behind - 1) / 2
+        place = behind
+    return ranks
+
+
+def by_layer(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.layer, []).append(sample)
+    return dict(sorted(found.items()))
+
+
+def report(samples: Sequence[Sample], machine: GpuMachine, printed: dict[str, float]) -> dict:
+    """Scores of every ranker on every layer, shown and returned."""
+    tables: dict[str, dict] = {}
+    for name, ranker in rankers(machine).items():
+        rows = {layer: score(rows, ranker) for layer, rows in by_layer(samples).items()}
+        known = {layer: row for layer, row in rows.items() if row}
+        if not known:
+            continue
+        print(f'\n{name:8s}  rows  spearman  loss at {", ".join(map(str, TOPS))}, %')
+        for layer, row in known.items():
+            count = len(by_layer(samples)[layer])
+            beside = f'   paper {printed[layer]}' if name == 'volume' and printed else ''
+            print(f'{layer:8s} {count:5d} {row["spearman"]:8.3f}   {_losses(row)}{beside}')
+        mean = {key: statistics.mean(r[key] for r in known.values()) for key in (*_keys(),)}
+        print(f'{"mean":14s} {mean["spearman"]:8.3f}   {_losses(mean)}')
+        tables[name] = {'layers': known, 'mean': mean}
+    below = sum(bound(s.group, s.schedule, machine).seconds > s.seconds for s in samples)
+    print(f'\n{below} of {len(samples)} measured times are below the bound')
+    return {'rankers': tables, 'below_bound': below, 'samples': len(samples)}
+
+
+def _keys() -> tuple[str, ...]:
+    return ('spearman', *(f'top{n}' for n in TOPS))
+
+
+def _losses(row: dict) -> str:
+    return ' '.join(f'{100 * row[f"top{n}"]:7.1f}' for n in TOPS)
+
+
+def error(samples: Sequence[Sample], machine: GpuMachine, costs: Costs) -> float:
+    """Mean absolute logarithmic error; what is slower than twice a layer's best counts less."""
+    best = {layer: min(s.seconds for s in rows) for layer, rows in by_layer(samples).items()}
+    total = 0.0
+    for sample in samples:
+        guess = modelled(sample, machine, costs)
+        if math.isfinite(guess):
+            weight = min(1.0, 2 * best[sample.layer] / sample.seconds)
+            total += weight * abs(math.log(guess / sample.seconds))
+    return total / len(samples)
+
+
+def fit(samples: Sequence[Sample], machine: GpuMachine, costs: Costs, rounds: int) -> Costs:
+    """Descent over one constant at a time, with steps that shrink where nothing is gained."""
+    steps = dict.fromkeys(asdict(costs), 0.5)
+    least = error(samples, machine, costs)
+    for _ in range(rounds):
+        for name, step in steps.items():
+            for factor in (1 + step, 1 / (1 + step)):
+                changed = replace(costs, **{name: getattr(costs, name) * factor})
+                found = error(samples, machine, changed)
+                if found < least:
+                    costs, least = changed, found
+                    break
+            else:
+                steps[name] = step / 2
+    return costs
+
+
+def show_fit(samples: Sequence[Sample], machine: GpuMachine, rounds: int) -> dict:
+    """Constants from all layers; and scores of each fifth by constants from the others."""
+    costs = fit(samples, machine, START, rounds)
+    print({name: float(f'{value:.4g}') for name, value in asdict(costs).items()})
+    print('error', round(error(samples, machine, costs), 4))
+    names = list(by_layer(samples))
+    rows = {}
+    for fold in range(FOLDS):
+        out = set(names[fold::FOLDS])
+        kept = [s for s in samples if s.layer not in out]
+        learned = fit(kept, machine, START, rounds)
+        for layer in out:
+            held = [s for s in samples if s.layer == layer]
+            rows[layer] = score(held, lambda s, c=learned: modelled(s, machine, c))
+    mean = {key: statistics.mean(row[key] for row in rows.values() if row) for key in _keys()}
+    print(f'left out  {mean["spearman"]:8.3f}   {_losses(mean)}')
+    return {'costs': asdict(costs), 'left_out': {'layers': rows, 'mean': mean}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('what', choices=['authors', 'measured', 'fit'])
+    parser.add_argument('--folder', type=Path, default=Path('bench/results/h200'))
+    parser.add_argument('--schemas', default='tiled-fma,tiled-mma_tf32x3')
+    parser.add_argument('--rounds', type=int, default=16)
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    if options.what == 'authors':
+        result = report(list(authors()), known_gpu('rtx2080ti'), PRINTED)
+    else:
+        samples = list(measured(options.folder, options.schemas.split(',')))
+        if not samples:
+            raise MissingError(f'{options.folder} has no rows; run bench/gpu_dataset.py layers')
+        machine = known_gpu('h200')
+        result = (
+            show_fit(samples, machine, options.rounds)
+            if options.what == 'fit'
+            else report(samples, machine, {})
+        )
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

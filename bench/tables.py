@@ -1,0 +1,85 @@
+"""Write the tables of README.md and docs/ from the JSON that `tilewright bench` wrote.
+
+    python bench/tables.py            write them
+    python bench/tables.py --check    say which pages are not what the JSON says; exit code 1
+
+A table stands between two marks, the first of which says what it is made from:
+
+    <!-- table layers bench/results/neoverse-n1/mopt.json -->
+    ...
+    <!-- end of table -->
+
+`layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
+`kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows. Names of a
+suite lose its prefix. Numbers on pages are so never typed, and a test keeps them that way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.bench.results import LayerResult
+from tilewright.bench.table import grid, kind_grid, table
+from tilewright.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+PAGES = ('README.md', 'docs/results.md')
+_MARKED = re.compile(
+    r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S
+)
+
+
+def rendered(what: str, path: Path) -> str:
+    """One table as Markdown, from a file of `tilewright bench`."""
+    data = json.loads(path.read_text())
+    kind, _, flushed = what.partition('-')
+    key = 'comparison_flushed' if flushed and data['caches'] == 'both' else 'comparison'
+    if flushed and data['caches'] == 'warm':
+        raise InputError(f'{path} has no times with flushed caches; bench with --caches both')
+    results = [LayerResult.from_json(layer[key]) for layer in data['layers'] if layer.get(key)]
+    suites = {result.name.partition('/')[0] for result in results if '/' in result.name}
+    if len(suites) == 1:
+        results = [replace(result, name=result.name.rpartition('/')[2]) for result in results]
+    peak = data['peak'].get('used_gflops_per_s')
+    if kind == 'layers':
+        return grid(results, peak, brief=True).markdown()
+    if kind == 'kinds':
+        return kind_grid(results).markdown()
+    if kind == 'full':
+        return f'```\n{table(results, peak)}\n```'
+    raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
+
+
+def renewed(page: str, root: Path = ROOT) -> str:
+    """A page with all of its tables made again."""
+
+    def again(match: re.Match[str]) -> str:
+        made = rendered(match['what'], root / match['file'])
+        return f'{match[1]}\n{made}\n\n{match[5]}'
+
+    return _MARKED.sub(again, page)
+
+
+def main(words: list[str]) -> int:
+    code = 0
+    for name in PAGES:
+        path = ROOT / name
+        old = path.read_text()
+        new = renewed(old)
+        if old == new:
+            continue
+        if '--check' in words:
+            print(f'{name} differs from its JSON; run make tables')
+            code = 1
+        else:
+            path.write_text(new)
+            print(f'wrote {name}')
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

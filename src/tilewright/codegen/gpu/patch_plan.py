@@ -1,0 +1,246 @@
+"""What the patch schema decides before it writes a line, and which schedules are legal.
+
+Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the decisions mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
+from tilewright.codegen.gpu.language import Array
+from tilewright.errors import ScheduleError
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+NAME = 'patch'
+INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3')
+WARP, WARPGROUP = 32, 128
+STEP = 8  # depths of one matrix instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the input that the patch extends along.
+
+    coordinate = step * (first pixel of the tile) + const + place in the patch
+    """
+
+    number: int
+    pixel: str
+    step: int
+    const: int
+    extent: int
+    stride: int  # in the patch
+    memory: int  # in the input
+    size: int
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before a line is written."""
+
+    group: Group
+    contraction: Contraction
+    epilogue: Epilogue
+    tile: tuple[tuple[str, int], ...]
+    bk: int
+    tk: int
+    tp: int
+    kb: int
+    stages: int
+    split: int
+    joint: bool
+    wide: bool
+    axes: tuple[Axis, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.group.main.sizes
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(extent for _, extent in self.tile)
+
+    @property
+    def bp(self) -> int:
+        """Pixels of a block, those that only fill up the last warp included."""
+        return -(-self.pixels // self.tp) * self.tp
+
+    @property
+    def team(self) -> int:
+        """Threads that multiply together: a warp or a warpgroup."""
+        return WARPGROUP if self.wide else WARP
+
+    @property
+    def threads(self) -> int:
+        return (self.bk // self.tk) * (self.bp // self.tp) * self.team
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """Extents of the sums that one thread holds, as they are declared."""
+        return (self.tp // 64, self.tk // 2) if self.wide else (self.tk // 8, self.tp // 4)
+
+    @property
+    def grid(self) -> list[tuple[str, int]]:
+        """Tiles along every pixel dimension."""
+        return [(d, -(-self.sizes[d] // extent)) for d, extent in self.tile]
+
+    @property
+    def pixel_tiles(self) -> int:
+        return math.prod(count for _, count in self.grid)
+
+    @property
+    def windows(self) -> list[tuple[str, int]]:
+        c = self.contraction
+        return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
+
+    @property
+    def window_points(self) -> int:
+        return math.prod(size for _, size in self.windows)
+
+    @property
+    def channels(self) -> int:
+        return self.sizes[self.contraction.loop]
+
+    @property
+    def iterations(self) -> int:
+        return -(-self.channels // self.kb)
+
+    @property
+    def depth(self) -> int:
+        """Rows of the packed operand in one piece: whole steps."""
+        return -(-self.kb * self.window_points // STEP) * STEP
+
+    @property
+    def columns(self) -> int:
+        return self.sizes[self.contraction.vector]
+
+    @property
+    def column_tiles(self) -> int:
+        return -(-self.columns // self.bk)
+
+    @property
+    def batch(self) -> list[tuple[str, int]]:
+        return [(d, self.sizes[d]) for d in self.contraction.batch]
+
+    @property
+    def groups(self) -> int:
+        return math.prod(size for _, size in self.batch)
+
+    @property
+    def tiles(self) -> int:
+        return self.pixel_tiles * self.column_tiles * self.groups
+
+    @property
+    def plane(self) -> int:
+        """Places of the patch in one channel."""
+        return math.prod(axis.extent for axis in self.axes)
+
+    @property
+    def plane_pitch(self) -> int:
+        """Floats between two channels: eight banks apart, so that four of them do not collide."""
+        return self.plane + (8 - self.plane) % 32
+
+    @property
+    def pitch(self) -> int:
+        """Floats between two depths of the packed operand in shared memory."""
+        return self.bk + 8
+
+    @property
+    def packed(self) -> Array:
+        """The constant operand as pieces of it lie in shared memory."""
+        name = f'{self.contraction.b.tensor}_packed'
+        if not self.wide:
+            sizes = (self.groups, self.iterations * self.depth, self.column_tiles * self.bk)
+            return Array(name, ('g', 'e', 'k'), sizes)
+        sizes = (
+            self.groups, self.iterations, self.column_tiles, self.depth // STEP, 2, 2,
+            self.bk // 8, 8, 4,
+        )  # fmt: skip
+        return Array(name, ('g', 'piece', 'tile', 'step', 'low', 'half', 'row8', 'row', 'q'), sizes)
+
+    @property
+    def lanes(self) -> int:
+        """Threads that copy one channel together: whole warps."""
+        return min(self.threads, -(-self.plane // WARP) * WARP)
+
+    @property
+    def places(self) -> int:
+        """Places of a channel that one thread copies."""
+        return -(-self.plane // self.lanes)
+
+
+def plan(group: Group, schedule: GpuSchedule) -> Plan:
+    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
+    candidates = vector_candidates(group)
+    if not candidates:
+        raise ScheduleError(f'{group.label}: the patch schema needs a sum of products')
+    c = contract(group, candidates[0])
+    if c.columns or not c.loop:
+        raise ScheduleError(
+            f'{group.label}: the patch schema needs one column and one channel axis'
+        )
+    tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
+    p = Plan(
+        group, c, plan_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
+        schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
+        schedule.intrinsic == 'wgmma_tf32x3', _axes(group, c, dict(tile)),
+    )  # fmt: skip
+    numbers = [value for name, value in schedule.tiles if name != 'joint']
+    checks = [
+        ('every decision is at least 1', min(numbers) >= 1),
+        (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
+        ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
+        (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),
+        ('tk is bk, and at most 256, for a warpgroup', not p.wide or p.tk == p.bk <= 256),
+        ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
+        ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
+        ('no tile is larger than the image', all(e <= p.sizes[d] for d, e in tile)),
+    ]
+    for text, holds in checks:
+        if not holds:
+            raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {text}')
+    return p
+
+
+def _axes(group: Group, c: Contraction, tile: dict[str, int]) -> tuple[Axis, ...]:
+    """The axes of the input that pixels or windows move along, fastest last."""
+    tensor, stage = group.tensor(c.a.tensor), group.main
+    windows = {d: stage.sizes[d] for d in (*c.outer, *c.unrolled)}
+    found = []
+    for number, expression in enumerate(c.a.index):
+        moving = [n for n in expression.names if n in tile]
+        if not moving and not set(expression.names) & set(windows):
+            continue
+        if len(moving) != 1 or set(expression.names) - set(windows) - {moving[0]}:
+            raise ScheduleError(f'{group.label}: axis {number} of its input moves with {moving}')
+        pixel = moving[0]
+        step = expression.coefficient(pixel)
+        extent = expression.extent({**windows, **tile})
+        covered = -(-stage.sizes[pixel] // tile[pixel]) * tile[pixel]
+        last = expression.const + expression.extent({**windows, pixel: covered}) - 1
+        size = tensor.shape[number]
+        guarded = expression.const < 0 or last >= size
+        found.append((number, pixel, step, expression.const, extent, size, guarded))
+    strides, step = [], 1
+    for *_, extent, _, _ in reversed(found):
+        strides.append(step)
+        step *= extent
+    return tuple(
+        Axis(
+            number, pixel, coefficient, const, extent, stride, tensor.strides[number], size, guarded
+        )
+        for (number, pixel, coefficient, const, extent, size, guarded), stride in zip(
+            found, reversed(strides), strict=True
+        )
+    )
+
+
+def window_stride(p: Plan, name: str) -> int:
+    """Places of the patch that one step of a window dimension moves by."""
+    index = p.contraction.a.index
+    return sum(axis.stride * index[axis.number].coefficient(name) for axis in p.axes)

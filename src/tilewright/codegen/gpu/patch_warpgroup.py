@@ -1,0 +1,182 @@
+"""The patch schema by Hopper's warpgroup instructions: 64 pixels by `bk` columns by 8 depths.
+
+Pixels come from registers, cut into high and low parts on the way; the constant operand comes from
+shared memory, where its high and low parts lie in the order that the instruction wants (PTX ISA,
+wgmma: K-major without swizzling, core matrices of 8 columns by 4 depths):
+
+    [step of 8 depths][high, low][half of a step][column / 8][column % 8][depth % 4]
+
+Warp v of a group holds pixels 16 v .. 16 v + 15. Lane 4 g + t has pixels g and g + 8, depths t and
+t + 4 of the first operand, columns 8 j + 2 t and 8 j + 2 t + 1 of the result.
+"""
+
+from __future__ import annotations
+
+from tilewright.codegen.cpu.writer import scaled, total
+from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu.patch_plan import STEP, WARP, WARPGROUP, Plan, window_stride
+
+NEEDS = 'wgmma_tf32'
+UNROLLED = 48  # steps that are written out; more are a loop
+
+
+def packed_element(p: Plan) -> tuple[list[str], str]:
+    """(lines that give depth `e` and the column, the value to store of `weight`)."""
+    names = ('g_', 'piece', 'tile', 'step', 'low', 'half', 'row8', 'row', 'q')
+    return [
+        *pieces.decode('flat', list(zip(names, p.packed.sizes, strict=True))),
+        f'const int e = step * {STEP} + half * 4 + q;',
+        f'const int {p.contraction.vector} = tile * {p.bk} + row8 * 8 + row;',
+    ], 'low ? weight - BITS_FLOAT(FLOAT_BITS(weight) & 0xffffe000u) : weight'
+
+
+def shared_weights(p: Plan) -> int:
+    """Floats of one piece of the constant operand in shared memory."""
+    return 2 * p.depth * p.bk
+
+
+def offsets(p: Plan) -> list[str]:
+    """Where the pixels of this lane begin in the patch: two for every 64 of the warpgroup."""
+    step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
+    place = total([scaled(f'my_{d}', step.get(d, 0)) for d, _ in p.tile]) or '0'
+    chosen = f'pixel < {p.pixels} ? {place} : 0' if p.bp > p.pixels else place
+    return [
+        f'int offset[{p.tp // 64}][2];',
+        '#pragma unroll',
+        f'for (int j = 0; j < {p.tp // 32}; j++) {{',
+        f'    const int pixel = {_pixel("j / 2", "j % 2")};',
+        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
+        f'    offset[j / 2][j % 2] = {chosen};',
+        '}',
+    ]
+
+
+def _pixel(tile: str, half: str) -> str:
+    """A pixel of this lane in the block: in which 64, and in the upper or lower eight of 16."""
+    warps = WARPGROUP // WARP
+    return f'first_pixel + {tile} * 64 + warp % {warps} * 16 + {half} * 8 + lane / 4'
+
+
+def weight_copies(p: Plan) -> list[str]:
+    """A piece lies in memory as it will lie in shared memory."""
+    floats = shared_weights(p)
+    piece = f'(group * {p.iterations} + next) * {p.column_tiles} + first_column / {p.bk}'
+    return [
+        f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};',
+        '#pragma unroll',
+        f'for (int four = THREAD * 4; four < {floats}; four += {4 * p.threads})',
+        '    COPY4(to_b + four, from_b + four, true);',
+    ]
+
+
+def multiply(p: Plan) -> list[str]:
+    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut."""
+    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    tiles, steps = p.tp // 64, p.depth // STEP
+    per_step = 2 * STEP * p.bk  # floats of high and low part
+    unroll = '#pragma unroll' if steps <= UNROLLED else '#pragma unroll 4'
+    products = []
+    for x, low in (('low_x', 0), ('high_x', 1), ('high_x', 0)):
+        place = f'b + step * {per_step}' + (f' + {per_step // 2}' if low else '')
+        products += [
+            '#pragma unroll',
+            f'    for (int i = 0; i < {tiles}; i++)',
+            f'        WGMMA_TF32({p.bk}, acc[i], {x}[i], {place}, {p.bk * 4}, 32);',
+        ]
+    return [
+        f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
+        f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
+        f'unsigned high_x[{tiles}][4], low_x[{tiles}][4];',
+        '{',
+        '    const int step = 0;',
+        *(f'    {line}' for line in _pixels(p, 'high_x', 'low_x')),
+        '}',
+        unroll,
+        f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
+        '    MATRIX_BEGIN;',
+        '    {',
+        '    const int step = now_step;',
+        *products,
+        '    }',
+        '    MATRIX_COMMIT;',
+        f'    unsigned next_high[{tiles}][4], next_low[{tiles}][4];',
+        f'    if (now_step + 1 < {steps}) {{',
+        '        const int step = now_step + 1;',
+        *(f'        {line}' for line in _pixels(p, 'next_high', 'next_low')),
+        '    }',
+        '    MATRIX_WAIT(0);',
+        f'    if (now_step + 1 < {steps}) {{',
+        '#pragma unroll',
+        f'        for (int i = 0; i < {tiles}; i++)',
+        '#pragma unroll',
+        '            for (int q = 0; q < 4; q++) {',
+        '                high_x[i][q] = next_high[i][q];',
+        '                low_x[i][q] = next_low[i][q];',
+        '            }',
+        '    }',
+        '}',
+    ]
+
+
+def _pixels(p: Plan, high: str, low: str) -> list[str]:
+    """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
+    stride = {d: window_stride(p, d) for d, _ in p.windows}
+    lines = []
+    for q in range(2):
+        if p.joint:
+            lines += [
+                f'const int e{q} = min(step * {STEP} + lane % 4 + {4 * q}, '
+                f'{p.kb * p.window_points - 1});',
+                f'const int window{q} = e{q} % {p.window_points};',
+                *pieces.decode(f'window{q}', p.windows, prefix=f'q{q}_'),
+            ]
+            channel = f'e{q} / {p.window_points}'
+        else:
+            per_window = p.kb // STEP
+            lines.append(f'const int window{q} = step / {per_window};')
+            lines += pieces.decode(f'window{q}', p.windows, prefix=f'q{q}_') if p.windows else []
+            channel = f'(step % {per_window} * {STEP} + lane % 4 + {4 * q})'
+        moved = [scaled(f'q{q}_{d}', stride[d]) for d, _ in p.windows]
+        lines.append(f'const int at{q} = {total([f"{channel} * {p.plane_pitch}", *moved])};')
+    lines += ['#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
+    for q in range(2):
+        for h in range(2):
+            lines += [
+                '    {',
+                f'        const float whole = a[at{q} + offset[i][{h}]];',
+                '        const unsigned upper = FLOAT_BITS(whole) & 0xffffe000u;',
+                f'        {high}[i][{h + 2 * q}] = upper;',
+                f'        {low}[i][{h + 2 * q}] = FLOAT_BITS(whole - BITS_FLOAT(upper));',
+                '    }',
+            ]
+    return [*lines, '}']
+
+
+def store(p: Plan) -> list[str]:
+    """Through the epilogue into the result; eight lanes write neighbouring pixels of a column."""
+    c, out, write = p.contraction, p.group.output, p.group.main.write
+    places = zip(out.dims, write.index, strict=True)
+    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
+    tests = [f'pixel < {p.pixels}'] if p.bp > p.pixels else []
+    tests += [f'{d} < {p.sizes[d]}' for d, extent in p.tile if p.sizes[d] % extent]
+    lines = [
+        '#pragma unroll',
+        f'for (int j = 0; j < {p.tp // 32}; j++) {{',
+        f'    const int pixel = {_pixel("j / 2", "j % 2")};',
+        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
+        *(f'    const int {d} = first_{d} + my_{d};' for d, _ in p.tile),
+        *([f'    if (!({" && ".join(tests)}))', '        continue;'] if tests else []),
+        '#pragma unroll',
+        f'    for (int i = 0; i < {p.bk // 4}; i++) {{',
+        f'        const int {c.vector} = first_column + i / 2 * 8 + lane % 4 * 2 + i % 2;',
+    ]
+    if p.columns % p.bk:
+        lines += [f'        if ({c.vector} >= {p.columns})', '            continue;']
+    return [
+        *lines,
+        *(f'        {line}' for line in pieces.epilogue_lines(p.epilogue)),
+        '        const float value = acc[j / 2][i / 2 * 4 + j % 2 * 2 + i % 2];',
+        f'        {target} = {p.epilogue.expression};',
+        '    }',
+        '}',
+    ]

@@ -1,0 +1,190 @@
+"""What a block of a GPU kernel does, counted from its plan: copies, reads, products, stores.
+
+Goes in: a group and a schedule of `tiled`, `rs` or `s`. Comes out: a `Work`, counts for one block
+in warp instructions and bytes, and how many blocks there are. CNNOpt's own volumes (Sec. 4.3, which
+lack the factor C x numTB at the upper level as printed) are `cnnopt_volumes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright.codegen.gpu import cnnopt_join, cnnopt_plan, tiled
+from tilewright.errors import ScheduleError
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_space import need
+
+WARP = 32
+TRANSACTION = 32  # elements of one memory transaction: 128 bytes
+BANKS_BYTES = 128  # what shared memory delivers in a cycle
+CUT_INSTRUCTIONS = 7  # to cut one operand of a matrix instruction in two, addresses included
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One block of the main kernel, all its warps together, over all its pieces.
+
+    pieces         steps of the loop, each with a barrier
+    products       warp multiply-adds         matrix    matrix instructions of a warp
+    reads          warp loads from shared memory        wavefronts   cycles that they take there
+    copies         warp copies from global to shared memory          copied   bytes of them
+    other          further warp instructions
+    stored         bytes of results           joined    bytes of partial sums that one part leaves
+    extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
+    """
+
+    blocks: int
+    split: int
+    threads: int
+    registers: int
+    shared_bytes: int
+    stages: int
+    pieces: int
+    products: float
+    matrix: float
+    reads: float
+    wavefronts: float
+    copies: float
+    copied: float
+    other: float
+    stored: float
+    joined: float
+    extra_kernels: int = 0
+    extra_bytes: float = 0.0
+
+    @property
+    def warps(self) -> int:
+        return -(-self.threads // WARP)
+
+    @property
+    def instructions(self) -> float:
+        return self.products + self.matrix + self.reads + self.copies + self.other
+
+    @property
+    def global_bytes(self) -> float:
+        """Bytes between L2 and the multiprocessors, all blocks together."""
+        joined = 2 * self.joined if self.split > 1 else 0.0
+        return self.blocks * (self.copied + self.stored / self.split + joined) + self.extra_bytes
+
+
+def work(group: Group, schedule: GpuSchedule, registers: int | None = None) -> Work:
+    """[Group, GpuSchedule] -> [Work]; `registers` of a thread as the compiler counted them."""
+    if schedule.schema not in _COUNTS:
+        raise ScheduleError(
+            f'schema {schedule.schema!r} has no counts; choose one of {", ".join(_COUNTS)}'
+        )
+    return _COUNTS[schedule.schema](group, schedule, registers)
+
+
+def _tiled(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    p, wanted = tiled.plan(group, schedule), need(group, schedule)
+    warps = -(-p.threads // WARP)
+    pieces = -(-p.iterations // p.split)
+    depth = pieces * p.kb
+    if p.matrix:
+        across, down = p.tp // 8, p.tk // 16
+        steps = warps * depth / 8
+        matrix, products = steps * 3 * across * down, 0.0
+        reads = steps * (across * 2 + down * 4)
+        wavefronts, other = reads, reads * CUT_INSTRUCTIONS
+    else:
+        lanes = min(WARP, p.bp // p.tp)
+        matrix, products = 0.0, warps * depth * p.tk * p.tp
+        reads = warps * depth * (p.tp + p.tk) / 4
+        wavefronts = (
+            warps
+            * depth
+            * (
+                p.tp / 4 * max(1.0, lanes * 16 / BANKS_BYTES)
+                + p.tk / 4 * max(1.0, WARP / lanes * 16 / BANKS_BYTES)
+            )
+        )
+        other = 0.0
+    tile = 4.0 * p.bk * p.bp
+    return Work(
+        wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
+        p.stages, pieces, products, matrix, reads, wavefronts,
+        depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
+    )  # fmt: skip
+
+
+def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    p, wanted = cnnopt_plan.plan(group, schedule), need(group, schedule)
+    warps = p.threads // WARP
+    pieces = -(-p.iterations // p.split)
+    channels = pieces * p.cb
+    (rk, ry, rx), (rows, columns) = p.registers, p.plane
+    inputs, weights = thread_reads(p)
+    reads = warps * channels * (inputs + weights / (1 if rk % 4 else 4))
+    weight_bytes = p.taps * p.block[0]
+    unit = 1 if p.block[0] % 4 else 4
+    result = 4.0 * math.prod(p.block)
+    outputs = 4.0 * math.prod(group.output.shape)
+    way = p.join if p.split > 1 else -1
+    extra = {
+        cnnopt_join.ATOMICS: (1 + bool(group.epilogue), outputs * (1 + 2 * bool(group.epilogue))),
+        cnnopt_join.SECOND_PASS: (1, outputs * (p.split + 1)),
+    }.get(way, (0, 0.0))
+    return Work(
+        wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
+        p.stages, pieces, float(warps * channels * p.taps * rk * ry * rx), 0.0, reads,
+        warps * channels * (_input_wavefronts(p) * inputs + weights),
+        channels * (rows * columns / WARP + weight_bytes / (unit * WARP)),
+        4.0 * channels * (rows * columns + weight_bytes), 0.0, result,
+        result / (2 if way == cnnopt_join.ATOMICS else 1), *extra,
+    )  # fmt: skip
+
+
+def thread_reads(p: cnnopt_plan.Plan) -> tuple[int, int]:
+    """Elements (inputs, weights) that a thread reads from shared memory for one channel.
+
+    RS: each once. S: a row of inputs for each of R^y outputs and F_y taps, weights for each R^y.
+    """
+    k, y, _ = p.registers
+    if p.rows:
+        return y * p.y.taps * p.slice[1], p.taps * k * y
+    return p.slice[0] * p.slice[1], p.taps * k
+
+
+def _input_wavefronts(p: cnnopt_plan.Plan) -> int:
+    """Cycles of one read of inputs by a warp: lanes along x and y that meet in one bank."""
+    (_, ty, tx), (_, ry, rx), pitch = p.lanes, p.registers, p.plane[1]
+    places = {
+        y * ry * p.y.stride * pitch + x * rx * p.x.stride for y in range(ty) for x in range(tx)
+    }
+    banks: dict[int, int] = {}
+    for place in places:
+        banks[place % WARP] = banks.get(place % WARP, 0) + 1
+    return max(banks.values())
+
+
+_COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
+    'tiled': _tiled,
+    'rs': _cnnopt,
+    's': _cnnopt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """Memory transactions of a whole call in CNNOpt's model, 32 elements each."""
+
+    global_to_shared: int
+    shared_to_register: int
+
+
+def cnnopt_volumes(p: cnnopt_plan.Plan) -> Volumes:
+    """Sec. 4.3: results are ignored; numTB and numWarp are blocks and warps of a block.
+
+    Global to shared, printed without C numTB: ceil(W^y' W^x' / 32) + ceil(W^k F_x F_y / 32) for
+    each channel of each block, primes with halo. Shared to register: a warp's read of one element
+    for each thread is one transaction.
+    """
+    rows, columns = p.plane
+    blocks = p.grid[0] * p.grid[1]  # those of a split share the channels
+    staged = -(-rows * columns // TRANSACTION) - (-p.block[0] * p.taps // TRANSACTION)
+    warps = p.threads // WARP
+    return Volumes(staged * blocks * p.channels, sum(thread_reads(p)) * warps * blocks * p.channels)

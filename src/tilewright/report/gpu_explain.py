@@ -1,0 +1,109 @@
+"""A layer on a GPU, explained by the model alone: bounds, the best schedule, traffic, what limits.
+
+Goes in: a group and a machine; no GPU, no compiler. Comes out: an `Explanation`, as text and JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu_bounds import GpuBounds, gpu_bounds
+from tilewright.model.gpu_estimate import Estimate, demand, estimate
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu_moves import moves, schedule_text
+from tilewright.search.gpu_tune import tune
+
+LOOKED_AT = 600
+INTRINSICS = {
+    'fma': 'multiply-adds',
+    'mma_tf32x3': 'matrix instructions, three for each product',
+    'wgmma_tf32x3': 'matrix instructions of warpgroups, three for each product',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`runner_up` is the best schedule of another schema or intrinsic, None if there is none."""
+
+    name: str
+    group: Group
+    machine: GpuMachine
+    bounds: dict[str, GpuBounds]
+    schedule: GpuSchedule
+    estimate: Estimate
+    runner_up: tuple[GpuSchedule, Estimate] | None
+    registers: int
+
+    def to_json(self) -> dict:
+        other = self.runner_up
+        return {
+            'name': self.name, 'label': self.group.label, 'flops': self.group.flops,
+            'bounds': {name: bound.to_json() for name, bound in self.bounds.items()},
+            'schedule': self.schedule.to_json(), 'predicted': self.estimate.to_json(),
+            'runner_up': other and {
+                'schedule': other[0].to_json(), 'predicted': other[1].to_json()
+            },
+        }  # fmt: skip
+
+
+def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
+    """[Group, GpuMachine] -> [Explanation]; the same every time."""
+
+    def seconds(schedule: GpuSchedule) -> float | None:
+        try:
+            return estimate(group, schedule, machine).seconds
+        except ScheduleError:
+            return None
+
+    space = moves(group, machine)
+    tried = tune(space, lambda some: [seconds(s) for s in some], trials=LOOKED_AT, batch=64)
+    working = [t.schedule for t in tried if t.seconds is not None]
+    if not working:
+        raise ScheduleError(f'{group.label}: no schedule for {machine.name} was found')
+    best = working[0]
+    kind = (best.schema, best.intrinsic)
+    other = next((s for s in working if (s.schema, s.intrinsic) != kind), None)
+    intrinsics = ['fma', *({best.intrinsic} - {'fma'})]
+    return Explanation(
+        name, group, machine, {i: gpu_bounds(group, machine, i) for i in intrinsics}, best,
+        estimate(group, best, machine), other and (other, estimate(group, other, machine)),
+        demand(group, best).registers,
+    )  # fmt: skip
+
+
+def explanation_text(e: Explanation) -> str:
+    """For people; times in microseconds."""
+    group, x = e.group, e.estimate
+    title = e.name if e.name == group.label else f'{e.name} ({group.label})'
+    lines = [f'{title} on {e.machine.name}, by the model alone: {group.flops / 1e9:.3f} GFLOP']
+    for intrinsic, bound in e.bounds.items():
+        words = INTRINSICS.get(intrinsic, intrinsic)
+        lines.append(
+            f'bound with {words}: {bound.microseconds:.2f} us by {bound.by} (compute '
+            f'{1e6 * bound.compute_s:.2f}, L2 {1e6 * bound.l2_s:.2f}, DRAM {1e6 * bound.dram_s:.2f}'
+            f'{", not needed: all tensors stay in L2" if bound.resident else ""})'
+        )
+    parts = ', '.join(f'{n} {1e6 * s:.2f}' for n, s in x.breakdown.items())
+    least = min(b.microseconds for b in e.bounds.values())
+    lines += [
+        f'best schedule: {schedule_text(e.schedule)}',
+        f'  predicted {1e6 * x.seconds:.2f} us, {100 * least / 1e6 / x.seconds:.0f}% of the bound; '
+        f'limited by {x.limit}',
+        f'  us by resource: {parts}',
+        f'  traffic: L2 {x.l2_bytes / 1e6:.2f} MB ({x.l2_bytes / group.compulsory_bytes:.1f} times '
+        f'the tensors), DRAM {x.dram_bytes / 1e6:.2f} MB, shared memory {x.shared_bytes / 1e6:.1f} '
+        f'MB read',
+        f'  blocks: {x.blocks} in {x.waves:.2f} waves, on a multiprocessor at once {x.resident}, '
+        f'limited by {x.resident_by}; occupancy {100 * x.occupancy:.0f}%, about {e.registers} '
+        f'registers a thread',
+    ]
+    if e.runner_up:
+        schedule, other = e.runner_up
+        lines.append(
+            f'runner-up of another kind: {schedule_text(schedule)}, '
+            f'{1e6 * other.seconds:.2f} us, limited by {other.limit}'
+        )
+    return '\n'.join(lines)

@@ -1,0 +1,122 @@
+"""The table of what can be reproduced, and what every figure is given.
+
+A figure is a module of this package with
+
+    run(options) -> dict        measure, or evaluate data that are given; comes out: JSON
+    plot(data, path) -> None    draw what `run` returned
+    text(data) -> str           the same for people, over several lines (optional)
+
+It is imported when it is asked for. A new figure is a module and a row of `FIGURES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from tilewright.errors import InputError
+from tilewright.machine.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row: where the module is, and what holds when an option is not given.
+
+    layers   what is measured (docs/specs.md); '': the figure has layers of its own
+    samples  schedules drawn for each layer; 0: the figure draws none
+    threads  None: all usable cores
+    """
+
+    name: str
+    module: str
+    about: str
+    layers: str = ''
+    samples: int = 0
+    threads: int | None = None
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(f'tilewright.reproduce.{self.module}')
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            'mopt-fig5', 'mopt_fig5', 'loss of the best predicted schedules, rank correlation',
+            'mopt', 100, 1,
+        ),
+        Figure(
+            'mopt-fig6', 'mopt_fig6', 'time and simulated traffic in predicted order',
+            'mopt/R9,mopt/M2,mopt/Y5', 24, 1,
+        ),
+        Figure('mopt-fig7', 'mopt_fig7', 'comparison with other libraries', 'mopt'),
+        Figure('scaling', 'scaling', 'time against batch, channels and image size'),
+    )
+}  # fmt: skip
+
+
+def figure_of(name: str) -> Figure:
+    """The row of a name; one sentence for a name that is not in the table."""
+    if name in FIGURES:
+        return FIGURES[name]
+    near = difflib.get_close_matches(name, FIGURES, 1)
+    hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(FIGURES)}'
+    raise InputError(f'{name!r} is no figure that can be reproduced; {hint}')
+
+
+class Reporter(Protocol):
+    """Whom a figure tells how far it is."""
+
+    def plan(self, steps: int) -> None:
+        """The number of layers, or of other steps of about equal length."""
+        ...
+
+    def begin(self, name: str) -> None:
+        """A step is taken in hand."""
+        ...
+
+    def step(self, text: str, done: int, total: int, left_s: float) -> None:
+        """Progress within it, with an estimate of the seconds that it still takes."""
+        ...
+
+    def finish(self) -> None:
+        """It is done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line for people, now."""
+        ...
+
+
+class Silence:
+    """A reporter that tells nobody."""
+
+    def plan(self, steps: int) -> None: ...
+    def begin(self, name: str) -> None: ...
+    def step(self, text: str, done: int, total: int, left_s: float) -> None: ...
+    def finish(self) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a figure is asked for; the figure's own values are filled in already.
+
+    machine   the one that is measured and modelled; with `data`, None stands for the machine that
+              the data were taken on
+    data      existing measurements to evaluate, a file or a directory: nothing is measured
+    seed      decides the schedules that are drawn and the data that kernels are run on
+    """
+
+    name: str
+    machine: Machine | None
+    layers: str
+    samples: int
+    threads: int
+    seed: int
+    data: Path | None = None
+    report: Reporter = Silence()  # noqa: RUF009 (it has no state)

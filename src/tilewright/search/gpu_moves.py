@@ -1,0 +1,236 @@
+"""Spaces of GPU schedules to search: values of each decision, and steps from one to the next.
+
+Goes in: a group and a machine. Comes out: a `Space` for search/gpu_tune.py that draws and changes
+schedules of every schema that has a table here. What is legal is not repeated: a schedule is what
+its generator accepts and what fits the machine. Draws avoid what cannot be good: blocks for less
+than half of the multiprocessors, or thousands of them whose sums have to be joined.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.codegen.gpu.generate import SCHEMAS, generate
+from tilewright.errors import ScheduleError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+# Names of decisions that are taken together -> their values, neighbours beside each other.
+Table = Mapping[tuple[str, ...], Sequence[tuple[int, ...]]]
+Kind = tuple[str, str]
+
+MATRIX_FROM = (8, 0)  # compute capability with matrix instructions for tf32
+WARPGROUPS = (9, 0)  # and the one whose warpgroups multiply together
+LEAST_THREADS = 64
+FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
+WARP = 32
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# How often a schema is drawn, where it applies; the others once.
+_WEIGHTS: dict[Kind, float] = {
+    ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 3.0,
+    ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
+    ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
+}  # fmt: skip
+
+
+def _each(**values: Sequence[int]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
+    """Decisions on their own."""
+    return {(name,): [(v,) for v in sorted(set(list_))] for name, list_ in values.items()}
+
+
+def _tiled(matrix: bool) -> Table:
+    thread = (16, 32, 64) if matrix else (4, 8)
+    return _each(
+        bk=(16, 32, 64, 128), bp=(16, 32, 64, 128, 256), tk=thread, tp=thread,
+        kb=(8, 16, 32) if matrix else (4, 8, 16, 32), stages=(2, 3, 4), split=_SPLITS,
+        joint=(0, 1),
+    )  # fmt: skip
+
+
+def _parts(size: int, *further: int) -> list[int]:
+    """Extents of a tile along a dimension: shares of it, and usual numbers that are not larger."""
+    shares = [-(-size // n) for n in (1, 2, 3, 4, 6, 8)]
+    return [n for n in (*shares, *further) if n <= size]
+
+
+def _patch(group: Group) -> Table:
+    sizes = group.main.sizes
+    channels = sizes.get('c', 1)
+    few = [n for n in (2, 3, 4, 6) if n <= channels] or [1]
+    depths = [(n, 0) for n in (8, 16, 32) if n <= channels] + [(n, 1) for n in few]
+    splits = [n for n in _SPLITS if n <= max(channels // 2, 1)]
+    return {
+        **_each(
+            bk=(16, 32, 64, 128, 256), bn=[n for n in (1, 2, 4, 8) if n <= sizes.get('n', 1)],
+            bh=_parts(sizes.get('h', 1), 1, 2, 3, 4, 5, 6, 7, 8, 14, 16),
+            bw=_parts(sizes.get('w', 1), 7, 8, 14, 16, 24, 28, 32, 64),
+            tk=(16, 32, 64), tp=(8, 16, 24, 32, 40, 48, 56, 64), stages=(1, 2, 3), split=splits,
+        ),
+        ('kb', 'joint'): depths,
+    }  # fmt: skip
+
+
+def _patch_of_warpgroups(group: Group) -> Table:
+    """All columns of a block belong to each warpgroup, 64 pixels to each of its tiles."""
+    table = dict(_patch(group))
+    for name in ('bk', 'tk', 'tp', 'stages'):
+        del table[name,]
+    columns = (16, 32, 48, 64, 96, 128, 192, 256)
+    return {
+        **table,
+        ('bk', 'tk'): [(n, n) for n in columns],
+        **_each(tp=(64, 128, 192, 256), stages=(1, 2, 3, 4)),
+    }
+
+
+def _cnnopt() -> Table:
+    lanes = [
+        (k, y, WARP // (k * y)) for k in (1, 2, 4, 8, 16, 32) for y in (1, 2, 4, 8) if k * y <= WARP
+    ]
+    warps = [
+        (k, y, x) for k in (1, 2, 4) for y in (1, 2, 4) for x in (1, 2, 4) if 2 <= k * y * x <= 16
+    ]
+    return {
+        **_each(
+            rk=(1, 2, 4, 8), ry=(1, 2, 4, 7), rx=(1, 2, 4, 7, 8), cb=(1, 2, 4, 8), stages=(1, 2),
+            split=_SPLITS, join=(0, 1, 2),
+        ),
+        ('tk', 'ty', 'tx'): lanes,
+        ('wk', 'wy', 'wx'): warps,
+    }  # fmt: skip
+
+
+def _depthwise() -> Table:
+    return _each(
+        th=(1, 2, 4, 8), tw=(1, 2, 4, 8), bh=(1, 2, 4, 8, 16), bw=(4, 8, 16, 32, 64),
+        bp=(1, 2, 4, 8, 16), shared=(0, 1),
+    )  # fmt: skip
+
+
+def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
+    """(schema, intrinsic) -> its table, for those that the machine has instructions for."""
+    made: dict[Kind, Table] = {
+        ('tiled', 'fma'): _tiled(False),
+        ('rs', 'fma'): _cnnopt(),
+        ('s', 'fma'): _cnnopt(),
+        ('depthwise', 'fma'): _depthwise(),
+        ('general', 'fma'): _each(threads=(64, 128, 256)),
+    }
+    if machine.capability >= MATRIX_FROM:
+        made[('tiled', 'mma_tf32x3')] = _tiled(True)
+        made[('patch', 'mma_tf32x3')] = _patch(group)
+    if machine.capability == WARPGROUPS:
+        made[('patch', 'wgmma_tf32x3')] = _patch_of_warpgroups(group)
+    return {kind: table for kind, table in made.items() if kind[0] in SCHEMAS}
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The space of one group on one machine. What was found legal, or not, is remembered."""
+
+    group: Group
+    machine: GpuMachine
+    tables: Mapping[Kind, Table]
+    _seen: dict[str, tuple[bool, int]] = field(default_factory=dict)
+
+    def _look(self, schedule: GpuSchedule) -> tuple[bool, int]:
+        """(whether it is legal, the blocks of its largest kernel)."""
+        if schedule.digest not in self._seen:
+            self._seen[schedule.digest] = self._generated(schedule)
+        return self._seen[schedule.digest]
+
+    def _generated(self, schedule: GpuSchedule) -> tuple[bool, int]:
+        try:
+            module = generate(self.group, schedule)
+            for kernel in module.kernels:
+                self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
+        except ScheduleError:
+            return False, 0
+        enough = all(step.kernel.threads >= LEAST_THREADS for step in module.steps)
+        return enough, max(math.prod(step.kernel.grid) for step in module.steps)
+
+    def legal(self, schedule: GpuSchedule) -> bool:
+        """Whether it can be generated and fits, and gives a block enough threads."""
+        return self._look(schedule)[0]
+
+    def draw(self, rng: random.Random) -> GpuSchedule | None:
+        kinds = list(self.tables)
+        kind = rng.choices(kinds, [_WEIGHTS.get(kind, 1.0) for kind in kinds])[0]
+        tiles: dict[str, int] = {}
+        for names, values in self.tables[kind].items():
+            tiles |= zip(names, rng.choice(values), strict=True)
+        schedule = GpuSchedule.of(*kind, **tiles)
+        legal, blocks = self._look(schedule)
+        if not legal or rng.random() > self._promise(blocks, tiles.get('split', 1)):
+            return None
+        return schedule
+
+    def _promise(self, blocks: int, split: int) -> float:
+        """How readily a draw is taken: blocks that leave the machine idle are rarely the best."""
+        if split > 1 and blocks > MANY_JOINED * self.machine.multiprocessors:
+            return 0.0
+        return 0.1 if blocks < FEW_BLOCKS * self.machine.multiprocessors else 1.0
+
+    def neighbours(self, schedule: GpuSchedule) -> list[GpuSchedule]:
+        """One decision a step up or down; a block's tiles also with a thread's or each other."""
+        table = self.tables.get((schedule.schema, schedule.intrinsic))
+        if table is None:
+            return []
+        now = dict(schedule.tiles)
+        steps = {
+            names: [dict(zip(names, v, strict=True)) for v in _beside(values, names, now)]
+            for names, values in table.items()
+        }
+        changes = [change for found in steps.values() for change in found]
+        for a, b in (('bk', 'tk'), ('bp', 'tp'), ('bw', 'tp'), ('bk', 'bp'), ('bh', 'bw'),
+                     ('bk', 'split'), ('rk', 'rx'), ('th', 'tw')):  # fmt: skip
+            for first in steps.get((a,), ()):
+                changes += [first | second for second in steps.get((b,), ())]
+        found = (
+            GpuSchedule.of(schedule.schema, schedule.intrinsic, **(now | change))
+            for change in changes
+        )
+        return [s for s in found if self.legal(s)]
+
+
+def _beside(
+    values: Sequence[tuple[int, ...]], names: tuple[str, ...], now: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    """The next values below and above; of decisions that are taken together, all others."""
+    here = tuple(now[name] for name in names)
+    if len(names) > 1 and names != ('bk', 'tk'):
+        return [v for v in values if v != here]
+    below, above = [v for v in values if v < here], [v for v in values if v > here]
+    return [*([max(below)] if below else []), *([min(above)] if above else [])]
+
+
+def moves(group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None) -> Moves:
+    """The space of a group: all schemas that apply, or those named; general where none does."""
+    found = {
+        kind: table
+        for kind, table in tables(group, machine).items()
+        if (schemas is None or kind[0] in schemas) and _applies(group, machine, kind, table)
+    }
+    return Moves(group, machine, found)
+
+
+def _applies(group: Group, machine: GpuMachine, kind: Kind, table: Table) -> bool:
+    """Whether any of some fixed draws of one schema is legal: some are for other operators."""
+    space, rng = Moves(group, machine, {kind: table}), random.Random(0)
+    for _ in range(400):
+        tiles: dict[str, int] = {}
+        for names, values in table.items():
+            tiles |= zip(names, rng.choice(values), strict=True)
+        if space.legal(GpuSchedule.of(*kind, **tiles)):
+            return True
+    return False
+
+
+def schedule_text(schedule: GpuSchedule) -> str:
+    """'tiled mma_tf32x3 bk64 bp128 ...': one line that a person can compare."""
+    tiles = ' '.join(f'{name}{value}' for name, value in schedule.tiles)
+    return f'{schedule.schema} {schedule.intrinsic} {tiles}'.strip()

@@ -1,0 +1,149 @@
+"""A search over GPU schedules by measuring: ranked random ones, then changes of the best.
+
+Goes in: a `Space` (draws legal schedules, names the neighbours of one), `measure` (schedules ->
+seconds, None for one that does not work) and, if there is one, `rank` (a predicted time; any unit).
+Comes out: everything that was tried, best first. No runtime is known here, so that every search can
+be replayed on recorded measurements. The same seed and measurements give the same search.
+
+    1  draw `DRAWN` times as many as half the trials; of every schema the best by rank are measured,
+       and some at random, since the ranker may be wrong in the same way everywhere
+    2  until the trials are used up: the untried neighbours of the best few, one decision changed,
+       again the best by rank first; where none are left, new random ones
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.errors import InputError
+from tilewright.schedule.gpu import GpuSchedule
+
+DRAWN = 8
+PARENTS = 6
+AT_RANDOM = 0.25
+PATIENCE = 200  # draws that give nothing new before a space counts as used up
+
+Measure = Callable[[Sequence[GpuSchedule]], Sequence['float | None']]
+Rank = Callable[[GpuSchedule], float]
+
+
+class Space(Protocol):
+    """The legal schedules of one group on one machine."""
+
+    def draw(self, rng: random.Random) -> GpuSchedule | None:
+        """One at random; None when this draw was not legal."""
+        ...
+
+    def neighbours(self, schedule: GpuSchedule) -> list[GpuSchedule]:
+        """Legal schedules that differ in one decision."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One candidate: seconds (None if it does not work), and by which step it came up."""
+
+    schedule: GpuSchedule
+    seconds: float | None
+    step: int
+
+
+def tune(
+    space: Space,
+    measure: Measure,
+    *,
+    trials: int,
+    rank: Rank | None = None,
+    starts: Sequence[GpuSchedule] = (),
+    seed: int = 0,
+    batch: int = 32,
+    seconds: float = math.inf,
+) -> list[Tried]:
+    """Search; no new step begins after `seconds`."""
+    if trials < 1 or batch < 1 or not seconds > 0:
+        raise InputError(
+            f'trials {trials}, batch {batch} and seconds {seconds} must each be above 0'
+        )
+    rng = random.Random(seed)
+    state = _State(space, rank, rng)
+    until = time.monotonic() + seconds
+    wanted = [*starts, *state.fresh(max(trials // 2, 1))]
+    step = 0
+    while wanted and len(state.tried) < trials and time.monotonic() < until:
+        turn = [s for s in _distinct(wanted) if s.digest not in state.tried][:batch]
+        turn = turn[: trials - len(state.tried)]
+        for schedule, took in zip(turn, measure(turn), strict=True):
+            state.tried[schedule.digest] = Tried(schedule, took, step)
+        left = [s for s in wanted if s.digest not in state.tried]
+        wanted = left if step * batch < trials // 2 and left else state.changed(batch)
+        step += 1
+    return state.ranked()
+
+
+class _State:
+    """What was tried, and what to try next."""
+
+    def __init__(self, space: Space, rank: Rank | None, rng: random.Random) -> None:
+        self.space, self.rng = space, rng
+        self.rank = rank
+        self.tried: dict[str, Tried] = {}
+
+    def ranked(self) -> list[Tried]:
+        """Best first; those that do not work last."""
+        return sorted(
+            self.tried.values(),
+            key=lambda t: (math.inf if t.seconds is None else t.seconds, t.schedule.digest),
+        )
+
+    def fresh(self, count: int) -> list[GpuSchedule]:
+        """Untried ones: the best by rank of many, some at random among them."""
+        found: dict[str, GpuSchedule] = {}
+        misses = 0
+        while len(found) < (DRAWN if self.rank else 1) * count and misses < PATIENCE:
+            drawn = self.space.draw(self.rng)
+            if drawn is None or drawn.digest in found or drawn.digest in self.tried:
+                misses += 1
+                continue
+            found[drawn.digest] = drawn
+            misses = 0
+        return self._first(list(found.values()), count)
+
+    def changed(self, count: int) -> list[GpuSchedule]:
+        """Neighbours of the best few, nearest to the best first; new ones if there are none."""
+        working = [t.schedule for t in self.ranked() if t.seconds is not None]
+        found: list[GpuSchedule] = []
+        for parent in working[:PARENTS]:
+            near = [s for s in self.space.neighbours(parent) if s.digest not in self.tried]
+            self.rng.shuffle(near)
+            share = max(2, count // 3 if parent is working[0] else count // (2 * PARENTS))
+            found += self._first(_distinct(near), share)
+        found = _distinct(found)[:count]
+        return found or self.fresh(count)
+
+    def _first(self, schedules: list[GpuSchedule], count: int) -> list[GpuSchedule]:
+        """The best by rank of every kind, in proportion to how many there are of it, and some at
+        random: a ranker may favour one schema over another wrongly.
+        """
+        if self.rank is None:
+            return schedules[:count]
+        kinds: dict[tuple[str, str], list[tuple[float, str, GpuSchedule]]] = {}
+        for s in schedules:
+            kinds.setdefault((s.schema, s.intrinsic), []).append((self.rank(s), s.digest, s))
+        placed = [
+            (place / len(members), digest, schedule)
+            for members in kinds.values()
+            for place, (_, digest, schedule) in enumerate(sorted(members, key=lambda m: m[:2]))
+        ]
+        ordered = [schedule for _, _, schedule in sorted(placed, key=lambda p: p[:2])]
+        lucky = round(AT_RANDOM * count)
+        chosen, rest = ordered[: count - lucky], ordered[count - lucky :]
+        return chosen + self.rng.sample(rest, min(lucky, len(rest)))
+
+
+def _distinct(schedules: Sequence[GpuSchedule]) -> list[GpuSchedule]:
+    return list({s.digest: s for s in schedules}.values())

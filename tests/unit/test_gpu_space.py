@@ -1,0 +1,136 @@
+"""GPU design spaces: limits, seeded samples, and CNNOpt's factor tiles counted independently."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.gpu.generate import generate
+from tilewright.errors import ScheduleError
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.group import Group
+from tilewright.schedule.cnnopt_space import CONSTRAINTS, factor_space
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_space import CHOICES, all_schedules, draw, excluded, need
+
+H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
+GROUP = tw.conv2d(c=16, h=14, w=14, k=64, r=3, s=3, pad=1)
+
+
+@pytest.mark.parametrize('kind', CHOICES, ids='/'.join)
+def test_drawn_schedules_are_legal_distinct_and_the_same_for_a_seed(kind: tuple[str, str]) -> None:
+    found, reasons = draw(GROUP, H200, *kind, 12, 3)
+    assert len(set(found)) == len(found) >= 10
+    assert found == draw(GROUP, H200, *kind, 12, 3)[0]
+    assert all(count > 0 for count in reasons.values())
+    if kind[0] != 'general':
+        assert found != draw(GROUP, H200, *kind, 12, 4)[0]
+    for schedule in found:
+        assert excluded(GROUP, schedule, H200) is None
+        wanted = need(GROUP, schedule)
+        kernel = next(s.kernel for s in generate(GROUP, schedule).steps if 'conv' in s.kernel.name)
+        assert (kernel.threads, *kernel.grid) == (wanted.threads, *kernel.grid)
+        assert kernel.grid[0] * kernel.grid[1] * kernel.grid[2] == wanted.blocks
+        # Beside what is planned for, joining takes a few floats.
+        assert 0 <= kernel.shared_bytes - wanted.shared_bytes <= 64
+
+
+def test_all_schedules_of_the_general_schema() -> None:
+    every = list(all_schedules('general'))
+    found, _ = draw(GROUP, H200, 'general', 'fma', 1000, 1)
+    legal = [s for s in every if excluded(GROUP, s, H200) is None]
+    assert sorted(found, key=str) == sorted(legal, key=str)
+
+
+@pytest.mark.parametrize(
+    ('tiles', 'reason'),
+    [
+        ({'bk': 128, 'bp': 256, 'tk': 4, 'tp': 4, 'kb': 8}, 'threads'),
+        ({'bk': 128, 'bp': 256, 'tk': 16, 'tp': 16, 'kb': 64, 'stages': 4}, 'shared memory'),
+        ({'bk': 128, 'bp': 128, 'tk': 16, 'tp': 16, 'kb': 8}, 'registers a thread'),
+        ({'bk': 128, 'bp': 128, 'tk': 8, 'tp': 8, 'kb': 8, 'split': 19}, 'the schema'),
+        ({'bk': 128, 'bp': 64, 'tk': 8, 'tp': 8, 'kb': 8, 'joint': 0}, 'waste'),
+    ],
+)
+def test_why_a_schedule_is_excluded(tiles: dict[str, int], reason: str) -> None:
+    base = {'bk': 32, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+    group = tw.conv2d(c=16, h=16, w=16, k=48, r=3, s=3, pad=1)
+    schedule = GpuSchedule('tiled', tuple((base | tiles).items()))
+    machine = TURING if reason == 'shared memory' else H200
+    assert excluded(group, schedule, machine) == reason
+
+
+def test_a_schema_without_a_space_says_so() -> None:
+    with pytest.raises(ScheduleError, match="'none' has no space"):
+        need(GROUP, GpuSchedule('none'))
+
+
+def counted(k: int, h: int, w: int, c: int, r: int, stride: int) -> tuple[int, int]:
+    """(RS, S) of CNNOpt's space by plain loops, on a machine with 64 K registers."""
+
+    def factors(n: int) -> list[int]:
+        return [d for d in range(1, n + 1) if n % d == 0]
+
+    rs = 0
+    for tk, th, tx in itertools.product(factors(k // 32), factors(h), factors(w)):
+        for bh, bw in itertools.product(factors(h // th), factors(w // tx)):
+            inputs = ((th - 1) * stride + r) * ((tx - 1) * stride + r)
+            registers = tk * th * tx + inputs + 1
+            rs += (
+                th <= tx and bh <= 16 and bw <= 16 and bh * bw <= 32 and registers <= 235
+                and (tx * bw - 1) * stride + r <= 32 and registers * 32 * bh * bw <= 65536
+                and th * bh * tx * bw <= 384
+            ) * sum(d <= 32 for d in factors(c))  # fmt: skip
+    s = 0
+    for tx, tk, ww in itertools.product(factors(w), factors(k)[1:], (1, 2, 4, 8, 16, 32)):
+        if w % (tx * ww) or k % (tk * 32 // ww):
+            continue
+        for bh, bk in itertools.product(factors(h), factors(k // (tk * 32 // ww))):
+            warps = bh * bk * (w // tx // ww)
+            registers = tk * tx + (tx - 1) * stride + r + 1
+            shared = 4 * (
+                ((bh - 1) * stride + r) * ((w - 1) * stride + r) + tk * 32 // ww * bk * r * r
+            )
+            s += (
+                2 * tk * 32 // ww * bk <= k and warps <= 32 and registers <= 235
+                and registers * 32 * warps <= 65536 and shared <= 49152
+            )  # fmt: skip
+    return rs, s
+
+
+@pytest.mark.parametrize(
+    ('shape', 'files'),
+    [
+        ((64, 56, 56, 64, 3, 1), (2316, 113)),
+        ((32, 108, 108, 3, 3, 1), (826, 16)),
+        ((512, 34, 34, 256, 3, 1), (276, 45)),
+        ((256, 14, 14, 256, 3, 1), (954, 63)),
+        ((512, 7, 7, 256, 3, 2), (150, 0)),
+    ],
+)
+def test_cnnopt_factor_space(shape: tuple[int, ...], files: tuple[int, int]) -> None:
+    """RS as many as the authors' file has; S a few more: real registers removed some there."""
+    k, h, w, c, r, stride = shape
+    group = tw.conv2d(
+        c=c, h=(h - 1) * stride + r, w=(w - 1) * stride + r, k=k, r=r, s=r, stride=stride
+    )
+    for number, schema in enumerate(('rs', 's')):
+        found, counts = factor_space(group, TURING, schema)
+        assert len(set(found)) == counts.kept == counted(*shape)[number]
+        assert counts.candidates == counts.kept + sum(n for _, n in counts.removed)
+        assert tuple(name for name, _ in counts.removed) == CONSTRAINTS
+        if files[number]:
+            assert files[number] <= counts.kept <= 1.2 * files[number]
+    assert len(factor_space(group, TURING, 'rs')[0]) == files[0]
+
+
+def test_every_factor_tile_can_be_generated() -> None:
+    group: Group = tw.conv2d(c=6, h=10, w=10, k=64, r=3, s=3)
+    for schema in ('rs', 's'):
+        found, _ = factor_space(group, H200, schema)
+        assert found
+        for schedule in found[:: max(len(found) // 12, 1)]:
+            for kernel in generate(group, schedule).kernels:
+                H200.fits(kernel.name, kernel.threads, kernel.shared_bytes)
