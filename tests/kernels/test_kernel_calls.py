@@ -11,6 +11,7 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
 from tilewright.plan import Candidate, Plan
 from tilewright.runtime.build import build
+from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu import Kernel, aligned_empty, as_operand
 from tilewright.search.rank import rank
 
@@ -194,3 +195,61 @@ def test_what_was_not_packed_by_this_kernel_is_refused(outer_kernel, arrays):
         outer_kernel.run(arrays, outer_kernel.pack(arrays), [1.0])  # type: ignore[arg-type]
     with pytest.raises(ArrayError, match='no array'):
         outer_kernel.run({**arrays, 'In': [[1.0], [2.0, 3.0]]}, outer_kernel.pack(arrays), out)
+
+
+def built(outer_kernel: Kernel, arrays: dict) -> BuiltGroup:
+    constants = {t.name: arrays[t.name] for t in outer_kernel.group.with_role('constant')}
+    return BuiltGroup(outer_kernel, outer_kernel.group, constants)
+
+
+def test_the_same_buffers_again(outer_kernel, arrays, want):
+    """A second call on the same arrays is not checked again, but computes again."""
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    np.testing.assert_array_equal(out, want)
+    x *= 2
+    doubled = reference(outer_kernel.group, {**arrays, 'In': x})
+    assert outer_kernel.run_again((x,), conv._packed, out)
+    np.testing.assert_array_equal(out, doubled)
+    out.fill(np.nan)
+    conv(x, out=out)
+    np.testing.assert_array_equal(out, doubled)
+
+
+def test_other_buffers_are_checked(outer_kernel, arrays, want):
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'], np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    packed = conv._packed
+    assert not outer_kernel.run_again((x.copy(),), packed, out)
+    assert not outer_kernel.run_again((x,), packed, np.empty_like(out))
+    assert not outer_kernel.run_again((x,), packed.copy(), out)
+    assert not outer_kernel.run_again((x, x), packed, out)
+    out.flags.writeable = False
+    assert not outer_kernel.run_again((x,), packed, out)
+    with pytest.raises(ArrayError, match='writeable'):
+        conv(x, out=out)
+    other = np.empty(want.shape, np.float32)
+    np.testing.assert_array_equal(conv(x, out=other), want)
+
+
+def test_buffers_that_are_gone_are_forgotten(outer_kernel, arrays, want):
+    """Another array may get the identity of one that was freed."""
+    conv = built(outer_kernel, arrays)
+    x = arrays['In'].copy()
+    conv(x, out=np.empty(want.shape, np.float32))
+    assert outer_kernel._same is None
+    out = np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    with pytest.raises(ValueError, match='resize'):
+        x.resize((1, *x.shape[1:], 2), refcheck=False)
+
+
+def test_a_converted_input_is_converted_every_time(outer_kernel, arrays, want):
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].astype(np.float64), np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    x *= 2
+    doubled = reference(outer_kernel.group, {**arrays, 'In': x})
+    np.testing.assert_array_equal(conv(x, out=out), doubled)

@@ -57,7 +57,10 @@ GENERAL = GpuSchedule.of('general', threads=128)
 
 @dataclass(slots=True)
 class Entrant:
-    """One contestant, ready: `time(repeats)` in seconds for each, `answer()` in NCHW."""
+    """One contestant, ready: `time(repeats)` in seconds for each, `answer()` in NCHW.
+
+    keep   what a captured graph reads and writes has to live as long as the graph
+    """
 
     name: str
     time: Callable[[int], list[float]]
@@ -67,6 +70,7 @@ class Entrant:
     close: Callable[[], object] = lambda: None
     turns: list[list[float]] = field(default_factory=list)
     verdict: dict = field(default_factory=dict)
+    keep: object = None
 
     def to_json(self) -> dict:
         samples = [s for turn in self.turns for s in turn]
@@ -323,7 +327,7 @@ def _replayed(torch: Any, name: str, run: Callable[[], Any], settings: dict) -> 
         torch.cuda.synchronize()
         return result.contiguous().cpu().numpy()  # pyright: ignore[reportOptionalMemberAccess]
 
-    return Entrant(name, time_it, answer, settings)
+    return Entrant(name, time_it, answer, settings, keep=run)
 
 
 def median_us(contestants: Sequence[Mapping], prefix: str) -> float | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
+from tilewright import knobs
 from tilewright.errors import ArrayError, CheckError
 from tilewright.ops.group import Group, Tensor
 from tilewright.runtime.build import build
@@ -44,6 +46,7 @@ def pool() -> ctypes.CDLL:
         _POINTER, _POINTER, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double)
     ]  # fmt: skip
     library.tw_pool_time.restype = None
+    library.tw_pool_spin(knobs.get('spin_us'))
     return library
 
 
@@ -86,6 +89,7 @@ class Kernel:
         library.tw_pack.argtypes = [ctypes.POINTER(_POINTER), _POINTER]
         library.tw_pack.restype = None
         self._library = library
+        self._run_pool = pool().tw_pool_run
         self._part = ctypes.cast(library.tw_part, _POINTER)
         self.parts = int(library.tw_parts())
         self._packed_bytes = int(library.tw_packed_bytes())
@@ -96,6 +100,8 @@ class Kernel:
         self._in = (_POINTER * max(len(self._inputs), 1))()
         self._args = _Args(self._in, None, None, self._scratch.ctypes.data)
         self._address = ctypes.addressof(self._args)
+        self._same: tuple[int, ...] | None = None  # identities of the last run's arrays
+        self._watched: list[weakref.ref] = []
 
     @classmethod
     def load(cls, library: Path, group: Group) -> Kernel:
@@ -116,9 +122,39 @@ class Kernel:
     def run(self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
         """Compute into `out`, a float32 C-contiguous array of the output's shape."""
         keep = self._checked(inputs, packed, out)
+        given = [inputs[t.name] for t in self._inputs]
         with self._lock:
             self._fill(keep, packed, out)
+            if all(a is b for a, b in zip(given, keep, strict=True)):
+                self._remember(keep, packed, out)
             pool().tw_pool_run(self._part, self._address, self.parts)
+
+    def run_again(self, inputs: Sequence[np.ndarray], packed: np.ndarray, out: np.ndarray) -> bool:
+        """Compute if these are the very arrays of the last run, which were checked then.
+
+        Most callers use their buffers again and again; looking at an array takes longer than some
+        layers do. That they are the same and still writeable is all there is to ask: numpy does not
+        move the memory of an array that has weak references.
+        """
+        key = (id(packed), id(out), *map(id, inputs))
+        with self._lock:
+            if key != self._same or not out.flags.writeable:
+                return False
+            self._run_pool(self._part, self._address, self.parts)
+        return True
+
+    def _remember(self, inputs: list[np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
+        """Note whom the arguments point at, until one of them goes; the lock is held."""
+        mine = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            kernel = mine()
+            if kernel is not None:
+                kernel._same = None
+
+        arrays = (packed, out, *inputs)
+        self._watched = [weakref.ref(a, forget) for a in arrays]
+        self._same = tuple(map(id, arrays))
 
     def time(
         self,
@@ -167,6 +203,7 @@ class Kernel:
 
     def _fill(self, inputs: list[np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
         """Point the call's arguments at these arrays; the lock is held."""
+        self._same = None
         for number, array in enumerate(inputs):
             self._in[number] = array.ctypes.data
         self._args.packed, self._args.out = packed.ctypes.data, out.ctypes.data

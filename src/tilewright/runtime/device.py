@@ -88,9 +88,11 @@ class Device(abc.ABC):
 
     def free(self, array: NDArray) -> None:
         """Give memory back now; by default it goes with the array."""
+        return
 
     def unload(self, program: Program) -> None:
         """Forget a program now; by default it goes with its last reference."""
+        return
 
     @abc.abstractmethod
     def write(self, array: NDArray, values: np.ndarray) -> None:
