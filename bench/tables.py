@@ -10,20 +10,22 @@ A table stands between two marks, the first of which says what it is made from:
     <!-- end of table -->
 
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
-`kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows. Names of a
-suite lose its prefix. Numbers on pages are so never typed, and a test keeps them that way.
+`kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
+row for each layer of a bench with --target. Names of a suite lose its prefix. Numbers on pages are
+so never typed, and a test keeps them that way.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from tilewright.bench.results import LayerResult
-from tilewright.bench.table import grid, kind_grid, table
+from tilewright.bench.table import Grid, grid, kind_grid, table
 from tilewright.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,8 @@ _MARKED = re.compile(
 def rendered(what: str, path: Path) -> str:
     """One table as Markdown, from a file of `tilewright bench`."""
     data = json.loads(path.read_text())
+    if what == 'gpu':
+        return gpu_rows(data['layers'])
     kind, _, flushed = what.partition('-')
     key = 'comparison_flushed' if flushed and data['caches'] == 'both' else 'comparison'
     if flushed and data['caches'] == 'warm':
@@ -52,6 +56,27 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
+
+
+def gpu_rows(layers: list[dict]) -> str:
+    """Layers on a GPU, and the geometric mean of all ratios there are."""
+    head = ('layer', 'ours us', 'TFLOP/s', '% of fp32 peak', 'bound us', 'cuDNN us', 'ratio', 'by')
+    rows = []
+    for layer in layers:
+        name = layer['name'].rpartition('/')[2].partition('@')[0]
+        if layer['ours_us'] is None or layer['rival_us'] is None:
+            rows.append((name, *['-'] * 6, layer['message']))
+            continue
+        numbers = (
+            (layer['ours_us'], 2), (layer['tflops_per_s'], 1), (layer['percent_of_fp32_peak'], 1),
+            (1e6 * layer['bound']['seconds'], 2), (layer['rival_us'], 2), (layer['ratio'], 2),
+        )  # fmt: skip
+        how = f'{layer["schedule"]["schema"]} {layer["schedule"]["intrinsic"]}'
+        rows.append((name, *(f'{value:.{digits}f}' for value, digits in numbers), how))
+    ratios = [layer['ratio'] for layer in layers if layer['ratio'] is not None]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    rows.append(('geometric mean', *[''] * 5, f'{mean:.2f}', ''))
+    return Grid(head, tuple(rows)).markdown()
 
 
 def renewed(page: str, root: Path = ROOT) -> str:
