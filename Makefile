@@ -52,7 +52,7 @@ $(VENV)/stamp-demo: $(VENV)/stamp-venv pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/stamp-test: $(VENV)/stamp-venv pyproject.toml constraints.txt
-	$(INSTALL) -e '.[test,bench,torch,report]'
+	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl]'
 	touch $@
 
 $(VENV)/stamp-check: $(VENV)/stamp-venv pyproject.toml constraints.txt

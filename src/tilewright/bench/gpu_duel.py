@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.bench.torch_oracle import activated
 from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import InputError, MissingError, TilewrightError
 from tilewright.ops.convolution import Conv2d
@@ -247,10 +248,7 @@ def _tensors(torch: Any, conv: Conv2d, arrays: dict, layout: str) -> tuple[Any, 
 
 def _run(torch: Any, conv: Conv2d, x: Any, w: Any, bias: Any, more: dict) -> Any:
     y = torch.nn.functional.conv2d(x, w, bias, **more)
-    if conv.activation is None:
-        return y
-    functions = torch.nn.functional
-    return getattr(functions, conv.activation)(y)
+    return activated(torch.nn.functional, y, conv.activation)
 
 
 def _cudnn(name: str, conv: Conv2d, arrays: dict, layout: str) -> Entrant:

@@ -125,10 +125,12 @@ class GpuTable:
         lines = []
         for name in self.names:
             mean = geometric_mean(layers, name)
+            count = sum(x.ratio(name) is not None for x in layers)
             behind = [x.name for x in layers if (r := x.ratio(name)) is not None and r < 1]
             if mean is not None:
                 lost = f'; behind on {", ".join(behind)}' if behind else '; ahead on all of them'
-                lines.append(f'geometric mean of {name} / ours: {mean:.2f}{lost}')
+                over = f'over {count} of {len(layers)} layers'
+                lines.append(f'geometric mean of {name} / ours {over}: {mean:.2f}{lost}')
         return '\n'.join(lines)
 
     def _line(self, name: str, cells: Sequence[str], last: str) -> str:

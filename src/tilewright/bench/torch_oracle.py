@@ -50,10 +50,10 @@ def _result(
     if operator.kind == 'conv2d':
         stride, pad, groups = n.get('stride', 1), n.get('pad', 0), n.get('groups', 1)
         y = functional.conv2d(x, kernel, bias, stride, pad, n.get('dilation', 1), groups)
-        return _activated(functional, y, n.get('activation'))
+        return activated(functional, y, n.get('activation'))
     if operator.kind == 'fully_connected':
         y = functional.linear(x.flatten(1), kernel, bias)
-        return _activated(functional, y, n.get('activation'))
+        return activated(functional, y, n.get('activation'))
     if operator.kind == 'max_pool2d':
         return functional.max_pool2d(x, n['window'], **pool)
     if operator.kind == 'average_pool2d':
@@ -64,13 +64,14 @@ def _result(
     if operator.kind == 'softmax':
         return functional.softmax(x.reshape(n['shape']), n.get('axis', 1))
     if operator.kind == 'activate':
-        return _activated(functional, x, n['name'])
+        return activated(functional, x, n['name'])
     if operator.kind == 'add':
         return torch.add(x, others[0])
     raise SpecError(f'{operator.name}: PyTorch was not told what {operator.kind} is')
 
 
-def _activated(functional: Any, y: Any, name: str | None) -> Any:
+def activated(functional: Any, y: Any, name: str | None) -> Any:
+    """An activation of ours by PyTorch's functions."""
     if name is None:
         return y
     known = {'relu': functional.relu, 'relu6': functional.relu6, 'silu': functional.silu}

@@ -10,7 +10,7 @@ from tilewright.bench.gpu_layers import GpuBench, GpuOptions
 from tilewright.bench.gpu_results import GpuLayer, GpuTable, geometric_mean
 from tilewright.bench.suites import expand_all
 from tilewright.cli.output import Output
-from tilewright.errors import CheckError, InputError, MissingError
+from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.report.gpu_explain import explain_gpu, explanation_text
 from tilewright.runtime.gpu_session import TARGETS, open_device
@@ -57,7 +57,15 @@ def bench(
         out.say(table.head())
         try:
             for name, group in layers:
-                done.append(arena.layer(name, group))
+                try:
+                    done.append(arena.layer(name, group))
+                except TilewrightError as error:  # too large for the device, say: the others go on
+                    done.append(
+                        GpuLayer(
+                            name, group.label, group.digest, group.flops, arena.opened.machine,
+                            names[0], message=str(error),
+                        )
+                    )  # fmt: skip
                 _progress('')
                 out.say(table.row(done[-1]))
         except KeyboardInterrupt:
@@ -98,14 +106,13 @@ def _exit_code(done: list[GpuLayer], names: tuple[str, ...], out: Output) -> int
             if layer.ours_us is None:
                 out.warn(f'{layer.name}: {layer.message or "no schedule of ours was timed"}')
         return CheckError.exit_code
-    missing = {
-        c['name']: c['message']
-        for layer in done
-        for c in layer.contestants
-        if c.get('status') == 'missing'
-    }
+    others = [(layer, c) for layer in done for c in layer.contestants if not c.get('median_us')]
+    missing = {c['name']: c['message'] for _, c in others if c.get('status') == 'missing'}
     for name, message in missing.items():
         out.warn(f'{name}: {message}')
+    for layer, c in others:
+        if c['name'] not in missing:
+            out.warn(f'{layer.name}: {c["name"]} was not timed ({c["status"]}): {c["message"]}')
     return MissingError.exit_code if missing else 0
 
 

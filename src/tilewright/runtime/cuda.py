@@ -47,14 +47,14 @@ def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resour
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        log = b' ' * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        log = bytes(1 + checked(nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
         text = log.decode(errors='replace').rstrip('\0 ')
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompilerError(
                 f'NVRTC refused kernel {kernel.name} for {architecture}: {complaint(text, source)}'
             )
-        binary = b' ' * checked(nvrtc.nvrtcGetCUBINSize(program))
+        binary = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
         nvrtc.nvrtcGetCUBIN(program, binary)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

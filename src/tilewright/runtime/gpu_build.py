@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -74,6 +75,11 @@ def read(file: tuple[str, int | None, int | None]) -> tuple[bytes, Resources]:
     return Path(path).read_bytes(), Resources(registers, spilled)
 
 
+def _leave_interrupts() -> None:
+    """Ctrl-C is for the process that asked; it ends the compilers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Compiler:
     """Processes that compile; use it in a `with` statement."""
 
@@ -81,7 +87,9 @@ class Compiler:
         self.architecture = architecture
         # Not forked: a process that has a CUDA context or threads does not survive that.
         spawn = multiprocessing.get_context('spawn')
-        self._pool = ProcessPoolExecutor(processes or os.cpu_count() or 1, spawn)
+        self._pool = ProcessPoolExecutor(
+            processes or os.cpu_count() or 1, spawn, initializer=_leave_interrupts
+        )
         self._folder = tempfile.TemporaryDirectory(prefix='tilewright-gpu-')
 
     def __enter__(self) -> Compiler:

@@ -134,5 +134,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'async_copy', 'mma_tf32', 'wgmma_tf32', 'device_fence'}), extra=_extra,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'device_fence'}), extra=_extra,
 )  # fmt: skip

@@ -122,5 +122,5 @@ NVIDIA_OPENCL = replace(
     OPENCL,
     name='opencl-nvidia',
     head=NVIDIA_HEAD,
-    capabilities=frozenset({'async_copy', 'mma_tf32', 'device_fence'}),
+    capabilities=frozenset({'mma_tf32', 'device_fence'}),
 )

@@ -27,7 +27,7 @@ class Dialect:
     entry         (kernel, parameters) -> the line that opens its function
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
-    capabilities  what kernels may need: 'async_copy', 'mma_tf32', 'wgmma_tf32', 'device_fence'
+    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'device_fence'
     extra         kernel -> text between head and kernel: what its needs ask for
     tail          text behind the kernel
     """

@@ -29,11 +29,12 @@ OTHERS = GpuSchedule.of(general.NAME, threads=256)
 # Identifiers that the schemas use themselves, and words of the target languages.
 _WORDS = """
 a acc arrived asm at b base begin bool break case channel char column const continue counter default
-depth do double e else end expf extern fabsf first flat float fmaxf fminf for four from goto group
-half high i if image inline inner input inside int j joined kernel l lane lanes last left line local
-long low min mine next now offset out part partial pixel place plane point powf private q register
-return row share short signed sizeof sqrtf static step struct switch tanhf team there tile to top
-typedef u union unsigned v value void volatile warp weight while whole window x y
+depth depths do double e else end expf extern fabsf first flat float fmaxf fminf for four from goto
+group half high i if image inline inner input inside int j joined kernel l lane lanes last left line
+local long low min mine next now offset out owner part partial piece pixel place plane point powf
+private q register return row share short signed sizeof slot sqrtf static step struct switch tanhf
+team there tile to top typedef u union unsigned upper v value visible void volatile warp weight
+while whole window x y
 """
 _TAKEN = frozenset(_WORDS.split())
 

@@ -8,7 +8,7 @@ CUCL is C with a few words that every dialect knows (`docs/cucl.md` lists them)
     THREAD  BLOCK_X BLOCK_Y BLOCK_Z     this thread in its block, this block in the grid
     BARRIER                             all threads of the block, shared memory included
     GLOBAL  SHARED                      address spaces of pointers
-    LOAD4(p) STORE4(p, v) FMA(a, b, c)  16 bytes at once; one multiply-add
+    LOAD4(space, p)  FMA(a, b, c)       16 bytes at once; one multiply-add
 
 and with references to the arguments, so that no index arithmetic is typed by hand
 

@@ -3,8 +3,9 @@
 decode        a flat number into iterators, outermost first
 element       an access as a reference to an argument
 guards        the bounds that an access may violate, as C tests
-epilogue      the pointwise stages behind the main one, inlined at a store
-last_block    the block that comes last to a tile, for sums in a fixed order
+epilogue_lines, epilogue_arrays   what the pointwise stages behind the main one read at a store
+cleared, joined   a thread's sums: set to zero; added up over the blocks that share a tile
+cut, multiplied   operands of matrix instructions in fp32 precision, and their three products
 """
 
 from __future__ import annotations

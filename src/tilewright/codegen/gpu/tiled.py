@@ -124,7 +124,9 @@ def main_kernel(p: Plan) -> Kernel:
         (p.row_tiles, p.column_tiles * p.groups, p.split),
         p.threads,
         tuple(shared),
-        needs=frozenset({'device_fence'} if p.split > 1 else ()),
+        needs=frozenset(
+            (['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])
+        ),
     )
 
 
@@ -446,14 +448,16 @@ def _store(p: Plan) -> list[str]:
 
 
 def _side_by_side(p: Plan) -> bool:
-    """Whether runs of rows are neighbours in the result, and in all that the epilogue reads."""
-    strides, _ = access_strides(p.group, p.group.main.write)
-    joined, step = 1, 1
+    """Whether runs of rows are neighbours in the result, aligned, and so is what it reads."""
+    strides, const = access_strides(p.group, p.group.main.write)
+    joined, step, inner = 1, 1, set()
     for name, size in reversed(p.rows):
         if size > 1 and strides[name] != step:
             break
         joined, step = joined * size, step * size
-    if joined % p.run or p.points % p.run:
+        inner.add(name)
+    outer = [s for d, s in strides.items() if d not in inner]
+    if any(n % p.run for n in (joined, p.points, const, *outer)):
         return False
     return all(
         not any(item.stride(d) for d, _ in p.rows)
