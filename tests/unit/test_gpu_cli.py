@@ -183,6 +183,6 @@ def test_tables_keep_losing_rows() -> None:
     assert '0.90' in rows[1]
     assert rows[0].endswith('tiled mma_tf32x3 bk32')
     foot = table.foot([won, lost])
-    assert 'geometric mean of cudnn / ours: 1.90; behind on lost' in foot
+    assert 'geometric mean of cudnn / ours over 2 of 2 layers: 1.90; behind on lost' in foot
     assert 'opencl' not in foot
     assert len(table.head().splitlines()[-1].split('schedule')[0]) <= len(rows[0])
