@@ -33,7 +33,7 @@ import numpy as np
 
 from tilewright.bench.torch_oracle import activated
 from tilewright.codegen.gpu.generate import generate
-from tilewright.errors import InputError, MissingError, TilewrightError
+from tilewright.errors import CompilerError, InputError, MissingError, TilewrightError
 from tilewright.ops.convolution import Conv2d
 from tilewright.ops.specs import read_layer
 from tilewright.runtime.gpu_session import (
@@ -285,9 +285,8 @@ def _inductor(conv: Conv2d, arrays: dict) -> Entrant:
         function(x, w)
         torch.cuda.synchronize()
     except Exception as error:  # its compilers raise whatever they like
-        raise MissingError(
-            f'torch.compile failed: {" ".join(str(error).split())[:200] or type(error).__name__}'
-        ) from None
+        said = ' '.join(str(error).split())[:200] or type(error).__name__
+        raise CompilerError(f'torch.compile failed: {said}') from error
     spent = time.perf_counter() - began
     entrant = _replayed(torch, 'inductor', lambda: function(x, w), {**settings, 'mode': mode})
     entrant.tuning_s = spent

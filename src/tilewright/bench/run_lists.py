@@ -7,7 +7,7 @@ its results, and the verdict on every tensor against float64 (Boda Sec. 4; runti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,8 @@ from tilewright.codegen.gpu.module import Step
 from tilewright.errors import ArrayError, ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
-from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program
+from tilewright.runtime.device import Call, Device, NDArray, Program
+from tilewright.runtime.modules import allocate, calls_of
 from tilewright.runtime.verify import Comparison, compare, poison
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -128,29 +129,23 @@ class ListRunner:
         out = group.output
         bound[out.name] = replace(self.arrays[operator.output], dims=out.dims, sizes=out.shape)
         given = weights.get(operator.name, {})
-        for buffer in module.buffers:
-            if buffer.name in bound:
-                continue
-            array = device.empty(buffer.dims, buffer.sizes, buffer.dtype)
-            if buffer.zeroed:
-                device.write(array, np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
-            bound[buffer.name] = array
+        bound |= allocate(device, module, bound)
         for tensor in group.with_role('constant'):
             if tensor.name not in given or given[tensor.name].shape != tensor.shape:
                 raise ArrayError(
                     f'{operator.name}: {tensor.name} of shape {tensor.shape} is needed'
                 )
             device.write(bound[tensor.name], np.ascontiguousarray(given[tensor.name], np.float32))
-        for step in module.ahead:
-            device.launch(self._call(step, bound))
-        return [self._call(step, bound) for step in module.steps]
+        for call in calls_of(module.ahead, self._compiled(module.ahead), bound):
+            device.launch(call)
+        return calls_of(module.steps, self._compiled(module.steps), bound)
 
-    def _call(self, step: Step, bound: Mapping[str, NDArray]) -> Call:
+    def _compiled(self, steps: Sequence[Step]) -> list[Program]:
         """Kernels that occur again, such as those of equal layers, are compiled once."""
-        if step.kernel not in self._programs:
-            self._programs[step.kernel] = self.device.compile(step.kernel)
-        values = {argument: bound[buffer] for argument, buffer in step.buffers}
-        return Call(self._programs[step.kernel], values)
+        for step in steps:
+            if step.kernel not in self._programs:
+                self._programs[step.kernel] = self.device.compile(step.kernel)
+        return [self._programs[step.kernel] for step in steps]
 
     @property
     def all_calls(self) -> list[Call]:

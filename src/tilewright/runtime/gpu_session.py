@@ -28,14 +28,15 @@ from typing import IO, Any
 import numpy as np
 
 from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.module import Module, Step
+from tilewright.codegen.gpu.module import Module
 from tilewright.errors import InputError, StoreError, TilewrightError
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
-from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program
+from tilewright.runtime.device import Call, Device, NDArray, Program
 from tilewright.runtime.gpu_build import read
+from tilewright.runtime.modules import allocate, calls_of
 from tilewright.runtime.worker import die_with
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -89,23 +90,14 @@ def load(
         )
     own: dict[str, NDArray] = {}
     try:
-        for buffer in module.buffers:
-            if buffer.name not in shared:
-                own[buffer.name] = device.empty(buffer.dims, buffer.sizes, buffer.dtype)
-                if buffer.zeroed:
-                    zeros = np.zeros(buffer.sizes, NUMPY[buffer.dtype])
-                    device.write(own[buffer.name], zeros)
+        own = allocate(device, module, shared)
         arrays = {**shared, **own}
-
-        def call(step: Step, program: Program) -> Call:
-            return Call(program, {name: arrays[buffer] for name, buffer in step.buffers})
-
         count = len(module.ahead)
-        for step, program in zip(module.ahead, programs[:count], strict=True):
-            device.launch(call(step, program))
+        for call in calls_of(module.ahead, programs[:count], arrays):
+            device.launch(call)
         device.synchronize()
-        calls = tuple(map(call, module.steps, programs[count:]))
-        return Loaded(module, programs, own, calls)
+        calls = calls_of(module.steps, programs[count:], arrays)
+        return Loaded(module, programs, own, tuple(calls))
     except TilewrightError:
         _release(device, own.values(), programs)
         raise

@@ -6,13 +6,39 @@ with numpy arrays by tensor name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
 from tilewright.codegen.gpu.module import Module, Step
-from tilewright.errors import ArrayError
+from tilewright.errors import ArrayError, TilewrightError
 from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program
+
+
+def allocate(device: Device, module: Module, present: Container[str] = ()) -> dict[str, NDArray]:
+    """Buffers of a module, but for those `present`; zeros where it wants them, or none at all."""
+    made: dict[str, NDArray] = {}
+    try:
+        for buffer in module.buffers:
+            if buffer.name not in present:
+                made[buffer.name] = device.empty(buffer.dims, buffer.sizes, buffer.dtype)
+                if buffer.zeroed:
+                    device.write(made[buffer.name], np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
+    except TilewrightError:
+        for array in made.values():
+            device.free(array)
+        raise
+    return made
+
+
+def calls_of(
+    steps: Sequence[Step], programs: Sequence[Program], arrays: Mapping[str, NDArray]
+) -> list[Call]:
+    """Steps with their programs, bound to arrays by the names of their buffers."""
+    return [
+        Call(program, {name: arrays[buffer] for name, buffer in step.buffers})
+        for step, program in zip(steps, programs, strict=True)
+    ]
 
 
 class Runner:
@@ -26,24 +52,13 @@ class Runner:
         self.module, self.device = module, device
         if programs is None:
             programs = [device.compile(kernel) for kernel in module.kernels]
-        self.arrays: dict[str, NDArray] = {}
-        for buffer in module.buffers:
-            array = device.empty(buffer.dims, buffer.sizes, buffer.dtype)
-            if buffer.zeroed:
-                device.write(array, np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
-            self.arrays[buffer.name] = array
+        self.arrays = allocate(device, module)
         for tensor in module.group.with_role('constant'):
             self._write(tensor.name, constants)
         count = len(module.ahead)
-        for step, program in zip(module.ahead, programs[:count], strict=True):
-            device.launch(self._call(step, program))
-        self.calls = [
-            self._call(step, program)
-            for step, program in zip(module.steps, programs[count:], strict=True)
-        ]
-
-    def _call(self, step: Step, program: Program) -> Call:
-        return Call(program, {name: self.arrays[buffer] for name, buffer in step.buffers})
+        for call in calls_of(module.ahead, programs[:count], self.arrays):
+            device.launch(call)
+        self.calls = calls_of(module.steps, programs[count:], self.arrays)
 
     def _write(self, name: str, values: Mapping[str, np.ndarray]) -> None:
         array = self.arrays[name]
