@@ -19,7 +19,8 @@ class Isa:
     """One instruction set, as a micro-kernel sees it.
 
     `registers` are vector registers. Multiply-adds in flight that fill the pipeline are
-    `fma_per_cycle * fma_latency_cycles` (Little's law, MOpt Sec. 6). `required_flags` must all be
+    `fma_per_cycle * fma_latency_cycles` (Little's law, MOpt Sec. 6); between two that add to the
+    same register it takes `fma_chain_cycles`, which cores that forward late operands shorten. `required_flags` must all be
     in /proc/cpuinfo; `compiler_flags` are what gcc and clang need to accept the instructions.
     """
 
@@ -29,6 +30,7 @@ class Isa:
     registers: int
     fma_per_cycle: int
     fma_latency_cycles: int
+    fma_chain_cycles: int
     loads_per_cycle: int
     compiler_flags: tuple[str, ...]
     required_flags: tuple[str, ...]
@@ -55,6 +57,7 @@ _ROWS = (
         registers=32,
         fma_per_cycle=2,
         fma_latency_cycles=4,
+        fma_chain_cycles=4,
         loads_per_cycle=2,
         compiler_flags=('-mavx512f', '-mavx512vl', '-mavx512dq', '-mavx512bw', '-mfma'),
         required_flags=('avx512f', 'avx512vl', 'avx512dq', 'avx512bw', 'fma'),
@@ -66,6 +69,7 @@ _ROWS = (
         registers=16,
         fma_per_cycle=2,
         fma_latency_cycles=4,
+        fma_chain_cycles=4,
         loads_per_cycle=2,
         compiler_flags=('-mavx2', '-mfma'),
         required_flags=('avx2', 'fma'),
@@ -77,6 +81,7 @@ _ROWS = (
         registers=32,
         fma_per_cycle=2,
         fma_latency_cycles=4,
+        fma_chain_cycles=2,
         loads_per_cycle=2,
         compiler_flags=(),
         required_flags=('asimd',),
@@ -88,6 +93,7 @@ _ROWS = (
         registers=16,
         fma_per_cycle=1,
         fma_latency_cycles=8,
+        fma_chain_cycles=8,
         loads_per_cycle=2,
         compiler_flags=(),
         required_flags=(),

@@ -203,5 +203,4 @@ def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Predi
         group.compulsory_bytes,
         largest if short else '',
         ('starting rows', 'storing results'),
-        overlaps=False,
     )

@@ -368,5 +368,4 @@ def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Pred
         moved,
         largest if short else '',
         ('transforming inputs', 'transforming results'),
-        overlaps=False,
     )

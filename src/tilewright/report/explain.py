@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Use:
     """What one resource does during a call. `share` is of the predicted time.
 
-    Shares overlap where the model says so (`Prediction.overlaps`); else they add up to the whole.
+    Shares add up to the whole; of traffic they count what nothing hides.
     """
 
     name: str
@@ -71,19 +71,18 @@ def uses(prediction: Prediction, machine: Machine) -> tuple[Use, ...]:
     def use(name: str, count: float | None, seconds: float, note: str = '') -> Use:
         return Use(name, count, 1e3 * seconds, seconds / prediction.seconds, note)
 
-    outside, around = ('', 'not overlapped') if prediction.overlaps else ('time not hidden', '')
     found = [use('compute', None, prediction.compute_s, 'micro-kernels, tails included')]
     for number, (name, boundary) in enumerate(
         zip(boundary_names(machine), prediction.boundaries, strict=True)
     ):
-        note = 'part of compute' if number == 0 else outside
+        note = 'part of compute' if number == 0 else 'time not hidden'
         found.append(use(name, boundary.bytes, boundary.seconds, note))
     for name, seconds in (
         (prediction.labels[0], prediction.pack_s),
         (prediction.labels[1], prediction.store_s),
         ('fork and join', prediction.fork_s),
     ):
-        found.append(use(name, None, seconds, around))
+        found.append(use(name, None, seconds))
     return tuple(found)
 
 
@@ -209,7 +208,7 @@ def _losses(best: Prediction, other: Prediction, plan: Plan) -> list[str]:
     Two algorithms are compared by the parts that add up, since only these mean the same in both.
     """
     rows = []
-    if best.overlaps != other.overlaps:
+    if best.labels != other.labels:
         spent = dict(_parts(best, plan))
         for name, its_ms in _parts(other, plan):
             extra = its_ms - spent.get(name, 0.0)
@@ -289,11 +288,7 @@ def _use_lines(plan: Plan) -> list[str]:
     limit = limit_name(prediction, plan.machine)
     if prediction.bound_by:
         limit += ', its compulsory traffic'
-    how = (
-        'Compute and the traffic of all levels overlap, so shares do not add up.'
-        if prediction.overlaps
-        else 'Times add up; of traffic only what compute does not hide is counted.'
-    )
+    how = 'Times add up; of traffic only what compute does not hide is counted.'
     return [
         head,
         *([f'  {COUNTED}.'] if _is_winograd(plan) else []),
