@@ -30,7 +30,7 @@ from tilewright.model.winograd_time import (
 )
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
-from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage, tile_of
+from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage, tile_of
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.schedule.space import thread_cuts
 from tilewright.search.rank import Candidate
@@ -155,7 +155,9 @@ def tiles_within(group: Group, max_rel_err: float) -> tuple[Shape, ...]:
     return tuple(
         m
         for m in itertools.product(rows, columns)
-        if predicted_error(group, m) <= max_rel_err and geometry(group, m).saving > 1
+        if not applies(group, m)
+        and predicted_error(group, m) <= max_rel_err
+        and geometry(group, m).saving > 1
     )
 
 
