@@ -58,25 +58,43 @@ def rendered(what: str, path: Path) -> str:
     raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
 
 
+# Contestants that are shown beside the rival, by what their names begin with.
+BESIDE = {'cudnn_tf32': 'cuDNN TF32 us', 'inductor': 'Inductor us'}
+
+
 def gpu_rows(layers: list[dict]) -> str:
     """Layers on a GPU, and the geometric mean of all ratios there are."""
-    head = ('layer', 'ours us', 'TFLOP/s', '% of fp32 peak', 'bound us', 'cuDNN us', 'ratio', 'by')
+    beside = {name: word for name, word in BESIDE.items() if any(_fastest(x, name) for x in layers)}
+    head = ('layer', 'ours us', 'TFLOP/s', '% of fp32 peak', 'bound us', 'cuDNN us', 'ratio')
     rows = []
     for layer in layers:
         name = layer['name'].rpartition('/')[2].partition('@')[0]
+        others = [_fastest(layer, other) for other in beside]
+        shown = tuple(f'{time:.2f}' if time else '-' for time in others)
         if layer['ours_us'] is None or layer['rival_us'] is None:
-            rows.append((name, *['-'] * 6, layer['message']))
+            rows.append((name, *['-'] * 6, *shown, layer['message']))
             continue
         numbers = (
             (layer['ours_us'], 2), (layer['tflops_per_s'], 1), (layer['percent_of_fp32_peak'], 1),
             (1e6 * layer['bound']['seconds'], 2), (layer['rival_us'], 2), (layer['ratio'], 2),
         )  # fmt: skip
         how = f'{layer["schedule"]["schema"]} {layer["schedule"]["intrinsic"]}'
-        rows.append((name, *(f'{value:.{digits}f}' for value, digits in numbers), how))
+        figures = (f'{value:.{digits}f}' for value, digits in numbers)
+        rows.append((name, *figures, *shown, how))
     ratios = [layer['ratio'] for layer in layers if layer['ratio'] is not None]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    rows.append(('geometric mean', *[''] * 5, f'{mean:.2f}', ''))
-    return Grid(head, tuple(rows)).markdown()
+    rows.append(('geometric mean', *[''] * 5, f'{mean:.2f}', *[''] * len(beside), ''))
+    return Grid((*head, *beside.values(), 'by'), tuple(rows)).markdown()
+
+
+def _fastest(layer: dict, contestant: str) -> float | None:
+    """Least median of the contestants of this name, whatever their settings."""
+    times = [
+        one['median_us']
+        for one in layer['contestants']
+        if one['name'].partition('/')[0] == contestant and one['median_us'] is not None
+    ]
+    return min(times, default=None)
 
 
 def renewed(page: str, root: Path = ROOT) -> str:
