@@ -4,8 +4,8 @@ Goes in: samples of `tilewright reproduce mopt-fig5` (random schedules, one thre
 `tilewright bench mopt` (the few best predicted, all threads). Comes out: the constants, how well
 they explain the times, and the same for layers that were left out of the fit.
 
-    python bench/fit_time_model.py bench/results/neoverse-n1/mopt-fig5-samples.jsonl.gz \\
-        bench/results/neoverse-n1/mopt-auto-2threads.json
+    python bench/fit_time_model.py bench/results/neoverse-n1/mopt-auto-2threads.json \\
+        bench/results/neoverse-n1/mopt-fig5-samples*.jsonl.gz
 
 Predictions are linear in all constants but few, so that every schedule is priced once for each
 constant and never again. What is minimised, for each layer: the weighted variance of the logarithm
@@ -33,7 +33,8 @@ from tilewright.schedule.schedule import Schedule
 
 LINEAR = (
     'CALL_CYCLES', 'ACCUMULATOR_CYCLES', 'TILE_CYCLES', 'RESUME_CYCLES', 'STORE_CYCLES',
-    'PACK_CYCLES', 'PACK_ROW_CYCLES', 'PACK_STRIP_CYCLES', 'LOAD_CYCLES', 'ROW_CYCLES',
+    'PACK_CYCLES', 'PACK_ROW_CYCLES', 'PACK_STRIP_CYCLES', 'PACK_PHASE_CYCLES', 'LOAD_CYCLES',
+    'IN_PLACE_CYCLES', 'ROW_CYCLES',
 )  # fmt: skip
 PULL = 3e-3
 CANDIDATES = 4.0  # weight of candidates beside samples
@@ -43,7 +44,8 @@ FOLDS = 3
 @dataclass(frozen=True)
 class Rows:
     """Priced schedules: one row each. `parts` is (compute, pack, store) with all constants zero,
-    `slopes` what one unit of each constant adds to them.
+    `slopes` what one unit of each constant adds to them; `traffic` the seconds of what is read,
+    and of results that move once, over each boundary.
     """
 
     layers: tuple[str, ...]
@@ -54,27 +56,25 @@ class Rows:
     traffic: np.ndarray
     fork: np.ndarray
     bound: np.ndarray
-    in_place: np.ndarray
 
     def predicted(self, x: np.ndarray) -> np.ndarray:
-        """Seconds under the constants exp(x): LINEAR, IN_PLACE, EXPOSED."""
-        linear, in_place, exposed = np.split(np.exp(x), [len(LINEAR), len(LINEAR) + 1])
+        """Seconds under the constants exp(x): LINEAR, WRITTEN, EXPOSED."""
+        linear, written, exposed = np.split(np.exp(x), [len(LINEAR), len(LINEAR) + 1])
         parts = self.parts + np.einsum('nkp,k->np', self.slopes, linear)
-        compute = parts[:, 0] * np.where(self.in_place, in_place, 1.0)
-        hidden = (self.traffic * exposed).sum(1)
-        return np.maximum(compute + parts[:, 1] + parts[:, 2] + hidden + self.fork, self.bound)
+        moved = self.traffic[:, 0] + written * self.traffic[:, 1]
+        return np.maximum(parts.sum(1) + (moved * exposed).sum(1) + self.fork, self.bound)
 
 
 def current() -> np.ndarray:
     """Logarithms of the constants as the source has them."""
     values = [getattr(model, name) for name in LINEAR]
-    return np.log([*values, model.IN_PLACE, *model.EXPOSED])
+    return np.log([*values, model.WRITTEN, *model.EXPOSED])
 
 
 def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
     """[(layer, group, schedule, machine, seconds)] -> [Rows]"""
-    kept = {name: getattr(model, name) for name in (*LINEAR, 'IN_PLACE', 'EXPOSED')}
-    model.IN_PLACE, model.EXPOSED = 1.0, (1.0,) * len(model.EXPOSED)
+    kept = {name: getattr(model, name) for name in (*LINEAR, 'WRITTEN', 'EXPOSED')}
+    model.EXPOSED = (1.0,) * len(model.EXPOSED)
     found = []
     try:
         for _, group, schedule, machine, _ in cases:
@@ -84,9 +84,13 @@ def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
                     setattr(model, name, float(name == chosen))
                 p = model.predict(group, schedule, machine)
                 rows.append((p.compute_s, p.pack_s, p.store_s))
-            table = np.array(rows)
-            times = [b.seconds for b in p.boundaries[1:]]
-            found.append((table[0], table[1:] - table[0], times, p.fork_s, p.bound_s))
+            table, moved = np.array(rows), []
+            for model.WRITTEN in (0.0, 1.0):
+                p = model.predict(group, schedule, machine)
+                moved.append([b.seconds for b in p.boundaries[1:]])
+            read_s, both_s = np.array(moved)
+            traffic = (read_s, both_s - read_s)
+            found.append((table[0], table[1:] - table[0], traffic, p.fork_s, p.bound_s))
     finally:
         for name, value in kept.items():
             setattr(model, name, value)
@@ -95,17 +99,20 @@ def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
     return Rows(
         layers, np.array([layers.index(case[0]) for case in cases]),
         np.array([case[4] for case in cases]), parts, slopes, traffic, fork, bound,
-        np.array([not case[2].pack for case in cases]),
     )  # fmt: skip
 
 
-def samples(path: Path) -> Rows:
-    data, cases = read(path), []
-    for name, layer in data.layers.items():
-        for key, time_ms in layer.times_ms().items():
-            schedule = layer.samples[key].schedule
-            if schedule.schema == 'outer':
-                cases.append((name, layer.group, schedule, data.machine, 1e-3 * time_ms))
+def samples(paths: Sequence[Path]) -> Rows:
+    """A layer of every file counts by itself, under the number of the file and its name."""
+    cases = []
+    for number, path in enumerate(paths):
+        data = read(path)
+        for name, layer in data.layers.items():
+            for key, time_ms in layer.times_ms().items():
+                schedule, seconds = layer.samples[key].schedule, 1e-3 * time_ms
+                if schedule.schema == 'outer':
+                    row = f'{number}:{name}', layer.group, schedule, data.machine, seconds
+                    cases.append(row)
     return price(cases)
 
 
@@ -176,9 +183,9 @@ def show(title: str, found: np.ndarray) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('samples', type=Path, help='samples of reproduce mopt-fig5')
+    parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n')[0])
     parser.add_argument('bench', type=Path, help='JSON of bench mopt')
+    parser.add_argument('samples', type=Path, nargs='+', help='samples of reproduce mopt-fig5')
     parser.add_argument('--steps', type=int, default=4000)
     parser.add_argument('--seed', type=int, default=1)
     given = parser.parse_args()
@@ -187,10 +194,11 @@ def main() -> None:
           f'{len(best.seconds)} candidates of {len(best.layers)}')  # fmt: skip
     show('samples, constants as they are', losses(current(), drawn))
     show('candidates, constants as they are', losses(current(), best))
-    everything, held_out = range(len(drawn.layers)), []
+    names, held_out = [name.partition(':')[2] for name in drawn.layers], []
+    folds = {name: number % FOLDS for number, name in enumerate(dict.fromkeys(names))}
     for fold in range(FOLDS):
-        kept = [n for n in everything if n % FOLDS != fold]
-        left = [n for n in everything if n % FOLDS == fold]
+        kept = [n for n, name in enumerate(names) if folds[name] != fold]
+        left = [n for n, name in enumerate(names) if folds[name] == fold]
         x = fit(drawn, best, kept, given.steps // 2, given.seed)
         held_out.append(losses(x, drawn, left))
     show('samples of layers left out of the fit', np.concatenate(held_out))
@@ -198,7 +206,7 @@ def main() -> None:
     show('samples, fitted', losses(x, drawn))
     show('candidates, fitted', losses(x, best))
     values = np.exp(x)
-    for name, value in zip((*LINEAR, 'IN_PLACE'), values, strict=False):
+    for name, value in zip((*LINEAR, 'WRITTEN'), values, strict=False):
         print(f'{name:20} {value:.3g}')
     print(f'{"EXPOSED":20} {", ".join(f"{v:.2g}" for v in values[len(LINEAR) + 1 :])}')
 

@@ -36,9 +36,9 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Stage
 from tilewright.schedule.schedule import Schedule
 
-# Fitted to 2,400 random schedules of 22 layers, measured on one core of a Neoverse-N1; docs/model.md
+# Fitted to random and to ranked schedules on a Neoverse-N1 (bench/fit_time_model.py); docs/model.md
 # has the figures, and those of layers that were left out of the fit.
-EXPOSED = (0.08, 0.28, 0.25)  # shares of the time to fill each cache that nothing hides; inner first
+EXPOSED = (0.08, 0.28, 0.25)  # shares of the time to fill each cache that nothing hides
 CALL_CYCLES = 15.0  # entering and leaving a micro-kernel
 ACCUMULATOR_CYCLES = 0.4  # clearing and storing one accumulator
 TILE_CYCLES = 20.0  # finding a register tile's place, asking for the lines it will be stored to
@@ -52,9 +52,9 @@ GENERAL_CYCLES = 0.75  # one vector of points in the general schema
 LOAD_CYCLES = 0.11  # one load, beside the units that are busiest: line crossings, port conflicts
 ROW_CYCLES = 0.2  # each further row of pixels in a step: another line, another crossing of lines
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
-# Reading in place: rows of channels are lines and pages apart, and asking ahead misses the last of
-# them.
-IN_PLACE = 1.25
+IN_PLACE_CYCLES = 0.3  # one load in place, beside that: rows of channels are lines and pages apart
+PACK_PHASE_CYCLES = 0.5  # one element copied from a row with a stride
+WRITTEN = 2.0  # times that a line of results moves: it is brought in before it is written
 MARGIN = 0.9  # share of a cache that tiles may fill
 
 
@@ -154,11 +154,10 @@ def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     if schedule.schema == 'outer':
         contraction = contract(group, schedule.vector)
-        compute, store = _micro_cycles(contraction, schedule, isa, part)
+        compute, store = _micro_cycles(group, contraction, schedule, isa, part)
         pack = _pack_cycles(contraction, schedule, part)
         pack += _pack_seconds(contraction, schedule, machine, part) / cycle_s
-        compute += _page_cycles(contraction, schedule, part)
-        compute *= 1.0 if schedule.pack else IN_PLACE
+        compute += _page_cycles(group, contraction, schedule, part)
         loops, innermost = flatten(group.main, schedule, part)
         result = group.main.write
         store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
@@ -189,11 +188,12 @@ def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float
     group = tiled_form(group, schedule.reg.tile)
     isa, threads = ISAS[schedule.isa], schedule.threads
     part = part_extents(group.main, schedule)
-    cycles = sum(_micro_cycles(contract(group, schedule.vector), schedule, isa, part))
+    contraction = contract(group, schedule.vector)
+    cycles = sum(_micro_cycles(group, contraction, schedule, isa, part))
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
-def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
+def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, copied: bool = True) -> float:
     """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
 
     NEON loads up to four neighbours at once and computes an address for each further row; the x86
@@ -211,7 +211,8 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int) -> float:
         (fmas + loads + addresses) / ISSUE_PER_CYCLE,
         isa.fma_chain_cycles,
     )
-    return busiest + LOAD_CYCLES * loads + ROW_CYCLES * (rows - 1)
+    each = LOAD_CYCLES if copied else LOAD_CYCLES + IN_PLACE_CYCLES
+    return busiest + each * loads + ROW_CYCLES * (rows - 1)
 
 
 def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
@@ -234,7 +235,7 @@ def _tile_counts(extent: int, tiles: tuple[int, ...]) -> Counter[int]:
 
 
 def _micro_cycles(
-    contraction: Contraction, schedule: Schedule, isa: Isa, part: Mapping[str, int]
+    group: Group, contraction: Contraction, schedule: Schedule, isa: Isa, part: Mapping[str, int]
 ) -> tuple[float, float]:
     """(cycles in micro-kernels, cycles in stores) of the largest part."""
     sizes = contraction.stage.sizes
@@ -257,7 +258,7 @@ def _micro_cycles(
     width = schedule.reg.tile[schedule.vector]
     full, rest = divmod(part[schedule.vector], width)
     panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
-    lane = operand.lane_of(contraction, schedule)
+    lane = _lane(group, contraction, schedule)
     place = contraction.pixels.index(lane) if lane else 0
     compute = store = 0.0
     for extents, tiles in pixel_tiles:
@@ -265,13 +266,25 @@ def _micro_cycles(
             pixels = math.prod(extents)
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
-            each = points * step_cycles(isa, pixels, run, vectors)
+            each = points * step_cycles(isa, pixels, run, vectors, bool(schedule.pack))
             each += CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
             each += (calls - 1) * (CALL_CYCLES + RESUME_CYCLES * accumulators)
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
             store += outside * tiles * count * (TILE_CYCLES + stored * STORE_CYCLES)
     return compute, store
+
+
+def _lane(group: Group, contraction: Contraction, schedule: Schedule) -> str:
+    """The pixel dimension whose neighbours one load brings; '' if there is none.
+
+    A copy is laid out for the longest one. In place it is whichever lies side by side, unless a
+    stride is between them.
+    """
+    if schedule.pack:
+        return operand.lane_of(contraction, schedule)
+    strides = operand.in_place(group, contraction).strides
+    return next((d for d in contraction.pixels if strides.get(d) == 1), '')
 
 
 def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
@@ -294,6 +307,8 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     each = PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1)
     if lane in buffer.strips:
         each += PACK_STRIP_CYCLES / buffer.strips[lane][0]
+    if expression and expression.coefficient(lane) > 1:
+        each += PACK_PHASE_CYCLES
     return copies * buffer.size * each
 
 
@@ -329,11 +344,17 @@ def _pack_seconds(
     return seconds
 
 
-def _page_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> float:
-    """Address translations that walking over the channels of the packed tile costs."""
-    if not schedule.pack or not contraction.loop:
+def _page_cycles(
+    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
+) -> float:
+    """Address translations that walking over the channels of a tile costs."""
+    if not contraction.loop:
         return 0.0
-    source = operand.buffer_of(contraction, schedule, part)
+    source = (
+        operand.buffer_of(contraction, schedule, part)
+        if schedule.pack
+        else operand.in_place(group, contraction)
+    )
     channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
     calls = math.prod(
         sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
@@ -372,7 +393,6 @@ def _traffic(
     nested = boxes(loops, innermost)
     line_words = machine.caches[0].line_bytes // 4
     accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
-    written = 2.0  # a line is brought in before it is written
     boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
     fits = 0
     for number in range(len(machine.caches)):
@@ -387,7 +407,7 @@ def _traffic(
         for position, (access, rows) in enumerate([] if stays else accesses):
             size = words(access, nested[fits], rows, line_words)
             moved = crossing(access, outside, nested[fits], size)
-            total += moved * (written if position == 0 else 1.0)
+            total += moved * (WRITTEN if position == 0 else 1.0)
         boundaries.append(_boundary(machine, number + 1, total, threads))
     return tuple(boundaries)
 
