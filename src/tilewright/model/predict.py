@@ -45,6 +45,7 @@ TILE_CYCLES = 20.0  # finding a register tile's place, asking for the lines it w
 RESUME_CYCLES = 1.4  # storing an accumulator far from its neighbours and loading it again
 STORE_CYCLES = 0.3  # one result element: transposed, through the epilogue, stored
 STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
+PACK_CALL_CYCLES = 100.0  # one input tile copied, whatever its size
 PACK_CYCLES = 0.7  # one element of an input tile copied, beside moving it between caches
 PACK_ROW_CYCLES = 2.0  # one row of it
 PACK_STRIP_CYCLES = 0.75  # one strip of such a row
@@ -309,7 +310,7 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
         each += PACK_STRIP_CYCLES / buffer.strips[lane][0]
     if expression and expression.coefficient(lane) > 1:
         each += PACK_PHASE_CYCLES
-    return copies * buffer.size * each
+    return copies * (PACK_CALL_CYCLES + buffer.size * each)
 
 
 def _pack_seconds(
