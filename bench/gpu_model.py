@@ -2,9 +2,9 @@
 
     python bench/gpu_model.py authors      the authors' exhaustive RS files, RTX 2080 Ti, beside the
                                            Analytical column of CNNOpt's Table 9
-    python bench/gpu_model.py measured     bench/results/h200/layers-*.csv.gz
-    python bench/gpu_model.py fit          constants of model/gpu.py from those files, and how well
-                                           constants from the other layers rank each fifth of them
+    python bench/gpu_model.py measured     bench/results/h200/layers-*.csv.gz: the frozen layers
+    python bench/gpu_model.py fit          constants of model/gpu.py from train-*.csv.gz, and how
+                                           well constants from other problems rank each fifth of it
 
 Rankers: `volume` is CNNOpt's analytical model (Sec. 4.3: bytes over bandwidth, the larger of two
 levels), `time` model/gpu.py, `pul` and `bound` model/pul.py. Figures: Spearman's correlation with
@@ -22,6 +22,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 
 from tilewright import knobs
 from tilewright.bench.gpu_problems import Problem, layers
@@ -44,8 +45,12 @@ PRINTED = {
 }  # fmt: skip
 FOLDS = 5
 # Round numbers that a fit starts from, so that no fold has seen the layers left out of it.
-START = Costs(2e-6, 2.0, 2.0, 600.0, 100.0, 4.0, 2000.0, 64.0)
-SCHEMAS = {'rs': 'fma', 's': 'fma', 'tiled-fma': 'fma', 'tiled-mma_tf32x3': 'mma_tf32x3'}
+START = Costs(2e-6, 2.0, 2.0, 600.0, 100.0, 4.0, 2000.0, 64.0, 1.3, 120.0)
+SCHEMAS = {
+    'rs': 'fma', 's': 'fma', 'tiled-fma': 'fma', 'tiled-mma_tf32x3': 'mma_tf32x3',
+    'patch-mma_tf32x3': 'mma_tf32x3', 'patch-wgmma_tf32x3': 'wgmma_tf32x3', 'general': 'fma',
+}  # fmt: skip
+MOST = 2000  # rows of one schema that a fit takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +89,26 @@ def authors() -> Iterator[Sample]:
             yield _sample(named[problem.shape], group, schedule, row[12] * 1e-3)
 
 
-def measured(folder: Path, kinds: Sequence[str]) -> Iterator[Sample]:
-    """Rows of our own data sets that are right."""
+def measured(
+    folder: Path, kinds: Sequence[str], which: str = 'layers', most: int | None = None
+) -> Iterator[Sample]:
+    """Rows of our own data sets that are right; at most so many of each schema, seeded."""
     named = {problem.shape: name for name, problem in layers().items()}
     groups: dict[Problem, Group] = {}
     for kind in kinds:
-        path = folder / f'layers-{kind}.csv.gz'
-        if not path.exists():
-            continue
-        for row in read_rows(path):
-            if row['status'] != 'ok':
-                continue
+        path = folder / f'{which}-{kind}.csv.gz'
+        right = [row for row in read_rows(path) if row['status'] == 'ok'] if path.exists() else []
+        if most is not None and len(right) > most:
+            right = Random(kind).sample(right, most)
+        for row in right:
             problem = Problem(*(int(row[n]) for n in ('k', 'h', 'w', 'c', 'r', 'stride', 'pad')))
             group = groups.setdefault(problem, problem.group)
             names = list(row)[7:-4]
             tiles = tuple((name, int(row[name])) for name in names)
             schedule = GpuSchedule(kind.partition('-')[0], tiles, SCHEMAS[kind])
             yield _sample(
-                named[problem.shape], group, schedule, float(row['time_us']) * 1e-6,
-                int(row['registers']),
+                named.get(problem.shape, str(problem.shape)), group, schedule,
+                float(row['time_us']) * 1e-6, int(row['registers']),
             )  # fmt: skip
 
 
@@ -262,21 +268,21 @@ def main() -> None:
     )
     parser.add_argument('what', choices=['authors', 'measured', 'fit'])
     parser.add_argument('--folder', type=Path, default=Path('bench/results/h200'))
-    parser.add_argument('--schemas', default='tiled-fma,tiled-mma_tf32x3')
+    parser.add_argument('--schemas', default=','.join(SCHEMAS))
     parser.add_argument('--rounds', type=int, default=16)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if options.what == 'authors':
         result = report(list(authors()), known_gpu('rtx2080ti'), PRINTED)
     else:
-        samples = list(measured(options.folder, options.schemas.split(',')))
+        fitting = options.what == 'fit'
+        which, most = ('train', MOST) if fitting else ('layers', None)
+        samples = list(measured(options.folder, options.schemas.split(','), which, most))
         if not samples:
-            raise MissingError(f'{options.folder} has no rows; run bench/gpu_dataset.py layers')
+            raise MissingError(f'{options.folder} has no rows; run bench/gpu_dataset.py {which}')
         machine = known_gpu('h200')
         result = (
-            show_fit(samples, machine, options.rounds)
-            if options.what == 'fit'
-            else report(samples, machine, {})
+            show_fit(samples, machine, options.rounds) if fitting else report(samples, machine, {})
         )
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + '\n')

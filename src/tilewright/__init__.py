@@ -1,6 +1,7 @@
 """Tilewright: convolutions turned into the fastest kernels a machine can run, by modelling."""
 
 from tilewright.bench.suites import parse
+from tilewright.compile import compile, load
 from tilewright.errors import TilewrightError
 from tilewright.machine.machine import Machine
 from tilewright.ops.blocked import blocked, from_blocked, to_blocked
@@ -8,17 +9,21 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.pipeline import optimize
 from tilewright.plan import Plan
+from tilewright.runtime.network import Network
 from tilewright.schedule.schedule import Schedule
 from tilewright.version import VERSION
 
 __all__ = [
     'Machine',
+    'Network',
     'Plan',
     'Schedule',
     'TilewrightError',
     'blocked',
+    'compile',
     'conv2d',
     'from_blocked',
+    'load',
     'matmul',
     'optimize',
     'parse',

@@ -47,3 +47,7 @@ class StoreError(TilewrightError):
 
 class CheckError(TilewrightError):
     """A computed result does not match its reference."""
+
+
+class ModelError(InputError):
+    """A network cannot be read, or contains what is not supported; all such things at once."""

@@ -71,7 +71,7 @@ def optimize(
         )
     check_options(top, threads, algorithm, max_rel_err, seed)
     target, warning = _machine(machine, measure)
-    count = _threads(threads, target)
+    count = thread_count(threads, target)
     begin = time.perf_counter()
     # [Group] -> [Candidate]
     ranked = choose(group, target, count, top, algorithm, max_rel_err)
@@ -137,7 +137,8 @@ def _machine(
     return target, warning
 
 
-def _threads(threads: int | None, machine: Machine) -> int:
+def thread_count(threads: int | None, machine: Machine) -> int:
+    """The threads that are asked for, here or in the environment, or all there are."""
     count = threads if threads is not None else knobs.get('threads') or machine.cores
     if not 1 <= count <= machine.cores:
         raise InputError(

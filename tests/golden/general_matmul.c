@@ -22,11 +22,13 @@ void tw_part(const tw_args *args, long part);
 static inline long min_long(long a, long b) { return a < b ? a : b; }
 static inline long max_long(long a, long b) { return a > b ? a : b; }
 
+#include <stdint.h>
+
 /* Smallest whole number that is at least a / b, for b > 0 and any a. */
 static inline long ceil_div(long a, long b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 
 void tw_pack(const float *const *constants, float *packed) {
-    memcpy(packed + 0, constants[0], 120 * sizeof(float));
+    memcpy(packed + 0, constants[0], 480);
 }
 
 long tw_parts(void) { return 1; }
@@ -35,21 +37,24 @@ long tw_packed_bytes(void) { return 512; }
 
 void tw_part(const tw_args *args, long part) {
     (void)part;
-    float *restrict out = args->out;
-    const float *restrict t0 = args->in[0];
-    const float *restrict t1 = args->packed + 0;
-    if (1) {
+    {
+        const float *restrict p0_ = args->in[0];
+        const float *restrict p1_ = args->packed + 0;
+        float *restrict p2_ = args->out;
         for (long i = 0; i < 6; i++) {
+            #pragma omp simd
             for (long j = 0; j < 12; j++) {
-                out[i * 12 + j] = 0.0f;
-            }
-        }
-    }
-    for (long i = 0; i < 6; i++) {
-        for (long k = 0; k < 10; k++) {
-            long low = 0, high = 12;
-            for (long j = low; j < high; j++) {
-                out[i * 12 + j] = out[i * 12 + j] + (t0[i * 10 + k] * t1[k * 12 + j]);
+                float value_0 = (p0_[i * 10] * p1_[j]);
+                value_0 = (value_0 + (p0_[i * 10 + 1] * p1_[j + 12]));
+                value_0 = (value_0 + (p0_[i * 10 + 2] * p1_[j + 24]));
+                value_0 = (value_0 + (p0_[i * 10 + 3] * p1_[j + 36]));
+                value_0 = (value_0 + (p0_[i * 10 + 4] * p1_[j + 48]));
+                value_0 = (value_0 + (p0_[i * 10 + 5] * p1_[j + 60]));
+                value_0 = (value_0 + (p0_[i * 10 + 6] * p1_[j + 72]));
+                value_0 = (value_0 + (p0_[i * 10 + 7] * p1_[j + 84]));
+                value_0 = (value_0 + (p0_[i * 10 + 8] * p1_[j + 96]));
+                value_0 = (value_0 + (p0_[i * 10 + 9] * p1_[j + 108]));
+                p2_[i * 12 + j] = value_0;
             }
         }
     }

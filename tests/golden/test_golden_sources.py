@@ -20,6 +20,9 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
+from tilewright.ops.normalise import softmax
+from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.products import product
 from tilewright.runtime.emulate import cannot_run
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.schedule.space import (
@@ -37,6 +40,9 @@ DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, act
 GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
 SLIDING = conv2d(c=4, h=13, w=21, k=4, r=3, s=3, stride=2, pad=1, groups=2)
 PRODUCT = matmul(m=6, n=12, k=10)
+POOLED = max_pool2d(c=3, h=6, w=9, window=3, stride=2, pad=1)
+LINES = softmax(shape=(4, 20))
+MOVING = product((6, 10), (10, 12))
 BLOCKED = blocked(conv2d(c=4, h=4, w=6, k=16, r=1, s=3, pad=(0, 1)), {'In': 4, 'Out': 8})
 
 
@@ -82,6 +88,9 @@ CASES: dict[str, tuple[Group, Schedule]] = {
     'stencil_strided': (SLIDING, stencil_schedule(SLIDING, 'avx2', 4, 2, 1, (('h', 2),))),
     'general_depthwise': (DEPTHWISE, general_schedule(DEPTHWISE, 'portable', 2, 2)),
     'general_matmul': (PRODUCT, general_schedule(PRODUCT, 'portable', 1, 1)),
+    'general_pool': (POOLED, general_schedule(POOLED, 'portable', 2, 1)),
+    'general_softmax': (LINES, general_schedule(LINES, 'portable', 2, 1)),
+    'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),
 }
 
 

@@ -90,10 +90,10 @@ def test_an_unknown_placement_is_refused(whole_numbers):
 @pytest.mark.parametrize(
     ('find', 'put', 'placement'),
     [
-        ('float *restrict out = args->out;', 'float *restrict out = args->out + 1;', 'end'),
-        ('float *restrict out = args->out;', 'float *restrict out = args->out - 1;', 'start'),
-        ('t0 = args->in[0];', 't0 = args->in[0] + 1;', 'end'),
-        ('t0 = args->in[0];', 't0 = args->in[0] - 1;', 'start'),
+        ('float *restrict p2_ = args->out;', 'float *restrict p2_ = args->out + 1;', 'end'),
+        ('float *restrict p2_ = args->out;', 'float *restrict p2_ = args->out - 1;', 'start'),
+        ('p0_ = args->in[0];', 'p0_ = args->in[0] + 1;', 'end'),
+        ('p0_ = args->in[0];', 'p0_ = args->in[0] - 1;', 'start'),
         ('memcpy(packed + 0,', 'memcpy(packed + 7,', 'end'),
         ('memcpy(packed + 0,', 'memcpy(packed - 1,', 'start'),
         ('(void)part;', 'args->scratch[tw_scratch_bytes()] = 1;', 'end'),

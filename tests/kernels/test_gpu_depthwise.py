@@ -111,6 +111,42 @@ def test_the_result_may_be_a_slice() -> None:
     assert (np.delete(got, range(3, 9), axis=1) == 7.0).all()
 
 
+@pytest.mark.parametrize(
+    ('axis', 'offset', 'extent'), [(3, 0, 14), (3, 0, 13), (3, 2, 16), (3, 1, 14), (2, 1, 11)]
+)
+@pytest.mark.parametrize('schema', ['depthwise', 'rs', 's'])
+def test_slices_that_are_not_aligned(schema: str, axis: int, offset: int, extent: int) -> None:
+    """Rows of the result begin anywhere: stores of two or four only where they may."""
+    if schema == 'depthwise':
+        group, schedule = groups()['plain'], SCHEDULES[2]
+        if offset:
+            with pytest.raises(ScheduleError, match='rows and columns'):
+                generate(into_slice(group, axis, offset, extent), schedule)
+            return
+    else:
+        group = tw.conv2d(c=4, h=9, w=12, k=32, r=3, s=3, pad=1, bias=True)
+        names = ('rk', 'ry', 'rx', 'tk', 'ty', 'tx', 'wk', 'wy', 'wx', 'cb', 'stages', 'split')
+        numbers = (1, 1, 4, 32, 1, 1, 1, 1, 2, 1, 1, 1)
+        schedule = GpuSchedule.of(schema, **dict(zip(names, numbers, strict=True)), join=0)
+    sliced = into_slice(group, axis, offset, extent)
+    text = '\n'.join(kernel.body for kernel in generate(sliced, schedule).kernels)
+    assert 'STORE4' not in text or (offset % 4, extent % 4) == (0, 0) or axis == 2
+    check_slice(sliced, schedule, axis, offset, group.output.shape[axis])
+
+
+def check_slice(group: Group, schedule: GpuSchedule, axis: int, offset: int, size: int) -> None:
+    arrays = random_arrays(group, 0)
+    runner = Runner(generate(group, schedule), device('host'), arrays)
+    before = np.full(group.output.shape, 7.0, np.float32)
+    runner.device.write(runner.arrays['Out'], before)
+    got, want = runner(In=arrays['In']), reference(group, arrays)
+    inside = range(offset, offset + size)
+    np.testing.assert_allclose(
+        np.take(got, inside, axis), np.take(want, inside, axis), rtol=1e-5, atol=1e-5
+    )
+    assert (np.delete(got, inside, axis=axis) == 7.0).all()
+
+
 def test_the_space_is_legal_and_fits() -> None:
     group, machine = groups()['plain'], known_gpu('rtx2080ti')
     space = list(depthwise_schedules(group, machine))

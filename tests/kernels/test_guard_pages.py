@@ -117,7 +117,7 @@ def odd_ones(isa: str) -> list[tuple[Group, Schedule]]:
 
 
 def plain(isa: str) -> list[tuple[Group, Schedule]]:
-    """The general schema: depthwise and dense, padded on some sides, tiled and cut."""
+    """The general schema: depthwise and dense, padded on some sides, cut."""
     cases = []
     for stride, pad in ((1, 1), (2, (0, 2, 1, 0)), (3, 0)):
         group = conv2d(
@@ -125,8 +125,8 @@ def plain(isa: str) -> list[tuple[Group, Schedule]]:
         )  # fmt: skip
         cases.append((group, general_schedule(group, isa, 2, 2)))
     group = matmul(m=5, n=7, k=3)
-    tile = {'i': 2, 'j': 3, 'k': 2}
-    levels = (Level.of('reg', ('k', 'j', 'i'), tile), Level.of('l1', ('j', 'k', 'i'), tile))
+    tile = {'i': 5, 'j': 3, 'k': 3}
+    levels = (Level.of('reg', ('i', 'j', 'k'), tile), Level.of('l1', ('i', 'j', 'k'), tile))
     cases.append((group, Schedule('general', isa, '', levels, (('j', 3),))))
     return cases
 

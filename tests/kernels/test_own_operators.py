@@ -255,11 +255,12 @@ def test_random_schedules_run_on_every_instruction_set(operator, isa, check):
 
 
 def test_a_product_of_two_inputs_is_computed(check):
-    """Neither operand is constant, so nothing can be packed ahead of time."""
+    """Neither operand is constant: panels are packed in every call."""
     group = contraction()
     mutable = tuple(replace(t, role='input') if t.name == 'B' else t for t in group.tensors)
     group = replace(group, label='two inputs', tensors=mutable)
     assert vector_candidates(group) == ()
+    assert vector_candidates(group, moving=True) == ('j',)
     machine = replace(known_machine('i7-9700k'), isa=host_isas()[0])
     check(group, rank(group, machine, 2, 1)[0].schedule, 3)
     for seed in range(4):

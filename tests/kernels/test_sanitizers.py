@@ -60,7 +60,7 @@ def test_the_general_schema_is_clean(group, whole_numbers, agrees):
 def test_the_sanitizers_would_have_seen_it(whole_numbers):
     group = GROUPS[3]
     source = generate(group, general_schedule(group, 'portable', 1, 1))
-    broken = source.replace('float *restrict out = args->out;', 'float *out = args->out + 1;')
+    broken = source.replace('float *restrict p2_ = args->out;', 'float *p2_ = args->out + 1;')
     assert broken != source
     with pytest.raises(CheckError, match='ended with code'):
         run_program(group, broken, whole_numbers(group, 1), native(), FLAGS, ('end',))

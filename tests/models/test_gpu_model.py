@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import tilewright as tw
 from tilewright.codegen.gpu.cnnopt_plan import DECISIONS, plan
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu import join_cycles, latency_cycles, predict_gpu, throughput_cycles
+from tilewright.model.gpu import (
+    COSTS,
+    join_cycles,
+    latency_cycles,
+    parts_of,
+    predict_gpu,
+    throughput_cycles,
+    time_of,
+)
 from tilewright.model.gpu_transactions import cnnopt_volumes, work
 from tilewright.model.occupancy import occupancy, waves
 from tilewright.model.pul import balance, bound, pul
@@ -114,6 +124,58 @@ def test_counts_of_matrix_instructions() -> None:
     assert done.products == 0
 
 
+PATCH = {'bk': 64, 'bn': 1, 'bh': 4, 'bw': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+
+
+def test_counts_of_the_patch_schema() -> None:
+    """The patch under 4 x 16 pixels is 6 x 18 for all nine window points; 4 pieces of 9 steps."""
+    done = work(GROUP, GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, tk=32, tp=32))
+    assert (done.blocks, done.threads, done.pieces) == (4, 128, 4)
+    assert done.copied == 4 * 4 * (8 * 6 * 18 + 9 * 8 * 64)
+    steps = 4 * 4 * 9  # four warps
+    assert done.matrix == steps * 3 * 4 * 2
+    assert done.reads == steps * (4 * 2 + 2 * 4)
+    assert done.wide == done.turns == 0
+
+
+def test_counts_of_warpgroups() -> None:
+    """One warpgroup of 64 pixels by 64 columns: m64n64k8 is 32 of a warp's m16n8k8."""
+    done = work(GROUP, GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, tk=64, tp=64))
+    assert (done.blocks, done.threads) == (4, 128)
+    assert done.wide == 4 * 9 * 3 * 32
+    assert done.turns == 4 * 9
+    assert done.copied == 4 * 4 * (8 * 6 * 18 + 2 * 9 * 8 * 64)
+    # A lane reads four operands; the units read 64 x 8 numbers in 128 bytes a cycle, three times.
+    assert done.wavefronts == 4 * 4 * 9 * 4 + 4 * 9 * 3 * 16
+
+
+def test_counts_of_the_other_schemas() -> None:
+    general = work(GROUP, GpuSchedule.of('general', threads=128))
+    assert general.blocks == 64 * 256 // 128
+    assert general.blocks * general.products * 32 == GROUP.flops / 2
+    image = tw.conv2d(c=8, h=16, w=16, k=8, r=3, s=3, pad=1, groups=8)
+    tiles = {'th': 2, 'tw': 4, 'bh': 8, 'bw': 4, 'bp': 4, 'shared': 0}
+    done = work(image, GpuSchedule.of('depthwise', **tiles))
+    assert (done.blocks, done.threads) == (2, 128)
+    assert done.blocks * done.products * 32 == 8 * 256 * 9
+    assert done.copied == 4 * 4 * 18 * 18
+    assert done.stored == 4 * 4 * 256
+
+
+def test_many_schedules_at_once_are_as_one_by_one() -> None:
+    some = [work(GROUP, tiled(split=s, stages=t)) for s in (1, 4) for t in (1, 3)]
+    names = ('products', 'wide', 'matrix', 'wavefronts', 'instructions', 'warps', 'pieces',
+             'turns', 'stages', 'split', 'extra_kernels', 'joined', 'global_bytes')  # fmt: skip
+    arrays = SimpleNamespace(**{n: np.array([getattr(w, n) for w in some]) for n in names})
+    held = [occupancy(H200, w.threads, w.registers, w.shared_bytes).blocks for w in some]
+    busiest = [waves(H200, w.blocks, h).busiest for w, h in zip(some, held, strict=True)]
+    together = parts_of(
+        arrays, np.array(held), np.array(busiest), H200, GROUP.compulsory_bytes, COSTS
+    )
+    alone = [time_of(w, H200, GROUP.compulsory_bytes).seconds for w in some]
+    np.testing.assert_allclose(together[0], alone, rtol=1e-12)
+
+
 def test_work_is_conserved() -> None:
     """Where tiles divide, products of all blocks are those of the group, however it is cut."""
     macs = GROUP.flops / 2
@@ -130,12 +192,14 @@ def test_work_is_conserved() -> None:
 def test_latency_and_throughput_by_hand() -> None:
     done = work(GROUP, tiled())
     chain = (done.products + done.reads + done.copies) / 2 / 36
-    assert latency_cycles(done) == pytest.approx(36 * max(chain * 1.68 + 332, 488) + 488)
-    parts = (done.products / 4, done.wavefronts, done.instructions / 4)
-    assert throughput_cycles(done) == pytest.approx(sum(x**1.85 for x in parts) ** (1 / 1.85))
+    c = COSTS
+    piece = max(chain * c.chain_cycles + c.step_cycles, c.copy_latency)
+    assert latency_cycles(done) == pytest.approx(36 * piece + c.copy_latency)
+    parts, power = (done.products / 4, done.wavefronts, done.instructions / 4), c.overlap
+    assert throughput_cycles(done) == pytest.approx(sum(x**power for x in parts) ** (1 / power))
     assert join_cycles(done) == 0
     split = work(GROUP, tiled(split=4))
-    assert join_cycles(split) == pytest.approx(4970 + 4 * 4 * 32 * 64 / 28.6)
+    assert join_cycles(split) == pytest.approx(c.join_cycles + 4 * 4 * 32 * 64 / c.join_bytes)
     slow = replace(done, stages=1)
     assert latency_cycles(slow) > latency_cycles(done)
 
@@ -207,6 +271,6 @@ def test_no_prediction_beats_the_bound() -> None:
 
 
 def test_schemas_without_counts_say_so() -> None:
-    with pytest.raises(ScheduleError, match="'general' has no counts"):
-        work(GROUP, GpuSchedule.of('general', threads=64))
+    with pytest.raises(ScheduleError, match="'transposed' has no counts"):
+        work(GROUP, GpuSchedule.of('transposed'))
     assert math.isfinite(predict_gpu(GROUP, tiled(), TURING).seconds)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from problems import SEEDS, convolutions, groups, schedule_of
 
 from tilewright.codegen.cpu.generate import generate
+from tilewright.codegen.cpu.pointwise import plan_epilogue
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.convolution import conv2d
@@ -133,16 +134,29 @@ def test_an_epilogue_that_reads_another_point_is_refused():
     good = pointwise_pair(straight)
     assert 'tw_part' in generate(good, general_schedule(good, 'portable', 1, 1))
     bad = pointwise_pair(turned)
-    schedule = general_schedule(bad, 'portable', 1, 1)
     with pytest.raises(ScheduleError, match='another point'):
-        generate(bad, schedule)
+        plan_epilogue(bad)
 
 
-def test_a_stage_before_the_main_one_is_refused():
+def test_a_value_read_at_another_point_is_a_part_of_its_own(check):
+    group = pointwise_pair((var('j'), var('i')))
+    check(group, general_schedule(group, host_isas()[0], 1, 1))
+
+
+def test_a_stage_before_the_main_one_is_for_the_general_schema(check):
     group = pointwise_pair((), before=True)
-    schedule = general_schedule(group, 'portable', 1, 1)
+    schedule = general_schedule(group, host_isas()[0], 1, 1)
+    check(group, schedule)
     with pytest.raises(ScheduleError, match='before'):
-        generate(group, schedule)
+        generate(group, replace(schedule, schema='outer', vector='i'))
+
+
+def test_the_general_schema_does_not_tile():
+    product = matmul(m=8, n=8, k=8)
+    order = ('i', 'j', 'k')
+    tile = Level.of('reg', order, {'i': 4, 'j': 8, 'k': 8})
+    with pytest.raises(ScheduleError, match='does not'):
+        generate(product, Schedule('general', 'portable', '', (tile,)))
 
 
 TILE = st.integers(1, 40)

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright.codegen.gpu.dialect_cuda import CUDA
 from tilewright.codegen.gpu.dialect_host import HOST
-from tilewright.codegen.gpu.dialect_opencl import NVIDIA_OPENCL, OPENCL
-from tilewright.codegen.gpu.language import Array, Kernel, Scalar, check_call, lower, resolve
+from tilewright.codegen.gpu.dialect_nvidia import nvidia_opencl
+from tilewright.codegen.gpu.dialect_opencl import OPENCL
+from tilewright.codegen.gpu.generate import generate
+from tilewright.codegen.gpu.language import (
+    Array,
+    Kernel,
+    Scalar,
+    check_call,
+    lower,
+    lower_all,
+    resolve,
+)
 from tilewright.errors import ArrayError, CheckError, InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.runtime.device import Call
 from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.modules import Runner
+from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 IMAGE = Array('In', ('n', 'c', 'h', 'w'), (2, 3, 5, 7))
@@ -81,7 +97,9 @@ def test_every_dialect_has_its_own_words() -> None:
 def test_what_a_dialect_does_not_have_is_named() -> None:
     made = kernel('', needs=frozenset({'mma_tf32'}))
     assert lower(made, CUDA)
-    assert lower(made, NVIDIA_OPENCL)
+    assert lower(made, nvidia_opencl((8, 0)))
+    with pytest.raises(ScheduleError, match='needs mma_tf32, which opencl-nvidia does not have'):
+        lower(made, nvidia_opencl((7, 5)))
     with pytest.raises(ScheduleError, match='needs mma_tf32, which opencl does not have'):
         lower(made, OPENCL)
 
@@ -146,6 +164,63 @@ def test_arrays_of_another_device_are_refused() -> None:
         first.upload(np.zeros((2, 2), np.float32), ('h',))
     with pytest.raises(ArrayError, match='not float64'):
         first.upload(np.zeros(2), ('h',))
+
+
+def test_an_array_is_no_number() -> None:
+    device = HostDevice()
+    out = Array('Out', ('i',), (4,), written=True)
+    program = device.compile(kernel('@Out[i=0] = by;', out, Scalar('by', 'f32')))
+    array = device.empty(('i',), (4,))
+    with pytest.raises(ArrayError, match='argument by of k is a number f32, but NDArray was'):
+        device.launch(Call(program, {'Out': array, 'by': array}))
+    device.launch(Call(program, {'Out': array, 'by': np.float32(2.0)}))
+    assert array.numpy()[0] == 2.0
+
+
+def test_kernels_of_one_source() -> None:
+    """What they share is written once; equal names are refused."""
+    first, second = (
+        kernel('x = @In.size(h);', needs=frozenset({f'wgmma_tf32/{n}'})) for n in (16, 32)
+    )
+    text = lower_all((first, replace(second, name='other')), CUDA)
+    assert text.count('tw_matrix(const float *b') == 1
+    assert 'tw_wgmma_16(' in text
+    assert 'tw_wgmma_32(' in text
+    assert text.count('extern "C"') == 2
+    with pytest.raises(ScheduleError, match='names of their own'):
+        lower_all((first, second), CUDA)
+
+
+def test_a_runner_gives_its_memory_back() -> None:
+    class Counting(HostDevice):
+        freed = 0
+
+        def free(self, array: object) -> None:
+            self.freed += 1
+
+    device = Counting()
+    group = tw.conv2d(c=2, h=4, w=4, k=2, r=1, s=1)
+    arrays = random_arrays(group, 1)
+    module = generate(group, GpuSchedule.of('general', threads=32))
+    with Runner(module, device, arrays) as runner:
+        runner(In=arrays['In'])
+    assert device.freed == len(module.buffers)
+    runner.close()
+    assert device.freed == len(module.buffers)  # once
+    forgotten = Runner(module, device, arrays)
+    del forgotten
+    gc.collect()
+    assert device.freed == 2 * len(module.buffers)
+
+
+def test_the_host_is_described_by_itself() -> None:
+    device = HostDevice()
+    assert device.machine.name == 'host'
+    assert device.machine.multiprocessors == 1
+    assert device.machine.peak_gflops < 50
+    assert 'l2_gbps' in device.machine.assumed
+    assert device.machine.has('wgmma_tf32x3')
+    assert device.limits == known_gpu('h200')
 
 
 def test_threads_that_miss_a_barrier_are_found() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 import tilewright as tw
 from tilewright.bench.gpu_results import GpuLayer, GpuTable, geometric_mean
+from tilewright.cli import gpu
 from tilewright.cli.main import invoke
-from tilewright.errors import MissingError
+from tilewright.errors import InputError, MissingError
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu_bounds import gpu_bounds
 from tilewright.report import gpu_explain
@@ -120,10 +121,14 @@ def test_an_explanation_is_the_same_every_time(monkeypatch: pytest.MonkeyPatch) 
 def test_machines_of_targets(call) -> None:
     code, out, _ = call('machine', '--target', 'host', '--json', '-')
     assert code == 0
-    assert json.loads(out)['devices'][0]['machine'] == known_gpu('h200').to_json()
+    told = json.loads(out)['devices'][0]['machine']
+    assert (told['name'], told['multiprocessors']) == ('host', 1)
+    assert told['threads_per_block'] == known_gpu('h200').threads_per_block
+    assert 'l2_gbps' in told['assumed']
     code, out, _ = call('machine', '--target', 'host')
-    assert '66.9 TFLOP/s' in out
-    assert 'compute capability 9.0' in out
+    assert 'assumed, neither queried nor measured: global_gbps' in out
+    assert 'GFLOP/s' in out
+    assert 'compute capability none' in out
 
 
 def test_bench_on_the_host_dialect(call, tmp_path: Path) -> None:
@@ -186,3 +191,9 @@ def test_tables_keep_losing_rows() -> None:
     assert 'geometric mean of cudnn / ours over 2 of 2 layers: 1.90; behind on lost' in foot
     assert 'opencl' not in foot
     assert len(table.head().splitlines()[-1].split('schedule')[0]) <= len(rows[0])
+
+
+def test_options_of_the_other_target_are_refused() -> None:
+    gpu.refuse('cuda', {'threads': False, 'turn-ms': False})
+    with pytest.raises(InputError, match='--threads, --turn-ms mean nothing with --target cuda'):
+        gpu.refuse('cuda', {'threads': True, 'top': False, 'turn-ms': True})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +15,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tilewright.bench.gpu_measure import Compiled, Meter, compile_unit
+from tilewright.bench.gpu_flow import Flow
+from tilewright.bench.gpu_measure import Compiled, Meter, Row, compile_units, host_meter
 from tilewright.bench.gpu_problems import (
+    SAMPLED,
     Problem,
     Source,
     Unit,
@@ -24,14 +29,16 @@ from tilewright.bench.gpu_problems import (
     train_sources,
     units_of,
 )
-from tilewright.bench.gpu_rows import RowFile, read_rows
+from tilewright.bench.gpu_rows import RowFile, journal_of, read_rows
+from tilewright.bench.gpu_sets import Sets, chunks, decisions, names
 from tilewright.codegen.gpu.language import Kernel
-from tilewright.errors import StoreError
+from tilewright.errors import CompilerError, StoreError
 from tilewright.machine.gpu import known_gpu
-from tilewright.runtime.device import Program, Resources
-from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.crew import LostError
+from tilewright.runtime.device import Resources
 from tilewright.schedule.cnnopt_space import factor_space
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_space import draw
 
 H200 = known_gpu('h200')
 SMALL = Problem(32, 6, 8, 4, 3, 1, 0)
@@ -79,8 +86,10 @@ def test_the_sets_are_large_enough() -> None:
     assert per_problem * 160 > 20_000
     frozen = layer_sources([('rs', 'fma'), ('tiled', 'fma')], ('R12', 'Y18'))
     assert [(s.schema, s.count, s.problem.pad) for s in frozen] == [
-        ('rs', 0, 0), ('rs', 0, 0), ('tiled', 1000, 1), ('tiled', 1000, 1),
+        ('rs', 0, 0), ('rs', 0, 0), ('tiled', 300, 1), ('tiled', 300, 1),
     ]  # fmt: skip
+    for schema in ('tiled', 'patch', 'general'):
+        assert sum(count for (s, _), (count, _) in SAMPLED.items() if s == schema) >= 1000
 
 
 def test_units_hold_all_splits_of_a_tile() -> None:
@@ -91,50 +100,57 @@ def test_units_hold_all_splits_of_a_tile() -> None:
         assert [s['split'] for s in unit.schedules] == [1, 2, 4]
 
 
-def test_rows_are_appended_and_an_unfinished_member_is_dropped(tmp_path: Path) -> None:
+def test_rows_are_journalled_and_packed(tmp_path: Path) -> None:
     path = tmp_path / 'a' / 'rows.csv.gz'
-    file = RowFile(path, ('a', 'b'), batch=2)
+    file = RowFile(path, ('a', 'b'))
     for number in range(5):
         file.add(number, 'x,y')
-    assert len(read_rows(path)) == 4
-    file.flush()
-    whole = path.read_bytes()
+        assert len(read_rows(path)) == number + 1  # nothing is held back
+    with journal_of(path).open('ab') as journal:
+        journal.write(b'5,cut o')  # killed while it was written
     again = RowFile(path, ('a', 'b'))
+    assert [row['a'] for row in again.rows] == ['0', '1', '2', '3', '4']
     again.add(5, 'z')
-    again.flush()
-    path.write_bytes(path.read_bytes()[:-3])
+    left = journal_of(path).read_bytes()
+    again.pack()
+    assert not journal_of(path).exists()
+    journal_of(path).write_bytes(left)  # killed between the two steps of packing
     third = RowFile(path, ('a', 'b'))
-    assert path.read_bytes() == whole
-    assert [row['a'] for row in third.rows] == ['0', '1', '2', '3', '4']
-    third.repack()
-    assert [row['b'] for row in read_rows(path)] == ['x,y'] * 5
-    assert path.stat().st_size < len(whole)
+    assert [row['a'] for row in third.rows] == ['0', '1', '2', '3', '4', '5']
+    third.add(6, 'w')
+    third.pack()
+    assert [row['b'] for row in read_rows(path)] == ['x,y'] * 5 + ['z', 'w']
     with pytest.raises(StoreError, match='has the columns a,b, not a,c'):
         RowFile(path, ('a', 'c'))
     with pytest.raises(StoreError, match='a row has 1 of 2 values'):
         third.add(1)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(StoreError, match='cannot be read'):
+        RowFile(path, ('a', 'b'))
 
 
-def untranslated(kernel: Kernel) -> tuple[bytes, Resources]:
-    return b'', Resources(40, 0)
+def translated(kernels: Sequence[Kernel]) -> tuple[bytes, dict[str, Resources]]:
+    return b'', {kernel.name: Resources(40, 0) for kernel in kernels}
 
 
 def meter(times: list[int]) -> Meter:
-    device = HostDevice()
-
-    def load(kernel: Kernel, binary: bytes, resources: Resources) -> Program:
-        return Program(kernel, '', resources, device.compile(kernel).handle)
+    made = host_meter()
 
     def seconds(calls: object) -> float:
         times.append(1)
         return 1e-6 * len(times)
 
-    return Meter(device, load, lambda _: None, seconds, lambda _: None)
+    made.seconds = seconds
+    return made
+
+
+def rs_schedules() -> list[GpuSchedule]:
+    return factor_space(SMALL.group, H200, 'rs')[0]
 
 
 def units() -> list[Unit]:
     strided = Problem(32, 4, 5, 3, 3, 2, 1)
-    plain, _ = factor_space(SMALL.group, H200, 'rs')
+    plain = rs_schedules()
     rows, _ = factor_space(SMALL.group, H200, 's')
     tiles = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 2, 'split': 2, 'joint': 1}
     tiled = GpuSchedule('tiled', tuple(tiles.items()))
@@ -146,38 +162,120 @@ def units() -> list[Unit]:
     ]
 
 
-def test_units_are_compiled_once_for_all_splits_and_measured() -> None:
-    first, *others = (compile_unit(unit, untranslated) for unit in units())
-    names = [kernel.name for kernel, _, _ in first.kernels]
-    assert names == ['cnnopt_pack', 'rs_conv2d', 'cnnopt_zero', 'rs_conv2d']
+def test_units_are_compiled_together_and_once_for_all_splits() -> None:
+    first, second, *others = units()
+    (made,) = compile_units((first, by_tiles(SMALL, rs_schedules())[5]), translated)
+    names = [kernel.name for kernel, _ in made.kernels]
+    assert len(set(names)) == len(names)
+    assert [n.rpartition('_')[0] for n in names[:4]] == [
+        'cnnopt_pack', 'rs_conv2d', 'cnnopt_zero', 'rs_conv2d',
+    ]  # fmt: skip
+    assert 5 <= len(names) <= 7  # what both need is compiled once
     times: list[int] = []
     on = meter(times)
-    rows = [row for made in (first, *others) for row in on.measure(made)]
+    rest = [one for unit in (second, *others) for one in compile_units((unit,), translated)]
+    rows = [row for one in (made, *rest) for row in on.measure(one)]
     assert [row.status for row in rows] == ['ok'] * len(rows)
-    assert len(rows) == len(times) == sum(len(u.schedules) for u in units())
+    assert [row.schedule for row in rows] == [s for one in (made, *rest) for s in one.schedules]
+    assert len(times) == len(rows)
     assert rows[0].time_us == pytest.approx(1.0)
     assert rows[0].registers == 40
 
 
 def test_a_wrong_result_and_a_refused_schedule_are_rows() -> None:
     unit = units()[2]
-    made = compile_unit(unit, untranslated)
+    (made,) = compile_units((unit,), translated)
     on = meter([])
     assert [row.status for row in on.measure(made)] == ['ok']
     # The main kernel left out: the result stays NaN.
-    idle = Compiled(
-        unit,
-        made.kernels,
-        made.buffers,
-        made.ahead,
-        tuple(replace(v, steps=()) for v in made.variants),
-    )
-    assert [row.status for row in on.measure(idle)] == ['wrong']
+    (part,) = made.parts
+    idle = replace(part, variants=tuple(replace(v, steps=()) for v in part.variants))
+    assert [row.status for row in on.measure(replace(made, parts=(idle,)))] == ['wrong']
     tiles = dict(unit.schedules[0].tiles) | {'split': 99}
-    impossible = Unit(SMALL, (GpuSchedule('tiled', tuple(tiles.items())),))
-    refused = compile_unit(impossible, untranslated)
-    assert [row.status for row in on.measure(refused)] == ['refused']
+    impossible = Unit(unit.problem, (GpuSchedule('tiled', tuple(tiles.items())),))
+    (refused,) = compile_units((impossible, unit), translated)
+    assert [row.status for row in on.measure(refused)] == ['refused', 'ok']
     assert 'at most' in refused.refused[0][1]
+    # More registers than a block can have.
+    greedy = tuple((kernel, Resources(5000, 0)) for kernel, _ in made.kernels[1:])
+    fat = replace(made, kernels=(made.kernels[0], *greedy))
+    assert [row.status for row in on.measure(fat)] == ['refused']
+
+
+def test_what_is_compiled_together_is_told_apart_where_that_fails() -> None:
+    first, second = (by_tiles(SMALL, rs_schedules())[i] for i in (3, 5))
+    bad = {
+        kernel
+        for kernel, _ in compile_units((second,), translated)[0].kernels
+        if 'rs_' in kernel.name
+    }
+    bodies = {kernel.body for kernel in bad}
+
+    def picky(kernels: Sequence[Kernel]) -> tuple[bytes, dict[str, Resources]]:
+        if any(kernel.body in bodies for kernel in kernels):
+            raise CompilerError('refused')
+        return translated(kernels)
+
+    one, other = compile_units((first, second), picky)
+    assert one.schedules == list(first.schedules)
+    assert not one.refused
+    assert [s for s, _ in other.refused] == list(second.schedules)
+
+
+class Instant:
+    """A crew of one that does its work at once, and loses what has a certain split."""
+
+    def __init__(self, deadly: int) -> None:
+        self.deadly, self.asked = deadly, []
+
+    def submit(self, function: object, made: Compiled) -> Future:
+        self.asked.append(made)
+        future: Future = Future()
+        if any(s['split'] == self.deadly for s in made.schedules):
+            future.set_exception(LostError('its process died (SIGSEGV)'))
+        else:
+            future.set_result([Row(made.problem, s, 'ok', 1.0) for s in made.schedules])
+        return future
+
+
+def test_a_measurement_that_takes_its_process_down_is_found(tmp_path: Path) -> None:
+    crew, sets, said = Instant(4), Sets(tmp_path, 'layers'), []
+    flow = Flow((), sets, H200, say=said.append)
+    chosen = by_tiles(SMALL, rs_schedules())[3:5]
+    waiting: dict[Future, Compiled] = {}
+    for made in compile_units(chosen, translated):
+        waiting[crew.submit(None, made)] = made
+    while waiting:
+        future, made = waiting.popitem()
+        flow._rows(crew, future, made, waiting)  # type: ignore[arg-type]
+    assert dict(flow.counts) == {'ok': 4, 'crashed': 2}
+    rows = read_rows(tmp_path / 'layers-rs.csv.gz')
+    assert {row['split'] for row in rows if row['status'] == 'crashed'} == {'4'}
+    assert 'SIGSEGV' in said[0]
+    lost: Future = Future()
+    lost.set_exception(LostError('it had not ended after 1 s'))
+    (refused,) = flow._made(lost, (chosen[0],))
+    assert 'not ended' in refused.refused[0][1]
+
+
+def test_the_whole_flow_runs_without_a_gpu_and_goes_on(tmp_path: Path) -> None:
+    """Drawn, compiled and measured in processes; cut off, then again to the end."""
+    chosen = [Source(SMALL, 'rs', 'fma', 1), Source(SMALL, 'general', 'fma', 2)]
+    said: list[str] = []
+
+    def flow(seconds: float) -> Flow:
+        sets = Sets(tmp_path, 'train')
+        return Flow(chosen, sets, H200, 'host', '', 1, 4, seconds, said.append)
+
+    assert not flow(0.0).run()
+    whole = flow(120.0)
+    assert whole.run()
+    assert dict(whole.counts) == {'known': 0, 'ok': 5}
+    again = flow(120.0)
+    assert again.run()
+    assert dict(again.counts) == {'known': 5}
+    assert 'Measured GPU schedules' in (tmp_path / 'README.md').read_text()
+    assert json.loads((tmp_path / 'dataset.json').read_text())['multiprocessors'] > 0
 
 
 def script() -> ModuleType:
@@ -192,29 +290,51 @@ def script() -> ModuleType:
 
 
 def test_a_second_run_leaves_out_what_was_measured(tmp_path: Path) -> None:
-    tool = script()
     unit = units()[0]
-    sets = tool.Sets(tmp_path, 'layers')
+    sets = Sets(tmp_path, 'layers')
     assert sets.left(unit) == unit
     on = meter([])
-    for row in list(on.measure(compile_unit(unit, untranslated)))[:2]:
-        sets.add(unit, row)
+    for row in list(on.measure(compile_units((unit,), translated)[0]))[:2]:
+        sets.add(row)
     sets.close()
-    again = tool.Sets(tmp_path, 'layers')
-    left = again.left(unit)
+    left = Sets(tmp_path, 'layers').left(unit)
+    assert left is not None
     assert [s['split'] for s in left.schedules] == [4]
     (row, _) = read_rows(tmp_path / 'layers-rs.csv.gz')
     assert (row['k'], row['pad'], row['split'], row['status']) == ('32', '0', '1', 'ok')
     assert float(row['time_us']) > 0
 
 
+def test_chunks_are_of_one_problem_and_schema() -> None:
+    rs = by_tiles(SMALL, rs_schedules())[:5]
+    found = chunks([*rs, *units()[1:]], 3)
+    assert [len(chunk) for chunk in found] == [3, 2, 1, 1, 1]
+
+
+def test_every_kind_of_schedule_has_its_columns() -> None:
+    assert names('rs', 'fma')[:3] == ('rk', 'ry', 'rx')
+    assert 'columns' not in names('patch', 'wgmma_tf32x3')
+    for schema, intrinsic in SAMPLED:
+        (schedule, *_), _ = draw(layers()['R6'].group, H200, schema, intrinsic, 2, 1)
+        assert len(decisions(schedule)) == len(schedule.tiles)
+
+
 def test_sources_of_the_command(tmp_path: Path) -> None:
     tool = script()
-    options = Namespace(set='layers', schemas='rs,patch/mma_tf32x3', layers='R2', problems=3)
+    options = Namespace(set='layers', schemas='rs,patch', layers='R2', problems=3)
     assert [(s.schema, s.intrinsic) for s in tool.sources(options)] == [
-        ('rs', 'fma'), ('patch', 'mma_tf32x3'),
+        ('rs', 'fma'), ('patch', 'mma_tf32x3'), ('patch', 'wgmma_tf32x3'),
     ]  # fmt: skip
+    with pytest.raises(SystemExit, match="'winograd' is no schema"):
+        tool.kinds('winograd')
     trained = tool.sources(Namespace(set='train', problems=2))
     assert len({s.problem.shape for s in trained}) == 2
     assert np.isfinite([s.problem.flops for s in trained]).all()
     assert all(isinstance(s, Source) for s in trained)
+
+
+def test_an_intrinsic_makes_up_for_what_the_other_has_not_got() -> None:
+    plain = replace(H200, instructions=())
+    source = Source(layers()['R6'], 'tiled', 'fma', 3, besides=('mma_tf32x3', 5))
+    assert len(units_of(source, plain)) == 8
+    assert len(units_of(source, H200)) == 3

@@ -2,9 +2,8 @@
 
 Goes in: a group, the libraries of our kernels, peers. Comes out: `LayerResult`, with raw samples.
 
-A round is ours, peer 1, ours, peer 2, ...: each alone, the others stopped (peers.py), so that a
-change of clock or load meets all alike. Where several kernels of ours take part (the best one, the
-best direct one, the model's first choice), they take turns in the places of ours. With `flush` the
+Rounds are interleaved (rounds.py). Where several kernels of ours take part (the best one, the best
+direct one, the model's first choice), they take turns in the places of ours. With `flush` the
 caches are evicted before every call, as MOpt measured (Sec. 10: 50 runs, mean and 95% interval).
 
 Every answer is checked against the float64 reference before and after it is timed. A contestant
@@ -14,7 +13,6 @@ that is missing, fails, crashes, hangs or answers wrong keeps its row, which say
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,16 +24,13 @@ import numpy as np
 from tilewright import knobs
 from tilewright.bench.peers import OURS, TUNED, Peer, PeerError, check_names
 from tilewright.bench.results import Contestant, LayerResult
+from tilewright.bench.rounds import Rounds
 from tilewright.errors import InputError, SpecError
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.specs import parse_conv
 from tilewright.runtime import verify
-from tilewright.runtime.measure import conditions, moved
 
-FLUSHED_RUNS = 50
-LEAST_CALLS, MOST_CALLS = 3, 500
-WARM_MS = 10.0
 # A contestant tries its settings for as long as this rate allows, beside the usual limit.
 SLOW_FLOPS_PER_S = 1e8
 # A peer that tunes shows signs of life after every batch of trials, which takes minutes.
@@ -162,8 +157,7 @@ class _Run:
                 f'{group.label} is no convolution in benchdnn notation, which is what the peers '
                 f'are given; make the group with conv2d or parse'
             )
-        self.group, self.arena, self.rounds, self.seed = group, arena, rounds, seed
-        self.turn_ms, self.progress = turn_ms, progress
+        self.group, self.arena, self.seed, self.progress = group, arena, seed, progress
         self.want = reference(group, verify.random_arrays(group, seed))
         self.limit_s = knobs.get('time_limit') + group.flops / SLOW_FLOPS_PER_S
         self.estimate_ms: dict[str, float] = {}
@@ -172,8 +166,12 @@ class _Run:
         self.seats: dict[str, Peer] = {OURS: arena.ours}
         self.seats |= {n: arena.other(i) for i, n in enumerate(list(self.kernels)[1:])}
         self.seats |= {peer.name: peer for peer in arena.peers}
-        self.prepared = {name: self._prepare(name) for name in self.seats}
-        self.rows = dict(self.prepared)
+        self.rounds = Rounds(
+            list(self.kernels), [peer.name for peer in arena.peers], self.seats,
+            prepared={name: self._prepare(name) for name in self.seats},
+            estimate_ms=self.estimate_ms, check=self._check, rounds=rounds, turn_ms=turn_ms,
+            limit_s=self.limit_s, progress=progress,
+        )  # fmt: skip
 
     def _prepare(self, name: str) -> Contestant:
         """Have a contestant choose its settings, and check its answer."""
@@ -218,56 +216,15 @@ class _Run:
             return replace(row, status='wrong', message=verdict.message)
         return replace(row, max_rel_err=max(verdict.max_rel_err, row.max_rel_err or 0.0))
 
-    def order(self) -> list[str]:
-        """The turns of a round: kernels of ours, in rotation, with a peer behind each."""
-        ours, rivals = list(self.kernels), [peer.name for peer in self.arena.peers]
-        turns = []
-        for number in range(max(len(ours), len(rivals))):
-            turns += [ours[number % len(ours)], *rivals[number : number + 1]]
-        return turns
-
     def result(self, flush: bool, name: str) -> LayerResult:
         """All rounds with warm or with flushed caches."""
-        self.rows = dict(self.prepared)
-        order, seen = self.order(), [conditions()]
-        for number in range(self.rounds):
-            for turn, contestant in enumerate(order):
-                self._turn(contestant, order.count(contestant), flush)
-                if self.progress is not None:
-                    done = number * len(order) + turn + 1
-                    self.progress(f'timing {contestant}', done, self.rounds * len(order))
-            seen.append(conditions())
-        # Once more: threads that race are wrong only sometimes.
-        for row in self.rows.values():
-            if row.status == 'ok':
-                self.rows[row.name] = self._check(row)
+        trouble = self.rounds.play(flush, self.arena.threads)
+        rows = self.rounds.rows
         roles = {role: n for n, entry in self.kernels.items() for role in entry.roles}
-        others = [self.rows[n] for n in self.kernels if n != OURS]
-        rivals = [self.rows[peer.name] for peer in self.arena.peers]
+        others = [rows[n] for n in self.kernels if n != OURS]
+        rivals = [rows[peer.name] for peer in self.arena.peers]
         return LayerResult(
             name, self.group.label, self.group.digest, self.group.flops, self.arena.threads,
-            self.rounds, flush, self.seed, self.rows[OURS], tuple(rivals),
-            moved(seen, self.arena.threads), tuple(others), roles,
+            self.rounds.rounds, flush, self.seed, rows[OURS], tuple(rivals), trouble,
+            tuple(others), roles,
         )  # fmt: skip
-
-    def _turn(self, name: str, turns: int, flush: bool) -> None:
-        """Let one contestant, who has `turns` in every round, run for one; the others stand."""
-        row = self.rows[name]
-        if row.status != 'ok':
-            return
-        each = max(self.estimate_ms[name], 1e-3)
-        calls = min(max(math.ceil(self.turn_ms / each), LEAST_CALLS), MOST_CALLS)
-        request = {
-            'do': 'time',
-            'repeats': math.ceil(FLUSHED_RUNS / (self.rounds * turns)) if flush else calls,
-            'warm': max(1, math.ceil(min(WARM_MS, self.turn_ms) / each)),
-            'flush': flush,
-        }
-        try:
-            samples = self.seats[name].ask(request, self.limit_s)['samples_ms']
-        except PeerError as error:
-            # Its process is gone: whoever comes next would find it unprepared.
-            self.rows[name] = replace(row, status=error.status, message=error.message)
-            self.prepared[name] = self.rows[name]
-            return
-        self.rows[name] = replace(row, samples_ms=(*row.samples_ms, tuple(samples)))

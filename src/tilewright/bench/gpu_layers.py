@@ -21,7 +21,6 @@ from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import predict_gpu
 from tilewright.model.gpu_bounds import gpu_bounds
-from tilewright.model.gpu_estimate import estimate
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu_build import Built, Compiler
 from tilewright.runtime.gpu_session import TARGETS
@@ -77,16 +76,13 @@ Ranker = Callable[[Group, GpuMachine], Rank]
 
 
 def by_model(group: Group, machine: GpuMachine) -> Rank:
-    """The ranker of model/gpu.py; of model/gpu_estimate.py for schemas that it does not count.
-
-    Their times are not comparable, and need not be: the search ranks each schema on its own.
-    """
+    """The ranker of model/gpu.py; what does not fit by the registers that it expects comes last."""
 
     def seconds(schedule: GpuSchedule) -> float:
         try:
             return predict_gpu(group, schedule, machine).seconds
         except ScheduleError:
-            return estimate(group, schedule, machine).seconds
+            return math.inf
 
     return seconds
 

@@ -1,9 +1,9 @@
 """Units of a GPU data set, compiled in one process and measured in another.
 
-Goes in: a `Unit` (bench/gpu_problems.py). `compile_unit` makes machine code and needs no GPU, so it
-runs in as many processes as there are cores; `Meter` loads, checks and times on the device. Where
-schedules differ in their split alone, they share their kernels, and parts get their share at the
-call.
+Goes in: `Unit`s (bench/gpu_problems.py) of one problem. `compile_units` makes machine code, all of
+it by one run of the compiler, and needs no GPU, so it runs in as many processes as there are cores;
+`Meter` loads, checks and times on the device. Where schedules differ in their split alone, they
+share their kernels, and parts get their share at the call.
 
 Each schedule is checked once: the result starts as NaN, and elements that differ from those of
 the definition are counted on the device. Times (bench/gpu_timing.py) are of a whole call, every
@@ -14,28 +14,27 @@ fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
+from tilewright.bench.gpu_oracle import COUNT_THREADS, NAN_BITS, compare, direct, poison
 from tilewright.bench.gpu_problems import Problem, Unit
 from tilewright.bench.gpu_timing import GraphTimer
 from tilewright.codegen.gpu import cnnopt
 from tilewright.codegen.gpu.cnnopt_plan import plan
 from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import Array, Kernel, Scalar
+from tilewright.codegen.gpu.language import Kernel
 from tilewright.codegen.gpu.module import Buffer
 from tilewright.errors import ScheduleError, TilewrightError
-from tilewright.runtime.device import Call, Device, NDArray, Program, Resources
+from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 LOOSE = ('rs', 's')  # schemas whose kernels take their share at the call
 TOLERANCE = 1e-4  # of the largest element; products are in fp32 or as exact
-COUNT_THREADS = 256
-NAN_BITS = 0x7FC00000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One schedule of a unit: what a call launches, and what the main kernel takes."""
+    """One schedule of a unit: what a call launches, and which of its kernels is the main one."""
 
     schedule: GpuSchedule
     steps: tuple[Launch, ...]
@@ -58,54 +57,100 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """Machine code of a unit; `refused` are schedules with the sentence that says why."""
+class Part:
+    """One unit: its buffers, what runs ahead, its schedules."""
 
-    unit: Unit
-    kernels: tuple[tuple[Kernel, bytes, Resources], ...]
     buffers: tuple[Buffer, ...]
     ahead: tuple[Launch, ...]
     variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Machine code of some units; `refused` are schedules with the sentence that says why."""
+
+    problem: Problem
+    binary: bytes
+    kernels: tuple[tuple[Kernel, Resources], ...]
+    parts: tuple[Part, ...]
     refused: tuple[tuple[GpuSchedule, str], ...] = ()
 
+    @property
+    def schedules(self) -> list[GpuSchedule]:
+        made = [variant.schedule for part in self.parts for variant in part.variants]
+        return [*(schedule for schedule, _ in self.refused), *made]
 
-Translate = Callable[[Kernel], tuple[bytes, Resources]]
+    def smaller(self) -> list[Compiled]:
+        """The same, unit by unit, or schedule by schedule where there is one unit."""
+        if len(self.parts) > 1:
+            pieces = [(part,) for part in self.parts]
+        else:
+            pieces = [(replace(p, variants=(v,)),) for p in self.parts for v in p.variants]
+        return [replace(self, parts=piece, refused=()) for piece in pieces]
 
 
-def compile_unit(unit: Unit, translate: Translate) -> Compiled:
-    """[Unit] -> [Compiled]; schedules that cannot be generated or compiled are `refused`."""
+Translate = Callable[[Sequence[Kernel]], tuple[bytes, Mapping[str, Resources]]]
+
+
+class _Kernels:
+    """Distinct kernels of a compilation, each under a name of its own."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.places: dict[Kernel, int] = {}
+
+    def place(self, kernel: Kernel) -> int:
+        return self.places.setdefault(kernel, len(self.places))
+
+    @property
+    def named(self) -> list[Kernel]:
+        return [replace(k, name=f'{self.prefix}{k.name}_{i}') for k, i in self.places.items()]
+
+
+def compile_units(
+    units: Sequence[Unit], translate: Translate, prefix: str = ''
+) -> list[Compiled]:  # fmt: skip
+    """[Unit] -> [Compiled]; schedules that cannot be generated or compiled are `refused`.
+
+    One compilation for all units; where it fails, one for each. Names of kernels begin with
+    `prefix`.
+    """
+    problem = units[0].problem
+    kernels = _Kernels(prefix)
+    parts, refused, made = [], [], []
+    for unit in units:
+        try:
+            loose = unit.schedules[0].schema in LOOSE
+            parts.append((_loose_part if loose else _plain_part)(unit, kernels))
+            made.append(unit)
+        except TilewrightError as error:
+            refused += [(schedule, str(error)) for schedule in unit.schedules]
+    if not parts:
+        return [Compiled(problem, b'', (), (), tuple(refused))]
+    named = kernels.named
     try:
-        if unit.schedules[0].schema in LOOSE:
-            return _compile_loose(unit, translate)
-        return _compile_plain(unit, translate)
+        binary, resources = translate(named)
     except TilewrightError as error:
-        return Compiled(unit, (), (), (), (), tuple((s, str(error)) for s in unit.schedules))
+        said = tuple((s, str(error)) for u in made for s in u.schedules)
+        if len(made) == 1:
+            return [Compiled(problem, b'', (), (), (*refused, *said))]
+        alone = [one for unit in made for one in compile_units((unit,), translate, prefix)]
+        return [*alone, *([Compiled(problem, b'', (), (), tuple(refused))] if refused else [])]
+    taken = tuple((kernel, resources[kernel.name]) for kernel in named)
+    return [Compiled(problem, binary, taken, tuple(parts), tuple(refused))]
 
 
-def _compile_plain(unit: Unit, translate: Translate) -> Compiled:
+def _plain_part(unit: Unit, kernels: _Kernels) -> Part:
     (schedule,) = unit.schedules
     module = generate(unit.problem.group, schedule)
-    kernels = tuple((kernel, *translate(kernel)) for kernel in module.kernels)
-    count = len(module.ahead)
-    steps = [
-        Launch(number, step.buffers) for number, step in enumerate((*module.ahead, *module.steps))
-    ]
-    variant = Variant(schedule, tuple(steps[count:]), count)
-    return Compiled(unit, kernels, module.buffers, tuple(steps[:count]), (variant,))
+    ahead = tuple(Launch(kernels.place(step.kernel), step.buffers) for step in module.ahead)
+    steps = tuple(Launch(kernels.place(step.kernel), step.buffers) for step in module.steps)
+    return Part(module.buffers, ahead, (Variant(schedule, steps, steps[0].kernel),))
 
 
-def _compile_loose(unit: Unit, translate: Translate) -> Compiled:
+def _loose_part(unit: Unit, kernels: _Kernels) -> Part:
     """One kernel for the schedule without a split, and one for all others."""
     group = unit.problem.group
-    kernels: list[tuple[Kernel, bytes, Resources]] = []
-    places: dict[Kernel, int] = {}
-
-    def place(kernel: Kernel) -> int:
-        if kernel not in places:
-            places[kernel] = len(kernels)
-            kernels.append((kernel, *translate(kernel)))
-        return places[kernel]
-
     variants: list[Variant] = []
     buffers: dict[str, Buffer] = {}
     ahead: tuple[Launch, ...] = ()
@@ -114,34 +159,27 @@ def _compile_loose(unit: Unit, translate: Translate) -> Compiled:
         if any(step.kernel.name == 'cnnopt_join' for step in module.steps):
             raise ScheduleError('a second pass has its split in its source; measure it alone')
         buffers |= {buffer.name: buffer for buffer in module.buffers}
-        ahead = tuple(Launch(place(step.kernel), step.buffers) for step in module.ahead)
+        ahead = tuple(Launch(kernels.place(step.kernel), step.buffers) for step in module.ahead)
         steps = []
         main = -1
         for step in module.steps:
             if step.kernel.name.startswith('cnnopt'):
-                steps.append(Launch(place(step.kernel), step.buffers))
+                steps.append(Launch(kernels.place(step.kernel), step.buffers))
                 continue
             loose = replace(cnnopt.main_kernel(p, loose=True), grid=(*p.grid[:2], 1))
-            main = place(loose)
+            main = kernels.place(loose)
             steps.append(Launch(main, step.buffers, (('share', p.share),), p.grid))
         variants.append(Variant(schedule, tuple(steps), main))
-    return Compiled(unit, tuple(kernels), tuple(buffers.values()), ahead, tuple(variants))
+    return Part(tuple(buffers.values()), ahead, tuple(variants))
 
 
-def cubin(architecture: str) -> Translate:
-    """Translate by NVRTC; kernels that many units share are compiled once in a process."""
-    from tilewright.runtime.cuda import compile_cubin
+def cubins(architecture: str) -> Translate:
+    """Translate by NVRTC."""
+    from tilewright.runtime.cuda import compile_cubins
 
-    @lru_cache(maxsize=256)
-    def remembered(kernel: Kernel) -> tuple[bytes, Resources]:
-        binary, _, resources = compile_cubin(kernel, architecture)
+    def translate(kernels: Sequence[Kernel]) -> tuple[bytes, Mapping[str, Resources]]:
+        binary, _, resources = compile_cubins(kernels, architecture)
         return binary, resources
-
-    def translate(kernel: Kernel) -> tuple[bytes, Resources]:
-        if kernel.name.startswith(('rs_', 's_', 'tiled_conv', 'patch_conv')):
-            binary, _, resources = compile_cubin(kernel, architecture)
-            return binary, resources
-        return remembered(kernel)
 
     return translate
 
@@ -161,57 +199,70 @@ class Row:
 class Meter:
     """A device with the tensors of one problem at a time.
 
-    `load(kernel, binary, resources)` gives a program, `seconds(calls)` the time of a call.
+    `load(binary, kernels)` gives programs, `unload(programs)` takes them back; `seconds(calls)` is
+    the time of a call.
     """
 
     def __init__(
-        self, device: Device, load: Callable[[Kernel, bytes, Resources], Program],
-        unload: Callable[[Program], None], seconds: Callable[[Sequence[Call]], float],
-        free: Callable[[NDArray], None],
+        self, device: Device,
+        load: Callable[[bytes, Sequence[tuple[Kernel, Resources]]], list[Program]],
+        unload: Callable[[list[Program]], None], seconds: Callable[[Sequence[Call]], float],
     ) -> None:  # fmt: skip
-        self.device, self.load, self.unload = device, load, unload
-        self.seconds, self.free = seconds, free
+        self.device, self.load, self.unload, self.seconds = device, load, unload, seconds
         self.problem: Problem | None = None
         self.tensors: dict[str, NDArray] = {}
         self.wanted: NDArray | None = None
         self.limit, self.elements = 0.0, 1
         self.count = device.upload(np.zeros(1, np.int32), ('i',))
         self.direct, self.poison, self.compare = (
-            device.compile(kernel) for kernel in (_direct(), _poison(), _compare())
+            device.compile(kernel) for kernel in (direct(), poison(), compare())
         )
 
     def measure(self, compiled: Compiled) -> Iterator[Row]:
-        """Rows of one unit, in the order of its schedules."""
-        problem = compiled.unit.problem
+        """Rows of some units, in the order of their schedules."""
+        problem = compiled.problem
         yield from (Row(problem, schedule, 'refused') for schedule, _ in compiled.refused)
-        if not compiled.variants:
+        if not compiled.parts:
             return
         self._prepare(problem)
-        arrays = dict(self.tensors)
-        programs, own = [], []
+        fitting, places = [], {}
+        for number, (kernel, resources) in enumerate(compiled.kernels):
+            with suppress(ScheduleError):  # more registers or shared memory than the device has
+                self.device.machine.fits(
+                    kernel.name, kernel.threads, kernel.shared_bytes, resources.registers
+                )
+                places[number] = len(fitting)
+                fitting.append((kernel, resources))
+        programs = self.load(compiled.binary, fitting)
+        at = {number: programs[place] for number, place in places.items()}
         try:
-            for kernel, binary, resources in compiled.kernels:
-                programs.append(self.load(kernel, binary, resources))
-            for buffer in compiled.buffers:
+            for part in compiled.parts:
+                yield from self._part(problem, part, at)
+        finally:
+            self.unload(programs)
+
+    def _part(self, problem: Problem, part: Part, programs: Mapping[int, Program]) -> Iterator[Row]:
+        arrays, own = dict(self.tensors), []
+        try:
+            for buffer in part.buffers:
                 if buffer.name not in arrays:
                     arrays[buffer.name] = self.device.empty(buffer.dims, buffer.sizes, buffer.dtype)
                     own.append(arrays[buffer.name])
                     if buffer.zeroed:
-                        self.device.write(own[-1], np.zeros(buffer.sizes, np.int32))
-            for launch in compiled.ahead:
+                        self.device.write(own[-1], np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
+            for launch in part.ahead:
                 self.device.launch(_call(launch, programs, arrays))
-            for variant in compiled.variants:
-                yield self._variant(problem, variant, programs, arrays)
-        except ScheduleError:  # more registers or shared memory than the device has
-            yield from (Row(problem, v.schedule, 'refused') for v in compiled.variants)
+            for variant in part.variants:
+                if any(launch.kernel not in programs for launch in variant.steps):
+                    yield Row(problem, variant.schedule, 'refused')
+                else:
+                    yield self._variant(problem, variant, programs, arrays)
         finally:
-            for program in programs:
-                self.unload(program)
             for array in own:
-                self.free(array)
+                self.device.free(array)
 
     def _variant(
-        self, problem: Problem, variant: Variant, programs: list[Program],
+        self, problem: Problem, variant: Variant, programs: Mapping[int, Program],
         arrays: dict[str, NDArray],
     ) -> Row:  # fmt: skip
         calls = [_call(launch, programs, arrays) for launch in variant.steps]
@@ -229,7 +280,7 @@ class Meter:
         if problem == self.problem:
             return
         for array in (*self.tensors.values(), *((self.wanted,) if self.wanted else ())):
-            self.free(array)
+            self.device.free(array)
         group = problem.group
         values = random_arrays(group, 1)
         self.tensors = {
@@ -268,60 +319,7 @@ class Meter:
         return int(self.count.numpy()[0])
 
 
-def _dynamic(name: str, dims: str, written: bool = False) -> Array:
-    """An argument of any size: these kernels are compiled once for all problems."""
-    return Array(name, tuple(dims), (1,) * len(dims), written=written, dynamic=True)
-
-
-def _direct() -> Kernel:
-    """The convolution by its definition: an oracle that shares nothing with the schemas."""
-    body = f"""
-const int point = BLOCK_X * {COUNT_THREADS} + THREAD;
-const int x = point % @Out.size(w), y = point / @Out.size(w) % @Out.size(h);
-const int k = point / (@Out.size(w) * @Out.size(h));
-if (k >= @Out.size(k))
-    return;
-float sum = 0.0f;
-for (int c = 0; c < @In.size(c); c++)
-    for (int r = 0; r < @Ker.size(r); r++)
-        for (int s = 0; s < @Ker.size(s); s++) {{
-            const int i = y * stride - pad + r, j = x * stride - pad + s;
-            if (i >= 0 && i < @In.size(h) && j >= 0 && j < @In.size(w))
-                sum += @In[n=0, c=c, h=i, w=j] * @Ker[k=k, c=c, r=r, s=s];
-        }}
-@Out[n=0, k=k, h=y, w=x] = sum;
-"""
-    args = (
-        _dynamic('In', 'nchw'), _dynamic('Ker', 'kcrs'), _dynamic('Out', 'nkhw', written=True),
-        Scalar('stride'), Scalar('pad'),
-    )  # fmt: skip
-    return Kernel('direct', args, body, (1, 1, 1), COUNT_THREADS)
-
-
-_POINT = f"""
-const int i = BLOCK_X * {COUNT_THREADS} + THREAD;
-if (i >= @result.size(i))
-    return;
-"""
-
-
-def _poison() -> Kernel:
-    """NaN everywhere, so that an element that is not written counts as wrong."""
-    body = f'{_POINT}@result[i=i] = BITS_FLOAT((unsigned)bits);'
-    args = (_dynamic('result', 'i', written=True), Scalar('bits'))
-    return Kernel('poison', args, body, (1, 1, 1), COUNT_THREADS)
-
-
-def _compare() -> Kernel:
-    body = f'{_POINT}if (!(fabsf(@result[i=i] - @wanted[i=i]) <= limit))\n    ATOMIC_COUNT(@wrong);'
-    args = (
-        _dynamic('result', 'i'), _dynamic('wanted', 'i'), Scalar('limit', 'f32'),
-        Array('wrong', ('i',), (1,), 'i32', written=True),
-    )  # fmt: skip
-    return Kernel('compare', args, body, (1, 1, 1), COUNT_THREADS)
-
-
-def _call(launch: Launch, programs: list[Program], arrays: dict[str, NDArray]) -> Call:
+def _call(launch: Launch, programs: Mapping[int, Program], arrays: dict[str, NDArray]) -> Call:
     values: dict[str, NDArray | int | float] = {
         name: arrays[buffer] for name, buffer in launch.buffers
     }
@@ -331,11 +329,30 @@ def _call(launch: Launch, programs: list[Program], arrays: dict[str, NDArray]) -
 
 def cuda_meter() -> Meter:
     """A meter on the CUDA device."""
-    from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda import CudaDevice, checked
 
     device = CudaDevice()
 
-    def load(kernel: Kernel, binary: bytes, resources: Resources) -> Program:
-        return device.load(kernel, binary, '', resources)
+    def load(binary: bytes, kernels: Sequence[tuple[Kernel, Resources]]) -> list[Program]:
+        if not kernels:
+            return []
+        module = device.load_module(binary, kernels[0][0].name)
+        return [device.function(module, kernel, '', taken) for kernel, taken in kernels]
 
-    return Meter(device, load, device.unload, GraphTimer(device), device.free)
+    def unload(programs: list[Program]) -> None:
+        for program in programs[:1]:  # one module holds them all
+            checked(device.cu.cuModuleUnload(program.handle[0]))
+
+    return Meter(device, load, unload, GraphTimer(device))
+
+
+def host_meter() -> Meter:
+    """A meter on the host's dialect: right or wrong is as on a GPU, times mean nothing."""
+    from tilewright.runtime.hosted import HostDevice
+
+    device = HostDevice()
+
+    def load(binary: bytes, kernels: Sequence[tuple[Kernel, Resources]]) -> list[Program]:
+        return [replace(device.compile(kernel), resources=taken) for kernel, taken in kernels]
+
+    return Meter(device, load, lambda _: None, lambda calls: device.time(calls, 1)[0])

@@ -4,7 +4,8 @@ Goes in: the name of a set. Comes out: `Unit`s, schedules that share their compi
 
     layers   the 20 layers of CNNOpt's table. Schemas rs and s: the complete factor-tile space under
              that paper's conventions (schedule/cnnopt_space.py), on inputs padded before. Others: a
-             seeded sample of 1,000 each, all of the general schema, on the layers as they are
+             seeded sample of 1,000 of each schema, shared out among its intrinsics, and all of the
+             general one, on the layers as they are
     train    random problems in CNNOpt's ranges (Sec. 4.1), strides 1 and 2, none of them a layer;
              seeded samples of every schema
 """
@@ -23,17 +24,17 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_space import draw
 
 SEED = 20
-SAMPLES = 1000
-PROBLEMS = 200
+PROBLEMS = 176
 LARGEST_PRIME = 17
 # Work of a random problem: enough to fill a GPU, little enough to be measured often.
 FLOPS = (1e7, 2e9)
-# Sampled schemas, and how many schedules of each a random problem gets.
+# Sampled schemas, and how many schedules of each a layer gets, and a random problem.
 SAMPLED = {
-    ('tiled', 'fma'): 24, ('tiled', 'mma_tf32x3'): 24, ('patch', 'mma_tf32x3'): 24,
-    ('general', 'fma'): 1,
+    ('tiled', 'fma'): (300, 6), ('tiled', 'mma_tf32x3'): (700, 10),
+    ('patch', 'mma_tf32x3'): (300, 6), ('patch', 'wgmma_tf32x3'): (700, 10),
+    ('general', 'fma'): (1000, 1),
 }  # fmt: skip
-TILES = {'rs': 12, 's': 6}  # register tiles of CNNOpt's kernels, all splits of each
+TILES = {'rs': 18, 's': 6}  # register tiles of CNNOpt's kernels, all splits of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +140,18 @@ def by_tiles(problem: Problem, schedules: list[GpuSchedule]) -> list[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where units come from: one problem and schema. `count` is of units; 0 takes all of them."""
+    """Where units come from: one problem and schema. `count` is of units; 0 takes all of them.
+
+    `besides` is another intrinsic of the schema with its count: what that has not got is made up
+    for here, so that a schema has as many as it should.
+    """
 
     problem: Problem
     schema: str
     intrinsic: str
     count: int
     seed: int = SEED
+    besides: tuple[str, int] | None = None
 
 
 def units_of(source: Source, machine: GpuMachine) -> list[Unit]:
@@ -157,9 +163,12 @@ def units_of(source: Source, machine: GpuMachine) -> list[Unit]:
             return units
         random = Random(f'{source.seed} {source.schema} {problem}')
         return random.sample(units, min(source.count, len(units)))
-    found, _ = draw(
-        problem.group, machine, source.schema, source.intrinsic, source.count, source.seed
-    )
+    count = source.count
+    if source.besides:
+        other, wanted = source.besides
+        have, _ = draw(problem.group, machine, source.schema, other, wanted, source.seed)
+        count += wanted - len(have)
+    found, _ = draw(problem.group, machine, source.schema, source.intrinsic, count, source.seed)
     return [Unit(problem, (schedule,)) for schedule in found]
 
 
@@ -169,10 +178,21 @@ def layer_sources(kinds: list[tuple[str, str]], names: tuple[str, ...] = ()) -> 
     return [
         Source(problem.prepadded, schema, intrinsic, 0)
         if schema in TILES
-        else Source(problem, schema, intrinsic, SAMPLES)
+        else _sampled(problem, schema, intrinsic)
         for schema, intrinsic in kinds
         for problem in chosen
     ]
+
+
+# The intrinsic of a schema that makes up for what the other one has not got.
+_FILLS = {('tiled', 'fma'): 'mma_tf32x3', ('patch', 'mma_tf32x3'): 'wgmma_tf32x3'}
+
+
+def _sampled(problem: Problem, schema: str, intrinsic: str) -> Source:
+    other = _FILLS.get((schema, intrinsic))
+    besides = (other, SAMPLED[schema, other][0]) if other else None
+    count = SAMPLED[schema, intrinsic][0]
+    return Source(problem, schema, intrinsic, count, besides=besides)
 
 
 def train_sources(count: int = PROBLEMS, seed: int = SEED) -> list[Source]:
@@ -187,7 +207,7 @@ def train_sources(count: int = PROBLEMS, seed: int = SEED) -> list[Source]:
             ),
             *(
                 Source(problem, schema, intrinsic, samples, seed)
-                for (schema, intrinsic), samples in SAMPLED.items()
+                for (schema, intrinsic), (_, samples) in SAMPLED.items()
             ),
         )
     ]

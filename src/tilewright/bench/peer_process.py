@@ -59,33 +59,33 @@ def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
         try:
             variant = make(job)
             verify.poison(job.out)
-            estimate = _estimate(variant.run)
+            seconds = estimate(variant.run)
             answer = variant.result()
             if expected is None:
                 expected = np.array(answer)
             elif not np.allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max()):
                 raise CheckError('its answer differs from that of the other settings')
         except Exception as error:
-            tried.append({'settings': settings, 'message': _sentence(error)})
+            tried.append({'settings': settings, 'message': sentence(error)})
             continue
-        tried.append({'settings': settings, 'trial_median_ms': 1e3 * estimate})
-        if best is None or estimate < best[0]:
-            best = estimate, variant, make, settings
+        tried.append({'settings': settings, 'trial_median_ms': 1e3 * seconds})
+        if best is None or seconds < best[0]:
+            best = seconds, variant, make, settings
     if best is None:
         raise CheckError(tried[0]['message'])
-    estimate, variant, make, settings = best
+    seconds, variant, make, settings = best
     report = {
         'settings': settings,
         'tried': tried,
         'algorithm': variant.algorithm(),
-        'estimate_ms': 1e3 * estimate,
+        'estimate_ms': 1e3 * seconds,
         'call_overhead_ms': _overhead(job, make),
         'tuning_s': variant.tuning_s,
     }
     return variant, report
 
 
-def _estimate(run: Callable[[], object]) -> float:
+def estimate(run: Callable[[], object]) -> float:
     """Median seconds of a few calls, after two for warming up."""
     run()
     run()
@@ -108,7 +108,7 @@ def _overhead(job: Job, make: Callable[[Job], Variant]) -> float | None:
         stride=(1, 1), pad=(0, 0, 0, 0), dilation=(1, 1),
     )  # fmt: skip
     tiny = make(Job.of(conv, 0, job.threads))
-    return 1e3 * _estimate(tiny.run)
+    return 1e3 * estimate(tiny.run)
 
 
 class Flusher:
@@ -135,7 +135,23 @@ def _cache_bytes() -> int:
     return total
 
 
-class _Server:
+def timed(
+    run: Callable[[], object], repeats: int, warm: int, flusher: Flusher | None
+) -> list[float]:
+    """Milliseconds of every one of `repeats` calls, behind `warm` that do not count."""
+    samples = []
+    for _ in range(warm):
+        run()
+    for _ in range(repeats):
+        if flusher is not None:
+            flusher()
+        begin = time.perf_counter()
+        run()
+        samples.append(1e3 * (time.perf_counter() - begin))
+    return samples
+
+
+class LayerServer:
     """The child's memory: the layer that was prepared last."""
 
     def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
@@ -186,27 +202,21 @@ class _Server:
         assert self.variant is not None
         if flush and self.flusher is None:
             self.flusher = Flusher(self.job.threads)
-        run, samples = self.variant.run, []
-        for _ in range(warm):
-            run()
-        for _ in range(repeats):
-            if flush and self.flusher is not None:
-                self.flusher()
-            begin = time.perf_counter()
-            run()
-            samples.append(1e3 * (time.perf_counter() - begin))
-        return {'samples_ms': samples}
+        flusher = self.flusher if flush else None
+        return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     text = ' '.join(str(error).split())[:300]
     if isinstance(error, TilewrightError):
         return text
     return f'{type(error).__name__}: {text}' if text else type(error).__name__
 
 
-def serve(name: str, requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Greet, then answer requests until the input ends."""
+def serve(
+    name: str, requests: IO[bytes], replies: IO[bytes], server_of: Callable[..., Any] = LayerServer
+) -> None:
+    """Greet, then answer requests until the input ends: by the methods of a server."""
 
     def reply(answer: dict) -> None:
         replies.write(json.dumps(answer).encode() + b'\n')
@@ -216,20 +226,20 @@ def serve(name: str, requests: IO[bytes], replies: IO[bytes]) -> None:
         reply({'status': 'progress', 'what': what, 'done': done, 'total': total})
 
     try:
-        server = _Server(name, report)
+        server = server_of(name, report)
         reply({'status': 'ok', **server.hello()})
     except Exception as error:
-        reply({'status': 'failed', 'message': _sentence(error)})
+        reply({'status': 'failed', 'message': sentence(error)})
         return
     for line in requests:
         request = json.loads(line)
         try:
             reply({'status': 'ok', **getattr(server, request.pop('do'))(**request)})
         except Exception as error:
-            reply({'status': 'failed', 'message': _sentence(error)})
+            reply({'status': 'failed', 'message': sentence(error)})
 
 
-def main(words: list[str]) -> None:
+def main(words: list[str], server_of: Callable[..., Any] = LayerServer) -> None:
     """The child. Arguments: a contestant, and the parent's process id (0: do not watch it)."""
     name, parent = words[0], int(words[1]) if len(words) > 1 else 0
     if parent and sys.platform == 'linux':
@@ -239,7 +249,7 @@ def main(words: list[str]) -> None:
             os._exit(0)
     requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
     os.dup2(2, 1)
-    serve(name, requests, replies)
+    serve(name, requests, replies, server_of)
 
 
 if __name__ == '__main__':

@@ -90,7 +90,9 @@ def bench(
 
 
 def _peak(machine: GpuMachine) -> str:
-    return f'{machine.peak_gflops / 1e3:.1f} TFLOP/s in fp32 multiply-adds'
+    peak = machine.peak_gflops
+    text = f'{peak / 1e3:.1f} TFLOP/s' if peak >= 1e3 else f'{peak:.1f} GFLOP/s'
+    return f'{text} in fp32 multiply-adds'
 
 
 def _progress(text: str) -> None:
@@ -160,9 +162,22 @@ def machine_text(name: str, m: GpuMachine) -> str:
             f'of shared memory; of a thread: {m.registers_per_thread} registers',
             f'  L2 {m.l2_bytes / 2**20:.0f} MiB; GB/s: memory {m.global_gbps:.0f}, L2 '
             f'{m.l2_gbps:.0f}, shared memory {m.shared_gbps:.0f}',
-            f'  compute capability {capability}',
+            f'  compute capability {capability}; matrix instructions: '
+            f'{", ".join(m.instructions) or "none"}',
+            *(
+                [f'  assumed, neither queried nor measured: {", ".join(m.assumed)}']
+                if m.assumed
+                else []
+            ),
         ]
     )
+
+
+def refuse(target: str, given: dict[str, bool]) -> None:
+    """Raise InputError where options that mean nothing on a target were given, by their names."""
+    wrong = [f'--{name}' for name, there in given.items() if there]
+    if wrong:
+        raise InputError(f'{", ".join(wrong)} mean nothing with --target {target}; leave them out')
 
 
 def explain(spec: str, out: Output, *, machine: str, seed: int | None = None) -> int:

@@ -54,6 +54,22 @@ def _knob_lines() -> str:
     return f'\b\nEnvironment (see docs/knobs.md):\n{lines}'
 
 
+# Options of `bench` that say nothing about a GPU.
+CPU_ONLY = (
+    'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
+    'threads', 'layers', 'tune',
+)  # fmt: skip
+
+
+def _given(ctx: typer.Context, *names: str) -> dict[str, bool]:
+    """Which of these options stand on the command line."""
+    sources = {name: ctx.get_parameter_source(name.replace('-', '_')) for name in names}
+    return {
+        name: source is not None and source.name == 'COMMANDLINE'
+        for name, source in sources.items()
+    }
+
+
 def _examples(*lines: str) -> str:
     return '\b\nExamples:\n' + '\n'.join(f'  {line}' for line in lines)
 
@@ -131,6 +147,7 @@ def top_level(
     )
 )  # fmt: skip
 def machine(
+    ctx: typer.Context,
     plot: Annotated[
         Path | None, typer.Option('--plot', metavar='FILE', help='Draw the bandwidth curve.')
     ] = None,
@@ -150,6 +167,7 @@ def machine(
     if target != 'cpu':
         from tilewright.cli import gpu
 
+        gpu.refuse(target, _given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
         return gpu.machine(Output('machine', json), target=target, seed=seed)
     return verb.run(
         Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
@@ -237,7 +255,9 @@ def explain(
 @app.command(
     epilog=_examples(
         'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
-        'tilewright bench resnet18 --against torch,onnxruntime,openvino --json bench.json',
+        'tilewright bench resnet18 --against torch,torch-compile,onnxruntime,openvino',
+        'tilewright bench networks --threads 2 --json networks.json',
+        'tilewright bench model.onnx --against onnxruntime,openvino',
         'tilewright bench mopt --caches both --json bench.json',
         'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
         'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
@@ -245,13 +265,21 @@ def explain(
     )
 )
 def bench(
-    spec: Spec,
+    ctx: typer.Context,
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar='SPEC',
+            show_default=False,
+            help=f'{SPEC_HELP[:-1]}; or networks: names of the zoo, .onnx files, networks for all.',
+        ),
+    ],
     against: Annotated[
         str | None,
         typer.Option(
             '--against',
             metavar='PEERS',
-            help='torch, onnxruntime, openvino [those installed]; tvm.',
+            help='torch, onnxruntime, openvino [those installed]; tvm; torch-compile on networks.',
         ),
     ] = None,
     rounds: Annotated[
@@ -277,9 +305,18 @@ def bench(
     top: Top = 5,
     algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    layers: Annotated[
+        bool,
+        typer.Option('--layers', help='Layer by layer, where a name is also that of a network.'),
+    ] = False,
+    tune: Annotated[
+        str,
+        typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
+    ] = 'measure',
     target: Target = 'cpu',
     batch: Annotated[
-        int | None, typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer.')
+        int | None,
+        typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
     ] = None,
     device: Annotated[
         str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
@@ -301,14 +338,24 @@ def bench(
     the exit code 3.
     """
     from tilewright.cli import bench as verb
+    from tilewright.cli import gpu
     from tilewright.cli.output import Output
 
     if target != 'cpu':
-        from tilewright.cli import gpu
-
+        gpu.refuse(target, _given(ctx, *CPU_ONLY))
         return gpu.bench(
             spec, Output('bench', json), target=target, against=against, device=device,
             trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
+        )  # fmt: skip
+    gpu.refuse(target, _given(ctx, 'device', 'trials', 'seconds'))
+    from tilewright.cli import bench_networks
+
+    networks = None if layers else bench_networks.networks_of(spec)
+    if networks is not None:
+        return bench_networks.run(
+            networks, Output('bench', json), against=against, rounds=rounds,
+            flush=flush or caches is CachesName.FLUSHED, threads=threads, seed=seed, batch=batch,
+            tune=tune, max_rel_err=max_rel_err, turn_ms=turn_ms,
         )  # fmt: skip
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
@@ -358,6 +405,140 @@ def reproduce(
     return verb.run(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
         samples=samples, plot=plot, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright zoo', 'tilewright zoo resnet18 -o resnet18.onnx',
+        'tilewright zoo mobilenet_v1 --image 64 --width 8 -o small.onnx',
+    )
+)  # fmt: skip
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(metavar='NAME', help='A network [show them all].')
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option('-o', '--output', metavar='FILE', help='Write an ONNX model.')
+    ] = None,
+    batch: Annotated[int, typer.Option('--batch', metavar='B', min=1, help='Batch size.')] = 1,
+    image: Annotated[
+        int | None,
+        typer.Option('--image', metavar='SIZE', min=1, help="Size of images [the paper's]."),
+    ] = None,
+    width: Annotated[
+        int, typer.Option('--width', metavar='N', min=1, help='Divide all channels by N.')
+    ] = 1,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Show the networks that come with this package, or write one as an ONNX model.
+
+    Definitions are those of the papers; weights are random, and the same for the same seed.
+    """
+    from tilewright.cli import zoo as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        name, Output('zoo', json), output=output, batch=batch, image=image, width=width,
+        seed=seed or 0,
+    )  # fmt: skip
+
+
+class TuneName(StrEnum):
+    """How kernels of a network are chosen, as `tilewright.compile` knows it."""
+
+    MODEL = 'model'
+    MEASURE = 'measure'
+
+
+Model = Annotated[
+    Path, typer.Argument(metavar='MODEL', help='An .onnx or .tw file.', show_default=False)
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option('--shape', metavar='NAME=S', help='Sizes that the file leaves open: x=1,3,8,8.'),
+]
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright compile model.onnx -o model.tw',
+        'tilewright compile model.onnx --tune measure --trials 6',
+        'tilewright compile model.onnx --shape image=1,3,224,224',
+    )
+)
+def compile(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option('--output', '-o', metavar='FILE', help='The .tw file [MODEL with .tw].'),
+    ] = None,
+    tune: Annotated[
+        TuneName,
+        typer.Option('--tune', help='Choose kernels by the model alone, or time the best of them.'),
+    ] = TuneName.MODEL,
+    trials: Annotated[
+        int | None,
+        typer.Option('--trials', metavar='N', help='Kernels that are timed for each group [4].'),
+    ] = None,
+    shape: Shapes = None,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
+
+    --tune model times nothing and always gives the same file.
+    """
+    from tilewright.cli import compile as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('compile', json), output=output, tune=tune.value, trials=trials,
+        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright run model.tw --input x.npz --output y.npz',
+        'tilewright run model.onnx --profile --trace trace.json',
+    )
+)
+def run(
+    model: Model,
+    input: Annotated[
+        Path | None,
+        typer.Option('--input', metavar='FILE', help='Inputs by name, .npz or .npy [random].'),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option('--output', metavar='FILE', help='Write the results, .npz.')
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option('--repeat', metavar='N', help='Calls that are timed.')
+    ] = 10,
+    profile: Annotated[
+        bool, typer.Option('--profile', help='Show the time of every task.')
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option('--trace', metavar='FILE', help='Write a trace for chrome://tracing.'),
+    ] = None,
+    shape: Shapes = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Run a network, compiled or not, and say how long it takes."""
+    from tilewright.cli import run as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
+        profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
     )  # fmt: skip
 
 

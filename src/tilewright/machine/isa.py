@@ -20,7 +20,8 @@ class Isa:
 
     `registers` are vector registers. Multiply-adds in flight that fill the pipeline are
     `fma_per_cycle * fma_latency_cycles` (Little's law, MOpt Sec. 6); between two that add to the
-    same register it takes `fma_chain_cycles`, which cores that forward late operands shorten. `required_flags` must all be
+    same register it takes `fma_chain_cycles`, which cores that forward late operands shorten.
+    `required_flags` must all be
     in /proc/cpuinfo; `compiler_flags` are what gcc and clang need to accept the instructions.
     """
 

@@ -1,8 +1,8 @@
 """What no kernel can beat on a GPU: its arithmetic, and the bytes that have to move once.
 
 Goes in: a group, a machine, the intrinsic. Comes out: seconds by each limit, and the binding one.
-A call that is replayed finds in L2 what the call before left there. So bytes are charged at the
-bandwidth of L2 where all tensors fit into it, and at that of memory where they do not.
+A call that is replayed finds in L2 what the call before left there, at best as much as L2 holds. So
+all bytes are charged at the bandwidth of L2, and those beyond its size also at that of memory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import asdict, dataclass
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 
-# tf32 products that a multiprocessor's matrix units start in a cycle (dense), by capability.
-_TF32_LANES = {8: 512, 9: 1024, 10: 1024}
+# tf32 products that a multiprocessor's matrix units start in a cycle (dense), by capability: the
+# vendor's peak over multiprocessors and clock.
+_TF32_LANES = {
+    (8, 0): 512, (8, 6): 128, (8, 9): 128, (9, 0): 1024, (10, 0): 2048, (12, 0): 128
+}  # fmt: skip
 _PRODUCTS = {'mma_tf32x3': 3, 'wgmma_tf32x3': 3}  # matrix products for each one of fp32
 
 
 @dataclass(frozen=True, slots=True)
 class GpuBounds:
-    """Seconds by limit. `l2_s` holds always, `dram_s` only where the data do not stay in L2."""
+    """Seconds by limit; `dram_s` is of what L2 cannot hold, `resident` where that is nothing."""
 
     compute_s: float
     l2_s: float
@@ -28,14 +31,12 @@ class GpuBounds:
 
     @property
     def by(self) -> str:
-        limits = {'compute': self.compute_s, 'L2': self.l2_s}
-        if not self.resident:
-            limits['DRAM'] = self.dram_s
+        limits = {'compute': self.compute_s, 'L2': self.l2_s, 'DRAM': self.dram_s}
         return max(limits, key=lambda name: limits[name])
 
     @property
     def seconds(self) -> float:
-        return max(self.compute_s, self.l2_s, 0.0 if self.resident else self.dram_s)
+        return max(self.compute_s, self.l2_s, self.dram_s)
 
     @property
     def microseconds(self) -> float:
@@ -49,7 +50,7 @@ def compute_gflops(machine: GpuMachine, intrinsic: str) -> float:
     """Peak of fp32 results by an intrinsic: multiply-add units, or matrix units."""
     if intrinsic not in _PRODUCTS:
         return machine.peak_gflops
-    lanes = _TF32_LANES.get(machine.capability[0], 0)
+    lanes = _TF32_LANES.get(machine.capability, 0)
     return 2 * machine.multiprocessors * lanes * machine.clock_ghz / _PRODUCTS[intrinsic]
 
 
@@ -60,6 +61,6 @@ def gpu_bounds(group: Group, machine: GpuMachine, intrinsic: str = 'fma') -> Gpu
     return GpuBounds(
         group.flops / peak / 1e9,
         moved / machine.l2_gbps / 1e9,
-        moved / machine.global_gbps / 1e9,
+        max(moved - machine.l2_bytes, 0) / machine.global_gbps / 1e9,
         moved <= machine.l2_bytes,
     )

@@ -1,7 +1,7 @@
 """What a block of a GPU kernel does, counted from its plan: copies, reads, products, stores.
 
-Goes in: a group and a schedule of `tiled`, `rs` or `s`. Comes out: a `Work`, counts for one block
-in warp instructions and bytes, and how many blocks there are. CNNOpt's own volumes (Sec. 4.3, which
+Goes in: a group and a schedule of any schema. Comes out: a `Work`, counts for one block in warp
+instructions and bytes, and how many blocks there are. CNNOpt's own volumes (Sec. 4.3, which
 lack the factor C x numTB at the upper level as printed) are `cnnopt_volumes`.
 """
 
@@ -11,15 +11,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright.codegen.gpu import cnnopt_join, cnnopt_plan, tiled
+from tilewright.codegen.gpu import cnnopt_join, cnnopt_plan, depthwise_plan, patch, tiled
+from tilewright.codegen.gpu.generate import generate
+from tilewright.codegen.gpu.patch_plan import STEP
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_space import need
+from tilewright.schedule.gpu_space import OTHER_REGISTERS, need
 
 WARP = 32
 TRANSACTION = 32  # elements of one memory transaction: 128 bytes
 BANKS_BYTES = 128  # what shared memory delivers in a cycle
+INDEX_INSTRUCTIONS = 5  # of a product whose operands are addressed anew
+CACHED = 8  # products of a thread for each four bytes that come from L2: the rest is found in L1
 CUT_INSTRUCTIONS = 7  # to cut one operand of a matrix instruction in two, addresses included
 
 
@@ -29,6 +33,8 @@ class Work:
 
     pieces         steps of the loop, each with a barrier
     products       warp multiply-adds         matrix    matrix instructions of a warp
+    wide           products of warpgroups, in matrix instructions of a warp that do as much
+    turns          times that a warp waits for products of its warpgroup
     reads          warp loads from shared memory        wavefronts   cycles that they take there
     copies         warp copies from global to shared memory          copied   bytes of them
     other          further warp instructions
@@ -54,6 +60,8 @@ class Work:
     joined: float
     extra_kernels: int = 0
     extra_bytes: float = 0.0
+    wide: float = 0.0
+    turns: float = 0.0
 
     @property
     def warps(self) -> int:
@@ -111,6 +119,63 @@ def _tiled(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     )  # fmt: skip
 
 
+def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    p, wanted = patch.plan(group, schedule), need(group, schedule)
+    warps = p.threads // WARP
+    pieces = -(-p.iterations // p.split)
+    steps = pieces * p.depth / STEP  # of a team
+    if p.wide:
+        tiles = p.tp / 64
+        matrix, turns = warps * steps * 3 * tiles, steps
+        wide = warps / 4 * steps * 3 * tiles * p.bk / 2
+        reads = warps * steps * 4 * tiles
+        # The matrix units read the columns of a step from shared memory themselves.
+        wavefronts = reads + warps / 4 * steps * 3 * tiles * p.bk * STEP * 4 / BANKS_BYTES
+    else:
+        across, down = p.tp // 8, p.tk // 16
+        matrix, wide, turns = warps * steps * 3 * across * down, 0.0, 0.0
+        reads = warps * steps * (across * 2 + down * 4)
+        wavefronts = reads
+    weights = p.depth * p.bk * (2 if p.wide else 1)
+    tile = 4.0 * p.bk * p.bp
+    return Work(
+        wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
+        p.stages, pieces, 0.0, matrix, reads, wavefronts,
+        pieces * (p.kb * p.plane / WARP + weights / (4 * WARP)),
+        4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
+        wide=wide, turns=turns,
+    )  # fmt: skip
+
+
+def _general(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """One thread for each point; operands come from the caches for every product."""
+    kernel = generate(group, schedule).steps[0].kernel
+    blocks = math.prod(kernel.grid)
+    products = max(group.flops / 2 / blocks, 1.0) / WARP
+    outputs = 4.0 * math.prod(group.output.shape) / blocks
+    return Work(
+        blocks, 1, kernel.threads, registers or OTHER_REGISTERS['general'], kernel.shared_bytes, 1,
+        1, products, 0.0, 2 * products, 2 * products, 0.0, WARP * products / CACHED,
+        INDEX_INSTRUCTIONS * products, outputs, 0.0,
+    )  # fmt: skip
+
+
+def _depthwise(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """A thread reads the rows under its outputs once each."""
+    p = depthwise_plan.plan(group, schedule)
+    warps = -(-p.threads // WARP)
+    products = warps * p.th * p.tw * p.rows.taps * p.columns.taps
+    reads = warps * p.rows.span(p.th) * p.columns.span(p.tw) / (4 if p.fours else 1)
+    image = p.bp * p.block_rows * p.columns.span(p.bw * p.tw)
+    sums = p.th * p.tw + p.columns.span(p.tw) + p.rows.taps * p.columns.taps
+    return Work(
+        math.prod(p.tiles), 1, p.threads, registers or sums + OTHER_REGISTERS['general'],
+        4 * p.shared_floats, 1, 1, float(products), 0.0, reads, reads,
+        image / WARP if p.shared else 0.0, 4.0 * image, float(products),
+        4.0 * p.threads * p.th * p.tw, 0.0,
+    )  # fmt: skip
+
+
 def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     p, wanted = cnnopt_plan.plan(group, schedule), need(group, schedule)
     warps = p.threads // WARP
@@ -162,9 +227,12 @@ def _input_wavefronts(p: cnnopt_plan.Plan) -> int:
 
 
 _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
-    'tiled': _tiled,
+    'depthwise': _depthwise,
+    'general': _general,
+    'patch': _patch,
     'rs': _cnnopt,
     's': _cnnopt,
+    'tiled': _tiled,
 }
 
 

@@ -28,6 +28,8 @@ def blocked(group: Group, blocks: Mapping[str, int]) -> Group:
     output. Block sizes must divide the channels (of each group, in grouped convolutions).
     """
     wanted = dict(blocks)
+    if not group.is_plain:
+        raise SpecError(f'{group.label} has tables, lookups or other dtypes: it cannot be blocked')
     for name, block in blocks.items():
         _check_block(group.tensor(name), block)
     if group.output.name in blocks:

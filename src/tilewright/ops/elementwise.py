@@ -6,60 +6,84 @@ from collections.abc import Sequence
 
 from tilewright.errors import SpecError
 from tilewright.ops.convolution import _whole
+from tilewright.ops.dtypes import dtype_of
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.pointwise import ACTIVATIONS, check_activation
 from tilewright.ops.stage import FUNCTIONS, Access, Affine, Dim, Expr, Stage, call, read, var
 
 
 def elementwise(
-    function: str | Expr, *shapes: Sequence[int], dims: Sequence[str] | None = None
+    function: str | Expr,
+    *shapes: Sequence[int],
+    dims: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    roles: Sequence[str] | None = None,
+    out: str | None = None,
+    name: str | None = None,
 ) -> Group:
     """Out = function(In0, In1, ..): one of `FUNCTIONS`, or an expression that reads the inputs.
 
     Shapes broadcast as in numpy. The inputs are called In0, In1, .., a single one In.
+    dtypes, roles  of the inputs: float32 that changes from call to call, where not given
+    out            the dtype of the result; the expression's own (ops/dtypes.py) where not given
+    name           what the stage is called, in place of the function
     """
     given = [tuple(_whole('a size', size, 1) for size in shape) for shape in shapes]
     if not given:
         raise SpecError('an element-wise operator needs the shape of at least one input')
     if isinstance(function, str):
-        if function not in FUNCTIONS:
+        if function not in FUNCTIONS or function == 'cast':
             raise SpecError(f'unknown function {function!r}; known: {", ".join(FUNCTIONS)}')
         expr = call(function, *(read(i) for i in range(len(given))))
     else:
         expr = function
-    sizes = _broadcast(given)
+    kinds = _each('dtypes', dtypes, 'f32', len(given))
+    parts = _each('roles', roles, 'input', len(given))
+    sizes = broadcast(given)
     names = _names(sizes, dims)
     domain = tuple(Dim(d, size) for d, size in zip(names, sizes, strict=True))
     inputs, reads = [], []
     for number, shape in enumerate(given):
-        name = f'In{number}' if len(given) > 1 else 'In'
+        called = f'In{number}' if len(given) > 1 else 'In'
         own = names[len(names) - len(shape) :]
         index = (
             var(d) if size > 1 or sizes[names.index(d)] == 1 else Affine(())
             for d, size in zip(own, shape, strict=True)
         )
-        inputs.append(Tensor(name, own, shape))
-        reads.append(Access(name, tuple(index)))
-    word = function if isinstance(function, str) else 'expression'
+        inputs.append(Tensor(called, own, shape, parts[number], kinds[number]))
+        reads.append(Access(called, tuple(index)))
+    word = name or (function if isinstance(function, str) else 'expression')
     stage = Stage(word, domain, Access('Out', tuple(map(var, names))), tuple(reads), expr)
-    label = f'{word}-{",".join("x".join(map(str, shape)) for shape in given)}'
-    return Group(label, (*inputs, Tensor('Out', names, sizes, 'output')), (stage,))
+    kind = out or dtype_of(expr, kinds)
+    mark = '' if {kind, *kinds} == {'f32'} else f'@{",".join(kinds)}:{kind}'
+    label = f'{word}-{",".join("x".join(map(str, shape)) for shape in given)}{mark}'
+    return Group(label, (*inputs, Tensor('Out', names, sizes, 'output', kind)), (stage,))
 
 
-def activate(name: str, shape: Sequence[int], *, dims: Sequence[str] | None = None) -> Group:
+def activate(
+    name: str, shape: Sequence[int], *, dims: Sequence[str] | None = None, dtype: str = 'f32'
+) -> Group:
     """Out = activation(In)."""
     check_activation(name)
-    return _renamed(elementwise(ACTIVATIONS[name], shape, dims=dims), name)
+    return elementwise(ACTIVATIONS[name], shape, dims=dims, dtypes=[dtype], out=dtype, name=name)
 
 
-def copy(shape: Sequence[int], *, dims: Sequence[str] | None = None) -> Group:
-    """Out = In; with `ops.slices.into_slice` one branch of a concatenation."""
-    return _renamed(elementwise(read(0), shape, dims=dims), 'copy')
+def copy(
+    shape: Sequence[int], *, dims: Sequence[str] | None = None, dtype: str = 'f32',
+    out: str | None = None,
+) -> Group:  # fmt: skip
+    """Out = In; with `ops.slices.into_slice` one branch of a concatenation.
+
+    With another dtype `out` it converts.
+    """
+    name = 'copy' if out in (None, dtype) else 'convert'
+    return elementwise(read(0), shape, dims=dims, dtypes=[dtype], out=out or dtype, name=name)
 
 
 def transpose(
-    shape: Sequence[int], order: Sequence[int], *, dims: Sequence[str] | None = None
-) -> Group:
+    shape: Sequence[int], order: Sequence[int], *, dims: Sequence[str] | None = None,
+    dtype: str = 'f32',
+) -> Group:  # fmt: skip
     """Another layout: dimension i of Out is dimension order[i] of In (NCHW to NHWC: 0, 2, 3, 1)."""
     sizes = tuple(_whole('a size', size, 1) for size in shape)
     if sorted(order) != list(range(len(sizes))):
@@ -72,14 +96,21 @@ def transpose(
         (Access('In', tuple(map(var, names))),), read(0),
     )  # fmt: skip
     tensors = (
-        Tensor('In', names, sizes),
-        Tensor('Out', tuple(turned), tuple(sizes[i] for i in order), 'output'),
+        Tensor('In', names, sizes, dtype=dtype),
+        Tensor('Out', tuple(turned), tuple(sizes[i] for i in order), 'output', dtype),
     )
     label = f'transpose-{"x".join(map(str, sizes))}to{"".join(map(str, order))}'
-    return Group(label, tensors, (stage,))
+    return Group(label if dtype == 'f32' else f'{label}@{dtype}', tensors, (stage,))
 
 
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _each(what: str, given: Sequence[str] | None, default: str, count: int) -> tuple[str, ...]:
+    if given is not None and len(given) != count:
+        raise SpecError(f'{len(given)} {what} for {count} inputs; give one for each')
+    return tuple(given or [default] * count)
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all of these broadcast to, as in numpy."""
     rank = max(map(len, shapes))
     sizes = []
     for axis in range(-rank, 0):
@@ -96,10 +127,3 @@ def _names(sizes: tuple[int, ...], dims: Sequence[str] | None) -> tuple[str, ...
     if len(names) != len(sizes):
         raise SpecError(f'{names} names {len(names)} of {len(sizes)} dimensions')
     return names
-
-
-def _renamed(group: Group, name: str) -> Group:
-    stage = group.stages[0]
-    renamed = Stage(name, stage.dims, stage.write, stage.reads, stage.expr)
-    label = group.label.replace('expression', name, 1)
-    return Group(label, group.tensors, (renamed,))

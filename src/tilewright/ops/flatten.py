@@ -54,7 +54,8 @@ def _without_points(group: Group) -> Group:
     One reduction stays, since a sum has to be over something.
     """
     stage = group.main
-    single = [d for d in stage.reduction if stage.sizes[d] == 1]
+    used = set(stage.expr.iterators())
+    single = [d for d in stage.reduction if stage.sizes[d] == 1 and d not in used]
     if len(single) == len(stage.reduction):
         single = single[1:]
 
@@ -63,7 +64,7 @@ def _without_points(group: Group) -> Group:
             Affine(tuple((n, c) for n, c in e.terms if n not in single), e.const)
             for e in access.index
         )
-        return Access(access.tensor, tuple(index))
+        return replace(access, index=tuple(index))
 
     lean = replace(
         stage,
@@ -103,14 +104,23 @@ def _pair(group: Group, stage: Stage, access: Access, axis: int) -> tuple[str, s
     """The iterators that walk the whole of axes `axis` and `axis + 1`, one each."""
     names = []
     shape = group.tensor(access.tensor).shape
+    if {axis, axis + 1} & _indirect(access):
+        return None
     for expression, extent in zip(access.index[axis : axis + 2], shape[axis:], strict=False):
         if expression.const or [c for _, c in expression.terms] != [1]:
             return None
         name = expression.names[0]
         if stage.sizes[name] != extent or name not in stage.parallel:
             return None
+        if name in stage.expr.iterators():
+            return None
         names.append(name)
     return (names[0], names[1]) if len(set(names)) == 2 else None
+
+
+def _indirect(access: Access) -> set[int]:
+    """Axes that are found through a table or another tensor."""
+    return {axis for axis, _ in (*access.tables, *access.lookups)}
 
 
 def _place(access: Access, pair: tuple[str, str] | None) -> int | None:
@@ -118,6 +128,8 @@ def _place(access: Access, pair: tuple[str, str] | None) -> int | None:
     if pair is None or not set(pair) & set(access.names):
         return None
     where = [[i for i, e in enumerate(access.index) if name in e.names] for name in pair]
+    if {*where[0], *where[1]} & _indirect(access):
+        return -1
     if len(where[0]) == len(where[1]) == 1 and where[1][0] == where[0][0] + 1:
         return where[0][0]
     return -1
@@ -147,7 +159,12 @@ def _join_stage(stage: Stage, pair: tuple[str, str], axes: Axes) -> Stage:
         if access.tensor not in axes:
             return access
         axis = axes[access.tensor]
-        return Access(access.tensor, (*access.index[:axis], var(name), *access.index[axis + 2 :]))
+
+        def moved(pairs: tuple) -> tuple:
+            return tuple((a - (a > axis), other) for a, other in pairs)
+
+        joined = (*access.index[:axis], var(name), *access.index[axis + 2 :])
+        return Access(access.tensor, joined, moved(access.tables), moved(access.lookups))
 
     dims = [
         Dim(name, d.size * stage.sizes[pair[1]]) if d.name == pair[0] else d

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilewright.errors import SpecError
+from tilewright.ops.dtypes import DTYPES, is_float
 from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage
 
 ROLES = ('input', 'constant', 'output', 'inner')
 STORAGE = ('register', 'cache', 'global')
-DTYPES = {'f32': 4, 'f64': 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,13 @@ class Group:
                 f'stage {stage.name} indexes {tensor.name} with {len(access.index)} expressions, '
                 f'it has {len(tensor.shape)} dimensions'
             )
+        for axis, read in access.lookups:
+            source = self.tensor(stage.reads[read].tensor)
+            if is_float(source.dtype):
+                raise SpecError(
+                    f'stage {stage.name}: axis {axis} of {tensor.name} is looked up in '
+                    f'{source.name}, which is {source.dtype}; indices are whole numbers'
+                )
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -149,6 +156,16 @@ class Group:
     def epilogue(self) -> tuple[Stage, ...]:
         """The stages behind the main one."""
         return self.stages[self.stages.index(self.main) + 1 :]
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all is float32 and found by affine indices: what every schema understands."""
+        return all(t.dtype == 'f32' for t in self.tensors) and all(
+            s.is_affine and not set(s.expr.iterators()) for s in self.stages
+        )
+
+    def read_dtypes(self, stage: Stage) -> tuple[str, ...]:
+        return tuple(self.tensor(a.tensor).dtype for a in stage.reads)
 
     @property
     def flops(self) -> int:
@@ -215,11 +232,22 @@ class Group:
 
 
 def _access_json(access: Access) -> list:
-    return [access.tensor, [[list(map(list, e.terms)), e.const] for e in access.index]]
+    plain = [access.tensor, [[list(map(list, e.terms)), e.const] for e in access.index]]
+    if access.is_affine:
+        return plain
+    tables = [[axis, list(values)] for axis, values in access.tables]
+    return [*plain, tables, [list(pair) for pair in access.lookups]]
 
 
 def _access_from(data: list) -> Access:
-    tensor, index = data
+    tensor, index, *indirect = data
+    plain = tuple(Affine(tuple((n, c) for n, c in terms), const) for terms, const in index)
+    if not indirect:
+        return Access(tensor, plain)
+    tables, lookups = indirect
     return Access(
-        tensor, tuple(Affine(tuple((n, c) for n, c in terms), const) for terms, const in index)
+        tensor,
+        plain,
+        tuple((axis, tuple(values)) for axis, values in tables),
+        tuple((axis, read) for axis, read in lookups),
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tilewright.ops.group import Group
-from tilewright.ops.stage import Access, Stage
+from tilewright.ops.stage import Access, Affine, Stage
 
 
 @lru_cache(maxsize=256)
@@ -63,22 +63,30 @@ def _is_epilogue(group: Group, first: Stage, stage: Stage, written: Sequence[str
         return False
     for here, there in zip(stage.write.index, first.write.index, strict=True):
         one = len(here.terms) == 1 and here.terms[0][1] == 1
+        one |= _same_steps(here, there)
         whole = here.extent(stage.sizes) == there.extent(first.sizes)
         if not one or not whole or here.const != there.const:
             return False
     return all(
-        access.index == stage.write.index
+        access.index == stage.write.index and access.is_affine
         if access.tensor in written
         else _stays_inside(group, stage, access)
         for access in stage.reads
     )
 
 
+def _same_steps(here: Affine, there: Affine) -> bool:
+    """Whether both walk an axis by one iterator of the same step, or stand at one place."""
+    return [c for _, c in here.terms] == [c for _, c in there.terms] and len(here.terms) < 2
+
+
 def _stays_inside(group: Group, stage: Stage, access: Access) -> bool:
-    shape = group.tensor(access.tensor).shape
+    shape, tables = group.tensor(access.tensor).shape, dict(access.tables)
     return all(
-        e.const >= 0 and e.const + e.extent(stage.sizes) <= extent
-        for e, extent in zip(access.index, shape, strict=True)
+        min(tables[axis]) >= 0 and max(tables[axis]) < extent
+        if axis in tables
+        else e.const >= 0 and e.const + e.extent(stage.sizes) <= extent
+        for axis, (e, extent) in enumerate(zip(access.index, shape, strict=True))
     )
 
 

@@ -44,7 +44,7 @@ def into_slice(group: Group, axis: int, offset: int, extent: int) -> Group:
             Affine(at.terms, at.const + offset),
             *access.index[axis + 1 :],
         )
-        return Access(access.tensor, index)
+        return replace(access, index=index)
 
     def move_all(stage: Stage) -> Stage:
         return replace(stage, write=move(stage.write), reads=tuple(map(move, stage.reads)))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import GpuPrediction, predict_gpu
 from tilewright.model.gpu_bounds import GpuBounds, gpu_bounds
-from tilewright.model.gpu_estimate import Estimate, demand, estimate
+from tilewright.model.gpu_transactions import BANKS_BYTES
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu_moves import moves, schedule_text
@@ -33,16 +34,15 @@ class Explanation:
     machine: GpuMachine
     bounds: dict[str, GpuBounds]
     schedule: GpuSchedule
-    estimate: Estimate
-    runner_up: tuple[GpuSchedule, Estimate] | None
-    registers: int
+    predicted: GpuPrediction
+    runner_up: tuple[GpuSchedule, GpuPrediction] | None
 
     def to_json(self) -> dict:
         other = self.runner_up
         return {
             'name': self.name, 'label': self.group.label, 'flops': self.group.flops,
             'bounds': {name: bound.to_json() for name, bound in self.bounds.items()},
-            'schedule': self.schedule.to_json(), 'predicted': self.estimate.to_json(),
+            'schedule': self.schedule.to_json(), 'predicted': self.predicted.to_json(),
             'runner_up': other and {
                 'schedule': other[0].to_json(), 'predicted': other[1].to_json()
             },
@@ -54,7 +54,7 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
 
     def seconds(schedule: GpuSchedule) -> float | None:
         try:
-            return estimate(group, schedule, machine).seconds
+            return predict_gpu(group, schedule, machine).seconds
         except ScheduleError:
             return None
 
@@ -69,14 +69,13 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
     intrinsics = ['fma', *({best.intrinsic} - {'fma'})]
     return Explanation(
         name, group, machine, {i: gpu_bounds(group, machine, i) for i in intrinsics}, best,
-        estimate(group, best, machine), other and (other, estimate(group, other, machine)),
-        demand(group, best).registers,
+        predict_gpu(group, best, machine), other and (other, predict_gpu(group, other, machine)),
     )  # fmt: skip
 
 
 def explanation_text(e: Explanation) -> str:
     """For people; times in microseconds."""
-    group, x = e.group, e.estimate
+    group, x = e.group, e.predicted
     title = e.name if e.name == group.label else f'{e.name} ({group.label})'
     lines = [f'{title} on {e.machine.name}, by the model alone: {group.flops / 1e9:.3f} GFLOP']
     for intrinsic, bound in e.bounds.items():
@@ -86,24 +85,27 @@ def explanation_text(e: Explanation) -> str:
             f'{1e6 * bound.compute_s:.2f}, L2 {1e6 * bound.l2_s:.2f}, DRAM {1e6 * bound.dram_s:.2f}'
             f'{", not needed: all tensors stay in L2" if bound.resident else ""})'
         )
-    parts = ', '.join(f'{n} {1e6 * s:.2f}' for n, s in x.breakdown.items())
+    parts = ', '.join(f'{n} {1e6 * s:.2f}' for n, s in x.parts.items())
     least = min(b.microseconds for b in e.bounds.values())
+    moved = x.work.global_bytes
+    beyond = 0 if group.compulsory_bytes <= e.machine.l2_bytes else group.compulsory_bytes
+    shared = x.work.blocks * x.work.wavefronts * BANKS_BYTES
+    waves = x.work.blocks / (e.machine.multiprocessors * x.occupancy.blocks)
     lines += [
         f'best schedule: {schedule_text(e.schedule)}',
         f'  predicted {1e6 * x.seconds:.2f} us, {100 * least / 1e6 / x.seconds:.0f}% of the bound; '
-        f'limited by {x.limit}',
-        f'  us by resource: {parts}',
-        f'  traffic: L2 {x.l2_bytes / 1e6:.2f} MB ({x.l2_bytes / group.compulsory_bytes:.1f} times '
-        f'the tensors), DRAM {x.dram_bytes / 1e6:.2f} MB, shared memory {x.shared_bytes / 1e6:.1f} '
-        f'MB read',
-        f'  blocks: {x.blocks} in {x.waves:.2f} waves, on a multiprocessor at once {x.resident}, '
-        f'limited by {x.resident_by}; occupancy {100 * x.occupancy:.0f}%, about {e.registers} '
-        f'registers a thread',
+        f'limited by {x.by}',
+        f'  us by resource, which overlap: {parts}',
+        f'  traffic: L2 {moved / 1e6:.2f} MB ({moved / group.compulsory_bytes:.1f} times the '
+        f'tensors), DRAM {beyond / 1e6:.2f} MB, shared memory {shared / 1e6:.1f} MB read',
+        f'  blocks: {x.work.blocks} in {waves:.2f} waves, on a multiprocessor at once '
+        f'{x.occupancy.blocks}, limited by {x.occupancy.by}; occupancy '
+        f'{100 * x.occupancy.share:.0f}%, about {x.work.registers} registers a thread',
     ]
     if e.runner_up:
         schedule, other = e.runner_up
         lines.append(
             f'runner-up of another kind: {schedule_text(schedule)}, '
-            f'{1e6 * other.seconds:.2f} us, limited by {other.limit}'
+            f'{1e6 * other.seconds:.2f} us, limited by {other.by}'
         )
     return '\n'.join(lines)

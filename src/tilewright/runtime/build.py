@@ -123,7 +123,7 @@ def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> 
     entry = cache_dir() / 'code' / digest[:2] / f'{name}-{digest}'
     library = entry / f'{name}.so'
     try:
-        if _intact(library):
+        if is_intact(library):
             os.utime(entry)
         else:
             _make(entry, source, words, name)
@@ -136,7 +136,7 @@ def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> 
     return library
 
 
-def _intact(library: Path) -> bool:
+def is_intact(library: Path) -> bool:
     """Whether an entry is complete and has the bytes that were built."""
     try:
         want = (library.parent / _SUM).read_text()
@@ -159,14 +159,14 @@ def _make(entry: Path, source: str, words: list[str], name: str) -> None:
         # Fails when another builder was quicker; its entry then serves as well as ours.
         with contextlib.suppress(OSError):
             os.rename(made, entry)
-        if not _intact(entry / library.name):
+        if not is_intact(entry / library.name):
             raise OSError(f'{entry} cannot be replaced')
 
 
 def _discard_damaged(entry: Path, library: str, scratch: str) -> None:
     """Move a damaged entry into the scratch folder, which is removed soon. Never written in place:
     another process may have the library mapped."""
-    if entry.exists() and not _intact(entry / library):
+    if entry.exists() and not is_intact(entry / library):
         with contextlib.suppress(FileNotFoundError):
             os.rename(entry, Path(scratch) / 'damaged')
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilewright.errors import ArrayError
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu import Kernel, aligned_empty
 
@@ -56,7 +57,7 @@ class BuiltGroup:
         if packed is None:
             packed = self._kernel.pack({**self._constants, **constants})
         if out is None:
-            out = aligned_empty(self.group.output.shape)
+            out = aligned_empty(self.group.output.shape, NUMPY[self.group.output.dtype])
         self._kernel.run(dict(zip(self._inputs, inputs, strict=True)), packed, out)
         return out
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tilewright import knobs
 from tilewright.errors import ArrayError, CheckError
+from tilewright.ops.dtypes import NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
 from tilewright.runtime.build import build
 
@@ -59,8 +60,9 @@ def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarra
 
 
 def as_operand(tensor: Tensor, array: object) -> np.ndarray:
-    """The array as the kernel reads it: float32, C-contiguous, aligned; copied where it is not."""
-    if type(array) is np.ndarray and array.dtype == np.float32 and array.shape == tensor.shape:
+    """The array as the kernel reads it: its dtype, C-contiguous, aligned; else copied."""
+    kind = NUMPY[tensor.dtype]
+    if type(array) is np.ndarray and array.dtype == kind and array.shape == tensor.shape:
         flags = array.flags
         if flags.c_contiguous and flags.aligned:
             return array  # nothing to do: what a caller who cares passes every time
@@ -73,9 +75,13 @@ def as_operand(tensor: Tensor, array: object) -> np.ndarray:
             f'{tensor.name} has shape {given.shape}; this kernel was made for {tensor.shape}'
         )
     if given.dtype.kind not in 'fiub':
-        raise ArrayError(f'{tensor.name} has dtype {given.dtype}; give real numbers, best float32')
+        raise ArrayError(
+            f'{tensor.name} has dtype {given.dtype}; give real numbers, best {np.dtype(kind)}'
+        )
+    if not is_float(tensor.dtype) and not np.can_cast(given.dtype, kind, 'same_kind'):
+        raise ArrayError(f'{tensor.name} has dtype {given.dtype}; it must be {np.dtype(kind)}')
     with np.errstate(over='ignore'):  # doubles beyond float32 become infinite, as in any cast
-        ready = np.ascontiguousarray(given, np.float32)
+        ready = np.ascontiguousarray(given, kind)
     return ready if ready.flags.aligned else ready.copy()
 
 
@@ -120,7 +126,7 @@ class Kernel:
         return packed
 
     def run(self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
-        """Compute into `out`, a float32 C-contiguous array of the output's shape."""
+        """Compute into `out`, a C-contiguous array of the output's shape and dtype."""
         keep = self._checked(inputs, packed, out)
         given = [inputs[t.name] for t in self._inputs]
         with self._lock:
@@ -181,14 +187,14 @@ class Kernel:
         self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray
     ) -> list[np.ndarray]:
         """The inputs as the kernel reads them, once everything has been checked."""
-        want = self.group.output.shape
+        want, kind = self.group.output.shape, np.dtype(NUMPY[self.group.output.dtype])
         if not isinstance(out, np.ndarray):
             raise ArrayError(f'out is a {type(out).__name__}; it must be a numpy array')
         flags = out.flags
-        if out.shape != want or out.dtype != np.float32 or not flags.c_contiguous:
+        if out.shape != want or out.dtype != kind or not flags.c_contiguous:
             raise ArrayError(
                 f'out has shape {out.shape} and dtype {out.dtype}; it must be a C-contiguous '
-                f'float32 array of shape {want}'
+                f'{kind} array of shape {want}'
             )
         if not flags.writeable or not flags.aligned:
             raise ArrayError('out must be writeable and aligned; allocate it with numpy.empty')

@@ -6,7 +6,6 @@ and spills read from the assembler's report.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.gpu.dialect_cuda import CUDA
-from tilewright.codegen.gpu.language import Kernel, lower
-from tilewright.errors import CompilerError, MissingError, StoreError
-from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.codegen.gpu.language import Kernel, lower_all
+from tilewright.errors import CompilerError, MissingError, StoreError, TilewrightError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.machine.nvidia import nvidia_gpu
+from tilewright.runtime.batch import WARM_UP, cuda_batch
+from tilewright.runtime.compilers import complaint, resources_of
+from tilewright.runtime.cuda_graph import Launch, captured, stopwatch
 from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
-from tilewright.runtime.opencl import complaint
 
-_REPORT = re.compile(
-    r'(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, '
-    r'(?P<loads>\d+) bytes spill loads'
-)
+COPIES = 20  # calls in a graph that is timed
+CACHING = (12, 9)  # versions of NVRTC from here on keep what they compiled
 
 
 @cache
@@ -39,11 +39,21 @@ def _bindings(name: str) -> Any:
 
 def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resources]:
     """[Kernel] -> (machine code, source, resources) for an architecture such as 'sm_90'."""
+    binary, source, resources = compile_cubins((kernel,), architecture)
+    return binary, source, resources[kernel.name]
+
+
+def compile_cubins(
+    kernels: Sequence[Kernel], architecture: str
+) -> tuple[bytes, str, dict[str, Resources]]:
+    """[Kernel] -> (machine code of all, source, resources by name): the compiler starts once."""
     nvrtc = _bindings('nvrtc')
-    source = lower(kernel, CUDA)
+    source, names = lower_all(kernels, CUDA), ', '.join(kernel.name for kernel in kernels)
     options = [
         f'--gpu-architecture={architecture}'.encode(), b'--ptxas-options=-v', b'--std=c++17',
     ]  # fmt: skip
+    if tuple(checked(nvrtc.nvrtcVersion())) >= CACHING:
+        options.append(b'--no-cache')  # what comes from there has no report of registers
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -52,22 +62,13 @@ def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resour
         text = log.decode(errors='replace').rstrip('\0 ')
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompilerError(
-                f'NVRTC refused kernel {kernel.name} for {architecture}: {complaint(text, source)}'
+                f'NVRTC refused kernel {names} for {architecture}: {complaint(text, source)}'
             )
         binary = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
         nvrtc.nvrtcGetCUBIN(program, binary)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return binary, source, _resources(text)
-
-
-def _resources(report: str) -> Resources:
-    registers = re.search(r'Used (\d+) registers', report)
-    spills = _REPORT.search(report)
-    return Resources(
-        int(registers[1]) if registers else None,
-        int(spills['stores']) + int(spills['loads']) if spills else None,
-    )
+    return binary, source, {kernel.name: resources_of(text, kernel.name) for kernel in kernels}
 
 
 def checked(answer: tuple, doing: str = '') -> Any:
@@ -113,25 +114,24 @@ class CudaDevice(Device):
             kind = getattr(kinds, f'CU_DEVICE_ATTRIBUTE_{name}')
             return checked(cu.cuDeviceGetAttribute(kind, self.device))
 
-        major, minor = ask('COMPUTE_CAPABILITY_MAJOR'), ask('COMPUTE_CAPABILITY_MINOR')
-        base = known_gpu({7: 'rtx2080ti'}.get(major, 'h200')).to_json()
-        multiprocessors, clock = ask('MULTIPROCESSOR_COUNT'), ask('CLOCK_RATE') / 1e6
-        base |= {
-            'name': self.name,
-            'multiprocessors': multiprocessors,
-            'warp': ask('WARP_SIZE'),
-            'clock_ghz': clock,
-            'registers': ask('MAX_REGISTERS_PER_MULTIPROCESSOR'),
-            'shared_bytes': ask('MAX_SHARED_MEMORY_PER_MULTIPROCESSOR'),
-            'shared_bytes_per_block': ask('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN'),
-            'threads': ask('MAX_THREADS_PER_MULTIPROCESSOR'),
-            'threads_per_block': ask('MAX_THREADS_PER_BLOCK'),
-            'blocks': ask('MAX_BLOCKS_PER_MULTIPROCESSOR'),
-            'l2_bytes': ask('L2_CACHE_SIZE'),
-            'shared_gbps': multiprocessors * 128 * clock,
-            'capability': [major, minor],
-        }
-        return GpuMachine.from_json(base)
+        clock = ask('CLOCK_RATE') / 1e6
+        # Two transfers a cycle of the memory's clock, as wide as its bus.
+        memory = 2 * ask('MEMORY_CLOCK_RATE') * 1e3 * ask('GLOBAL_MEMORY_BUS_WIDTH') / 8 / 1e9
+        return nvidia_gpu(
+            self.name,
+            (ask('COMPUTE_CAPABILITY_MAJOR'), ask('COMPUTE_CAPABILITY_MINOR')),
+            ask('MULTIPROCESSOR_COUNT'),
+            clock,
+            warp=ask('WARP_SIZE'),
+            registers=ask('MAX_REGISTERS_PER_MULTIPROCESSOR'),
+            shared_bytes=ask('MAX_SHARED_MEMORY_PER_MULTIPROCESSOR'),
+            shared_bytes_per_block=ask('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN'),
+            threads=ask('MAX_THREADS_PER_MULTIPROCESSOR'),
+            threads_per_block=ask('MAX_THREADS_PER_BLOCK'),
+            blocks=ask('MAX_BLOCKS_PER_MULTIPROCESSOR'),
+            l2_bytes=ask('L2_CACHE_SIZE'),
+            **({'global_gbps': memory} if memory else {}),
+        )
 
     def compile(self, kernel: Kernel) -> Program:
         binary, source, resources = compile_cubin(kernel, self.architecture)
@@ -140,12 +140,33 @@ class CudaDevice(Device):
     def load(self, kernel: Kernel, binary: bytes, source: str, resources: Resources) -> Program:
         """A program from what `compile_cubin` made, here or in another process."""
         self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes, resources.registers)
+        module = self.load_module(binary, kernel.name)
+        try:
+            return self.function(module, kernel, source, resources)
+        except TilewrightError:
+            self.cu.cuModuleUnload(module)
+            raise
+
+    def load_module(self, binary: bytes, name: str) -> Any:
+        checked(self.cu.cuCtxSetCurrent(self.context))
+        return checked(self.cu.cuModuleLoadData(binary), f' while loading kernel {name}')
+
+    def function(self, module: Any, kernel: Kernel, source: str, resources: Resources) -> Program:
+        """A kernel of a module that is loaded."""
+        self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes, resources.registers)
         cu, doing = self.cu, f' while loading kernel {kernel.name}'
-        checked(cu.cuCtxSetCurrent(self.context))
-        module = checked(cu.cuModuleLoadData(binary), doing)
         function = checked(cu.cuModuleGetFunction(module, kernel.name.encode()), doing)
         kind = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(cu.cuFuncSetAttribute(function, kind, kernel.shared_bytes), doing)
+        if resources.registers is None:  # the compiler did not say
+            kinds = cu.CUfunction_attribute
+            taken = [
+                checked(
+                    cu.cuFuncGetAttribute(getattr(kinds, f'CU_FUNC_ATTRIBUTE_{name}'), function)
+                )
+                for name in ('NUM_REGS', 'LOCAL_SIZE_BYTES')
+            ]
+            resources = Resources(*taken)
         return Program(kernel, source, resources, (module, function))
 
     def unload(self, program: Program) -> None:
@@ -162,8 +183,12 @@ class CudaDevice(Device):
 
     def write(self, array: NDArray, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values)
+        # In our own stream: a plain copy from pageable memory returns before its last bytes have
+        # arrived, and a stream that does not block would not wait for them.
+        checked(
+            self.cu.cuMemcpyHtoDAsync(array.memory, values.ctypes.data, values.nbytes, self.stream)
+        )
         self.synchronize()
-        checked(self.cu.cuMemcpyHtoD(array.memory, values.ctypes.data, values.nbytes))
 
     def download(self, array: NDArray) -> np.ndarray:
         values = np.empty(array.sizes, NUMPY[array.dtype])
@@ -171,52 +196,47 @@ class CudaDevice(Device):
         checked(self.cu.cuMemcpyDtoH(values.ctypes.data, array.memory, values.nbytes))
         return values
 
-    def launch(self, call: Call) -> None:
+    def prepare(self, call: Call) -> Launch:
+        """A launch with its arguments checked and bound; it can be repeated at no cost."""
         kernel = call.program.kernel
         holders = [holder(value) for value in self.check(call)]
         pointers = np.array([h.ctypes.data for h in holders], np.uint64)
         grid = call.grid or kernel.grid
-        checked(
-            self.cu.cuLaunchKernel(
-                call.program.handle[1], *grid, kernel.threads, 1, 1, kernel.shared_bytes,
-                self.stream, pointers.ctypes.data, 0,
-            ),
-            f' while starting {kernel.name}',
+        arguments = (
+            call.program.handle[1], *grid, kernel.threads, 1, 1, kernel.shared_bytes, self.stream,
+            pointers.ctypes.data, 0,
         )  # fmt: skip
+        return Launch(arguments, (pointers, holders))
+
+    def launch(self, call: Call) -> None:
+        doing = f' while starting {call.program.kernel.name}'
+        ready = self.prepare(call)
+        checked(self.cu.cuLaunchKernel(*ready.arguments), doing)
 
     def synchronize(self) -> None:
         checked(self.cu.cuStreamSynchronize(self.stream), ' in a kernel that ran before')
 
     def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
-        """Each repeat is the mean of some replays of one CUDA graph that holds all calls."""
-        cu = self.cu
-        graph = self._graph(calls, copies := 20)
-        start, end = (checked(cu.cuEventCreate(0)) for _ in range(2))
-        checked(cu.cuGraphLaunch(graph, self.stream))
-        self.synchronize()
-        seconds = []
-        for _ in range(repeats):
-            checked(cu.cuEventRecord(start, self.stream))
-            checked(cu.cuGraphLaunch(graph, self.stream))
-            checked(cu.cuEventRecord(end, self.stream))
+        """Each repeat is the mean of one replay of a CUDA graph that holds `COPIES` calls."""
+        ready = [self.prepare(call) for call in calls]
+        with (
+            captured(self.cu, checked, self.stream, ready, COPIES) as replay,
+            stopwatch(self.cu, checked, self.stream) as seconds,
+        ):
+            replay()
             self.synchronize()
-            seconds.append(checked(cu.cuEventElapsedTime(start, end)) * 1e-3 / copies)
-        checked(cu.cuGraphExecDestroy(graph))
-        for event in (start, end):
-            checked(cu.cuEventDestroy(event))
-        return seconds
+            return [seconds(replay) / COPIES for _ in range(repeats)]
 
-    def _graph(self, calls: Sequence[Call], copies: int) -> Any:
-        cu = self.cu
-        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        checked(cu.cuStreamBeginCapture(self.stream, mode))
-        for _ in range(copies):
-            for call in calls:
-                self.launch(call)
-        graph = checked(cu.cuStreamEndCapture(self.stream))
-        instance = checked(cu.cuGraphInstantiate(graph, 0))
-        checked(cu.cuGraphDestroy(graph))
-        return instance
+    def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
+        ready = [self.prepare(call) for call in calls]
+        launches = []
+        for one in ready:
+            function, gx, gy, gz, threads, _, _, shared, _, table, _ = one.arguments
+            launches.append((int(function), (gx, gy, gz), threads, shared, table))
+        self.synchronize()
+        stream = int(self.stream)
+        cuda_batch(stream, launches, min(count, WARM_UP))
+        return [cuda_batch(stream, launches, count) / count for _ in range(repeats)]
 
 
 def holder(value: Any) -> np.ndarray:

@@ -112,6 +112,14 @@ class Device(abc.ABC):
     def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
         """Seconds of `calls`, one after the other, measured on the device, for each repeat."""
 
+    def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
+        """Seconds of `calls` where they are launched `count` times without waiting in between.
+
+        By the host's clock, from the first launch until all have ended; the launches are not
+        Python's. By default one batch is as good as any other.
+        """
+        return self.time(calls, repeats)
+
     def upload(self, values: np.ndarray, dims: Sequence[str]) -> NDArray:
         """[numpy array, names of its dimensions] -> [NDArray]"""
         if len(dims) != values.ndim:
@@ -146,6 +154,11 @@ class Device(abc.ABC):
                         f'but the kernel runs on {self.name}; copy it there'
                     )
                 given[argument.name] = (value.dims, value.sizes, value.dtype)
+            elif isinstance(argument, Scalar) and isinstance(value, NDArray | np.ndarray):
+                raise ArrayError(
+                    f'argument {argument.name} of {kernel.name} is a number {argument.dtype}, but '
+                    f'{type(value).__name__} was passed; pass a number'
+                )
         scalars = {a.name: ((), (), '') for a in kernel.args if isinstance(a, Scalar)}
         named = {n: given.get(n, scalars.get(n, ((), (), ''))) for n in call.values}
         check_call(kernel, named)

@@ -28,6 +28,7 @@ from tilewright import knobs
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.machine.isa import ISAS, Isa, host_arch, host_isas
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.runtime.build import compiler, run_compiler
 from tilewright.runtime.cpu import as_operand
@@ -80,12 +81,12 @@ static void poison(char *data, size_t bytes)
     memset(data, 0xff, bytes);
 }
 
-static float *load(FILE *file, size_t floats)
+static float *load(FILE *file, size_t bytes)
 {
-    char *data = guarded(floats * sizeof(float));
-    if (fread(data, sizeof(float), floats, file) != floats)
+    char *data = guarded(bytes);
+    if (fread(data, 1, bytes, file) != bytes)
         exit(4);
-    freeze(data, floats * sizeof(float));
+    freeze(data, bytes);
     return (float *)data;
 }
 
@@ -105,7 +106,7 @@ int main(int argc, char **argv)
         constant[i] = load(file, constants[i]);
     fclose(file);
     const size_t packed_bytes = tw_packed_bytes(), scratch_bytes = tw_scratch_bytes();
-    const size_t out_bytes = OUTPUT * sizeof(float);
+    const size_t out_bytes = OUTPUT;
     char *packed = guarded(packed_bytes), *out = guarded(out_bytes);
     char *scratch = guarded(scratch_bytes);
     poison(packed, packed_bytes);
@@ -233,7 +234,7 @@ def run_program(
         for placement in placements:
             command = [*tools.run, str(program), str(given), str(made), placement]
             _execute(command, f'{group.label}, buffers flush at their {placement},')
-            flat = np.fromfile(made, np.float32)
+            flat = np.fromfile(made, NUMPY[group.output.dtype])
             outputs.append(flat.reshape(group.output.shape))
     return outputs
 
@@ -261,10 +262,10 @@ def _row(isa: str) -> Isa:
 
 def _main(group: Group) -> str:
     def sizes(role: str) -> list[str]:
-        return [str(t.size) for t in group.with_role(role)]
+        return [str(t.bytes) for t in group.with_role(role)]
 
     names = {'INPUT': sizes('input'), 'CONSTANT': sizes('constant')}
-    text = MAIN.replace('OUTPUT', str(group.output.size))
+    text = MAIN.replace('OUTPUT', str(group.output.bytes))
     for name, values in names.items():
         text = text.replace(f'{{{name}S}}', f'{{{", ".join(values) or "0"}}}')
         text = text.replace(f'{name}_COUNT', str(len(values)))

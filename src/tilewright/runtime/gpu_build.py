@@ -1,6 +1,6 @@
 """GPU schedules -> machine code, many at once, by NVRTC in processes of their own.
 
-Goes in: a group, a schedule, an architecture. Comes out: a future of `Built`: the files of a
+Goes in: a group, a schedule, an architecture. Comes out: a `Pending` with its `Built`: files of a
 module's kernels, in their order, or one sentence that says why there are none. Nothing here needs a
 GPU. Files live as long as the `Compiler`; kernels with the same source are compiled once.
 """
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright import knobs
 from tilewright.codegen.gpu.dialect_cuda import CUDA
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.language import Kernel, lower
 from tilewright.errors import TilewrightError
 from tilewright.ops.group import Group
+from tilewright.runtime.crew import Crew, LostError
 from tilewright.runtime.cuda import compile_cubin
 from tilewright.runtime.device import Resources
 from tilewright.schedule.gpu import GpuSchedule
@@ -75,31 +75,46 @@ def read(file: tuple[str, int | None, int | None]) -> tuple[bytes, Resources]:
     return Path(path).read_bytes(), Resources(registers, spilled)
 
 
-def _leave_interrupts() -> None:
-    """Ctrl-C is for the process that asked; it ends the compilers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 class Compiler:
-    """Processes that compile; use it in a `with` statement."""
+    """Processes that compile; use it in a `with` statement.
 
-    def __init__(self, architecture: str, processes: int | None = None) -> None:
+    One that dies or does not end in time is a `Built` with an error, as any other refusal is.
+    """
+
+    def __init__(
+        self, architecture: str, processes: int | None = None, limit: float | None = None
+    ) -> None:
         self.architecture = architecture
-        # Not forked: a process that has a CUDA context or threads does not survive that.
-        spawn = multiprocessing.get_context('spawn')
-        self._pool = ProcessPoolExecutor(
-            processes or os.cpu_count() or 1, spawn, initializer=_leave_interrupts
-        )
+        seconds = knobs.get('time_limit') if limit is None else limit
+        self._crew = Crew(processes or os.cpu_count() or 1, seconds)
         self._folder = tempfile.TemporaryDirectory(prefix='tilewright-gpu-')
 
     def __enter__(self) -> Compiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._crew.close()
         self._folder.cleanup()
 
-    def submit(self, group: Group, schedule: GpuSchedule) -> Future[Built]:
-        return self._pool.submit(
-            build, group.to_json(), schedule.to_json(), self.architecture, self._folder.name
+    def submit(
+        self, group: Group, schedule: GpuSchedule, work: Callable[..., Built] = build
+    ) -> Pending:
+        """`work` is what a process does; another one is for tests."""
+        future = self._crew.submit(
+            work, group.to_json(), schedule.to_json(), self.architecture, self._folder.name
         )
+        return Pending(future)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A compilation under way."""
+
+    future: Future
+
+    def result(self) -> Built:
+        """What came of it; waits for it, as long as the compiler's limit allows."""
+        try:
+            return self.future.result()
+        except LostError as error:
+            return Built(error=f'the compilation was lost: {error}')

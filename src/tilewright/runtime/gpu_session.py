@@ -80,14 +80,24 @@ def load(
     files: Sequence[Sequence] | None = None,
 ) -> Loaded:  # fmt: skip
     """Programs (from files, else compiled here), buffers and calls; `ahead` has run."""
-    if files is None:
-        programs = tuple(device.compile(kernel) for kernel in module.kernels)
-    else:
-        programs = tuple(
-            device.load(kernel, binary, '', resources)  # pyright: ignore[reportAttributeAccessIssue]
-            for kernel, file in zip(module.kernels, files, strict=True)
-            for binary, resources in (read(tuple(file)),)  # pyright: ignore[reportArgumentType]
-        )
+    programs: list[Program] = []
+    try:
+        for number, kernel in enumerate(module.kernels):
+            if files is None:
+                programs.append(device.compile(kernel))
+                continue
+            binary, resources = read(tuple(files[number]))  # pyright: ignore[reportArgumentType]
+            programs.append(device.load(kernel, binary, '', resources))  # pyright: ignore[reportAttributeAccessIssue]
+    except TilewrightError:
+        _release(device, (), programs)
+        raise
+    return bind(device, module, shared, programs)
+
+
+def bind(
+    device: Device, module: Module, shared: Mapping[str, NDArray], programs: Sequence[Program]
+) -> Loaded:
+    """Buffers and calls of compiled kernels, in their order; `ahead` has run."""
     own: dict[str, NDArray] = {}
     try:
         own = allocate(device, module, shared)
@@ -97,7 +107,7 @@ def load(
             device.launch(call)
         device.synchronize()
         calls = calls_of(module.steps, programs[count:], arrays)
-        return Loaded(module, programs, own, tuple(calls))
+        return Loaded(module, tuple(programs), own, tuple(calls))
     except TilewrightError:
         _release(device, own.values(), programs)
         raise

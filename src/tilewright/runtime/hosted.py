@@ -6,24 +6,50 @@ at a guard page, so that an access behind one stops the process instead of givin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
 from tilewright.codegen.gpu.dialect_host import HOST
 from tilewright.codegen.gpu.language import Kernel, lower
 from tilewright.errors import CheckError, StoreError
-from tilewright.machine.gpu import known_gpu
+from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.runtime.build import build
 from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
 from tilewright.runtime.verify import guarded_empty
 
 FLAGS = ('-O1', '-w', '-lm')
+
+
+def _machine(limits: GpuMachine) -> GpuMachine:
+    """This host as one very small GPU: its own cores and clock, the limits of blocks of another.
+
+    A core multiplies and adds one number at a time in this dialect; what memory delivers is that of
+    any host, and `assumed`.
+    """
+    return replace(
+        limits, name='host', multiprocessors=1, clock_ghz=_clock_ghz(), fp32_lanes=1,
+        l2_bytes=known_gpu('pocl').l2_bytes, global_gbps=known_gpu('pocl').global_gbps,
+        l2_gbps=known_gpu('pocl').l2_gbps, shared_gbps=known_gpu('pocl').shared_gbps,
+        capability=(0, 0), instructions=tuple(sorted(HOST.capabilities - {'device_fence'})),
+        assumed=('global_gbps', 'l2_bytes', 'l2_gbps', 'shared_gbps'),
+    )  # fmt: skip
+
+
+def _clock_ghz() -> float:
+    """The clock that the system tells, or 2.5."""
+    for path in sorted(Path('/sys/devices/system/cpu').glob('cpu0/cpufreq/cpuinfo_max_freq')):
+        with contextlib.suppress(OSError, ValueError):
+            return int(path.read_text()) / 1e6
+    return known_gpu('pocl').clock_ghz
 
 
 class HostDevice(Device):
@@ -33,11 +59,12 @@ class HostDevice(Device):
         """`limits` names the GPU whose limits kernels have to keep."""
         self.name = 'host'
         self.dialect = HOST
-        self.machine = known_gpu(limits)
+        self.limits = known_gpu(limits)
+        self.machine = _machine(self.limits)
         self._runner = (resources.files('tilewright.runtime') / 'hosted.c').read_text()
 
     def compile(self, kernel: Kernel) -> Program:
-        self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
+        self.limits.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         source = lower(kernel, self.dialect)
         library = ctypes.CDLL(str(build(f'{source}\n{self._runner}', FLAGS, name='hosted')))
         return Program(kernel, source, Resources(), library)

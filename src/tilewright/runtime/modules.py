@@ -6,6 +6,8 @@ with numpy arrays by tensor name.
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
@@ -41,8 +43,21 @@ def calls_of(
     ]
 
 
+def _give_back(device: Device, arrays: Sequence[NDArray], programs: Sequence[Program]) -> None:
+    """Memory and code of a runner; a device that has gone wrong keeps them."""
+    with contextlib.suppress(TilewrightError):
+        for array in arrays:
+            device.free(array)
+        for program in programs:
+            device.unload(program)
+
+
 class Runner:
-    """One module, ready to be called; not for several threads at once."""
+    """One module, ready to be called; not for several threads at once.
+
+    Its memory is given back when it is closed (also by a `with` statement), or when nobody holds it
+    any more. Programs that were given stay whose they were.
+    """
 
     def __init__(
         self, module: Module, device: Device, constants: Mapping[str, np.ndarray],
@@ -50,15 +65,24 @@ class Runner:
     ) -> None:  # fmt: skip
         """`programs` are the module's kernels if they were compiled before, in their order."""
         self.module, self.device = module, device
+        own: list[Program] = []
         if programs is None:
-            programs = [device.compile(kernel) for kernel in module.kernels]
+            programs = own = [device.compile(kernel) for kernel in module.kernels]
         self.arrays = allocate(device, module)
+        self.close = weakref.finalize(self, _give_back, device, [*self.arrays.values()], own)
+        self.close.atexit = False  # a driver may have ended before we do
         for tensor in module.group.with_role('constant'):
             self._write(tensor.name, constants)
         count = len(module.ahead)
         for call in calls_of(module.ahead, programs[:count], self.arrays):
             device.launch(call)
         self.calls = calls_of(module.steps, programs[count:], self.arrays)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _write(self, name: str, values: Mapping[str, np.ndarray]) -> None:
         array = self.arrays[name]

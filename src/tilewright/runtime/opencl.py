@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_void_p
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tilewright.codegen.gpu.dialect_opencl import NVIDIA_OPENCL, OPENCL
+from tilewright.codegen.gpu.dialect_nvidia import needs_own_target, nvidia_opencl
+from tilewright.codegen.gpu.dialect_opencl import OPENCL
 from tilewright.codegen.gpu.language import Kernel, lower
 from tilewright.errors import CompilerError, MissingError, StoreError
 from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.machine.nvidia import nvidia_gpu
 from tilewright.runtime import opencl_api as cl
+from tilewright.runtime import opencl_nvidia as nv
+from tilewright.runtime.batch import WARM_UP, Extents, opencl_batch
+from tilewright.runtime.compilers import complaint, resources_of
 from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
 from tilewright.runtime.opencl_api import Api, Handle, OpenCLError
 
-BATCH = 20  # launches of one timed repeat, queued without waiting in between
+BATCH = 20  # calls of one timed repeat, queued without waiting in between; fewer where
+ENOUGH_S = 10e-3  # this much is enough
 
 
 def _found() -> list[tuple[str, Api, int]]:
@@ -36,9 +43,13 @@ def devices() -> list[str]:
 
 
 class OpenCLDevice(Device):
-    """One OpenCL device; `name` is any part of 'platform: device'."""
+    """One OpenCL device; `name` is any part of 'platform: device'.
 
-    def __init__(self, name: str = '') -> None:
+    `route` is how code for an NVIDIA device's own target gets there, if it does; it is found out
+    unless it is given.
+    """
+
+    def __init__(self, name: str = '', route: nv.Route | None = None) -> None:
         found = _found()
         chosen = [one for one in found if name.lower() in one[0].lower()]
         if not found:
@@ -53,38 +64,111 @@ class OpenCLDevice(Device):
             )
         self.name, self.api, self.device = chosen[0]
         vendor = self.api.text('GetDeviceInfo', self.device, cl.DEVICE_VENDOR)
-        nvidia = 'nvidia' in vendor.lower()
-        self.dialect = NVIDIA_OPENCL if nvidia else OPENCL
-        self.machine = _machine(self.api, self.device, nvidia)
+        self.nvidia = 'nvidia' in vendor.lower()
+        self.dialect, self.route = OPENCL, nv.Route()
+        self._start()
+        if not self.nvidia:
+            self.machine = _machine(self.api, self.device)
+            return
+        self.capability = nv.capability(self.api, self.device)
+        if self.capability in nv.OWN_TARGETS:
+            self.route = nv.asked(self.name) if route is None else route
+        self.dialect = nvidia_opencl(self.capability, own_target=bool(self.route.name))
+        self.machine = self._nvidia_machine()
+
+    def _start(self) -> None:
+        """A context with its queues: one that takes times, and one that does not lose any."""
         places = (c_void_p * 1)(self.device)
         self.context = self.api.make(
             'CreateContext', 'ReleaseContext', None, 1, places, None, None
         )  # fmt: skip
-        self.queue = self.api.make(
-            'CreateCommandQueue', 'ReleaseCommandQueue', self.context.value, self.device,
-            cl.PROFILING,
+        self.queue, self.plain_queue = (
+            self.api.make(
+                'CreateCommandQueue', 'ReleaseCommandQueue', self.context.value, self.device, kind
+            )
+            for kind in (cl.PROFILING, 0)
+        )
+
+    def _nvidia_machine(self) -> GpuMachine:
+        """What there is, and what OpenCL makes of it."""
+        ask = partial(self.api.number, 'GetDeviceInfo', self.device)
+        made = nvidia_gpu(
+            self.api.text('GetDeviceInfo', self.device, cl.DEVICE_NAME), self.capability,
+            ask(cl.MAX_COMPUTE_UNITS), max(ask(cl.MAX_CLOCK), 1) / 1e3,
+            threads_per_block=ask(cl.MAX_WORK_GROUP_SIZE), l2_bytes=ask(cl.GLOBAL_CACHE_SIZE),
+            shared_bytes_per_block=max(ask(cl.LOCAL_MEM_SIZE), self.route.shared_bytes),
         )  # fmt: skip
+        there = set(made.instructions) & self.dialect.capabilities
+        return replace(made, instructions=tuple(sorted(there)))
+
+    def tried(self, kernel: Kernel, route: str) -> np.ndarray:
+        """The result of a small kernel that gets here by a route."""
+        self.dialect = nvidia_opencl(self.capability, own_target=True)
+        self._start()  # a kernel that failed may have broken the context before
+        source = lower(kernel, self.dialect)
+        made = self._made(kernel, self._own(kernel, source, route))
+        out = self.empty(('i',), (kernel.threads,))
+        self.launch(Call(Program(kernel, source, Resources(), made), {'Out': out}))
+        return self.download(out)
 
     def compile(self, kernel: Kernel) -> Program:
         self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         source = lower(kernel, self.dialect)
+        if self.nvidia and needs_own_target(kernel):
+            program = self._own(kernel, source, self.route.name)
+        else:
+            program = self._build(kernel, source, nv.VERBOSE if self.nvidia else '')
+        log = self.api.text('GetProgramBuildInfo', program.value, self.device, cl.BUILD_LOG)
+        return Program(kernel, source, resources_of(log), self._made(kernel, program))
+
+    def _made(self, kernel: Kernel, program: Handle) -> Handle:
+        return self.api.make(
+            'CreateKernel', 'ReleaseKernel', program.value, kernel.name.encode()
+        )  # fmt: skip
+
+    def _own(self, kernel: Kernel, source: str, route: str) -> Handle:
+        """A program for an NVIDIA device's own target."""
+        target = nv.OWN_TARGETS[self.capability]
+        return nv.own_program(
+            route, source, target, self.api, partial(self._build, kernel),
+            partial(self._rebuild, kernel),
+        )  # fmt: skip
+
+    def _build(self, kernel: Kernel, source: str, options: str) -> Handle:
         text = source.encode()
         program = self.api.make(
             'CreateProgramWithSource', 'ReleaseProgram', self.context.value, 1,
             byref(ctypes.c_char_p(text)), byref(c_size_t(len(text))),
         )  # fmt: skip
+        return self._built(kernel, program, source, options)
+
+    def _rebuild(self, kernel: Kernel, binary: bytes, options: str) -> Handle:
+        """A program from what a driver once gave, or what looks like it."""
         try:
-            places = (c_void_p * 1)(self.device)
-            self.api.call('BuildProgram', program.value, 1, places, b'', None, None)
+            program = self.api.make(
+                'CreateProgramWithBinary', 'ReleaseProgram', self.context.value, 1,
+                (c_void_p * 1)(self.device), byref(c_size_t(len(binary))),
+                byref(ctypes.c_char_p(binary)), byref(ctypes.c_int32()),
+            )  # fmt: skip
+        except OpenCLError as error:
+            raise CompilerError(f'{self.name} refused kernel {kernel.name}: {error}') from None
+        return self._built(kernel, program, '', options)
+
+    def _built(self, kernel: Kernel, program: Handle, source: str, options: str) -> Handle:
+        places = (c_void_p * 1)(self.device)
+        try:
+            self.api.call('BuildProgram', program.value, 1, places, options.encode(), None, None)
         except OpenCLError:
             log = self.api.text('GetProgramBuildInfo', program.value, self.device, cl.BUILD_LOG)
             raise CompilerError(
                 f'{self.name} refused kernel {kernel.name}: {complaint(log, source)}'
             ) from None
-        made = self.api.make(
-            'CreateKernel', 'ReleaseKernel', program.value, kernel.name.encode()
-        )  # fmt: skip
-        return Program(kernel, source, Resources(), made)
+        return program
+
+    def listing(self, program: Program) -> str:
+        """What a kernel was compiled to, where its driver keeps that as text; else nothing."""
+        binary = self.api.binary(self._parent(program.handle).value)
+        return binary.rstrip(b'\0').decode() if b'.version' in binary[:400] else ''
 
     def unload(self, program: Program) -> None:
         program.handle.release()
@@ -153,60 +237,76 @@ class OpenCLDevice(Device):
         self._call('Finish', self.queue.value, doing=' in a kernel that ran before')
 
     def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
-        """Each repeat: `BATCH` times all calls, queued at once, from the first start to the last
-        end by the device's clock.
+        """Each repeat: up to `BATCH` times all calls, queued at once, from the first start to the
+        last end by the device's clock.
         """
-        # A kernel whose arguments never change is bound once: the queue must not wait for us.
-        alone = len({id(call.program) for call in calls}) == len(calls)
-        bound = [self._bind(call) for call in calls]
+        launches = self._launches(calls)
+        # The first batch is a warm-up, and says how many of the others are enough.
+        once = self._batch(self.plain_queue, launches, 2) / 2
+        count = round(min(max(ENOUGH_S / once, 2), BATCH))
         seconds = []
-        for _ in range(repeats + 1):
-            events = []
-            last = BATCH * len(calls) - 1
-            for number in range(last + 1):
-                place = number % len(calls)
-                wanted = c_void_p() if number in (0, last) else None
-                launch = bound[place] if alone else self._bind(calls[place])
-                target = None if wanted is None else byref(wanted)
-                self._call('EnqueueNDRangeKernel', *launch, target, doing=' while timing')
-                if wanted is not None:
-                    events.append(wanted)
-            self.synchronize()
-            begin = self._stamp(events[0], cl.COMMAND_START)
-            seconds.append((self._stamp(events[-1], cl.COMMAND_END) - begin) * 1e-9 / BATCH)
-            for event in events:
+        for _ in range(repeats):
+            ends = c_void_p(), c_void_p()
+            self._batch(self.queue, launches, count, ends)
+            begin = self._stamp(ends[0], cl.COMMAND_START)
+            seconds.append((self._stamp(ends[1], cl.COMMAND_END) - begin) * 1e-9 / count)
+            for event in ends:
                 self._call('ReleaseEvent', event)
-        return seconds[1:]  # the first one is a warm-up
+        return seconds
+
+    def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
+        launches = self._launches(calls)
+        self._batch(self.plain_queue, launches, min(count, WARM_UP))
+        return [
+            self._batch(self.plain_queue, launches, count) / count for _ in range(repeats)
+        ]  # fmt: skip
+
+    def _launches(self, calls: Sequence[Call]) -> list[tuple[Handle, Extents, Extents]]:
+        """Kernels with their arguments bound, each call's its own: bindings last."""
+        self.synchronize()
+        launches, taken = [], set()
+        for call in calls:
+            program = call.program
+            if id(program.handle) in taken:
+                made = self._made(program.kernel, self._parent(program.handle))
+                call = replace(call, program=replace(program, handle=made))
+            taken.add(id(call.program.handle))
+            _, _, _, _, whole, block, _, _ = self._bind(call)
+            launches.append((call.program.handle, tuple(whole), tuple(block)))
+        return launches
+
+    def _parent(self, kernel: Handle) -> Handle:
+        """The program of a kernel; the kernel keeps it alive, so nobody gives it back here."""
+        value = self.api.number('GetKernelInfo', kernel.value, cl.KERNEL_PROGRAM)
+        return Handle(value, lambda _: 0)
+
+    def _batch(
+        self, queue: Handle, launches: list[tuple[Handle, Extents, Extents]], count: int,
+        ends: tuple[c_void_p, c_void_p] | None = None,
+    ) -> float:  # fmt: skip
+        functions = self.api.address('EnqueueNDRangeKernel'), self.api.address('Finish')
+        plain = [(kernel.value, whole, block) for kernel, whole, block in launches]
+        return opencl_batch(functions, queue.value, plain, count, ends)
 
     def _stamp(self, event: c_void_p, which: int) -> int:
         return self.api.number('GetEventProfilingInfo', event, which)
 
 
-def _machine(api: Api, device: int, nvidia: bool) -> GpuMachine:
-    """Queried where OpenCL tells; the rest from the nearest known machine."""
-
-    def ask(what: int) -> int:
-        return api.number('GetDeviceInfo', device, what)
-
-    base = known_gpu('h200' if nvidia else 'pocl').to_json()
-    base |= {
+def _machine(api: Api, device: int) -> GpuMachine:
+    """Queried where OpenCL tells; the rest is that of PoCL's device, and `assumed` says so."""
+    ask = partial(api.number, 'GetDeviceInfo', device)
+    threads = ask(cl.MAX_WORK_GROUP_SIZE)
+    told = {
         'name': api.text('GetDeviceInfo', device, cl.DEVICE_NAME),
         'multiprocessors': ask(cl.MAX_COMPUTE_UNITS),
-        'threads_per_block': ask(cl.MAX_WORK_GROUP_SIZE),
+        'threads': threads,
+        'threads_per_block': threads,
+        'shared_bytes': ask(cl.LOCAL_MEM_SIZE),
         'shared_bytes_per_block': ask(cl.LOCAL_MEM_SIZE),
         'clock_ghz': max(ask(cl.MAX_CLOCK), 1) / 1e3,
+        'l2_bytes': ask(cl.GLOBAL_CACHE_SIZE) or known_gpu('pocl').l2_bytes,
     }
-    return GpuMachine.from_json(base)
-
-
-def complaint(log: str, source: str) -> str:
-    """The first error of a compiler's log, with the source line that it is about."""
-    match = re.search(r':(\d+):(\d+:)?\s*(?:fatal )?error:?\s*(.+)', log)
-    match = match or re.search(r'\((\d+)\)()\s*: error:?\s*(.+)', log)
-    match = match or re.search(r'error: \S*?:(\d+):(\d+):\s*(.+)', log)  # PoCL
-    if not match:
-        return log.strip().splitlines()[-1] if log.strip() else 'no message'
-    lines = source.splitlines()
-    number = int(match[1])
-    line = lines[number - 1].strip() if 0 < number <= len(lines) else ''
-    return f'line {number}: {match[3].strip()}: {line}'
+    return replace(
+        known_gpu('pocl'), **told,
+        assumed=('fp32_lanes', 'global_gbps', 'l2_gbps', 'registers', 'shared_gbps'),
+    )  # fmt: skip

@@ -31,12 +31,17 @@ WHEELS = ('pocl_binary_distribution',)
 PLATFORM_NAME, DEVICE_NAME, DEVICE_VENDOR = 0x0902, 0x102B, 0x102C
 MAX_COMPUTE_UNITS, MAX_WORK_GROUP_SIZE, MAX_CLOCK = 0x1002, 0x1004, 0x100C
 LOCAL_MEM_SIZE, GLOBAL_MEM_SIZE, MAX_ALLOCATION = 0x1023, 0x101F, 0x1010
+GLOBAL_CACHE_SIZE = 0x101E
 ALL_DEVICES, PROFILING, READ_WRITE, BUILD_LOG = 0xFFFFFFFF, 2, 1, 0x1183
+PROGRAM_BINARY_SIZES, PROGRAM_BINARIES, KERNEL_PROGRAM = 0x1165, 0x1166, 0x1194
 COMMAND_START, COMMAND_END = 0x1282, 0x1283
+# cl_nv_device_attribute_query
+NV_CAPABILITY_MAJOR, NV_CAPABILITY_MINOR, NV_REGISTERS, NV_WARP = 0x4000, 0x4001, 0x4002, 0x4003
 
 _NAMES = {
     -1: 'DEVICE_NOT_FOUND', -4: 'MEM_OBJECT_ALLOCATION_FAILURE', -5: 'OUT_OF_RESOURCES',
     -6: 'OUT_OF_HOST_MEMORY', -11: 'BUILD_PROGRAM_FAILURE', -30: 'INVALID_VALUE',
+    -42: 'INVALID_BINARY', -43: 'INVALID_BUILD_OPTIONS',
     -46: 'INVALID_KERNEL_NAME', -48: 'INVALID_KERNEL', -49: 'INVALID_ARG_INDEX',
     -50: 'INVALID_ARG_VALUE', -51: 'INVALID_ARG_SIZE', -52: 'INVALID_KERNEL_ARGS',
     -54: 'INVALID_WORK_GROUP_SIZE', -61: 'INVALID_BUFFER_SIZE', -1001: 'PLATFORM_NOT_FOUND',
@@ -56,9 +61,11 @@ _STATUS: dict[str, tuple[int, tuple]] = {
     'ReleaseMemObject': (18, (c_void_p,)),
     'ReleaseProgram': (29, (c_void_p,)),
     'BuildProgram': (30, (c_void_p, c_uint32, _many, c_char_p, c_void_p, c_void_p)),
+    'GetProgramInfo': (32, (c_void_p, c_uint32, c_size_t, c_void_p, _sizes)),
     'GetProgramBuildInfo': (33, (c_void_p, c_void_p, c_uint32, c_size_t, c_void_p, _sizes)),
     'ReleaseKernel': (37, (c_void_p,)),
     'SetKernelArg': (38, (c_void_p, c_uint32, c_size_t, c_void_p)),
+    'GetKernelInfo': (39, (c_void_p, c_uint32, c_size_t, c_void_p, _sizes)),
     'WaitForEvents': (41, (c_uint32, _many)),
     'ReleaseEvent': (44, (c_void_p,)),
     'GetEventProfilingInfo': (45, (c_void_p, c_uint32, c_size_t, c_void_p, _sizes)),
@@ -78,8 +85,11 @@ _OBJECT: dict[str, tuple[int, tuple]] = {
     'CreateCommandQueue': (9, (c_void_p, c_void_p, c_uint64)),
     'CreateBuffer': (14, (c_void_p, c_uint64, c_size_t, c_void_p)),
     'CreateProgramWithSource': (26, (c_void_p, c_uint32, POINTER(c_char_p), _sizes)),
+    'CreateProgramWithBinary': (
+        27, (c_void_p, c_uint32, _many, _sizes, POINTER(c_char_p), POINTER(c_int32))
+    ),
     'CreateKernel': (34, (c_void_p, c_char_p)),
-}
+}  # fmt: skip
 
 
 class OpenCLError(TilewrightError):
@@ -115,6 +125,20 @@ class Api:
         if status.value:
             raise OpenCLError(name, status.value)
         return Handle(made, self._functions[release])
+
+    def address(self, name: str) -> int:
+        """Where a function lies, for callers that are not Python."""
+        return ctypes.cast(self._functions[name], c_void_p).value or 0
+
+    def binary(self, program: int) -> bytes:
+        """What a program was compiled to, in whatever form its driver keeps it; for one device."""
+        size = self.number('GetProgramInfo', program, PROGRAM_BINARY_SIZES)
+        text = ctypes.create_string_buffer(max(size, 1))
+        place = c_void_p(ctypes.addressof(text))
+        self.call(
+            'GetProgramInfo', program, PROGRAM_BINARIES, ctypes.sizeof(place), byref(place), None
+        )
+        return text.raw[:size]
 
     def info(self, function: str, *what: Any) -> bytes:
         """The bytes that a Get...Info function answers."""

@@ -12,6 +12,8 @@ Boda's data and results are of order one and so is its clamp. A sum of some thou
 not, therefore `scale` is the root mean square of the reference: what order one is in the units of
 this output. Without it, the few results that cancel to nearly zero would fail a correct kernel.
 
+Whole numbers and truth values have to be equal.
+
 *Data* are random in sign with magnitudes in [1/4, 1): nothing is zero, so no term can be left out
 unseen, and sums do not grow so large that a lost term hides below the tolerance.
 
@@ -30,7 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.errors import ArrayError
-from tilewright.ops.group import Group
+from tilewright.ops.dtypes import NUMPY, is_float, limits
+from tilewright.ops.group import Group, Tensor
 
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
 _POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}
@@ -54,12 +57,15 @@ class Comparison:
 
 
 def random_arrays(group: Group, seed: int) -> dict[str, np.ndarray]:
-    """[Group, seed] -> every input and constant as guarded float32 of order one."""
+    """[Group, seed] -> every input and constant, guarded: floats of order one, small integers."""
     arrays = {}
     for number, tensor in enumerate(group.tensors):
         if tensor.role not in ('input', 'constant'):
             continue
         rng = np.random.default_rng([seed, number])
+        if tensor.dtype != 'f32':
+            arrays[tensor.name] = _random_other(tensor, rng)
+            continue
         array = guarded_empty(tensor.shape)
         rng.random(dtype=np.float32, out=array)
         array *= np.float32(0.75)
@@ -69,10 +75,26 @@ def random_arrays(group: Group, seed: int) -> dict[str, np.ndarray]:
     return arrays
 
 
+def _random_other(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Doubles as floats are; integers up to 4, which are indices of most tensors; truth values."""
+    array = guarded_empty(tensor.shape, NUMPY[tensor.dtype])
+    if is_float(tensor.dtype):
+        array[...] = rng.choice([-1.0, 1.0], tensor.shape) * (
+            0.25 + 0.75 * rng.random(tensor.shape)
+        )
+    else:
+        low, high = limits(tensor.dtype)
+        array[...] = rng.integers(max(low, -4), min(high, 4) + 1, tensor.shape)
+    return array
+
+
 def poison(array: np.ndarray) -> np.ndarray:
-    """Fill an array, in place, with the poison pattern; comes out: the same array."""
+    """Fill an array, in place, with the poison pattern; comes out: the same array.
+
+    Elements of one or two bytes are all ones: too common to tell what was not written.
+    """
     size = array.dtype.itemsize
-    array.view(f'u{size}').fill(_POISON[size])
+    array.view(f'u{size}').fill(_POISON.get(size, (1 << 8 * size) - 1))
     return array
 
 
@@ -82,19 +104,22 @@ def compare(
     """Judge the output `got` of a group against the reference `want`."""
     if got.shape != want.shape:
         raise ArrayError(f'{group.label}: the output has shape {got.shape}, expected {want.shape}')
-    limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
     name = group.output.name
     unwritten = _unwritten(got)
     if unwritten is not None:
         return unwritten
+    if not is_float(group.output.dtype):
+        return _compare_whole(name, got, want)
+    limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
     # A NaN in `got` may be the signalling one: numpy would warn of it on conversion.
     with np.errstate(all='ignore'):
         answer, right = got.astype(np.float64), np.asarray(want, dtype=np.float64)
         finite = np.isfinite(right)
         largest = float(np.max(np.abs(right), where=finite, initial=0.0))
         scale = _root_mean_square(right, finite)
-        distance = np.abs(answer - right)
-        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), scale)
+        # numpy makes numbers of arrays without dimensions; these are assigned to.
+        distance = np.asarray(np.abs(answer - right))
+        base = np.asarray(np.maximum(np.maximum(np.abs(answer), np.abs(right)), scale))
         error = np.divide(distance, base, out=np.zeros_like(base), where=distance > 0)
         same = (answer == right) | (np.isnan(answer) & np.isnan(right))
         bad = ~same & ~np.isfinite(error + answer)
@@ -118,9 +143,23 @@ def compare(
     )  # fmt: skip
 
 
+def _compare_whole(name: str, got: np.ndarray, want: np.ndarray) -> Comparison:
+    wrong = got != want
+    if not wrong.any():
+        return Comparison(True, 0.0)
+    where = _first(wrong)
+    return Comparison(
+        False, float('inf'), where,
+        f'{name} is {got[where]} at index {where}, expected {want[where]}: {int(wrong.sum())} of '
+        f'{got.size} elements differ'
+    )  # fmt: skip
+
+
 def _unwritten(got: np.ndarray) -> Comparison | None:
     """The verdict on an output in which poison is left, or None."""
     size = got.dtype.itemsize
+    if size not in _POISON:
+        return None
     bits = np.ascontiguousarray(got).view(f'u{size}').reshape(got.shape)
     for pattern, said in (
         (_POISON[size], 'not written'),
@@ -162,15 +201,18 @@ class Oracle:
 
     @classmethod
     def of(cls, group: Group, want: np.ndarray, tolerance: float | None = None) -> Oracle:
-        limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
-        finite = np.isfinite(want)
-        largest = float(np.max(np.abs(want), where=finite, initial=0.0))
-        kept = guarded_empty(want.shape, np.float64)
+        limit = TOLERANCE.get(group.output.dtype, 0.0) if tolerance is None else tolerance
+        values = np.asarray(want, np.float64)
+        finite = np.isfinite(values)
+        largest = float(np.max(np.abs(values), where=finite, initial=0.0))
+        kept = guarded_empty(want.shape, want.dtype)
         kept[...] = want
-        return cls(group, freeze(kept), _root_mean_square(want, finite), largest, limit)
+        return cls(group, freeze(kept), _root_mean_square(values, finite), largest, limit)
 
     def judge(self, got: np.ndarray) -> Comparison:
         """What `compare` says; in one pass when no element is off by more than the clamp allows."""
+        if not is_float(self.group.output.dtype):
+            return compare(self.group, got, self.want)
         with np.errstate(all='ignore'):
             worst = float(np.max(np.abs(got - self.want), initial=0.0))
         if self.largest > 0 and worst <= self.tolerance * self.scale:  # false for NaN

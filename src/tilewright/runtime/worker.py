@@ -40,6 +40,7 @@ from typing import IO, Any
 
 from tilewright import knobs
 from tilewright.errors import MissingError, StoreError, TilewrightError
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime import verify
@@ -281,7 +282,7 @@ class _Bench:
         self.inputs = {t.name: arrays[t.name] for t in group.with_role('input')}
         self.constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
         self.oracle = verify.Oracle.of(group, reference(group, arrays), tolerance)
-        self.out = verify.guarded_empty(group.output.shape)
+        self.out = verify.guarded_empty(group.output.shape, NUMPY[group.output.dtype])
         self.loaded: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
 
     def load(self, library: str) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tilewright.codegen.gpu import cnnopt_plan, patch, tiled
+from tilewright.codegen.gpu import cnnopt_plan, patch, patch_warp, patch_warpgroup, tiled
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -26,6 +26,8 @@ from tilewright.schedule.gpu import GpuSchedule
 # kernels compiled for sm_90.
 OTHER_REGISTERS = {'tiled': 35, 'patch': 45, 'rs': 20, 's': 24, 'general': 30}
 LARGEST_WASTE = 2.0  # a tile may compute at most this much more than the result has
+LARGEST_CODE = 2048  # instructions of one piece; more take seconds to compile, and leave caches
+CUT_CODE = 40  # of those, for the 64 pixels of a warpgroup's step: reads, cuts, three products
 MOST_PARTS = 4096  # blocks beyond which a reduction is not split further
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -35,6 +37,7 @@ class Need:
     """What a schedule's main kernel takes: of a block, and how many blocks and tiles there are.
 
     computed   products that are computed over those that the group has: the cost of partial tiles
+    code       instructions of one piece, as far as it is written out
     """
 
     threads: int
@@ -43,6 +46,7 @@ class Need:
     blocks: int
     split: int
     computed: float
+    code: int = 0
 
     def broken(self, machine: GpuMachine) -> str | None:
         """The first limit of a machine that is exceeded; registers are handed out in eights."""
@@ -92,14 +96,28 @@ def _tiled(group: Group, schedule: GpuSchedule) -> Need:
         p.threads, 4 * p.stages * p.kb * (wide + long),
         columns * rows + fragments + OTHER_REGISTERS['tiled'], p.tiles * p.split, p.split,
         depth * p.tiles * p.bk * p.bp / (p.points * p.columns * p.groups),
+        p.kb * p.tk * p.tp if not p.matrix else p.kb // 8 * _matrix_code(p.tk, p.tp),
     )  # fmt: skip
 
 
+def _matrix_code(tk: int, tp: int) -> int:
+    """Instructions of a warp for one step of eight depths: reads, cuts, three products of each."""
+    across, down = tp // 8, tk // 16
+    return 3 * across * down + 8 * (2 * across + 4 * down)
+
+
 def _patch(group: Group, schedule: GpuSchedule) -> Need:
-    module = patch.generate(group, schedule)
+    module, p = patch.generate(group, schedule), patch.plan(group, schedule)
     main = module.steps[0].kernel
     tk, tp = schedule['tk'], schedule['tp']
-    registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']
+    steps = p.depth // 8
+    if p.wide:
+        registers = tk * tp // 128 + 16 * (tp // 64) + OTHER_REGISTERS['patch']
+        code = (steps if steps <= patch_warpgroup.UNROLLED else 4) * (tp // 64) * CUT_CODE
+    else:
+        registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']
+        written = steps if p.window_points <= patch_warp.UNROLLED else p.kb // 8
+        code = (4 if p.joint else written) * _matrix_code(tk, tp)
     stage = group.main
     pixels = [d for d in stage.parallel if f'b{d.rstrip("_")}' in dict(schedule.tiles)]
     waste = math.prod(
@@ -109,8 +127,9 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
         for d in pixels
     )
     return Need(
-        main.threads, main.shared_bytes, registers, math.prod(main.grid), schedule['split'], waste
-    )
+        main.threads, main.shared_bytes, registers, math.prod(main.grid), schedule['split'], waste,
+        code,
+    )  # fmt: skip
 
 
 def _general(group: Group, schedule: GpuSchedule) -> Need:
@@ -160,6 +179,12 @@ CHOICES: dict[tuple[str, str], Mapping[str, Sequence]] = {
         'bk': (16, 32, 64, 96, 128), 'tk': (16, 32, 64), 'tp': (8, 16, 24, 32, 48, 64),
         'kb': (1, 2, 3, 4, 8, 16, 32), 'stages': (1, 2, 3, 4), 'split': SPLITS, 'joint': (0, 1),
     },
+    ('patch', 'wgmma_tf32x3'): {
+        'bn': (1,), 'bh': (1, 2, 3, 4, 6, 7, 8, 9, 14, 16, 28),
+        'bw': (4, 7, 8, 9, 14, 16, 27, 28, 32), 'columns': (16, 32, 48, 64, 96, 128, 192, 256),
+        'tp': (64, 128, 192, 256), 'kb': (1, 2, 3, 4, 8, 16, 32), 'stages': (1, 2, 3, 4),
+        'split': SPLITS, 'joint': (0, 1),
+    },
 }  # fmt: skip
 
 
@@ -172,6 +197,8 @@ def all_schedules(schema: str, intrinsic: str = 'fma') -> Iterator[GpuSchedule]:
 
 def _schedule(schema: str, intrinsic: str, values: Mapping) -> GpuSchedule:
     numbers = dict(values)
+    if 'columns' in numbers:  # all columns of a block belong to each warpgroup
+        numbers['bk'] = numbers['tk'] = numbers.pop('columns')
     if 'lanes' in numbers:
         numbers |= dict(zip(('tk', 'ty', 'tx'), numbers.pop('lanes'), strict=True))
         numbers = {name: numbers[name] for name in cnnopt_plan.DECISIONS}
@@ -181,11 +208,15 @@ def _schedule(schema: str, intrinsic: str, values: Mapping) -> GpuSchedule:
 
 def excluded(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> str | None:
     """Why a schedule is not in the space: a limit of the machine, or waste; None where it is."""
+    if not machine.has(schedule.intrinsic):
+        return 'instructions'
     try:
         wanted = need(group, schedule)
     except ScheduleError:
         return 'the schema'
     limit = wanted.broken(machine)
+    if limit is None and wanted.code > LARGEST_CODE:
+        limit = 'code size'
     if limit is None and wanted.computed > LARGEST_WASTE:
         limit = 'waste'
     if limit is None and wanted.split > 1 and wanted.blocks > MOST_PARTS:

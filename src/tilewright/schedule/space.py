@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.codegen.cpu.general import can_cut
 from tilewright.codegen.cpu.micro import registers_needed
-from tilewright.codegen.cpu.operand import reads_outside
+from tilewright.codegen.cpu.operand import LINE_FLOATS, reads_outside
+from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.stencil_cover import fits, stencil, why_not
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.flatten import flatten
@@ -22,6 +24,7 @@ from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Level, Schedule
 
 CACHE_LEVELS = ('l1', 'l2', 'l3')
+Cut = tuple[tuple[str, int], ...]  # how a problem is cut between threads
 
 
 def register_order(stage: Stage) -> tuple[str, ...]:
@@ -59,11 +62,11 @@ def register_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int
             yield tile | {contraction.vector: vectors * isa.lanes}
 
 
-def thread_cuts(stage: Stage, threads: int) -> Iterator[tuple[tuple[str, int], ...]]:
+def thread_cuts(stage: Stage, threads: int) -> Iterator[Cut]:
     """Every way to cut the parallel dimensions into exactly `threads` parts."""
     names = [d for d in stage.parallel if stage.sizes[d] > 1]
 
-    def cut(rest: int, position: int) -> Iterator[tuple[tuple[str, int], ...]]:
+    def cut(rest: int, position: int) -> Iterator[Cut]:
         if rest == 1:
             yield ()
         elif position < len(names):
@@ -100,26 +103,36 @@ def assemble(
 
 
 def general_schedule(group: Group, isa: str, threads: int, levels: int) -> Schedule:
-    """The plain schedule for what has no fast schema: whole tiles, cut where it divides best."""
+    """The general schema's schedule: nothing is tiled, the work is cut where it divides best.
+
+    Dimensions that all parts of the group share can be cut; where there are not enough, fewer
+    threads take part. Rows are cut last, into pieces of whole cache lines.
+    """
     stage = group.main
-    sizes = dict(stage.sizes)
+    sizes, free = dict(stage.sizes), can_cut(group)
+    steps = access_strides(group, stage.write)[0]
 
-    lane = max(stage.parallel, key=lambda d: stage.write.index[-1].coefficient(d) == 1)
-
-    def waste(cut: tuple[tuple[str, int], ...]) -> tuple[float, bool, int]:
+    def waste(cut: Cut) -> tuple[float, bool, int]:
         ways = dict(cut)
         share = math.prod(-(-sizes[d] // ways.get(d, 1)) / sizes[d] for d in sizes)
-        return share, lane in ways, sum(stage.parallel.index(d) for d in ways)
+        return (
+            share,
+            any(steps.get(d) == 1 for d in ways),
+            sum(stage.parallel.index(d) for d in ways),
+        )
 
-    cuts = list(thread_cuts(stage, threads))
+    cuts: list[Cut] = []
     while not cuts:
+        cuts = [c for c in thread_cuts(stage, threads) if all(d in free for d, _ in c)]
         threads -= 1
-        cuts = list(thread_cuts(stage, threads))
     best = min(cuts, key=waste)
-    order = register_order(stage)
-    reg = Level.of('reg', order, sizes | {d: -(-sizes[d] // ways) for d, ways in best})
-    outer = [Level.of(name, order, sizes) for name in CACHE_LEVELS[:levels]]
-    return Schedule('general', isa, '', (reg, *outer), best)
+    order, reg = register_order(stage), dict(sizes)
+    for name, ways in best:
+        unit = LINE_FLOATS if steps.get(name) == 1 and sizes[name] >= 4 * ways * LINE_FLOATS else 1
+        reg[name] = -(-sizes[name] // (ways * unit)) * unit
+    whole = {d: max(sizes[d], reg[d]) for d in sizes}
+    outer = [Level.of(name, order, whole) for name in CACHE_LEVELS[:levels]]
+    return Schedule('general', isa, '', (Level.of('reg', order, reg), *outer), best)
 
 
 def stencil_schedule(
@@ -147,34 +160,42 @@ def random_schedule(
     if random.random() < 0.5:
         group = flatten(group)
     stage = group.main
-    candidates = vector_candidates(group)
+    candidates = vector_candidates(group, moving=True)
     contraction = contract(group, random.choice(candidates)) if candidates else None
     if contraction is not None and random.random() < 0.25:
         contraction = None
     if contraction is None:
-        reg = {d: random.randint(1, size) for d, size in stage.sizes.items()}
-        order = _shuffled(tuple(stage.sizes), random)
-    else:
-        reg = random.choice(list(_any_register_tiles(contraction, ISAS[isa], random)))
-        order = (*_shuffled(stage.parallel, random), *_shuffled(stage.reduction, random))
+        return _random_general(group, isa, random, levels, most_threads)
+    reg = random.choice(list(_any_register_tiles(contraction, ISAS[isa], random)))
+    order = (*_shuffled(stage.parallel, random), *_shuffled(stage.reduction, random))
     made = [Level.of('reg', order, reg)]
-    whole = whole_tile(stage, reg) if contraction else dict(stage.sizes)
+    whole = whole_tile(stage, reg)
     for name in CACHE_LEVELS[:levels]:
         inner = made[-1].tile
         tile = {d: _random_tile(inner[d], whole[d], random) for d in stage.sizes}
-        if contraction is not None:
-            width = reg[contraction.vector]
-            tile[contraction.vector] = -(-tile[contraction.vector] // width) * width
-            tile |= {d: stage.sizes[d] for d in contraction.unrolled}
+        width = reg[contraction.vector]
+        tile[contraction.vector] = -(-tile[contraction.vector] // width) * width
+        tile |= {d: stage.sizes[d] for d in contraction.unrolled}
         made.append(Level.of(name, _shuffled(tuple(stage.sizes), random), tile))
     cuts = [c for t in range(1, most_threads + 1) for c in thread_cuts(stage, t)]
     parallel = random.choice(cuts)
-    if contraction is None:
-        return Schedule('general', isa, '', tuple(made), parallel)
     packs = [level.name for level in made[1:]]
     if not reads_outside(group, contraction):
         packs.append('')
     return Schedule('outer', isa, contraction.vector, tuple(made), parallel, random.choice(packs))
+
+
+def _random_general(
+    group: Group, isa: str, random: Random, levels: int, most_threads: int
+) -> Schedule:
+    """The general schema with any cut between threads."""
+    schedule = general_schedule(group, isa, 1, levels)
+    sizes, free = group.main.sizes, can_cut(group)
+    cuts = [c for t in range(1, most_threads + 1) for c in thread_cuts(group.main, t)]
+    parallel = random.choice([c for c in cuts if all(d in free for d, _ in c)])
+    reg = sizes | {d: -(-sizes[d] // ways) for d, ways in parallel}
+    inner = Level.of('reg', schedule.reg.order, reg)
+    return Schedule('general', isa, '', (inner, *schedule.levels[1:]), parallel)
 
 
 def _random_stencil(group: Group, isa: str, random: Random, most_threads: int) -> Schedule:

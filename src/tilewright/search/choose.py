@@ -10,8 +10,9 @@ from tilewright.errors import InputError
 from tilewright.machine.machine import Machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.ops.winograd import applies
-from tilewright.search.rank import Candidate, rank
+from tilewright.search.rank import Candidate, rank, rank_general
 from tilewright.search.rank_stencil import rank_stencil
 from tilewright.search.rank_winograd import SIZES, rank_winograd
 
@@ -33,6 +34,10 @@ def choose(
         )
     if not max_rel_err > 0:
         raise InputError(f'max_rel_err is {max_rel_err}; it must be positive, such as 1e-4')
+    if not _has_products(group):
+        if algorithm == 'winograd':
+            raise InputError(_why_not(group, max_rel_err))
+        return rank_general(group, machine, threads)
     if algorithm == 'direct':
         return rank_direct(group, machine, threads, top)
     fast = rank_winograd(group, machine, threads, top, max_rel_err)
@@ -48,6 +53,11 @@ def choose(
         if top > 1 and best and best[0] not in kept:
             kept[-1] = best[0]
     return tuple(kept)
+
+
+def _has_products(group: Group) -> bool:
+    """Whether it is a sum of products with an epilogue: what other schemas are for."""
+    return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
 
 
 def rank_direct(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candidate, ...]:

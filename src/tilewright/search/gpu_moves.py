@@ -2,8 +2,9 @@
 
 Goes in: a group and a machine. Comes out: a `Space` for search/gpu_tune.py that draws and changes
 schedules of every schema that has a table here. What is legal is not repeated: a schedule is what
-its generator accepts and what fits the machine. Draws avoid what cannot be good: blocks for less
-than half of the multiprocessors, or thousands of them whose sums have to be joined.
+its generator accepts, what the machine has instructions for, and what fits it. Draws avoid what
+cannot be good: blocks for less than half of the multiprocessors, or thousands of them whose sums
+have to be joined.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from tilewright.schedule.gpu import GpuSchedule
 Table = Mapping[tuple[str, ...], Sequence[tuple[int, ...]]]
 Kind = tuple[str, str]
 
-MATRIX_FROM = (8, 0)  # compute capability with matrix instructions for tf32
-WARPGROUPS = (9, 0)  # and the one whose warpgroups multiply together
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 WARP = 32
@@ -119,13 +118,15 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('s', 'fma'): _cnnopt(),
         ('depthwise', 'fma'): _depthwise(),
         ('general', 'fma'): _each(threads=(64, 128, 256)),
+        ('tiled', 'mma_tf32x3'): _tiled(True),
+        ('patch', 'mma_tf32x3'): _patch(group),
+        ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
     }
-    if machine.capability >= MATRIX_FROM:
-        made[('tiled', 'mma_tf32x3')] = _tiled(True)
-        made[('patch', 'mma_tf32x3')] = _patch(group)
-    if machine.capability == WARPGROUPS:
-        made[('patch', 'wgmma_tf32x3')] = _patch_of_warpgroups(group)
-    return {kind: table for kind, table in made.items() if kind[0] in SCHEMAS}
+    return {
+        (schema, intrinsic): table
+        for (schema, intrinsic), table in made.items()
+        if schema in SCHEMAS and machine.has(intrinsic)
+    }
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class Moves:
         return self._seen[schedule.digest]
 
     def _generated(self, schedule: GpuSchedule) -> tuple[bool, int]:
+        if not self.machine.has(schedule.intrinsic):
+            return False, 0
         try:
             module = generate(self.group, schedule)
             for kernel in module.kernels:

@@ -19,6 +19,7 @@ from tilewright.codegen.cpu.nest import part_extents
 from tilewright.errors import InputError, MissingError
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
+from tilewright.model.general_time import predict_general
 from tilewright.model.predict import MARGIN, Prediction, compute_seconds, predict
 from tilewright.model.traffic import PACKED, capacity
 from tilewright.ops.flatten import flatten
@@ -71,11 +72,9 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     group = flatten(group)
-    candidates = vector_candidates(group)
-    levels = len(machine.caches)
+    candidates = vector_candidates(group, moving=True)
     if not candidates:
-        schedule = general_schedule(group, machine.isa, threads, levels)
-        return (Candidate(schedule, predict(group, schedule, machine)),)
+        return rank_general(group, machine, threads)
     contraction = contract(group, candidates[0])
     found: list[Candidate] = []
     duals: list[float] = []
@@ -89,6 +88,15 @@ def rank(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candid
     least = min(duals, default=0.0)
     chosen = _distinct(sorted(found, key=_key), top)
     return tuple(replace(candidate, solver_bound_s=least) for candidate in chosen)
+
+
+def rank_general(group: Group, machine: Machine, threads: int) -> tuple[Candidate, ...]:
+    """The general schema's one candidate: with all threads, or with one where that is quicker."""
+    group, found = flatten(group), []
+    for count in dict.fromkeys((1, threads)):
+        schedule = general_schedule(group, machine.isa, count, len(machine.caches))
+        found.append(Candidate(schedule, predict_general(group, schedule, machine)))
+    return (min(found, key=lambda c: c.prediction.seconds),)
 
 
 def _key(candidate: Candidate) -> tuple[float, str]:

@@ -45,16 +45,17 @@ class Contraction:
         return (*self.outer, *((self.loop,) if self.loop else ()), *self.unrolled)
 
 
-def vector_candidates(group: Group) -> tuple[str, ...]:
+def vector_candidates(group: Group, *, moving: bool = False) -> tuple[str, ...]:
     """Dimensions that may lie across vector lanes: contiguous in the result first, then largest.
 
-    None where both operands change from call to call: panels are packed ahead of time.
+    Panels are packed ahead of time, so that one operand has to be constant; with `moving` they may
+    be packed in every call.
     """
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0:
         return ()
     a, b = _operands(group)
-    if group.tensor(b.tensor).role != 'constant':
+    if group.tensor(b.tensor).role != 'constant' and not moving:
         return ()
     columns = [d for d in stage.parallel if d in b.names and d not in a.names]
     last = stage.write.index[-1]

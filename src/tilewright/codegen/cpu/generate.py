@@ -24,11 +24,8 @@ def check(group: Group, schedule: Schedule) -> None:
         raise ScheduleError(
             f'{schedule.isa!r} is not an instruction set; choose one of {", ".join(ISAS)}'
         )
-    other = [t.name for t in group.tensors if t.dtype != 'f32']
-    if other:
-        raise ScheduleError(f'{group.label}: {other} are not f32, the only dtype generated')
-    if group.stages[0] is not group.main:
-        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
+    if schedule.schema != 'general':
+        _check_plain(group)
     ordered = [d.name for d in group.main.dims if d.kind == 'sequential']
     if ordered:
         raise ScheduleError(f'{group.label}: sequential dimensions {ordered} cannot be generated')
@@ -40,6 +37,22 @@ def check(group: Group, schedule: Schedule) -> None:
         )
 
 
+def _check_plain(group: Group) -> None:
+    """Every schema but the general one wants float32, affine indices and one part."""
+    other = [t.name for t in group.tensors if t.dtype != 'f32']
+    if other:
+        raise ScheduleError(
+            f'{group.label}: {other} are not f32, all that this schema has; use the general one'
+        )
+    if not group.is_plain:
+        raise ScheduleError(
+            f'{group.label} has tables, lookups or iterators in its expressions; use the general '
+            f'schema'
+        )
+    if group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
+
+
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
     check(group, schedule)
@@ -48,4 +61,5 @@ def generate(group: Group, schedule: Schedule) -> str:
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:
-    return ISAS[schedule.isa].compiler_flags
+    own = general.FLAGS if schedule.schema == 'general' else ()
+    return (*ISAS[schedule.isa].compiler_flags, *own)

@@ -8,7 +8,9 @@ Comes out: a C translation unit with the ABI of codegen/cpu/abi.py.
               register tiles    micro-kernel (reduction inside), then store with the epilogue
 
 Packed weights: [batch and column dims][panel of V vectors][reductions][V * lanes], the last panel
-only as wide as the problem needs, its lanes beyond the problem zero (MOpt Sec. 6, "Packing").
+only as wide as the problem needs, its lanes beyond the problem zero (MOpt Sec. 6, "Packing"). They
+are packed once; an operand that changes with every call is packed by each thread, as far as its
+part needs it, before anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tilewright.codegen.cpu.store import write_store
 from tilewright.codegen.cpu.writer import Writer, scaled, total
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, Tensor
 from tilewright.schedule.schedule import Schedule
 
 
@@ -82,6 +84,17 @@ class Plan:
     out_const: int
 
     @property
+    def moving(self) -> bool:
+        """Whether panels are packed in every call."""
+        return self.group.tensor(self.contraction.b.tensor).role != 'constant'
+
+    @property
+    def panel_floats(self) -> int:
+        """Floats of all panels."""
+        sizes = self.group.main.sizes
+        return math.prod(sizes[d] for d in self.loose) * self.panels.floats
+
+    @property
     def loose(self) -> tuple[str, ...]:
         """Dimensions that choose a run of panels: batch and further columns."""
         return (*self.contraction.batch, *self.contraction.columns)
@@ -89,7 +102,7 @@ class Plan:
 
 def check(group: Group, schedule: Schedule) -> Contraction:
     """Raise ScheduleError where the schedule is not legal for this schema."""
-    candidates = vector_candidates(group)
+    candidates = vector_candidates(group, moving=True)
     if schedule.vector not in candidates:
         raise ScheduleError(
             f'{group.label}: vector dimension {schedule.vector!r} is not one of {candidates}; '
@@ -205,6 +218,8 @@ def generate(group: Group, schedule: Schedule) -> str:
             writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
             writer.line()
     write_store(writer, p)
+    if p.moving:
+        _write_panels(writer, p)
     _write_packing(writer, p)
     _write_part(writer, p)
     return writer.text()
@@ -238,11 +253,12 @@ def _write_packing(writer: Writer, p: Plan) -> None:
     c, panels, sizes = p.contraction, p.panels, p.group.main.sizes
     strides, const = access_strides(p.group, c.b)
     constants = p.group.with_role('constant')
-    groups = math.prod(sizes[d] for d in p.loose)
-    packed_weights = groups * panels.floats
     sources = {t.name: f'constants[{i}]' for i, t in enumerate(constants)}
     extra = [t for t in constants if t.name != c.b.tensor]
     writer.open('void tw_pack(const float *const *constants, float *packed)')
+    if p.moving:
+        _copy_constants(writer, p, extra, sources)
+        return
     writer.line(f'const float *b = {sources[c.b.tensor]};')
     writer.line('float *to = packed;')
     for name in p.loose:
@@ -258,7 +274,14 @@ def _write_packing(writer: Writer, p: Plan) -> None:
     address = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
     writer.line(f'*to++ = {c.vector} < {panels.size} ? b[{address}] : 0.0f;')
     writer.close(1 + len(c.reduction) + 1 + len(p.loose))
-    offset = abi.aligned(packed_weights)
+    _copy_constants(writer, p, extra, sources)
+
+
+def _copy_constants(writer: Writer, p: Plan, extra: list[Tensor], sources: dict[str, str]) -> None:
+    """The rest of tw_pack: constants that are not panels, behind them."""
+    offset = 0 if p.moving else abi.aligned(p.panel_floats)
+    if p.moving and not extra:
+        writer.line('(void)constants, (void)packed;')
     for tensor in extra:
         writer.line(
             f'memcpy(packed + {offset}, {sources[tensor.name]}, {tensor.size} * sizeof(float));'
@@ -269,10 +292,51 @@ def _write_packing(writer: Writer, p: Plan) -> None:
     abi.write_sizes(writer, p.schedule.threads, _scratch_floats(p), offset)
 
 
+def _write_panels(writer: Writer, p: Plan) -> None:
+    """A C function that packs panels in every call: columns `from` to `end`, ranges of the rest.
+
+    The longest reduction runs inside where its neighbours lie side by side, else the lanes do.
+    """
+    c, panels, sizes = p.contraction, p.panels, p.group.main.sizes
+    strides, const = access_strides(p.group, c.b)
+    ranges = ''.join(f', long {d}_from, long {d}_end' for d in p.loose)
+    writer.open(
+        f'static void pack_panels(const float *restrict b, float *restrict panels, long from, '
+        f'long end{ranges})'
+    )
+    loose = '0'
+    for name in p.loose:
+        writer.open(f'for (long {name} = {name}_from; {name} < {name}_end; {name}++)')
+        loose = name if loose == '0' else f'({loose} * {sizes[name]} + {name})'
+    width, last = panels.width, panels.count - 1
+    writer.open(f'for (long panel = from / {width}; panel * {width} < end; panel++)')
+    writer.line(f'const long width = panel < {last} ? {width} : {panels.tail_width};')
+    writer.line(f'const long lanes = min_long(width, {panels.size} - panel * {width});')
+    start = total([scaled(loose, panels.floats), f'panel * {width * panels.points}'])
+    writer.line(f'float *to = panels + {start};')
+    address = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
+    step = '0'
+    for name in c.reduction:
+        step = name if step == '0' else f'({step} * {sizes[name]} + {name})'
+    inside = c.loop if c.loop and strides.get(c.loop) == 1 else ''
+    for name in c.reduction:
+        if name != inside:
+            writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+    for low, high, value in (('0', 'lanes', f'b[{address}]'), ('lanes', 'width', '0.0f')):
+        writer.open(f'for (long lane = {low}; lane < {high}; lane++)')
+        if value != '0.0f':
+            writer.line(f'const long {c.vector} = panel * {width} + lane;')
+        if inside:
+            writer.open(f'for (long {inside} = 0; {inside} < {sizes[inside]}; {inside}++)')
+        writer.line(f'to[{step} * width + lane] = {value};')
+        writer.close(2 if inside else 1)
+    writer.close(len(c.reduction) - bool(inside) + 1 + len(p.loose) + 1)
+    writer.line()
+
+
 def constant_offsets(p: Plan) -> dict[str, int]:
     """Where each constant that is not the packed operand lies behind the panels, in floats."""
-    sizes = p.group.main.sizes
-    offset = abi.aligned(math.prod(sizes[d] for d in p.loose) * p.panels.floats)
+    offset = 0 if p.moving else abi.aligned(p.panel_floats)
     places = {}
     for tensor in p.group.with_role('constant'):
         if tensor.name != p.contraction.b.tensor:
@@ -282,7 +346,8 @@ def constant_offsets(p: Plan) -> dict[str, int]:
 
 
 def _scratch_floats(p: Plan) -> int:
-    return abi.aligned(p.operand.size + 16) + abi.aligned(p.acc_floats)
+    own = abi.aligned(p.operand.size + 16) + abi.aligned(p.acc_floats)
+    return own + (abi.aligned(p.panel_floats) if p.moving else 0)
 
 
 def _write_part(writer: Writer, p: Plan) -> None:
@@ -301,6 +366,10 @@ def _write_part(writer: Writer, p: Plan) -> None:
         writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
     nest = Nest(stage, schedule, writer)
     nest.open_parts()
+    if p.moving:
+        writer.line(f'float *panels = accumulators + {abi.aligned(p.acc_floats)};')
+        ranges = ', '.join(text for d in (c.vector, *p.loose) for text in nest.at(d))
+        writer.line(f'pack_panels({pointer(c.b.tensor)}, panels, {ranges});')
     origin = _open_bands(writer, p, nest)
     reg = schedule.reg
     for name in reg.order:
@@ -370,7 +439,8 @@ def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> 
     for name in p.loose:
         loose = at(name) if loose == '0' else f'({loose} * {sizes[name]} + {at(name)})'
     panel = total([scaled(loose, panels.floats), scaled(at(v), panels.points)])
-    writer.line(f'const float *weights = args->packed + {panel};')
+    base = 'panels' if p.moving else 'args->packed'
+    writer.line(f'const float *weights = {base} + {panel};')
     moving = [d for d in (*c.batch, *c.pixels, *c.outer, c.loop) if d]
     if p.schedule.pack:
         shifts = [

@@ -6,6 +6,7 @@ iterators, so that a bias, a residual of any shape or a per-pixel scale are all 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -72,7 +73,7 @@ def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
     value, operands = 'value', []
     values = {main.write.tensor: value}
     for stage in group.epilogue:
-        place = _axes_of(stage, axes)
+        place = axes_of(stage, axes)
         texts = []
         for access in stage.reads:
             if access.tensor in values:
@@ -90,16 +91,38 @@ def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
     return Epilogue(value, tuple(operands))
 
 
-def _axes_of(stage: Stage, axes: tuple[Affine, ...]) -> dict[str, Affine]:
-    """iterator of a pointwise stage -> index expression over the main stage's iterators."""
+def axes_of(stage: Stage, axes: tuple[Affine, ...]) -> dict[str, Affine]:
+    """iterator of a pointwise stage -> index expression over the main stage's iterators.
+
+    `axes` is where the main stage writes. A stage that writes every second element, say, has to do
+    so by the same steps.
+    """
     if stage.combiner is not None:
         raise ScheduleError(f'stage {stage.name} reduces; only pointwise stages can be an epilogue')
     place = {}
     for expression, axis in zip(stage.write.index, axes, strict=True):
-        if len(expression.terms) != 1 or expression.terms[0][1] != 1:
+        if not expression.terms and not axis.terms:
+            continue
+        if len(expression.terms) != 1:
             raise ScheduleError(f'stage {stage.name} does not write element by element')
-        place[expression.terms[0][0]] = Affine(axis.terms, axis.const - expression.const)
+        name, step = expression.terms[0]
+        rest = axis.const - expression.const
+        if any(c % step for _, c in axis.terms) or rest % step:
+            raise ScheduleError(f'stage {stage.name} does not write element by element')
+        place[name] = Affine(tuple((n, c // step) for n, c in axis.terms), rest // step)
     return place
+
+
+def placed(expression: Affine, place: Mapping[str, Affine]) -> Affine:
+    """An affine index with an affine index in the place of every iterator."""
+    terms: dict[str, int] = {}
+    const = expression.const
+    for name, coefficient in expression.terms:
+        inner = place[name]
+        const += coefficient * inner.const
+        for term, factor in inner.terms:
+            terms[term] = terms.get(term, 0) + coefficient * factor
+    return Affine(tuple(terms.items()), const)
 
 
 def _operand(group: Group, access: Access, place: dict[str, Affine], name: str) -> Operand:
@@ -107,12 +130,10 @@ def _operand(group: Group, access: Access, place: dict[str, Affine], name: str) 
     strides: dict[str, int] = {}
     const = 0
     for expression, step in zip(access.index, tensor.strides, strict=True):
-        const += step * expression.const
-        for iterator, coefficient in expression.terms:
-            inner = place[iterator]
-            const += step * coefficient * inner.const
-            for term, factor in inner.terms:
-                strides[term] = strides.get(term, 0) + step * coefficient * factor
+        at = placed(expression, place)
+        const += step * at.const
+        for term, factor in at.terms:
+            strides[term] = strides.get(term, 0) + step * factor
     return Operand(name, access.tensor, tuple(strides.items()), const)
 
 

@@ -14,7 +14,7 @@ class Writer:
         self.lines.append('    ' * self.depth + text if text else '')
 
     def open(self, text: str) -> None:
-        self.line(f'{text} {{')
+        self.line(f'{text} {{' if text else '{')
         self.depth += 1
 
     def close(self, count: int = 1) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 
-from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.cnnopt_plan import Plan
 from tilewright.codegen.gpu.language import Array, Kernel
@@ -166,17 +165,11 @@ def _finish(p: Plan) -> list[str]:
 
 def _run(p: Plan) -> int:
     """Outputs along x that are stored at once: neighbours in the result, the same epilogue."""
-    strides, _ = access_strides(p.group, p.group.main.write)
-    still = all(not item.stride(p.x.pixel) for item in p.epilogue.operands)
-    if strides[p.x.pixel] != 1 or not still:
+    if any(item.stride(p.x.pixel) for item in p.epilogue.operands):
         return 1
-    others = [s for name, s in strides.items() if name != p.x.pixel]
     for run in (4, 2):
-        if (
-            p.registers[2] % run == 0
-            and p.x.outputs % run == 0
-            and not any(s % run for s in others)
-        ):
+        whole = p.registers[2] % run == 0 and p.x.outputs % run == 0
+        if whole and pieces.aligned(p.group, p.group.main.write, p.x.pixel, run):
             return run
     return 1
 

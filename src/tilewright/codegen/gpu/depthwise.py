@@ -261,7 +261,13 @@ def _multiply(p: Plan, served: list[tuple[int, int]]) -> list[str]:
 def _store(p: Plan) -> list[str]:
     """Through the epilogue into the result, as many neighbours at once as rows allow."""
     rows, columns = p.rows, p.columns
-    run = next(n for n in (4, 2, 1) if columns.outputs % n == 0 and p.tw % n == 0)
+    run = next(
+        n
+        for n in (4, 2, 1)
+        if columns.outputs % n == 0
+        and p.tw % n == 0
+        and (n == 1 or pieces.aligned(p.group, p.stage.write, columns.out, n))
+    )
     out = p.group.output
     lines = [f'const int {columns.out} = my_column;']
     for i in range(p.th):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tilewright.codegen.gpu import ptx
 from tilewright.codegen.gpu.dialects import Dialect
 from tilewright.codegen.gpu.language import Kernel, padded
 
@@ -24,30 +27,31 @@ WORDS = {
 
 # Copies are asynchronous from compute capability 8.0 on. A copy of nothing writes zeros: that is
 # how padding is loaded without a branch.
-HEAD = """\
+HEAD = f"""\
 #define INFINITY __int_as_float(0x7f800000)
 #define LOAD4(space, p) (*(const float4 *)(p))
 #define STORE4(space, p, v) (*(float4 *)(p) = (v))
 #define STORE2(space, p, a, b) (*(float2 *)(p) = make_float2(a, b))
 #define FLOAT4(a, b, c, d) make_float4(a, b, c, d)
+#define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
 
 #if __CUDA_ARCH__ >= 800
 static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)
-{
+{{
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+    asm volatile("{ptx.copy(4)}"
                  :: "r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
+}}
 static __device__ __forceinline__ void COPY4(float *to, const float *from, bool there)
-{
+{{
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    asm volatile("{ptx.copy(16)}"
                  :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-#define COPY_COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
-#define COPY_WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+}}
+#define COPY_COMMIT asm volatile("{ptx.COPY_COMMIT}" ::: "memory")
+#define COPY_WAIT(n) asm volatile("{ptx.COPY_WAIT} %0;" :: "n"(n) : "memory")
 #else
 #define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
 #define COPY4(to, from, there) \\
@@ -56,11 +60,9 @@ static __device__ __forceinline__ void COPY4(float *to, const float *from, bool 
 #define COPY_WAIT(n)
 #endif
 
-/* d += a b for a 16 x 8 by an 8 x 8 tile, spread over a warp (PTX: mma.m16n8k8, tf32) */
 #if __CUDA_ARCH__ >= 800
 #define MMA_TF32(d0, d1, d2, d3, a, b) \\
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 " \\
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \\
+    asm volatile("{ptx.MMA_TF32}" \\
                  : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \\
                  : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
 #endif
@@ -68,44 +70,42 @@ static __device__ __forceinline__ void COPY4(float *to, const float *from, bool 
 
 # A warpgroup's product of pixels in registers and columns in shared memory, from Hopper on. Strides
 # between core matrices are counted in floats.
-_WARPGROUP = """\
-#define MATRIX_BEGIN asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
-#define MATRIX_COMMIT asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
-#define MATRIX_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory")
-#define SHARED_TO_MATRIX asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
-#define WGMMA_TF32(n, d, a, b, half, row8) tw_wgmma_##n(d, a, tw_matrix(b, half, row8))
+_WARPGROUP = f"""\
+#define MATRIX_BEGIN asm volatile("{ptx.MATRIX_BEGIN}" ::: "memory")
+#define MATRIX_COMMIT asm volatile("{ptx.MATRIX_COMMIT}" ::: "memory")
+#define MATRIX_WAIT(n) asm volatile("{ptx.MATRIX_WAIT} %0;" :: "n"(n) : "memory")
+#define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
+#define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
 
-static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int half, int row8)
-{
+static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int across, int row8)
+{{
     const unsigned long long at = __cvta_generic_to_shared(b);
-    return ((at & 0x3ffff) >> 4) | (unsigned long long)(half / 4) << 16
+    return ((at & 0x3ffff) >> 4) | (unsigned long long)(across / 4) << 16
         | (unsigned long long)(row8 / 4) << 32;
-}
+}}
 """
 
 
 def _wgmma(columns: int) -> str:
     """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nNk8, tf32)."""
     count = columns // 2
-    sums = ', '.join(f'%{i}' for i in range(count))
-    factors = ', '.join(f'%{count + i}' for i in range(4))
     outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
     inputs = ', '.join(f'"r"(a[{i}])' for i in range(4))
+    text = '\\n'.join(ptx.wgmma(columns))
     return f"""\
 static __device__ __forceinline__ void
 tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
 {{
-    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
-                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "
-                 "{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1;\\n}}"
+    asm volatile("{text}"
                  : {outputs}
                  : {inputs}, "l"(b), "r"(1));
 }}
 """
 
 
-def _extra(kernel: Kernel) -> str:
-    columns = sorted(int(need.split('/')[1]) for need in kernel.needs if '/' in need)
+def _extra(kernels: Sequence[Kernel]) -> str:
+    needs = {need for kernel in kernels for need in kernel.needs}
+    columns = sorted(int(need.split('/')[1]) for need in needs if '/' in need)
     return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
 
 

@@ -40,6 +40,7 @@ typedef struct { float x, y, z, w; } __attribute__((aligned(16))) float4;
 #define STORE2(space, p, a, b) ((p)[0] = (a), (p)[1] = (b))
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define FMA(a, b, c) ((a) * (b) + (c))
+#define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) (*(p) += (v))
 #define ATOMIC_COUNT(p) ((*(p))++)
 #define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
@@ -53,12 +54,12 @@ typedef struct { float x, y, z, w; } __attribute__((aligned(16))) float4;
         tw_mma_tf32(tw_d, a, b); \\
         d0 = tw_d[0], d1 = tw_d[1], d2 = tw_d[2], d3 = tw_d[3]; \\
     } while (0)
-void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int half, int row8);
+void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int across, int row8);
 #define MATRIX_BEGIN
 #define MATRIX_COMMIT
 #define MATRIX_WAIT(n)
 #define SHARED_TO_MATRIX
-#define WGMMA_TF32(n, d, a, b, half, row8) tw_wgmma_tf32(n, d, a, b, half, row8)
+#define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_tf32(n, d, a, b, across, row8)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float BITS_FLOAT(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
 """

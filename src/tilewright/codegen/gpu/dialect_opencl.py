@@ -1,8 +1,6 @@
-"""OpenCL C 1.2, and NVIDIA's, whose compiler takes the same inline PTX as CUDA's."""
+"""OpenCL C 1.2, as every vendor compiles it; dialect_nvidia.py adds to it for NVIDIA's."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from tilewright.codegen.gpu.dialects import Dialect
 from tilewright.codegen.gpu.language import Kernel, padded
@@ -31,22 +29,28 @@ WORDS = {
     'DEVICE_FENCE': 'TW_FENCE',
 }
 
-_COMMON = """\
+COMMON = """\
 #define LOAD4(space, p) (*(const space float4 *)(p))
 #define STORE4(space, p, v) (*(space float4 *)(p) = (v))
 #define STORE2(space, p, a, b) (*(space float2 *)(p) = (float2)(a, b))
 #define FLOAT4(a, b, c, d) ((float4)(a, b, c, d))
-#define ATOMIC_COUNT(p) atomic_inc(p)
 """
 
-HEAD = (
-    _COMMON
-    + """\
+# Where nothing copies beside computing.
+PLAIN_COPIES = """\
 #define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
 #define COPY4(to, from, there) \\
     (*(__local float4 *)(to) = (there) ? *(const __global float4 *)(from) : (float4)(0.0f))
 #define COPY_COMMIT
 #define COPY_WAIT(n)
+"""
+
+HEAD = (
+    COMMON
+    + PLAIN_COPIES
+    + """\
+#define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
+#define ATOMIC_COUNT(p) atomic_inc(p)
 #if __OPENCL_C_VERSION__ >= 200
 #define TW_FENCE \\
     atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_acq_rel, memory_scope_device)
@@ -66,34 +70,6 @@ static inline void ATOMIC_ADD(volatile __global float *p, float v)
 """
 )
 
-NVIDIA_HEAD = (
-    _COMMON
-    + """\
-#define TW_FENCE asm volatile("membar.gl;" ::: "memory")
-static inline void ATOMIC_ADD(__global float *p, float v)
-{
-    asm volatile("red.global.add.f32 [%0], %1;" :: "l"(p), "f"(v) : "memory");
-}
-static inline void COPY1(__local float *to, const __global float *from, bool there)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 :: "r"((unsigned)(size_t)to), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-static inline void COPY4(__local float *to, const __global float *from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"((unsigned)(size_t)to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-#define COPY_COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
-#define COPY_WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
-#define MMA_TF32(d0, d1, d2, d3, a, b) \\
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 " \\
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \\
-                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \\
-                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
-"""
-)
-
 
 def _entry(kernel: Kernel, parameters: str) -> str:
     return (
@@ -108,7 +84,8 @@ def _pointer(element: str, name: str, written: bool) -> str:
     )
 
 
-def _shared(kernel: Kernel) -> list[str]:
+def local_arrays(kernel: Kernel) -> list[str]:
+    """Shared memory as arrays of the kernel."""
     return [
         f'__local float {name}[{padded(count)}] __attribute__((aligned(16)));'
         for name, count in kernel.shared
@@ -116,11 +93,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 
 OPENCL = Dialect(
-    'opencl', 'opencl', WORDS, HEAD, _entry, _pointer, _shared, frozenset({'device_fence'})
-)
-NVIDIA_OPENCL = replace(
-    OPENCL,
-    name='opencl-nvidia',
-    head=NVIDIA_HEAD,
-    capabilities=frozenset({'mma_tf32', 'device_fence'}),
+    'opencl', 'opencl', WORDS, HEAD, _entry, _pointer, local_arrays, frozenset({'device_fence'})
 )

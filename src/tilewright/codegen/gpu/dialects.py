@@ -7,13 +7,13 @@ than a keyword (16-byte loads, asynchronous copies, matrix instructions) are mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.codegen.gpu.language import Kernel
 
 
-def _nothing(_: Kernel) -> str:
+def _nothing(_: object) -> str:
     return ''
 
 
@@ -28,7 +28,7 @@ class Dialect:
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
     capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'device_fence'
-    extra         kernel -> text between head and kernel: what its needs ask for
+    extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     """
 
@@ -40,5 +40,5 @@ class Dialect:
     pointer: Callable[[str, str, bool], str]
     shared: Callable[[Kernel], list[str]]
     capabilities: frozenset[str] = frozenset()
-    extra: Callable[[Kernel], str] = _nothing
+    extra: Callable[[Sequence[Kernel]], str] = _nothing
     tail: Callable[[Kernel], str] = _nothing

@@ -181,6 +181,30 @@ def check_call(
 
 def lower(kernel: Kernel, dialect: Dialect) -> str:
     """[Kernel] -> [source text of the dialect]"""
+    return lower_all((kernel,), dialect)
+
+
+def lower_all(kernels: Sequence[Kernel], dialect: Dialect) -> str:
+    """[Kernel] -> [one translation unit]: a compiler starts up once for all of them."""
+    names = [kernel.name for kernel in kernels]
+    if len(set(names)) < len(names):
+        raise ScheduleError(f'kernels of one source must have names of their own, not {names}')
+    for kernel in kernels:
+        _check_dialect(kernel, dialect)
+    helpers = dict.fromkeys(
+        translate(k.helpers, dialect.words) if k.language == 'cucl' else k.helpers for k in kernels
+    )
+    extra = dialect.extra(kernels)
+    lines = [
+        dialect.head,
+        *([extra] if extra else []),
+        *(f'{text.rstrip(chr(10))}\n' for text in helpers if text),
+        *(_function(kernel, dialect) for kernel in kernels),
+    ]
+    return '\n'.join([*lines, ''])
+
+
+def _check_dialect(kernel: Kernel, dialect: Dialect) -> None:
     missing = {need.partition('/')[0] for need in kernel.needs} - dialect.capabilities
     if missing:
         raise ScheduleError(
@@ -191,24 +215,22 @@ def lower(kernel: Kernel, dialect: Dialect) -> str:
         raise ScheduleError(
             f'kernel {kernel.name} is written in {kernel.language}; it cannot run on {dialect.name}'
         )
-    body, helpers = kernel.body, kernel.helpers
+
+
+def _function(kernel: Kernel, dialect: Dialect) -> str:
+    """One kernel, without what several share."""
+    body = kernel.body
     if kernel.language == 'cucl':
         body = translate(resolve(kernel, body), dialect.words)
-        helpers = translate(helpers, dialect.words)
-    parameters = ', '.join(_parameters(kernel, dialect))
-    shared = dialect.shared(kernel)
     lines = [
-        dialect.head,
-        *([extra] if (extra := dialect.extra(kernel)) else []),
-        *([helpers.rstrip('\n'), ''] if helpers else []),
-        dialect.entry(kernel, parameters),
+        dialect.entry(kernel, ', '.join(_parameters(kernel, dialect))),
         '{',
-        *(f'    {line}' for line in shared),
+        *(f'    {line}' for line in dialect.shared(kernel)),
         *(f'    {line}' if line else '' for line in body.strip('\n').splitlines()),
         '}',
     ]
     tail = dialect.tail(kernel)
-    return '\n'.join([*lines, *([tail] if tail else []), ''])
+    return '\n'.join([*lines, *([tail] if tail else [])])
 
 
 def _parameters(kernel: Kernel, dialect: Dialect) -> list[str]:

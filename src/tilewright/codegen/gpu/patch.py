@@ -215,10 +215,7 @@ def _copies(p: Plan) -> list[str]:
     ]
     ragged = p.channels % p.kb
     short = p.threads % p.lanes
-    loop = [
-        '#pragma unroll',
-        f'for (int channel = team; channel < {p.kb}; channel += {teams}) {{',
-    ]
+    copies = []
     for i in range(p.places):
         there = f'inside{i}' + (f' && next * {p.kb} + channel < {p.channels}' if ragged else '')
         copy = (
@@ -226,7 +223,7 @@ def _copies(p: Plan) -> list[str]:
             f'{f"({there}) ? image + from{i} + channel * {step} : @{c.a.tensor}"}, {there});'
         )
         beyond = p.lanes * p.places > p.plane and i == p.places - 1
-        loop.append(f'    if (place{i} < {p.plane}) {copy}' if beyond else f'    {copy}')
-    loop.append('}')
+        copies.append(f'if (place{i} < {p.plane}) {copy}' if beyond else copy)
+    loop = pieces.dealt('channel', 'team', p.kb, teams, copies)
     lines += [f'if (team < {teams}) {{', *loop, '}'] if short else loop
     return [*lines, *how(p).weight_copies(p)]

@@ -161,7 +161,7 @@ class Plan:
             self.groups, self.iterations, self.column_tiles, self.depth // STEP, 2, 2,
             self.bk // 8, 8, 4,
         )  # fmt: skip
-        return Array(name, ('g', 'piece', 'tile', 'step', 'low', 'half', 'row8', 'row', 'q'), sizes)
+        return Array(name, ('g', 'piece', 'tile', 'step', 'low', 'four', 'row8', 'row', 'q'), sizes)
 
     @property
     def lanes(self) -> int:

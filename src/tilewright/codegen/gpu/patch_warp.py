@@ -52,11 +52,12 @@ def weight_copies(p: Plan) -> list[str]:
     return [
         f'const GLOBAL float *const from_b = @{p.packed.name} + '
         f'(group * {p.iterations * p.depth} + next * {p.depth}) * {width} + first_column;',
-        '#pragma unroll',
-        f'for (int four = THREAD; four < {fours}; four += {p.threads})',
-        f'    COPY4(to_b + four / {per_row} * {p.pitch} + four % {per_row} * 4, '
-        f'from_b + four / {per_row} * {width} + four % {per_row} * 4, true);',
-    ]
+        *pieces.dealt(
+            'four', 'THREAD', fours, p.threads,
+            [f'COPY4(to_b + four / {per_row} * {p.pitch} + four % {per_row} * 4, '
+             f'from_b + four / {per_row} * {width} + four % {per_row} * 4, true);'],
+        ),
+    ]  # fmt: skip
 
 
 def multiply(p: Plan) -> list[str]:

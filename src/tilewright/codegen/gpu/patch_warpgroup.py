@@ -4,7 +4,7 @@ Pixels come from registers, cut into high and low parts on the way; the constant
 shared memory, where its high and low parts lie in the order that the instruction wants (PTX ISA,
 wgmma: K-major without swizzling, core matrices of 8 columns by 4 depths):
 
-    [step of 8 depths][high, low][half of a step][column / 8][column % 8][depth % 4]
+    [step of 8 depths][high, low][four of a step][column / 8][column % 8][depth % 4]
 
 Warp v of a group holds pixels 16 v .. 16 v + 15. Lane 4 g + t has pixels g and g + 8, depths t and
 t + 4 of the first operand, columns 8 j + 2 t and 8 j + 2 t + 1 of the result.
@@ -22,10 +22,10 @@ UNROLLED = 48  # steps that are written out; more are a loop
 
 def packed_element(p: Plan) -> tuple[list[str], str]:
     """(lines that give depth `e` and the column, the value to store of `weight`)."""
-    names = ('g_', 'piece', 'tile', 'step', 'low', 'half', 'row8', 'row', 'q')
+    names = ('g_', 'piece', 'tile', 'step', 'low', 'four', 'row8', 'row', 'q')
     return [
         *pieces.decode('flat', list(zip(names, p.packed.sizes, strict=True))),
-        f'const int e = step * {STEP} + half * 4 + q;',
+        f'const int e = step * {STEP} + four * 4 + q;',
         f'const int {p.contraction.vector} = tile * {p.bk} + row8 * 8 + row;',
     ], 'low ? weight - BITS_FLOAT(FLOAT_BITS(weight) & 0xffffe000u) : weight'
 
@@ -63,10 +63,11 @@ def weight_copies(p: Plan) -> list[str]:
     piece = f'(group * {p.iterations} + next) * {p.column_tiles} + first_column / {p.bk}'
     return [
         f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};',
-        '#pragma unroll',
-        f'for (int four = THREAD * 4; four < {floats}; four += {4 * p.threads})',
-        '    COPY4(to_b + four, from_b + four, true);',
-    ]
+        *pieces.dealt(
+            'four', 'THREAD * 4', floats, 4 * p.threads,
+            ['COPY4(to_b + four, from_b + four, true);'],
+        ),
+    ]  # fmt: skip
 
 
 def multiply(p: Plan) -> list[str]:

@@ -1,9 +1,11 @@
 """Pieces that kernel schemas are assembled from, each a function that returns lines of CUCL.
 
 decode        a flat number into iterators, outermost first
+dealt         work that threads take in turns
 element       an access as a reference to an argument
 guards        the bounds that an access may violate, as C tests
 epilogue_lines, epilogue_arrays   what the pointwise stages behind the main one read at a store
+aligned       whether neighbours may be stored at once
 cleared, joined   a thread's sums: set to zero; added up over the blocks that share a tile
 cut, multiplied   operands of matrix instructions in fp32 precision, and their three products
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue, access_strides
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu.language import Array
 from tilewright.ops.group import Group, Tensor
@@ -31,6 +33,25 @@ def decode(flat: str, sizes: Sequence[tuple[str, int]], prefix: str = '') -> lis
         lines.append(f'const int {prefix}{name} = {text};')
         step *= size
     return lines[::-1]
+
+
+def dealt(name: str, first: str, total: int, step: int, body: Sequence[str]) -> list[str]:
+    """Items first, first + step, ... below `total`, where `first` is below `step`: unrolled."""
+    return [
+        '#pragma unroll',
+        f'EACH_TURN({name}, {first}, {total}, {step}) {{',
+        *(f'    {line}' for line in body),
+        '}',
+    ]
+
+
+def aligned(group: Group, access: Access, along: str, run: int) -> bool:
+    """Whether `run` neighbours along a dimension, from a multiple of `run` on, begin where a store
+    of that many may: side by side, and every other dimension and the offset a multiple away.
+    """
+    strides, const = access_strides(group, access)
+    others = [stride for name, stride in strides.items() if name != along]
+    return strides[along] == 1 and not any(n % run for n in (const, *others))
 
 
 def index(expression: Affine, names: Mapping[str, str] | None = None) -> str:

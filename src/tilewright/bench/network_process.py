@@ -1,0 +1,187 @@
+"""One contestant on networks in a process of its own: `-m tilewright.bench.network_process NAME`.
+
+It is asked as `peer_process` is, in JSON lines; arrays go through files:
+
+    {"do": "prepare", "model": "x.onnx", "zoo": {...} or null, "inputs": "x.npz",
+     "outputs": {"scores": [[1, 1000], "float32"]}, "threads": 2, "options": {...}}
+      -> {"status": "progress", ...}     any number of these
+      -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
+    {"do": "answer", "path": "y.npz"}     one call into poisoned outputs, which are written there
+    {"do": "time", "repeats": 20, "warm": 3, "flush": false}  -> {"status": "ok", "samples_ms": ..}
+
+Our own contestant is started from above this package, by a server with variants of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilewright.bench import peer_process
+from tilewright.bench.network_contestants import (
+    CONTESTANTS,
+    Arrays,
+    Contestants,
+    NetworkJob,
+    NetworkVariant,
+)
+from tilewright.bench.peer_process import Flusher, estimate, sentence, timed
+from tilewright.errors import CheckError
+from tilewright.runtime import verify
+
+TOLERANCE = 1e-4
+
+
+def save(path: str | Path, arrays: Arrays) -> None:
+    """Arrays by name, in a file that `load` reads; names may be any text."""
+    np.savez(path, json.dumps(list(arrays)), *arrays.values())
+
+
+def load(path: str | Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as stored:
+        names = json.loads(str(stored['arr_0']))
+        return {name: stored[f'arr_{number}'] for number, name in enumerate(names, 1)}
+
+
+def distance(got: Arrays, want: Arrays) -> float:
+    """The largest difference of any output, as a share of that output's largest value.
+
+    What is missing, has another shape or is not finite where it should be is infinitely far.
+    """
+    if set(got) != set(want):
+        return float('inf')
+    return max(_distance(got[name], want[name]) for name in want)
+
+
+def _distance(got: np.ndarray, want: np.ndarray) -> float:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float('inf')
+    with np.errstate(all='ignore'):
+        apart = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        largest = float(np.abs(want.astype(np.float64)).max(initial=0.0))
+        worst = float(apart.max(initial=0.0))
+    if not np.isfinite(worst):
+        return float('inf')
+    return worst / largest if largest else worst
+
+
+def poison(outputs: Arrays) -> None:
+    for array in outputs.values():
+        if array.dtype.itemsize in (4, 8):
+            verify.poison(array)
+
+
+def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, Any]]:
+    """Build and time every variant; comes out: the fastest one that works, and the report.
+
+    Variants that fail, or whose answer differs from the first one that works, are reported and not
+    chosen; their memory is given back before the next one is built.
+    """
+    tried: list[dict[str, Any]] = []
+    best: tuple[float, NetworkVariant, dict] | None = None
+    expected: Arrays | None = None
+    for number, (settings, make) in enumerate(variants):
+        job.progress('trying settings', number, len(variants))
+        variant = None
+        begin = time.perf_counter()
+        try:
+            variant = make(job)
+            poison(job.outputs)
+            variant.run()
+            prepared_s = time.perf_counter() - begin
+            seconds = estimate(variant.run)
+            answer = {name: np.array(array) for name, array in variant.result().items()}
+            if expected is None:
+                expected = answer
+            elif not distance(answer, expected) <= TOLERANCE:
+                raise CheckError('its answer differs from that of the other settings')
+        except Exception as error:
+            tried.append({'settings': settings, 'message': sentence(error)})
+            continue
+        tried.append(
+            {
+                'settings': settings, 'trial_median_ms': 1e3 * seconds,
+                'prepared_s': prepared_s,
+            }
+        )  # fmt: skip
+        if best is None or seconds < best[0]:
+            best = seconds, variant, settings
+        del variant
+        gc.collect()
+    if best is None:
+        raise CheckError(tried[0]['message'])
+    seconds, chosen, settings = best
+    report = {
+        'settings': settings,
+        'tried': tried,
+        'algorithm': chosen.algorithm(),
+        'estimate_ms': 1e3 * seconds,
+    }
+    return chosen, report
+
+
+class NetworkServer:
+    """The child's memory: the network that was prepared last."""
+
+    contestants: ClassVar[Contestants] = CONTESTANTS
+
+    def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
+        self.report = report
+        start, self.packages = self.contestants[name]
+        self.variants = list(start())
+        for package in self.packages:
+            __import__(package)
+        self.job: NetworkJob | None = None
+        self.variant: NetworkVariant | None = None
+        self.flusher: Flusher | None = None
+
+    def hello(self) -> dict:
+        modules = {package: sys.modules[package] for package in self.packages}
+        return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
+
+    def prepare(
+        self,
+        model: str,
+        zoo: dict[str, Any] | None,
+        inputs: str,
+        outputs: dict[str, tuple[list[int], str]],
+        threads: int,
+        options: dict[str, Any] | None = None,
+    ) -> dict:
+        self.job = self.variant = None
+        gc.collect()
+        given = load(inputs)
+        buffers = {name: np.zeros(shape, dtype) for name, (shape, dtype) in outputs.items()}
+        job = NetworkJob(
+            Path(model), zoo, given, buffers, threads, options or {}, self.report
+        )  # fmt: skip
+        self.variant, report = choose(job, self.variants)
+        self.job = job
+        return report
+
+    def answer(self, path: str) -> dict:
+        assert self.job is not None
+        assert self.variant is not None
+        poison(self.job.outputs)
+        self.variant.run()
+        save(path, self.variant.result())
+        return {}
+
+    def time(self, repeats: int, warm: int, flush: bool) -> dict:
+        assert self.job is not None
+        assert self.variant is not None
+        if flush and self.flusher is None:
+            self.flusher = Flusher(self.job.threads)
+        flusher = self.flusher if flush else None
+        return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
+
+
+if __name__ == '__main__':
+    peer_process.main(sys.argv[1:], NetworkServer)

@@ -1,0 +1,277 @@
+"""Schedules for many groups at once: each distinct problem once, from the store or from the search.
+
+Goes in: groups, a machine, a thread count. Comes out: for each group its best choices, best
+predicted first. Nothing is timed, and the answer is the same every time.
+
+Epilogues do not decide a schedule: a convolution followed by a bias, an activation or a residual is
+searched once, as `core`. What no answer is kept for is searched by child processes, one for each
+core of this host, because a search takes seconds and uses one thread:
+
+    JSON lines: a question -> {"choices": [...]} or {"error": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tilewright.codegen.cpu.generate import generate
+from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
+from tilewright.machine.machine import Machine
+from tilewright.ops.group import Group
+from tilewright.runtime.worker import die_with
+from tilewright.schedule.schedule import Schedule
+from tilewright.store import built, choices
+from tilewright.store.choices import Choice
+
+Report = Callable[[Group, int, int], object]
+_CHILD = 'import sys; from tilewright.chooser import main; main(sys.argv[1:])'
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What decides the choices for one group."""
+
+    group: Group
+    machine: Machine
+    threads: int
+    top: int
+    max_rel_err: float
+
+    def to_json(self) -> dict:
+        return {
+            'group': self.group.to_json(),
+            'machine': self.machine.to_json(),
+            'threads': self.threads,
+            'top': self.top,
+            'max_rel_err': self.max_rel_err,
+        }
+
+    @property
+    def key(self) -> str:
+        return choices.key_of(self.to_json() | {'group': self.group.digest})
+
+
+def core(group: Group) -> Group:
+    """What decides the schedule of a group: a sum of products without what follows it."""
+    main = group.main
+    if not main.is_product_sum or group.stages[0] is not main or len(group.stages) == 1:
+        return group
+    touched = {access.tensor for access in main.reads}
+    result = replace(group.tensor(main.write.tensor), name='Out', role='output')
+    if 'Out' in touched:
+        return group
+    tensors = (*(t for t in group.tensors if t.name in touched), result)
+    stage = replace(main, write=replace(main.write, tensor='Out'))
+    label = group.label.split('+', 1)[0]
+    return Group(label, tensors, (stage,))
+
+
+def choose_all(
+    groups: Sequence[Group],
+    machine: Machine,
+    threads: int,
+    top: int,
+    max_rel_err: float,
+    report: Report | None = None,
+) -> list[tuple[Choice, ...]]:
+    """For each group its best choices, at least one and at most `top`, in the order given.
+
+    `report` is called with a group whenever one was searched, with how many of how many are done.
+    """
+    questions = [Question(core(g), machine, threads, top, max_rel_err) for g in groups]
+    found = _answers(questions, report)
+    answers = [found[question.key] for question in questions]
+    # A schedule of the core may be none of the whole: what follows may ask for another schema.
+    # The others are looked at when they are used.
+    legal = [
+        answer if is_legal(group, answer[0].schedule) else ()
+        for group, answer in zip(groups, answers, strict=True)
+    ]
+    odd = [
+        Question(group, machine, threads, top, max_rel_err)
+        for group, answer in zip(groups, legal, strict=True)
+        if not answer
+    ]
+    found |= _answers(odd, report)
+    whole = {question.group.digest: found[question.key] for question in odd}
+    return [answer or whole[group.digest] for group, answer in zip(groups, legal, strict=True)]
+
+
+@lru_cache(maxsize=512)
+def source_of(group: Group, schedule: Schedule) -> str:
+    """The generated C; kept for a while, since it is looked at more than once."""
+    return generate(group, schedule)
+
+
+def is_legal(group: Group, schedule: Schedule) -> bool:
+    """Whether code can be generated for a schedule."""
+    if built.find(group, schedule) is not None:
+        return True
+    try:
+        source_of(group, schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, tuple[Choice, ...]]:
+    """key -> choices: those that are kept, and those of a search, which are kept then."""
+    found: dict[str, tuple[Choice, ...]] = {}
+    open_ones: dict[str, Question] = {}
+    for question in questions:
+        key = question.key
+        if key in found or key in open_ones:
+            continue
+        kept = _recalled(key)
+        if kept:
+            found[key] = kept
+        else:
+            open_ones[key] = question
+    # The longest first, so that no child works alone at the end.
+    order = sorted(open_ones, key=lambda key: -open_ones[key].group.flops)
+    for done, (key, answer) in enumerate(_searched({k: open_ones[k] for k in order}), 1):
+        choices.keep(key, [choice.to_json() for choice in answer])
+        found[key] = answer
+        if report is not None:
+            report(open_ones[key].group, done, len(order))
+    return found
+
+
+def _recalled(key: str) -> tuple[Choice, ...]:
+    try:
+        return tuple(Choice.from_json(item) for item in choices.recall(key) or ())
+    except (TilewrightError, TypeError):
+        return ()
+
+
+def _searched(
+    questions: Mapping[str, Question],
+) -> Iterator[tuple[str, tuple[Choice, ...]]]:
+    """(key, choices) of every question, as they are found."""
+    slow = {key: q for key, q in questions.items() if q.group.main.is_product_sum}
+    for key, question in questions.items():
+        if key not in slow:
+            yield key, search(question)
+    count = min(usable_cores(), len(slow))
+    if count <= 1:
+        for key, question in slow.items():
+            yield key, search(question)
+        return
+    children = [_Child() for _ in range(count)]
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            free = list(children)
+            lock = threading.Lock()
+
+            def ask(item: tuple[str, Question]) -> tuple[str, tuple[Choice, ...]]:
+                with lock:
+                    child = free.pop()
+                try:
+                    return item[0], child.ask(item[1])
+                finally:
+                    with lock:
+                        free.append(child)
+
+            try:
+                yield from pool.map(ask, slow.items())
+            finally:
+                pool.shutdown(cancel_futures=True, wait=False)
+                for child in children:
+                    child.end()
+    finally:
+        for child in children:
+            child.end()
+
+
+def search(question: Question) -> tuple[Choice, ...]:
+    """The search itself, in this process."""
+    from tilewright.model.predict import bound_times
+    from tilewright.search.choose import choose
+
+    machine, threads = question.machine, question.threads
+    found = choose(question.group, machine, threads, question.top, max_rel_err=question.max_rel_err)
+    made = []
+    for candidate in found:
+        said = candidate.prediction
+        bounds = bound_times(said.flops_done, said.moved, machine, threads)
+        made.append(Choice(candidate.schedule, said.seconds, max(bounds.values()), said.limit))
+    return tuple(made)
+
+
+class _Child:
+    """The parent's end of one searching process."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).parents[1])
+        paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
+        # The death signal follows the thread that starts the child, so only the main one sets it.
+        guarded = threading.current_thread() is threading.main_thread()
+        self.process = subprocess.Popen(
+            [sys.executable, '-P', '-c', _CHILD, str(os.getpid() if guarded else 0)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+
+    def ask(self, question: Question) -> tuple[Choice, ...]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(question.to_json()).encode() + b'\n')
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            line = b''
+        if not line:
+            raise MissingError(
+                f'the process that searches a schedule for {question.group.label} ended with exit '
+                f'code {self.process.wait()}; is there too little memory?'
+            )
+        answer = json.loads(line)
+        if 'error' in answer:
+            raise InputError(answer['error'])
+        return tuple(Choice.from_json(item) for item in answer['choices'])
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def main(words: Sequence[str]) -> None:
+    """The child: answer questions, one a line, until there are no more."""
+    die_with(int(words[0]))
+    replies = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)  # what libraries print must not mix with replies
+    for line in sys.stdin:
+        data: dict[str, Any] = json.loads(line)
+        try:
+            question = Question(
+                Group.from_json(data['group']), Machine.from_json(data['machine']),
+                data['threads'], data['top'], data['max_rel_err'],
+            )  # fmt: skip
+            reply: dict[str, Any] = {'choices': [c.to_json() for c in search(question)]}
+        except TilewrightError as error:
+            reply = {'error': str(error)}
+        print(json.dumps(reply), file=replies, flush=True)

@@ -1,0 +1,109 @@
+"""`tilewright compile`: a model file becomes a .tw file, ready to be loaded and run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilewright.cli.optimize import check_early
+from tilewright.cli.output import Bar, Output
+from tilewright.compile import compile as compile_network
+from tilewright.errors import InputError
+from tilewright.runtime.network import Network
+
+
+def run(
+    model: Path,
+    out: Output,
+    *,
+    output: Path | None,
+    tune: str,
+    trials: int | None,
+    shapes: Sequence[str],
+    max_rel_err: float,
+    threads: int | None,
+    seed: int | None,
+) -> int:
+    """Compile a model, write the .tw file; comes out: the exit code."""
+    check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
+    target = output if output is not None else model.with_suffix('.tw')
+    if target.suffix != '.tw':
+        raise InputError(f'--output {target} does not end in .tw')
+    out.warn_if_forgetful()
+    begin = time.perf_counter()
+    with Bar(1) as bar:
+        bar.begin(model.name)
+        network = compile_network(
+            model, tune=tune, trials=trials, shapes=read_shapes(shapes), threads=threads,
+            max_rel_err=max_rel_err, save=target, progress=bar.report,
+        )  # fmt: skip
+        bar.finish()
+    seconds = time.perf_counter() - begin
+    out.say(summary(network))
+    out.say(f'wrote {target} ({target.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
+    out.write(
+        {
+            'model': str(model),
+            'output': str(target),
+            'tune': tune,
+            'seconds': seconds,
+            'seed': seed,
+            'network': network_json(network),
+        }
+    )
+    return 0
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """['image=1,3,224,224'] -> {'image': (1, 3, 224, 224)}"""
+    shapes = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition('=')
+        try:
+            shape = tuple(int(size) for size in sizes.split(',') if size)
+        except ValueError:
+            shape = ()
+        if not equals or not name or (sizes and not shape):
+            raise InputError(f'--shape {text!r} cannot be read; write NAME=1,3,224,224')
+        shapes[name] = shape
+    return shapes
+
+
+def summary(network: Network) -> str:
+    """What a network is, in a few lines."""
+    predicted = sum(network.kernels[task.digest].predicted_s for task in network.tasks)
+    return '\n'.join(
+        [
+            repr(network).strip('<>'),
+            f'{len(network.tasks)} tasks, {len(network.kernels)} kernels, predicted '
+            f'{1e3 * predicted:.3f} ms',
+            f'weights {network.weight_bytes / 2**20:.1f} MiB, values '
+            f'{network.arena_bytes / 2**20:.1f} MiB, scratch '
+            f'{network.scratch_bytes / 2**20:.1f} MiB',
+        ]
+    )
+
+
+def network_json(network: Network) -> dict:
+    """A network for JSON: its signature, its memory, its tasks."""
+    return {
+        'name': network.name,
+        'threads': network.threads,
+        'inputs': [[v.name, list(v.shape), v.dtype] for v in network.inputs],
+        'outputs': [[v.name, list(v.shape), v.dtype] for v in network.outputs],
+        'weight_bytes': network.weight_bytes,
+        'arena_bytes': network.arena_bytes,
+        'scratch_bytes': network.scratch_bytes,
+        'tasks': [
+            {
+                'name': task.name,
+                'origin': list(task.origin),
+                'label': network.kernels[task.digest].group.label,
+                'schedule': network.kernels[task.digest].schedule.to_json(),
+                'predicted_ms': 1e3 * network.kernels[task.digest].predicted_s,
+                'bound_ms': 1e3 * network.kernels[task.digest].bound_s,
+            }
+            for task in network.tasks
+        ],
+    }

@@ -1,0 +1,115 @@
+"""`tilewright run`: a network on arrays from a file, or on random ones, and how long it takes."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.cli.compile import network_json, read_shapes
+from tilewright.cli.optimize import check_early
+from tilewright.cli.output import Bar, Output
+from tilewright.compile import compile as compile_network
+from tilewright.errors import InputError
+from tilewright.graph.graph import DTYPES
+from tilewright.runtime.network import Network
+
+
+def run(
+    model: Path,
+    out: Output,
+    *,
+    input_file: Path | None,
+    output_file: Path | None,
+    repeat: int,
+    profile: bool,
+    trace: Path | None,
+    shapes: Sequence[str],
+    threads: int | None,
+    seed: int | None,
+) -> int:
+    """Load or compile a model, run it, write its results; comes out: the exit code."""
+    check_early(None, threads, seed=seed)
+    if repeat < 1:
+        raise InputError(f'--repeat {repeat}; ask for at least one call')
+    if input_file is None and seed is None:
+        seed = secrets.randbits(32)
+    with Bar(1) as bar:
+        bar.begin(model.name)
+        network = compile_network(
+            model, shapes=read_shapes(shapes), threads=threads, progress=bar.report
+        )
+        bar.finish()
+    arrays = (
+        random_inputs(network, seed) if input_file is None else read_arrays(network, input_file)
+    )
+    results = network.run(arrays)
+    times = [1e3 * s for s in network.time(arrays, repeat)]
+    out.say(f'{network.name}: {statistics.median(times):.3f} ms, median of {repeat} calls')
+    for name, array in results.items():
+        out.say(f'{name}: {array.dtype}{list(array.shape)}')
+    if output_file is not None:
+        write_arrays(output_file, results)
+        out.say(f'wrote {output_file}')
+    data = {
+        'model': str(model),
+        'seed': seed,
+        'network': network_json(network),
+        'samples_ms': times,
+        'outputs': {name: [str(a.dtype), list(a.shape)] for name, a in results.items()},
+    }
+    if profile or trace is not None:
+        found = network.profile(*(arrays[v.name] for v in network.inputs), calls=repeat)
+        if profile:
+            out.say(str(found))
+        if trace is not None:
+            found.write_trace(trace)
+            out.say(f'wrote {trace}')
+        data['profile'] = found.to_json()
+    out.write(data)
+    return 0
+
+
+def random_inputs(network: Network, seed: int | None) -> dict[str, np.ndarray]:
+    """Inputs of order one; zeros where they hold no fractions."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for value in network.inputs:
+        kind = np.dtype(DTYPES[value.dtype])
+        made = rng.standard_normal(value.shape) if kind.kind == 'f' else np.zeros(value.shape)
+        arrays[value.name] = made.astype(kind)
+    return arrays
+
+
+def read_arrays(network: Network, path: Path) -> Mapping[str, np.ndarray]:
+    """Arrays by name from an .npz file; a single array, or an .npy file, is the only input."""
+    try:
+        with open(path, 'rb') as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                found = {'': loaded}
+            else:
+                found = {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        reason = getattr(error, 'strerror', None) or str(error) or 'it is no .npz file'
+        raise InputError(f'--input {path} cannot be read: {reason}') from None
+    names = [value.name for value in network.inputs]
+    if len(found) == len(names) == 1 and not found.keys() & set(names):
+        return {names[0]: next(iter(found.values()))}
+    return found
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Arrays by name, as an .npz file under exactly this name."""
+    try:
+        # Not numpy.savez, which takes no array that is called like one of its parameters.
+        with zipfile.ZipFile(path, 'w') as archive:
+            for name, array in arrays.items():
+                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f'--output {path} cannot be written: {error.strerror}') from None

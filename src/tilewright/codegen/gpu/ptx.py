@@ -1,0 +1,45 @@
+"""PTX that CUDA C++ and NVIDIA's OpenCL C both take as inline assembly, operands left as %0, %1 ...
+
+Copies from global to shared memory that run beside computing (from compute capability 8.0 on), the
+matrix instructions of a warp (8.0) and those of Hopper's warpgroups (9.0). Sections of the PTX ISA:
+cp.async, mma, wgmma.mma_async.
+"""
+
+from __future__ import annotations
+
+COPY_COMMIT = 'cp.async.commit_group;'
+COPY_WAIT = 'cp.async.wait_group'
+MATRIX_BEGIN = 'wgmma.fence.sync.aligned;'
+MATRIX_COMMIT = 'wgmma.commit_group.sync.aligned;'
+MATRIX_WAIT = 'wgmma.wait_group.sync.aligned'
+SHARED_TO_MATRIX = 'fence.proxy.async.shared::cta;'
+
+# d += a b for a 16 x 8 by an 8 x 8 tile, spread over a warp
+MMA_TF32 = (
+    'mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 '
+    '{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};'
+)
+
+
+def copy(size: int) -> str:
+    """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros."""
+    kept = 'ca' if size == 4 else 'cg'  # sixteen bytes bypass the first cache
+    return f'cp.async.{kept}.shared.global [%0], [%1], {size}, %2;'
+
+
+def wgmma(columns: int) -> list[str]:
+    """d += a b for 64 pixels and `columns` columns, lines of one block.
+
+    Operands: columns / 2 sums, four factors, the descriptor of b, a number that is not zero.
+    """
+    count = columns // 2
+    sums = ', '.join(f'%{i}' for i in range(count))
+    factors = ', '.join(f'%{count + i}' for i in range(4))
+    return [
+        '{',
+        '.reg .pred p;',
+        f'setp.ne.b32 p, %{count + 5}, 0;',
+        f'wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 '
+        f'{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1;',
+        '}',
+    ]

@@ -1,0 +1,304 @@
+"""The stages of a network, in order: what pipeline.py is for a layer.
+
+[file, module]   -> read       -> [Graph]                importers
+[Graph]          -> passes     -> [Graph]                graph.fold, batch_norm, combine, ..
+[Graph]          -> lower      -> [Program]              graph.lower
+[Program]        -> passes     -> [Program]              graph.fuse, concat
+[Program]        -> choose_all -> [Choice of each group] chooser (search, model)
+[Group, Choice]  -> build      -> [library]              codegen, runtime.build
+[Program]        -> plan       -> [Memory]               graph.memory
+all of it        ->               [Network]              runtime.network
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.chooser import choose_all
+from tilewright.errors import InputError, ModelError
+from tilewright.fitting import fit, weight_limit
+from tilewright.graph.batch_norm import fold_batch_norm
+from tilewright.graph.combine import combine
+from tilewright.graph.concat import concat
+from tilewright.graph.dead import drop_dead
+from tilewright.graph.fold import fold
+from tilewright.graph.fuse import Cost, fuse
+from tilewright.graph.graph import Graph
+from tilewright.graph.lower import lower
+from tilewright.graph.memory import plan
+from tilewright.graph.program import Program
+from tilewright.graph.simplify import simplify
+from tilewright.kernels import Report, build_all, distinct
+from tilewright.machine.isa import host_isas
+from tilewright.machine.machine import Machine
+from tilewright.machine.measure import load_machine
+from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
+from tilewright.pipeline import check_options, debug, thread_count
+from tilewright.runtime.measure import Progress
+from tilewright.runtime.network import Network, give_back
+from tilewright.store import network_file
+from tilewright.store.choices import Choice
+from tilewright.store.network_file import Saved
+from tilewright.tuning import measure_in_place
+
+TARGETS = ('cpu',)
+TUNES = ('model', 'measure')
+NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
+    'fold': lambda graph, _: fold(graph),
+    'simplify': lambda graph, _: simplify(graph),
+    'batch_norm': lambda graph, _: fold_batch_norm(graph),
+    'combine': combine,
+    'dead': lambda graph, _: drop_dead(graph),
+}
+PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'fuse': fuse,
+    'concat': lambda program, _: concat(program),
+}
+PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
+TRIALS = 4
+KEPT = 4  # choices that are kept for each group, so that there are some with fewer weights
+CALL_S = 1e-6  # starting a kernel's threads
+
+
+def compile(
+    model: Any,
+    target: str = 'cpu',
+    *,
+    tune: str = 'model',
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    threads: int | None = None,
+    trials: int | None = None,
+    max_rel_err: float = DEFAULT_LIMIT,
+    passes: Collection[str] | None = None,
+    machine: Machine | None = None,
+    save: str | os.PathLike[str] | None = None,
+    progress: Report | None = None,
+) -> Network:
+    """A network that is ready to run.
+
+    model    the path of an .onnx or .tw file, the bytes or ModelProto of an ONNX model, a
+             torch.nn.Module, or a Graph or Program of ours.
+    tune     'model' times nothing and is the same every time; 'measure' times the `trials` best
+             predicted kernels of each distinct group, where they will run: in the network.
+    shapes   input -> shape, where the file leaves sizes open.
+    example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
+    max_rel_err  largest error of one kernel, as a share of its largest output.
+    passes   names out of `PASSES`; None: all of them.
+    machine  None: this host.
+    save     where to write a .tw file, which `load` reads.
+    """
+    _check(target, tune, trials)
+    check_options(1, threads, 'auto', max_rel_err)
+    if _is_saved(model):
+        return load(model, threads=threads, progress=progress)
+    clock = _Clock()
+    host, count = _host(machine, threads)
+    if example_inputs is not None:
+        model = read(model, shapes, example_inputs)
+    program = prepare(model, shapes, passes, RoughCost(host, count))
+    clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
+    top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)
+    chosen = schedule(program, host, count, top, max_rel_err, progress)
+    clock.say('scheduled')
+    best = {digest: found[0] for digest, found in chosen.items()}
+    if tune == 'measure':
+        most = trials or TRIALS
+        chosen = {digest: found[:most] for digest, found in chosen.items()}
+        best = measure_in_place(program, chosen, host, count, max_rel_err, progress)
+        clock.say('measured')
+    saved = Saved(program, best, host, count, float(max_rel_err))
+    if save is not None:
+        network_file.write(save, saved)
+    network = assemble(saved, progress)
+    clock.say('ready')
+    # The model's own weights are not needed any more.
+    del program, saved
+    give_back()
+    return network
+
+
+def load(
+    path: str | os.PathLike[str], *, threads: int | None = None, progress: Report | None = None
+) -> Network:
+    """The network of a .tw file, for this host.
+
+    Schedules of another machine, or for another number of threads, are chosen again.
+    """
+    saved = network_file.read(path)
+    host, most = _host(None, threads)
+    count = most if threads is not None else min(saved.threads, most)
+    if saved.machine.fingerprint != host.fingerprint or saved.machine.isa != host.isa:
+        warnings.warn(
+            f'{path} was compiled on {saved.machine.name} ({saved.machine.isa}); schedules are '
+            f'chosen again for {host.name} ({host.isa})',
+            stacklevel=2,
+        )
+        count = most
+    if (saved.machine.fingerprint, saved.threads) != (host.fingerprint, count):
+        chosen = schedule(saved.program, host, count, KEPT, saved.max_rel_err, progress)
+        best = {digest: found[0] for digest, found in chosen.items()}
+        saved = replace(saved, choices=best, machine=host, threads=count)
+    return assemble(saved, progress)
+
+
+def assemble(saved: Saved, progress: Report | None = None) -> Network:
+    """[program, choices] -> [Network]"""
+    program = saved.program
+    kernels = build_all(program, saved.choices, progress)
+    return Network(program, plan(program), kernels, saved.threads)
+
+
+class _Clock:
+    """Says how long the stages took, when TILEWRIGHT_DEBUG asks."""
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        debug(1, f'{text} after {time.perf_counter() - self.begin:.2f} s')
+
+
+def prepare(
+    model: Any,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    passes: Collection[str] | None = None,
+    cost: Cost = lambda group: 0.0,
+) -> Program:
+    """[model] -> [Program], with every pass that was asked for."""
+    wanted = _passes(passes)
+    if isinstance(model, Program):
+        program = model
+    else:
+        graph = read(model, shapes)
+        for name, node_pass in NODE_PASSES.items():
+            if name in wanted:
+                graph = node_pass(graph, cost)
+        program = lower(graph)
+    for name, program_pass in PROGRAM_PASSES.items():
+        if name in wanted:
+            program = program_pass(program, cost)
+    return program
+
+
+def _is_saved(model: Any) -> bool:
+    return isinstance(model, str | os.PathLike) and os.fspath(model).endswith('.tw')
+
+
+def read(
+    model: Any,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+) -> Graph:
+    """[file, bytes, ModelProto, module] -> [Graph]"""
+    if isinstance(model, Graph):
+        return model
+    if type(model).__module__.partition('.')[0] == 'torch' or _is_module(model):
+        from tilewright.importers.torch import import_torch
+
+        return import_torch(model, shapes, example_inputs)
+    if isinstance(model, str | os.PathLike | bytes) or type(model).__name__ == 'ModelProto':
+        from tilewright.importers.onnx import import_onnx
+
+        return import_onnx(model, shapes)
+    raise ModelError(
+        f'{type(model).__name__} is no model; give the path of an .onnx or .tw file, an ONNX '
+        f'ModelProto or a torch.nn.Module'
+    )
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a torch.nn.Module, without importing torch."""
+    return any(kind.__module__.startswith('torch.nn') for kind in type(model).__mro__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoughCost:
+    """Seconds that a group takes, roughly: what passes decide by. Microseconds to ask.
+
+    Arithmetic at peak, and every tensor moved once at the speed of the innermost cache that holds
+    them all, which is where another task left them; the image of a sum of products is also copied,
+    read and written. A kernel costs a start for each of its parts.
+    """
+
+    machine: Machine
+    threads: int
+
+    def __call__(self, group: Group) -> float:
+        machine, threads = self.machine, self.threads
+        moved = group.compulsory_bytes
+        level = next(
+            (
+                number
+                for number in range(len(machine.caches))
+                if moved <= threads * machine.capacity_bytes(number, threads)
+            ),
+            len(machine.caches),
+        )
+        if group.main.is_product_sum:
+            read = [group.tensor(access.tensor) for access in group.main.reads]
+            moved += 2 * sum(t.bytes for t in read if t.role == 'input')
+        seconds = moved / (1e9 * machine.bandwidth_gbps(level, threads))
+        seconds += sum(s.flops for s in group.stages) / (1e9 * machine.peak_gflops(threads))
+        return seconds + CALL_S * len(parts(group))
+
+
+def schedule(
+    program: Program,
+    machine: Machine,
+    threads: int,
+    top: int,
+    max_rel_err: float,
+    progress: Report | None = None,
+) -> dict[str, tuple[Choice, ...]]:
+    """[Program] -> the choices for every distinct group, by its digest, the best first.
+
+    Their weights fit together, if they all take the first (fitting.py).
+    """
+    groups = distinct(program)
+    begin = time.perf_counter()
+
+    def report(group: Group, done: int, total: int) -> None:
+        if progress is not None:
+            spent = time.perf_counter() - begin
+            left = spent / done * (total - done)
+            progress(Progress('search', group.label, done, total, left, None))
+
+    found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report)
+    return fit(program, dict(zip(groups, found, strict=True)), weight_limit(program))
+
+
+def _check(target: str, tune: str, trials: int | None) -> None:
+    if target not in TARGETS:
+        raise InputError(f'target {target!r} is not known; networks run on {", ".join(TARGETS)}')
+    if tune not in TUNES:
+        raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
+    if trials is not None and (not isinstance(trials, int) or trials < 1):
+        raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
+
+
+def _passes(passes: Collection[str] | None) -> set[str]:
+    if passes is None:
+        return set(PASSES)
+    unknown = sorted(set(passes) - set(PASSES))
+    if isinstance(passes, str) or unknown:
+        raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
+    return set(passes)
+
+
+def _host(machine: Machine | None, threads: int | None) -> tuple[Machine, int]:
+    """The machine to compile for, which must be one that this host can run."""
+    if machine is None:
+        machine, warning = load_machine(measure=False)
+        if warning:
+            warnings.warn(warning, stacklevel=3)
+    if machine.isa not in host_isas():
+        raise InputError(f'{machine.name} has {machine.isa}, which this host cannot run')
+    return machine, thread_count(threads, machine)

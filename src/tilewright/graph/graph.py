@@ -1,0 +1,150 @@
+"""A network as its file describes it: nodes that name their operator, over named values.
+
+Goes in: what an importer read. Comes out: a checked `Graph`, whose nodes are in an order in which
+they can run. Operators and their attributes mean what ONNX's default domain says at `OPSET`;
+importers bring older forms and other frameworks to it. Nothing here knows what an operator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from tilewright.errors import ModelError
+
+OPSET = 21
+# dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
+DTYPES = {
+    'f32': np.float32,
+    'f64': np.float64,
+    'f16': np.float16,
+    'i64': np.int64,
+    'i32': np.int32,
+    'i16': np.int16,
+    'i8': np.int8,
+    'u64': np.uint64,
+    'u32': np.uint32,
+    'u16': np.uint16,
+    'u8': np.uint8,
+    'bool': np.bool_,
+}
+Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray'  # fmt: skip # noqa: E501
+
+
+def dtype_of(array: np.ndarray) -> str:
+    """Our name of an array's dtype."""
+    for name, kind in DTYPES.items():
+        if array.dtype == kind:
+            return name
+    raise ModelError(f'arrays of {array.dtype} are not supported; supported: {", ".join(DTYPES)}')
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The type of a value: what its array looks like."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = 'f32'
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ModelError(f'value {self.name} has dtype {self.dtype}; known: {list(DTYPES)}')
+        if any(size < 0 for size in self.shape):
+            raise ModelError(f'value {self.name} has shape {self.shape}; sizes are at least 0')
+
+
+@dataclass(frozen=True)
+class Node:
+    """One application of an operator. An optional input or output that is left out is ''."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f'{self.op} {self.name!r}'
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes over values; `constants` are the values that are known before any input is.
+
+    `outputs` are pairs (the name callers use, the value it is): passes may rename values, never
+    outputs.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[tuple[str, str], ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {v.name for v in self.inputs} | set(self.constants)
+        for node in self.nodes:
+            missing = [name for name in node.inputs if name and name not in known]
+            if missing:
+                raise ModelError(
+                    f'{self.name}: {node} reads {missing[0]!r}, which no earlier node, input or '
+                    f'constant provides'
+                )
+            for name in filter(None, node.outputs):
+                if name in known:
+                    raise ModelError(f'{self.name}: {node} writes {name!r}, which exists already')
+                known.add(name)
+        for _, name in self.outputs:
+            if name not in known:
+                raise ModelError(f'{self.name}: output {name!r} is computed by no node')
+
+    @cached_property
+    def producers(self) -> dict[str, Node]:
+        """value -> the node that computes it."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[Node, ...]]:
+        """value -> the nodes that read it, each once, in order."""
+        found: dict[str, dict[int, Node]] = {}
+        for number, node in enumerate(self.nodes):
+            for name in filter(None, node.inputs):
+                found.setdefault(name, {})[number] = node
+        return {name: tuple(nodes.values()) for name, nodes in found.items()}
+
+    def is_output(self, value: str) -> bool:
+        return any(value == name for _, name in self.outputs)
+
+
+def in_order(nodes: Iterable[Node], known: Iterable[str], name: str) -> tuple[Node, ...]:
+    """The nodes in an order in which they can run: the given one where that is possible.
+
+    A node that waits for itself is an error that names the values of its cycle.
+    """
+    waiting = list(nodes)
+    writes = {value for node in waiting for value in node.outputs if value}
+    ready, done = set(known), []
+    for node in waiting:
+        for value in node.inputs:
+            if value and value not in writes and value not in ready:
+                raise ModelError(
+                    f'{name}: {node} reads {value!r}, which no node, input or constant provides'
+                )
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(not value or value in ready for value in node.inputs):
+                done.append(node)
+                ready.update(filter(None, node.outputs))
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            names = ', '.join(str(node) for node in later[:4])
+            raise ModelError(f'{name}: nodes wait for each other in a cycle: {names}')
+        waiting = later
+    return tuple(done)

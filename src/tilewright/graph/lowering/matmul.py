@@ -1,0 +1,212 @@
+"""Matrix products: two matrices, stacks of them, and Gemm with its scaling and its addend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.errors import ModelError
+from tilewright.graph.lowering.build import (
+    broadcast,
+    build,
+    flat,
+    label_of,
+    pointwise,
+    transpose,
+)
+from tilewright.graph.lowering.elementwise import add, mul
+from tilewright.graph.lowering.given import NUMBERS, Given, Operator
+from tilewright.graph.lowering.result import Known, Result, compute, filled, view
+from tilewright.ops.fully_connected import fully_connected
+from tilewright.ops.group import Group
+from tilewright.ops.matmul import matmul
+from tilewright.ops.stage import Access, Affine, Dim, Stage, call, literal, read, var
+
+X = read(0)
+
+
+def product(a: Result, b: Result) -> Result:
+    """[m, k] times [k, n]."""
+    (m, k), (depth, n) = a.shape, b.shape
+    if k != depth or a.dtype != b.dtype:
+        raise ModelError(
+            f'{a.dtype}{list(a.shape)} cannot be multiplied by {b.dtype}{list(b.shape)}'
+        )
+    if not m * n * k:
+        return filled((m, n), 0, a.dtype)
+    return compute(_typed(matmul(m=m, n=n, k=k), a.dtype), {'A': a, 'B': b})
+
+
+def _typed(group: Group, dtype: str) -> Group:
+    """The group on elements of this dtype."""
+    if dtype == 'f32':
+        return group
+    tensors = tuple(replace(t, dtype=dtype) for t in group.tensors)
+    return replace(group, tensors=tensors, label=f'{group.label}-{dtype}')
+
+
+def _matmul(given: Given) -> Result:
+    a, b = given.input(0), given.input(1)
+    if not a.shape or not b.shape or a.dtype != b.dtype:
+        raise ModelError(
+            f'{a.dtype}{list(a.shape)} cannot be multiplied by {b.dtype}{list(b.shape)}'
+        )
+    left = view(a, (1, *a.shape)) if len(a.shape) == 1 else a
+    right = view(b, (*b.shape, 1)) if len(b.shape) == 1 else b
+    made = _stacked(left, right)
+    shape = list(made.shape)
+    if len(b.shape) == 1:
+        del shape[-1]
+    if len(a.shape) == 1:
+        del shape[-1 if len(b.shape) == 1 else -2]
+    return view(made, shape)
+
+
+def _stacked(a: Result, b: Result) -> Result:
+    """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once."""
+    stack = broadcast([a.shape[:-2], b.shape[:-2]])
+    (m, k), (depth, n) = a.shape[-2:], b.shape[-2:]
+    if k != depth:
+        raise ModelError(f'{list(a.shape)} cannot be multiplied by {list(b.shape)}')
+    if 0 in (*stack, m, n, k):
+        return filled((*stack, m, n), 0, a.dtype)
+    if math.prod(b.shape[:-2]) == 1:
+        rows = view(a, (math.prod(a.shape[:-1]), k))
+        return view(product(rows, view(b, (k, n))), (*stack, m, n))
+    names = [f'b{i}' for i in range(len(stack))]
+
+    def index(shape: tuple[int, ...]) -> tuple[Affine, ...]:
+        own = names[len(names) - len(shape) :]
+        whole = stack[len(stack) - len(shape) :]
+        return tuple(
+            var(d) if size == full else Affine(())
+            for d, size, full in zip(own, shape, whole, strict=True)
+        )
+
+    dims = (*(Dim(d, s) for d, s in zip(names, stack, strict=True)), Dim('i', m), Dim('j', n))
+    stage = Stage(
+        'matmul',
+        (*dims, Dim('k', k, 'reduction')),
+        Access('C', tuple(var(d.name) for d in dims)),
+        (Access('A', (*index(a.shape[:-2]), var('i'), var('k'))),
+         Access('B', (*index(b.shape[:-2]), var('k'), var('j')))),
+        call('mul', X, read(1)),
+        'sum',
+    )  # fmt: skip
+    return build(label_of('matmul', a.shape, b.shape), {'A': a, 'B': b}, [stage], a.dtype)
+
+
+def _gemm(given: Given) -> Result:
+    """alpha A B + beta C; a bias for each column joins the product, other addends follow it."""
+    a, b, c = given.input(0), given.input(1), given.optional(2)
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ModelError(f'{list(a.shape)} and {list(b.shape)} are not two matrices')
+    if any(r is not None and r.dtype != a.dtype for r in (b, c)):
+        raise ModelError(f'its operands have other dtypes than its first, {a.dtype}')
+    alpha, beta = given.float('alpha', 1.0), given.float('beta', 1.0)
+    a = transpose(a, (1, 0)) if given.int('transA', 0) else a
+    by_columns = bool(given.int('transB', 0))
+    m, k = a.shape
+    n, depth = b.shape if by_columns else b.shape[::-1]
+    if k != depth:
+        raise ModelError(f'{list(given.input(0).shape)} cannot be multiplied by {list(b.shape)}')
+    if c is not None and beta == 0:
+        c = None
+    if c is not None and broadcast([c.shape, (m, n)]) != (m, n):
+        raise ModelError(f'its addend of {list(c.shape)} does not broadcast to {[m, n]}')
+    joined = (
+        c is not None and alpha == beta == 1 and by_columns and c.shape in ((n,), (1, n))
+        and (n > 1 or m == 1) and isinstance(c, Known)
+    )  # fmt: skip
+    if 0 in (m, n, k):
+        made = filled((m, n), 0, a.dtype)
+    elif by_columns:
+        group = _typed(fully_connected(n=m, c=k, k=n, bias=joined), a.dtype)
+        operands = {'In': a, 'Ker': b}
+        if joined and c is not None:
+            operands['Bias'] = view(c, (n,))
+        made = compute(group, operands)
+    else:
+        made = product(a, b)
+    return made if joined else _finished(made, c, alpha, beta)
+
+
+def _finished(made: Result, c: Result | None, alpha: float, beta: float) -> Result:
+    dtype, expr, inputs = made.dtype, X, [made]
+    if alpha != 1:
+        expr = mul(expr, literal(alpha, dtype))
+    if c is not None:
+        inputs.append(c)
+        expr = add(expr, read(1) if beta == 1 else mul(read(1), literal(beta, dtype)))
+    return made if expr is X else pointwise('gemm', expr, inputs, dtype)
+
+
+def _einsum(given: Given) -> Result:
+    """A sum of products over letters: one stage, whatever the equation."""
+    inputs = given.all()
+    if any(r.dtype != inputs[0].dtype for r in inputs):
+        raise ModelError('its operands have different dtypes')
+    terms, out = _equation(given.text('equation', ''), [len(r.shape) for r in inputs])
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, inputs, strict=True):
+        for name, size in zip(term, operand.shape, strict=True):
+            spread = name.startswith('e') and len(name) > 1
+            if sizes.get(name, 1) == 1 and (spread or name not in sizes):
+                sizes[name] = size
+            elif size != sizes[name] and not (spread and size == 1):
+                raise ModelError(f'{name!r} of its equation has sizes {sizes[name]} and {size}')
+    if len(set(out)) != len(out) or not set(out) <= set(sizes):
+        raise ModelError(f'its equation gives {out}, which its operands do not determine')
+    shape = [sizes[name] for name in out]
+    if 0 in sizes.values():
+        return filled(shape, 0, inputs[0].dtype)
+    operands, reads, expr = {}, [], X
+    for number, (term, operand) in enumerate(zip(terms, map(flat, inputs), strict=True)):
+        places = [
+            var(name) if size == sizes[name] else Affine(())
+            for name, size in zip(term, operand.shape, strict=False)
+        ]
+        operands[f'In{number}'] = operand
+        reads.append(Access(f'In{number}', tuple(places) or (Affine(()),)))
+        expr = X if number == 0 else mul(expr, read(number))
+    parallel = [Dim(name, sizes[name]) for name in out] or [Dim('one', 1)]
+    over = [Dim(name, size, 'reduction') for name, size in sizes.items() if name not in out]
+    stage = Stage(
+        'einsum', (*parallel, *over), Access('Out', tuple(var(d.name) for d in parallel)),
+        tuple(reads), expr, 'sum' if over else None,
+    )  # fmt: skip
+    label = label_of('einsum', *(r.shape for r in inputs))
+    return view(build(label, operands, [stage], inputs[0].dtype), shape)
+
+
+def _equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """The names of the dimensions of every operand, and of the result; '...' is e0 e1 .."""
+    left, arrow, right = text.replace(' ', '').partition('->')
+    parts = left.split(',')
+    if len(parts) != len(ranks):
+        raise ModelError(f'its equation {text!r} is about {len(parts)} operands, not {len(ranks)}')
+    dots = [rank - len(p.replace('...', '')) for p, rank in zip(parts, ranks, strict=True)]
+    wide = max([d for d, p in zip(dots, parts, strict=True) if '...' in p], default=0)
+    if not arrow:
+        letters = left.replace('.', '').replace(',', '')
+        right = ('...' if '...' in left else '') + ''.join(
+            sorted(c for c in set(letters) if letters.count(c) == 1)
+        )
+    terms = [_names(p, d, wide, text) for p, d in zip(parts, dots, strict=True)]
+    return terms, _names(right, wide, wide, text)
+
+
+def _names(term: str, dots: int, wide: int, text: str) -> list[str]:
+    before, found, after = term.partition('...')
+    letters = before + after
+    if not (letters.isalpha() or not letters) or dots < 0 or (dots and not found):
+        raise ModelError(f'its equation {text!r} does not fit its operands')
+    return [*before, *(f'e{i}' for i in range(wide - dots, wide)), *after]
+
+
+OPERATORS: dict[str, Operator] = {
+    'MatMul': Operator(_matmul, NUMBERS),
+    'Gemm': Operator(_gemm, NUMBERS),
+    'Einsum': Operator(_einsum, NUMBERS),
+}

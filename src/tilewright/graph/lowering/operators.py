@@ -1,0 +1,37 @@
+"""Every operator that is supported. A new one is a function in a family, and a row of its table."""
+
+from __future__ import annotations
+
+from tilewright.graph.lowering import (
+    convolution,
+    elementwise,
+    gathers,
+    matmul,
+    moving,
+    normalisation,
+    patterns,
+    pooling,
+    reduce,
+    resize,
+    shape,
+    softmax,
+)
+from tilewright.graph.lowering.given import Operator
+
+FAMILIES: dict[str, dict[str, Operator]] = {
+    'Convolution': convolution.OPERATORS,
+    'Pooling': pooling.OPERATORS,
+    'Normalisation': normalisation.OPERATORS,
+    'Matrix products': matmul.OPERATORS,
+    'Element by element': elementwise.OPERATORS,
+    'Softmax': softmax.OPERATORS,
+    'Reductions': reduce.OPERATORS,
+    'Views': shape.OPERATORS,
+    'Moving elements': moving.OPERATORS,
+    'Patterns': patterns.OPERATORS,
+    'Gathers': gathers.OPERATORS,
+    'Resizing': resize.OPERATORS,
+}
+OPERATORS: dict[str, Operator] = {
+    name: operator for family in FAMILIES.values() for name, operator in family.items()
+}

@@ -1,0 +1,161 @@
+"""A network as work: tasks, each a group on named values, in the order in which they run.
+
+Goes in: what lowering makes of a graph (graph/lower.py). Comes out: what fusion, layouts, the
+memory plan and executors work on. Here operators are gone: a task is a `Group`, a view is another
+shape of the same memory.
+
+    Task('conv1', conv2d(..), {'In': 'x', 'Ker': 'w1', 'Bias': 'b1'}, 'y')
+    views: {'flat': 'y'}          the memory of y, read with the shape of flat
+    constants: {'w1': array, ..}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from tilewright.errors import ModelError
+from tilewright.graph.graph import Value
+from tilewright.ops.group import Group
+
+
+@dataclass(frozen=True)
+class Task:
+    """One group and the values that its tensors are; `origin` names the nodes it computes.
+
+    `writes_part` says that other tasks write the rest of the result: a concatenation in place.
+    """
+
+    name: str
+    group: Group
+    operands: Mapping[str, str]
+    result: str
+    origin: tuple[str, ...] = ()
+    writes_part: bool = False
+
+    def __post_init__(self) -> None:
+        wanted = {t.name for t in self.group.tensors if t.role in ('input', 'constant')}
+        if set(self.operands) != wanted:
+            raise ModelError(
+                f'task {self.name} binds {sorted(self.operands)}, its group has {sorted(wanted)}'
+            )
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tasks over values.
+
+    inputs     values that callers give; outputs: pairs (the name callers use, the value)
+    views      value -> the value whose memory it is, row by row; views of views do not occur
+    inside     value -> (the value that holds its memory, at which element): slices, and branches of
+               concatenations that write in place. Neither of the two is a view
+    values     the type of every value, views, inputs and constants included
+    constants  arrays that are known now; tasks on them alone have been folded away
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, str], ...]
+    tasks: tuple[Task, ...]
+    values: Mapping[str, Value]
+    constants: Mapping[str, np.ndarray]
+    views: Mapping[str, str] = field(default_factory=dict)
+    inside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_places()
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for value in (*self.inputs, *self.constants):
+            self._write(value, spans)
+        whole: set[str] = set()
+        for task in self.tasks:
+            for tensor, value in task.operands.items():
+                if not self._is_written(value, spans):
+                    raise ModelError(f'task {task.name} reads {value!r} before it is computed')
+                self._check_type(task, tensor, value)
+            self._check_type(task, task.group.output.name, task.result)
+            if task.result in self.views or task.result in whole:
+                raise ModelError(f'task {task.name} writes {task.result!r}, which exists already')
+            if not task.writes_part:
+                whole.add(task.result)
+            self._write(task.result, spans)
+        for _, value in self.outputs:
+            if not self._is_written(value, spans):
+                raise ModelError(f'{self.name}: output {value!r} is computed by no task')
+
+    def _check_type(self, task: Task, tensor: str, value: str) -> None:
+        if value not in self.values:
+            raise ModelError(f'{self.name}: {value!r} has no type; every value needs one')
+        want, have = task.group.tensor(tensor), self.values[value]
+        if want.shape != have.shape or want.dtype != have.dtype:
+            raise ModelError(
+                f'task {task.name}: {tensor} is {want.dtype}{list(want.shape)}, '
+                f'{value!r} is {have.dtype}{list(have.shape)}'
+            )
+
+    def _check_places(self) -> None:
+        for value, base in self.views.items():
+            if base in self.views:
+                raise ModelError(f'{value!r} is a view of {base!r}, which is a view itself')
+        for value, (holder, offset) in self.inside.items():
+            if value in self.views or holder in self.views:
+                raise ModelError(f'{value!r} lies inside {holder!r}, and one of them is a view')
+            size, room = self._size(value), self._size(holder)
+            if offset < 0 or offset + size > room:
+                raise ModelError(f'{value!r} does not fit {holder!r} at element {offset}')
+            seen = {value}
+            while holder in self.inside:
+                if holder in seen:
+                    raise ModelError(f'{value!r} lies inside itself')
+                seen.add(holder)
+                holder = self.inside[holder][0]
+
+    def _size(self, value: str) -> int:
+        if value not in self.values:
+            raise ModelError(f'{self.name}: {value!r} has no type; every value needs one')
+        return math.prod(self.values[value].shape)
+
+    def _write(self, value: str, spans: dict[str, list[tuple[int, int]]]) -> None:
+        root, first = self.place(value)
+        spans.setdefault(root, []).append((first, first + self._size(value)))
+
+    def _is_written(self, value: str, spans: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
+        """Whether these spans, by the value whose memory they are in, cover all of a value."""
+        root, at = self.place(value)
+        end = at + self._size(value)
+        for first, behind in sorted(spans.get(root, ())):
+            if first <= at:
+                at = max(at, behind)
+        return root in spans and at >= end
+
+    def place(self, value: str) -> tuple[str, int]:
+        """(the value whose memory this is in the end, at which element of it)."""
+        base, offset = self.base(value), 0
+        while base in self.inside:
+            base, step = self.inside[base]
+            offset += step
+        return base, offset
+
+    def base(self, value: str) -> str:
+        """The value whose memory this one is: itself, unless it is a view."""
+        return self.views.get(value, value)
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[Task, ...]]:
+        """base value -> the tasks that read it or a view of it, in order."""
+        found: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            for base in dict.fromkeys(map(self.base, task.operands.values())):
+                found.setdefault(base, []).append(task)
+        return {value: tuple(tasks) for value, tasks in found.items()}
+
+    def is_output(self, value: str) -> bool:
+        """Whether callers see the memory of this value."""
+        return any(self.place(name)[0] == self.place(value)[0] for _, name in self.outputs)
+
+    def with_tasks(self, tasks: tuple[Task, ...]) -> Program:
+        return replace(self, tasks=tasks)

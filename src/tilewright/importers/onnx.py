@@ -1,0 +1,356 @@
+"""ONNX files as graphs.
+
+    path, bytes or ModelProto  --import_onnx-->  Graph at opset 21
+
+Goes in: a model of opset 7 or later; `shapes` fixes sizes that the file leaves open. Comes out: a
+checked graph in an order in which it can run. Operators are not looked at: what is not supported is
+for graph/lower.py to say, all at once. Operators of other domains are called 'domain::Name'.
+
+A file is never believed. What it says about sizes is checked against limits and against the data
+that is there before anything is allocated, and whatever is wrong is one `ModelError`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+from tilewright.errors import ModelError
+from tilewright.graph.graph import Attribute, Graph, Node, Value, dtype_of, in_order
+from tilewright.importers.onnx_opsets import NEWEST, OLDEST, modernise, unchanged
+from tilewright.importers.onnx_tensors import array_of, checked_shape, element_type
+
+MAX_NODES = 1 << 16
+MAX_BYTES = 2**31 - 1
+_DEFAULT_DOMAIN = ('', 'ai.onnx')
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A parsed model: what messages call it, and where its external data may lie."""
+
+    model: ModelProto
+    name: str
+    folder: Path | None
+
+
+def import_onnx(
+    model: str | os.PathLike | bytes | ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Graph:
+    """[ONNX] -> [Graph]
+
+    shapes     input -> its shape: needed where the file has names or nothing instead of sizes
+    constants  input -> its value, which is then fixed: needed where it decides shapes
+    """
+    source = _read(model)
+    # Where bytes are no text, protobuf gives them as bytes.
+    if not all(isinstance(text, str) for text in _texts(source.model)):
+        raise ModelError(f'{source.name} has a name that is no text; the file is damaged')
+    fixed = {name: np.asarray(array) for name, array in (constants or {}).items()}
+    sizes = {name: _sizes(name, shape) for name, shape in (shapes or {}).items()}
+    return _Importer(source, sizes, fixed).graph()
+
+
+def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise ModelError(f'shapes gives {name!r} as {shape!r}; give whole numbers') from None
+
+
+def _texts(model: ModelProto) -> Iterator[object]:
+    """Every text of the model that is looked at."""
+    graph = model.graph
+    yield graph.name
+    for entry in model.opset_import:
+        yield entry.domain
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for tensor in graph.initializer:
+        yield tensor.name
+        for item in tensor.external_data:
+            yield from (item.key, item.value)
+    for info in (*graph.input, *graph.output):
+        yield info.name
+        yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+
+
+def _read(model: str | os.PathLike | bytes | ModelProto) -> _Source:
+    if isinstance(model, ModelProto):
+        return _Source(model, str(model.graph.name) or 'the model', None)
+    if isinstance(model, bytes):
+        return _Source(_parse(model, 'the model'), 'the model', None)
+    path = Path(model)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ModelError(
+                f'{path} has {path.stat().st_size} bytes; the limit of the format is {MAX_BYTES}, '
+                f'larger models keep their weights in a file beside them'
+            )
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or str(error)
+        raise ModelError(f'{path} cannot be read: {reason}') from None
+    return _Source(_parse(data, str(path)), str(path), path.resolve().parent)
+
+
+def _parse(data: bytes, name: str) -> ModelProto:
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise ModelError(f'{name} is no ONNX file, or is cut off or damaged') from None
+    if not model.HasField('graph'):
+        raise ModelError(f'{name} holds no graph; it is no ONNX file, or is cut off')
+    return model
+
+
+class _Importer:
+    """The state of one import: names taken, constants and nodes so far."""
+
+    def __init__(
+        self, source: _Source, shapes: dict[str, tuple[int, ...]], fixed: dict[str, np.ndarray]
+    ) -> None:
+        self.source, self.shapes, self.fixed = source, shapes, fixed
+        self.proto: GraphProto = source.model.graph
+        self.constants: dict[str, np.ndarray] = {}
+        self.nodes: list[Node] = []
+        self.taken: set[str] = set()
+
+    def graph(self) -> Graph:
+        opset = self._opset()
+        if len(self.proto.node) > MAX_NODES:
+            raise self._error(f'has {len(self.proto.node)} nodes; the limit is {MAX_NODES}')
+        if self.proto.sparse_initializer:
+            name = self.proto.sparse_initializer[0].values.name
+            raise self._error(f'has sparse weights ({name!r}), which are not supported; save them '
+                              f'dense')  # fmt: skip
+        for node in self.proto.node:
+            self.taken.update((node.name, *node.input, *node.output))
+        for tensor in self.proto.initializer:
+            self._constant(tensor.name, array_of(tensor, self.source.folder, self._of(tensor.name)))
+        inputs = self._inputs()
+        self._nodes(opset)
+        outputs = self._outputs()
+        known = [*(value.name for value in inputs), *self.constants]
+        nodes = in_order(self.nodes, known, self.source.name)
+        return Graph(self.source.name, inputs, outputs, nodes, self.constants)
+
+    def _error(self, text: str) -> ModelError:
+        return ModelError(f'{self.source.name} {text}')
+
+    def _of(self, tensor: str) -> str:
+        return f'tensor {tensor!r} of {self.source.name}'
+
+    def _opset(self) -> int:
+        """The version of the default domain."""
+        versions = [
+            entry.version
+            for entry in self.source.model.opset_import
+            if entry.domain in _DEFAULT_DOMAIN
+        ]
+        if not versions:
+            raise self._error('does not say which opset it is written in; it is damaged')
+        version = max(versions)
+        if version > NEWEST:
+            raise self._error(f'is written in opset {version}; the newest known is {NEWEST}')
+        operators = {n.op_type for n in self.proto.node if n.domain in _DEFAULT_DOMAIN}
+        changed = sorted(operators - unchanged(operators, version))
+        if changed:
+            raise self._error(
+                f'is written in opset {version}, in which {changed[0]} meant something else; '
+                f'supported are {OLDEST} to {NEWEST}, onnx.version_converter converts others'
+            )
+        return version
+
+    def _constant(self, name: str, array: np.ndarray) -> None:
+        if not name or name in self.constants:
+            raise self._error(f'defines the constant {name!r} twice')
+        self.taken.add(name)
+        self.constants[name] = array
+
+    def _fresh(self, name: str) -> str:
+        """A name like this one that nothing has."""
+        number, made = 0, name
+        while made in self.taken:
+            number += 1
+            made = f'{name}#{number}'
+        self.taken.add(made)
+        return made
+
+    def _inputs(self) -> tuple[Value, ...]:
+        """The values that callers give. Files before IR 4 list their constants among them."""
+        given = [info for info in self.proto.input if info.name not in self.constants]
+        names = [info.name for info in given]
+        if len(set(names)) != len(names) or '' in names:
+            raise self._error(f'names an input twice or not at all: {names}')
+        for what, wanted in (('shapes', self.shapes), ('constants', self.fixed)):
+            unknown = [name for name in wanted if name not in names]
+            if unknown:
+                raise self._error(
+                    f'has no input {unknown[0]!r}, which {what} names; its inputs are '
+                    f'{", ".join(map(repr, names)) or "none"}'
+                )
+        for name, array in self.fixed.items():
+            self.shapes[name] = array.shape
+        symbols = self._symbols(given)
+        values = [self._input(info, symbols) for info in given]
+        for value in values:
+            if value.name in self.fixed:
+                self._fix(value)
+        return tuple(value for value in values if value.name not in self.fixed)
+
+    def _fix(self, value: Value) -> None:
+        array = self.fixed[value.name]
+        if dtype_of(array) != value.dtype:
+            raise self._error(
+                f'has input {value.name!r} of {value.dtype}; constants gives it as {array.dtype}'
+            )
+        self._constant(value.name, array)
+
+    def _symbols(self, inputs: Sequence[ValueInfoProto]) -> dict[str, int]:
+        """Sizes of the names that stand for them, where `shapes` says how large they are."""
+        found: dict[str, int] = {}
+        for info in inputs:
+            dims = info.type.tensor_type.shape.dim
+            shape = self.shapes.get(info.name, ())
+            for dim, size in zip(dims, shape, strict=False):
+                if dim.dim_param and found.setdefault(dim.dim_param, size) != size:
+                    raise self._error(
+                        f'has inputs that share the size {dim.dim_param!r}; shapes gives it as '
+                        f'{found[dim.dim_param]} and as {size}'
+                    )
+        return found
+
+    def _input(self, info: ValueInfoProto, symbols: Mapping[str, int]) -> Value:
+        kind, what = info.type.WhichOneof('value'), f'input {info.name!r} of {self.source.name}'
+        if kind != 'tensor_type':
+            word = (kind or 'no type').removesuffix('_type').replace('_', ' ')
+            raise ModelError(f'{what} is of type {word}; only tensors are supported')
+        tensor = info.type.tensor_type
+        dtype = element_type(tensor.elem_type, what)
+        has = (
+            None
+            if not tensor.HasField('shape')
+            else [
+                dim.dim_value
+                if dim.HasField('dim_value')
+                else symbols.get(dim.dim_param, dim.dim_param)
+                for dim in tensor.shape.dim
+            ]
+        )
+        return Value(info.name, checked_shape(self._shape(info.name, has, what), what), dtype)
+
+    def _shape(self, name: str, has: list[int | str] | None, what: str) -> tuple[int, ...]:
+        """What the file says of a shape, and what the caller says, as one."""
+        shown = '?' if has is None else f'[{", ".join(str(s) or "?" for s in has)}]'
+        given = self.shapes.get(name)
+        if given is None:
+            sizes = tuple(size for size in has or () if isinstance(size, int))
+            if has is None or len(sizes) != len(has):
+                raise ModelError(
+                    f'{what} has shape {shown}, which is open; fix it with '
+                    f"shapes={{'{name}': (..)}}"
+                )
+            return sizes
+        fits = has is None or (
+            len(given) == len(has)
+            and all(not isinstance(h, int) or h == s for h, s in zip(has, given, strict=True))
+        )
+        if not fits:
+            raise ModelError(f'{what} has shape {shown}; shapes gives it as {list(given)}')
+        return given
+
+    def _nodes(self, opset: int) -> None:
+        """Every node, its attributes as values, in today's form; constants join the others."""
+        names: set[str] = set()
+        for number, proto in enumerate(self.proto.node):
+            node = self._node(proto, number)
+            while node.name in names:
+                node = replace(node, name=f'{node.name}#{number}')
+            names.add(node.name)
+            if node.op == 'Constant':
+                self._constant(node.outputs[0], self._value(node))
+                continue
+            modern = modernise(node, opset, self._fresh)
+            self.nodes += modern.nodes
+            for name, array in modern.constants.items():
+                self._constant(name, array)
+
+    def _node(self, proto: NodeProto, number: int) -> Node:
+        domain = '' if proto.domain in _DEFAULT_DOMAIN else f'{proto.domain}::'
+        outputs = _without_tail(proto.output)
+        name = proto.name or (outputs[0] if outputs else f'{proto.op_type}_{number}')
+        if not outputs or not proto.op_type:
+            raise self._error(
+                f'has a node {proto.op_type or "without operator"} {name!r} that gives nothing'
+            )
+        attributes = {}
+        for attribute in proto.attribute:
+            value = self._attribute(attribute, f'{proto.op_type} {name!r}')
+            if value is not None:
+                attributes[attribute.name] = value
+        return Node(domain + proto.op_type, name, _without_tail(proto.input), outputs, attributes)
+
+    def _attribute(self, proto: AttributeProto, where: str) -> Attribute | None:
+        """The value of an attribute; subgraphs are left out, with the operators that have them."""
+        kind = proto.type
+        if kind == AttributeProto.INT:
+            return proto.i
+        if kind == AttributeProto.FLOAT:
+            return proto.f
+        if kind == AttributeProto.STRING:
+            return _text(proto.s)
+        if kind == AttributeProto.TENSOR:
+            what = f'attribute {proto.name!r} of {where}'
+            return array_of(proto.t, self.source.folder, what)
+        if kind == AttributeProto.INTS:
+            return tuple(proto.ints)
+        if kind == AttributeProto.FLOATS:
+            return tuple(proto.floats)
+        if kind == AttributeProto.STRINGS:
+            return tuple(map(_text, proto.strings))
+        return None
+
+    def _value(self, node: Node) -> np.ndarray:
+        """What a Constant node holds."""
+        for name, dtype in (
+            ('value', None), ('value_float', np.float32), ('value_floats', np.float32),
+            ('value_int', np.int64), ('value_ints', np.int64),
+        ):  # fmt: skip
+            value = node.attributes.get(name)
+            if value is not None and not isinstance(value, str):
+                return np.asarray(value, dtype)
+        raise self._error(
+            f'has the constant {node.outputs[0]!r}, which is no dense tensor of numbers'
+        )
+
+    def _outputs(self) -> tuple[tuple[str, str], ...]:
+        names = [info.name for info in self.proto.output]
+        if not names:
+            raise self._error('has no output')
+        if len(set(names)) != len(names):
+            raise self._error(f'names an output twice: {names}')
+        return tuple((name, name) for name in names)
+
+
+def _without_tail(names: Iterable[str]) -> tuple[str, ...]:
+    """Without optional inputs or outputs that are left out at the end."""
+    kept = list(names)
+    while kept and not kept[-1]:
+        kept.pop()
+    return tuple(kept)
+
+
+def _text(data: bytes) -> str:
+    return data.decode('utf-8', 'replace')

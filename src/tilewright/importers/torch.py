@@ -1,0 +1,293 @@
+"""PyTorch modules and exported programs as graphs.
+
+    torch.nn.Module + example inputs, torch.export.ExportedProgram  --import_torch-->  Graph
+
+Goes in: a module for inference. PyTorch's own exporter traces it and brings it to ATen's core
+operators, with a few kept whole that say more than their decomposition. Comes out: a graph with the
+semantics of ONNX; aten_*.py has one function for each operator. What is not supported is one error
+that lists all of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import MissingError, ModelError
+from tilewright.graph.graph import DTYPES, Graph, Value
+from tilewright.importers import aten_elementwise, aten_shapes, aten_windows
+from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
+
+HANDLERS: dict[str, Handler] = {
+    f'aten.{name}': handler
+    for table in (aten_elementwise, aten_shapes, aten_windows)
+    for name, handler in table.HANDLERS.items()
+}
+# Operators that PyTorch would take apart although a node of ours is the whole of them.
+_KEPT = (
+    'linear.default', 'upsample_nearest1d.vec', 'upsample_nearest2d.vec', 'upsample_nearest3d.vec',
+    'upsample_linear1d.vec', 'upsample_bilinear2d.vec', 'upsample_trilinear3d.vec',
+    'upsample_bicubic2d.vec', 'hardsigmoid.default', 'hardswish.default', 'mish.default',
+    'pixel_shuffle.default', 'adaptive_avg_pool1d.default',
+)  # fmt: skip
+
+
+def import_torch(
+    model: Any,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    constants: Mapping[int, Any] | None = None,
+) -> Graph:
+    """[torch.nn.Module, ExportedProgram] -> [Graph]
+
+    shapes          parameter of `forward` -> its shape: float32 images that the module is traced on
+    example_inputs  tensors, arrays or numbers that it is traced on, instead of `shapes`
+    constants       number of an input -> its tensor, which is then fixed: weights, say
+    """
+    torch = _torch()
+    if isinstance(model, torch.export.ExportedProgram):
+        name, program = 'the exported program', _decomposed(torch, model)
+    else:
+        name = type(model).__name__
+        if not isinstance(model, torch.nn.Module):
+            raise ModelError(f'{name} is no torch.nn.Module and no ExportedProgram')
+        inputs = _examples(torch, model, shapes, example_inputs)
+        program = _exported(torch, model, inputs, name)
+    return _Importer(torch, program, name, dict(constants or {})).graph()
+
+
+def _torch() -> Any:
+    try:
+        return import_module('torch')
+    except ImportError:
+        raise MissingError(
+            "importing PyTorch modules needs PyTorch: pip install 'tilewright[torch]'"
+        ) from None
+
+
+def _examples(
+    torch: Any,
+    module: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    example_inputs: Sequence[Any] | None,
+) -> tuple[Any, ...]:
+    if example_inputs is not None:
+        if isinstance(example_inputs, np.ndarray | torch.Tensor):
+            example_inputs = (example_inputs,)
+        return tuple(
+            torch.from_numpy(np.ascontiguousarray(given))
+            if isinstance(given, np.ndarray)
+            else given
+            for given in example_inputs
+        )
+    wanted = [
+        p.name
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    given = dict(shapes or {})
+    unknown = [name for name in given if name not in wanted]
+    missing = [name for name in wanted if name not in given]
+    if unknown or missing:
+        name = (unknown or missing)[0]
+        raise ModelError(
+            f'{type(module).__name__}.forward takes {", ".join(wanted) or "nothing"}; '
+            f'{"there is no" if unknown else "there is nothing for"} {name!r}: give '
+            f'example_inputs=(tensor, ..), or shapes={{{(missing or wanted or [name])[0]!r}: (..)}}'
+        )
+    return tuple(torch.zeros(tuple(given[name])) for name in wanted)
+
+
+def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
+    training = [m for m in module.modules() if m.training]
+    module.eval()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter('ignore')
+            return _decomposed(torch, torch.export.export(module, inputs, strict=False))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(_reason(torch, module, inputs, name, error)) from None
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _reason(torch: Any, module: Any, inputs: tuple[Any, ...], name: str, error: Exception) -> str:
+    """Why a module cannot be traced: it does not run at all, or PyTorch cannot follow it."""
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter('ignore')
+            module(*inputs)
+    except Exception as refused:
+        return f'{name} does not run on the example inputs: {_first_line(refused)}'
+    return f'{name} cannot be traced by torch.export: {_first_line(error)}'
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _decomposed(torch: Any, program: Any) -> Any:
+    """ATen's core operators, without mutation, and those that are kept."""
+    table = torch.export.default_decompositions()
+    for name in _KEPT:
+        packet, _, overload = name.partition('.')
+        table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return program.run_decompositions(table)
+
+
+class _Importer:
+    """The state of one import: what every node of the program became."""
+
+    def __init__(self, torch: Any, program: Any, name: str, fixed: dict[int, Any]) -> None:
+        self.torch, self.program, self.name, self.fixed = torch, program, name, fixed
+        self.emitter = Emitter()
+        self.values: dict[Any, Any] = {}
+        self.inputs: list[Value] = []
+        self.outputs: list[tuple[str, str]] = []
+        self.unsupported: dict[tuple[str, str], list[str]] = {}
+
+    def graph(self) -> Graph:
+        signature = self.program.graph_signature
+        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+        if changed:
+            raise ModelError(
+                f'{self.name} changes {changed[0]!r} when it is called; only modules that compute '
+                f'results from inputs are supported, such as those in evaluation mode'
+            )
+        given = self._given(signature)
+        nodes = list(self.program.graph.nodes)
+        self.emitter.taken |= {node.name for node in nodes if node.op == 'placeholder'}
+        place, results = 0, []
+        for node in nodes:
+            if node.op == 'placeholder':
+                place += self._placeholder(node, given, place)
+            elif node.op == 'call_function':
+                self._call(node)
+            elif node.op == 'output':
+                results = list(node.args[0])
+            else:
+                self._refuse(node, f'{node.op}', '')
+        self._check()
+        self._results(results)
+        emitter = self.emitter
+        return Graph(
+            self.name, tuple(self.inputs), tuple(self.outputs), tuple(emitter.nodes),
+            emitter.constants,
+        )  # fmt: skip
+
+    def _given(self, signature: Any) -> dict[str, Any]:
+        """placeholder -> the tensor that the program holds for it."""
+        state, more = self.program.state_dict, self.program.constants
+        found = {key: state[name] for key, name in signature.inputs_to_parameters.items()}
+        for key, name in signature.inputs_to_buffers.items():
+            found[key] = state[name] if name in state else more[name]
+        for key, name in signature.inputs_to_lifted_tensor_constants.items():
+            found[key] = more[name]
+        return found
+
+    def _placeholder(self, node: Any, given: Mapping[str, Any], place: int) -> int:
+        """An input, or a constant; comes out: 1 if it is an input of the module."""
+        tensor = given.get(node.name)
+        is_input = tensor is None
+        if is_input:
+            tensor = self.fixed.get(place)
+        try:
+            if tensor is not None:
+                kind = type_of(node.name, tensor)
+                # A copy: whoever trains the module further does not change the graph.
+                array = np.array(tensor.detach().cpu().numpy(), DTYPES[kind.dtype])
+                self.emitter.constants[node.name] = array
+                self.values[node] = kind
+            elif isinstance(node.meta.get('val'), self.torch.Tensor):
+                self.values[node] = kind = type_of(node.name, node.meta['val'])
+                self.inputs.append(kind)
+        except UnsupportedError as reason:
+            self._refuse(node, 'input', str(reason))
+        return int(is_input)
+
+    def _call(self, node: Any) -> None:
+        if node.target is operator.getitem:
+            found = self.values.get(node.args[0])
+            if isinstance(found, tuple):
+                self.values[node] = found[node.args[1]]
+            return
+        name = str(node.target)
+        handler = HANDLERS.get(name)
+        if handler is None:
+            # Checks of sizes, which are all known here, have no result that anyone reads.
+            if node.users or not name.startswith(('aten.sym_', 'aten._assert')):
+                self._refuse(node, name, '')
+            return
+        if any(self._unknown(argument) for argument in _nodes(node)):
+            return
+        try:
+            call = Call(self.emitter, node, _bound(node), self.values)
+            self.values[node] = self._empty(node) or handler(call)
+        except UnsupportedError as reason:
+            self._refuse(node, name, str(reason))
+
+    def _empty(self, node: Any) -> Value | tuple[Value, ...] | None:
+        """The results of a call if none has any elements: there is nothing to compute."""
+        found = node.meta['val']
+        results = found if isinstance(found, list | tuple) else [found]
+        if not results or any(not self._is_empty(result) for result in results):
+            return None
+        kinds = [type_of(node.name, result) for result in results]
+        made = tuple(
+            replace(kind, name=self.emitter.constant(np.zeros(kind.shape, DTYPES[kind.dtype])))
+            for kind in kinds
+        )
+        return made if isinstance(found, list | tuple) else made[0]
+
+    def _is_empty(self, result: Any) -> bool:
+        return isinstance(result, self.torch.Tensor) and 0 in result.shape
+
+    def _unknown(self, node: Any) -> bool:
+        return isinstance(node.meta.get('val'), self.torch.Tensor) and node not in self.values
+
+    def _refuse(self, node: Any, name: str, reason: str) -> None:
+        self.unsupported.setdefault((name, reason), []).append(node.name)
+
+    def _check(self) -> None:
+        if self.unsupported:
+            items = [
+                f'{len(nodes)} x {op}{" " * bool(reason)}{reason} (first: {nodes[0]!r})'
+                for (op, reason), nodes in self.unsupported.items()
+            ]
+            raise ModelError(f'{self.name} contains what is not supported: {"; ".join(items)}')
+
+    def _results(self, results: Sequence[Any]) -> None:
+        """Outputs by number; the only one is called 'output'."""
+        for number, node in enumerate(results):
+            name = 'output' if len(results) == 1 else f'output_{number}'
+            value = self.values.get(node) if node is not None else None
+            if not isinstance(value, Value):
+                raise ModelError(
+                    f'{self.name} returns {node!r} as result {number}; only tensors are supported'
+                )
+            self.outputs.append((name, value.name))
+
+
+def _bound(node: Any) -> dict[str, Any]:
+    """Arguments by their names in the schema, with its defaults."""
+    arguments = node.target._schema.arguments
+    found = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    found |= {a.name: given for a, given in zip(arguments, node.args, strict=False)}
+    return found | dict(node.kwargs)
+
+
+def _nodes(node: Any) -> Iterable[Any]:
+    return node.all_input_nodes

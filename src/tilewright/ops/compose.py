@@ -1,0 +1,217 @@
+"""Two groups, one behind the other, as one: what fusion is made of.
+
+    append    conv2d -> Out | Out, Skip -> add -> relu    the consumer's element-wise stages become
+                                                          the epilogue of the producer
+    prepend   scale -> X | X -> sum over a window         the producer's expression moves into the
+                                                          reads of the consumer
+
+Both return the group and the new names of tensors, or None where the result would not be computed
+in as few parts (ops/parts.py), so that nothing would be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.parts import parts
+from tilewright.ops.stage import Access, Affine, Expr, Stage
+
+# Functions that schemas for sums of products have in their epilogues (codegen/cpu/pointwise.py).
+BEHIND_PRODUCTS = frozenset(
+    {
+        'add', 'sub', 'mul', 'div', 'max', 'min', 'neg', 'exp', 'tanh', 'sigmoid', 'sqrt', 'abs',
+        'pow',
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The joined group; `names` maps the inputs and constants of either group to its tensors."""
+
+    group: Group
+    producer_names: Mapping[str, str]
+    consumer_names: Mapping[str, str]
+
+
+def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
+    """The producer with the consumer, whose input `tensor` is the producer's output, as epilogue.
+
+    The consumer has to be element by element and to read `tensor` where it writes; the result keeps
+    the producer's names, and the name of its output. None where that cannot be.
+    """
+    source, made = producer.output, consumer.tensor(tensor)
+    if (source.shape, source.dtype) != (made.shape, made.dtype) or made.role != 'input':
+        return None
+    if any(stage.combiner is not None for stage in consumer.stages):
+        return None
+    if consumer.output.shape != source.shape:
+        return None
+    if producer.main.is_product_sum and not _fits_products(producer, consumer):
+        return None
+    taken = {t.name for t in producer.tensors}
+    value = fresh('Acc0', taken)
+    names = {tensor: value, consumer.output.name: source.name}
+    for item in consumer.tensors:
+        if item.name not in names:
+            names[item.name] = fresh(item.name, taken)
+    held = replace(source, name=value, role='inner')
+    tensors = (
+        *(t for t in producer.tensors if t.name != source.name),
+        *(
+            replace(t, name=names[t.name])
+            for t in consumer.tensors
+            if t.role != 'output' and t.name != tensor
+        ),
+        held,
+        replace(consumer.output, name=source.name, dims=_dims(source, consumer.output)),
+    )
+    first = tuple(_with_tensors(s, {source.name: value}) for s in producer.stages)
+    used = {s.name for s in first}
+    second = tuple(
+        replace(_with_tensors(s, names), name=fresh(s.name, used)) for s in consumer.stages
+    )
+    inner = {names[t.name] for t in consumer.with_role('inner')}
+    storage = (*producer.storage, *((name, 'register') for name in (value, *sorted(inner))))
+    label = producer.label + ''.join(f'+{s.name}' for s in consumer.stages)
+    joined = Group(label, tensors, (*first, *second), storage)
+    if len(parts(joined)) != len(parts(producer)) or parts(joined)[-1].epilogue[-1:] != second[-1:]:
+        return None
+    given = {t.name: t.name for t in producer.tensors if t.role in ('input', 'constant')}
+    return Composed(joined, given, _given(consumer, names, tensor))
+
+
+def _fits_products(producer: Group, consumer: Group) -> bool:
+    """Whether the schemas for sums of products know all that the consumer does."""
+    used = {name for stage in consumer.stages for name in stage.expr.functions()}
+    return producer.is_plain and consumer.is_plain and used <= BEHIND_PRODUCTS
+
+
+def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:
+    """The consumer with the producer, a single element-wise stage, moved into its reads.
+
+    Every access to `tensor` must stay inside it: a border is filled behind the producer, not before
+    it. Values that the consumer reads more than once are computed as often. For consumers that the
+    general schema computes; sums of products stay what they are.
+    """
+    source, made = producer.output, consumer.tensor(tensor)
+    if (source.shape, source.dtype) != (made.shape, made.dtype) or made.role != 'input':
+        return None
+    if len(producer.stages) != 1 or producer.stages[0].combiner is not None:
+        return None
+    if consumer.main.is_product_sum or not producer.is_plain:
+        return None
+    stage = producer.stages[0]
+    whole = tuple(Affine(((d.name, 1),)) for d in stage.dims)
+    if stage.write.index != whole or any(
+        not _inside(producer, stage, access) for access in stage.reads
+    ):
+        return None
+    taken = {t.name for t in consumer.tensors}
+    names = {
+        t.name: fresh(t.name, taken) for t in producer.tensors if t.role in ('input', 'constant')
+    }
+    moved = _with_tensors(stage, names)
+    stages = []
+    for reader in consumer.stages:
+        changed = _through(consumer, reader, tensor, moved)
+        if changed is None:
+            return None
+        stages.append(changed)
+    given = (replace(t, name=names[t.name]) for t in producer.tensors if t.name in names)
+    tensors = (*given, *(t for t in consumer.tensors if t.name != tensor))
+    label = f'{producer.label}>{consumer.label}'
+    joined = Group(label, tensors, tuple(stages), consumer.storage)
+    if len(parts(joined)) != len(parts(consumer)):
+        return None
+    kept = {t.name: t.name for t in consumer.tensors}
+    return Composed(joined, names, _given(consumer, kept, tensor))
+
+
+def fresh(name: str, taken: set[str]) -> str:
+    """The name, numbered where it is taken; it is taken afterwards."""
+    base = name.rstrip('0123456789') or name
+    number, free = 0, name
+    while free in taken:
+        free, number = f'{base}{number}', number + 1
+    taken.add(free)
+    return free
+
+
+def _given(group: Group, names: Mapping[str, str], tensor: str) -> dict[str, str]:
+    return {
+        t.name: names[t.name]
+        for t in group.tensors
+        if t.role in ('input', 'constant') and t.name != tensor
+    }
+
+
+def _dims(source: Tensor, output: Tensor) -> tuple[str, ...]:
+    return source.dims if source.shape == output.shape else output.dims
+
+
+def _with_tensors(stage: Stage, names: Mapping[str, str]) -> Stage:
+    def rename(access: Access) -> Access:
+        return replace(access, tensor=names.get(access.tensor, access.tensor))
+
+    return replace(stage, write=rename(stage.write), reads=tuple(map(rename, stage.reads)))
+
+
+def _inside(group: Group, stage: Stage, access: Access) -> bool:
+    shape = group.tensor(access.tensor).shape
+    return access.is_affine and all(
+        e.const >= 0 and e.const + e.extent(stage.sizes) <= extent
+        for e, extent in zip(access.index, shape, strict=True)
+    )
+
+
+def _through(group: Group, reader: Stage, tensor: str, producer: Stage) -> Stage | None:
+    """The reader with every read of `tensor` replaced by the producer's expression."""
+    if not any(a.tensor == tensor for a in reader.reads):
+        return reader
+    if any(a.lookups for a in reader.reads):
+        return None
+    reads: list[Access] = []
+    texts: list[Expr] = []
+    for access in reader.reads:
+        if access.tensor != tensor:
+            texts.append(Expr('read', value=_numbered(reads, access)))
+            continue
+        if not _inside(group, reader, access):
+            return None
+        place = dict(zip((d.name for d in producer.dims), access.index, strict=True))
+        own = [
+            Expr('read', value=_numbered(reads, replace(a, index=_placed(a.index, place))))
+            for a in producer.reads
+        ]
+        texts.append(_substituted(producer.expr, own))
+    return replace(reader, reads=tuple(reads), expr=_substituted(reader.expr, texts))
+
+
+def _numbered(reads: list[Access], access: Access) -> int:
+    if access not in reads:
+        reads.append(access)
+    return reads.index(access)
+
+
+def _placed(index: tuple[Affine, ...], place: Mapping[str, Affine]) -> tuple[Affine, ...]:
+    """Affine indices with an affine index in the place of every iterator."""
+    placed = []
+    for expression in index:
+        terms: dict[str, int] = {}
+        const = expression.const
+        for name, coefficient in expression.terms:
+            inner = place[name]
+            const += coefficient * inner.const
+            for term, factor in inner.terms:
+                terms[term] = terms.get(term, 0) + coefficient * factor
+        placed.append(Affine(tuple(terms.items()), const))
+    return tuple(placed)
+
+
+def _substituted(expr: Expr, texts: list[Expr]) -> Expr:
+    if expr.op == 'read':
+        return texts[int(expr.value)]
+    return replace(expr, args=tuple(_substituted(a, texts) for a in expr.args))

@@ -1,0 +1,46 @@
+"""Which library a schedule of a group became, so that its source need not be generated again.
+
+Source follows from group and schedule, and a library from source, flags and compiler; the first
+takes tenths of a second. What is kept is the place of an entry of the compile cache, which is
+compared with its checksum before it is used (`runtime/build.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilewright.ops.group import Group
+from tilewright.runtime import build
+from tilewright.schedule.schedule import Schedule
+from tilewright.store import choices
+
+
+def find(group: Group, schedule: Schedule) -> Path | None:
+    """The library that was built before, if it is still there and whole."""
+    kept = choices.recall(_key(group, schedule))
+    if not isinstance(kept, str):
+        return None
+    root = build.cache_dir() / 'code'
+    library = root / kept
+    if library.suffix != '.so' or root not in library.parents or '..' in library.parts:
+        return None
+    return library if build.is_intact(library) else None
+
+
+def remember(group: Group, schedule: Schedule, library: Path) -> None:
+    """Note the library of a schedule."""
+    root = build.cache_dir() / 'code'
+    if root in library.parents:
+        choices.keep(_key(group, schedule), library.relative_to(root).as_posix())
+
+
+def _key(group: Group, schedule: Schedule) -> str:
+    command = build.compiler()
+    return choices.key_of(
+        {
+            'library': group.digest,
+            'schedule': schedule.digest,
+            'compiler': [*command, build.compiler_version(command)],
+            'flags': list(build.BASE_FLAGS),
+        }
+    )

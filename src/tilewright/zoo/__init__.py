@@ -1,0 +1,83 @@
+"""Networks to carry about: own definitions from the papers, seeded weights, as ONNX and PyTorch.
+
+zoo.onnx_model('resnet18')              onnx.ModelProto, input 'image', output 'scores'
+zoo.torch_module('resnet18')            torch.nn.Module with the same weights
+zoo.onnx_model('vgg16', **zoo.SMALL['vgg16'])      the same structure, small
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.errors import SpecError
+from tilewright.zoo import classic, inception, residual
+from tilewright.zoo.layers import INPUT, OUTPUT, Layer, Network
+from tilewright.zoo.weights import weights
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = [
+    'INPUT', 'NAMES', 'OUTPUT', 'SMALL', 'Layer', 'Network', 'example', 'network', 'onnx_model',
+    'torch_module', 'weights',
+]  # fmt: skip
+_MAKERS = {
+    'alexnet': classic.alexnet,
+    'vgg11': classic.vgg11,
+    'vgg16': classic.vgg16,
+    'nin': classic.nin,
+    'inception_v1': inception.inception_v1,
+    'inception_v3': inception.inception_v3,
+    'resnet18': residual.resnet18,
+    'resnet34': residual.resnet34,
+    'resnet50': residual.resnet50,
+    'squeezenet': classic.squeezenet,
+    'mobilenet_v1': residual.mobilenet_v1,
+    'mobilenet_v2': residual.mobilenet_v2,
+    'densenet121': residual.densenet121,
+    'darknet19': classic.darknet19,
+}
+NAMES = tuple(_MAKERS)
+# Arguments that make a network small: every kind of layer and every stage is left.
+SMALL = {
+    name: {'image': {'alexnet': 67, 'nin': 96, 'inception_v3': 96}.get(name, 64), 'width': 8}
+    for name in NAMES
+}
+
+
+def network(name: str, batch: int = 1, image: int | None = None, width: int = 1) -> Network:
+    """A network by name, at the image size of its paper and its own width unless told otherwise."""
+    if name not in _MAKERS:
+        near = difflib.get_close_matches(name, NAMES, 3, 0.5)
+        words = f'did you mean {", ".join(near)}?' if near else f'known: {", ".join(NAMES)}'
+        raise SpecError(f'network {name!r} is not known; {words}')
+    sizes = {} if image is None else {'image': image}
+    return _MAKERS[name](batch, width=width, **sizes)
+
+
+def onnx_model(
+    name: str, seed: int = 0, batch: int = 1, image: int | None = None, width: int = 1
+) -> ModelProto:
+    """A network as an ONNX model: opset 21, weights as initialisers, batch norms not folded."""
+    from tilewright.zoo.as_onnx import to_onnx
+
+    made = network(name, batch, image, width)
+    return to_onnx(made, weights(made, seed))
+
+
+def torch_module(
+    name: str, seed: int = 0, batch: int = 1, image: int | None = None, width: int = 1
+) -> Any:
+    """A network as a PyTorch module in evaluation mode, with the weights of `onnx_model`."""
+    from tilewright.zoo.as_torch import to_torch
+
+    made = network(name, batch, image, width)
+    return to_torch(made, weights(made, seed))
+
+
+def example(made: Network, seed: int = 0) -> np.ndarray:
+    """A random image for a network: float32 NCHW, mean 0, deviation 1."""
+    return np.random.default_rng([seed, 1]).standard_normal(made.shape, np.float32)

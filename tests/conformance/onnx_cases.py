@@ -1,0 +1,167 @@
+"""ONNX's own node tests: which of them concern us, which are left out, and the page that says so.
+
+A case concerns us if all its operators are supported. It is left out only because of the types of
+its values or because it trains; `why_not` finds that from the model alone, not from what our code
+says.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+from onnx import AttributeProto, TensorProto
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+
+from tilewright.graph.lowering.given import ANY, FLOATS, NUMBERS, WHOLE, Operator
+from tilewright.graph.lowering.operators import FAMILIES, OPERATORS
+from tilewright.graph.lowering.types import ELEMENT_TYPES
+
+# Every reason to leave out a case. Nothing else may fail.
+REASONS = {
+    'float16': 'half precision: no kernels are generated for f16',
+    'bfloat16': 'half precision: no kernels are generated for bf16',
+    'float8': 'storage formats of accelerators (8 and 4 bits), for which there are no kernels',
+    'int4': 'whole numbers of 4 and 2 bits, for which there are no kernels',
+    'string': 'texts are no numbers',
+    'sequence': 'sequences and optional values are no tensors',
+    'training': 'networks are compiled to be used, not to be trained',
+}
+# The importer turns these into others (importers/onnx_opsets.py).
+REWRITTEN = {'Constant', 'Upsample'}
+
+
+@cache
+def all_cases() -> dict[str, TestCase]:
+    """Every node test by name; generating them takes some seconds and warns about its own data."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return {case.name: case for case in load_model_tests(kind='node')}
+
+
+@cache
+def our_cases() -> dict[str, TestCase]:
+    """Those in which every operator is one of ours."""
+    return {
+        name: case
+        for name, case in sorted(all_cases().items())
+        if {node.op_type for node in case.model.graph.node} <= {*OPERATORS, *REWRITTEN}
+        and not any(node.domain for node in case.model.graph.node)
+    }
+
+
+def operator_of(case: TestCase) -> str:
+    """The operator that a case is about: in an expanded function it has many."""
+    nodes = case.model.graph.node
+    return nodes[0].op_type if len({node.op_type for node in nodes}) == 1 else ''
+
+
+def why_not(case: TestCase) -> str | None:
+    """The first of `REASONS` that applies."""
+    graph = case.model.graph
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.type.WhichOneof('value') != 'tensor_type':
+            return 'sequence'
+    found = [_reason(number) for number in _element_types(case) if number not in ELEMENT_TYPES]
+    found += ['float16'] * (TensorProto.FLOAT16 in set(_element_types(case)))
+    if found:
+        return min(found, key=list(REASONS).index)
+    return 'training' if _trains(case) else None
+
+
+def _reason(number: int) -> str:
+    name = TensorProto.DataType.Name(number).lower()
+    if 'float' in name:
+        return 'bfloat16' if name == 'bfloat16' else 'float8'
+    return 'int4' if 'int' in name else 'string'
+
+
+def _element_types(case: TestCase) -> Iterator[int]:
+    graph = case.model.graph
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.type.tensor_type.elem_type
+    for tensor in graph.initializer:
+        yield tensor.data_type
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t.data_type
+            if attribute.name in ('to', 'dtype') and attribute.type == AttributeProto.INT:
+                yield attribute.i
+
+
+def _trains(case: TestCase) -> bool:
+    for node in case.model.graph.node:
+        if any(a.name == 'training_mode' and a.i for a in node.attribute):
+            return True
+        if node.op_type == 'Dropout' and len(node.input) > 2:
+            names = [info.name for info in case.model.graph.input]
+            return bool(case.data_sets[0][0][names.index(node.input[2])])
+    return False
+
+
+def page() -> str:
+    """docs/operators.md"""
+    passed, left_out = defaultdict(int), defaultdict(Counter)
+    mixed = Counter()
+    for case in our_cases().values():
+        reason = why_not(case)
+        operator = operator_of(case)
+        if not operator:
+            mixed[reason] += 1
+        elif reason:
+            left_out[operator][reason] += 1
+        else:
+            passed[operator] += 1
+    lines = [*_HEAD.splitlines(), '']
+    for family, operators in FAMILIES.items():
+        titles = '| operator | elements | known ahead; forms | cases | left out |'
+        lines += [f'## {family}', '', titles, '|---|---|---|---|---|']
+        for name, operator in sorted(operators.items()):
+            out = ', '.join(f'{n} {reason}' for reason, n in sorted(left_out[name].items()))
+            lines.append(
+                f'| {name} | {_dtypes(operator)} | {_forms(operator)} | {passed[name]} | {out} |'
+            )
+        lines.append('')
+    total = sum(passed.values()) + mixed[None]
+    rest = sum(sum(c.values()) for c in left_out.values()) + sum(mixed.values()) - mixed[None]
+    lines += ['## Cases that are left out', '',
+              f'{total} cases pass, {mixed[None]} of them functions that the standard expands into '
+              f'several of these operators; {rest} are left out, for no other reasons than these:',
+              '', '| reason | cases | why |', '|---|---|---|']  # fmt: skip
+    reasons = Counter(filter(None, map(why_not, our_cases().values())))
+    lines += [f'| {name} | {reasons[name]} | {text} |' for name, text in REASONS.items()]
+    return '\n'.join(lines) + '\n'
+
+
+def _dtypes(operator: Operator) -> str:
+    words = {FLOATS: 'floats', NUMBERS: 'numbers', WHOLE: 'whole numbers', ANY: 'all'}
+    some = 'all' if set(ANY) <= set(operator.dtypes) else ', '.join(operator.dtypes)
+    return words.get(operator.dtypes, some)
+
+
+def _forms(operator: Operator) -> str:
+    known = f'inputs {", ".join(map(str, operator.known))}' if operator.known else ''
+    return '; '.join(filter(None, (known, operator.forms)))
+
+
+_HEAD = """\
+# Operators
+
+What network files may contain: ONNX's default domain from opset 7 on (`importers/onnx_opsets.py`
+brings older forms to opset 21). A model with anything else gets one message that lists all of it.
+This page is written by `pytest tests/conformance --update-golden` from the tables that the code
+uses and from ONNX's own node tests, all of which run in `tests/conformance/test_onnx_backend.py`.
+
+Elements: *floats* are f32 and f64, *whole numbers* i8 to i64 and u8 to u64, *numbers* both, *all*
+also bool. Contractions have their fast schemas in f32. Weights in f16 may be converted by a Cast.
+
+*Known ahead*: these inputs decide shapes or positions, so they must be constants, follow from
+shapes, or be fixed by `constants=` of the importer. Sizes are static; `shapes=` fixes those that a
+file leaves open. Other inputs may be constant or computed, weights too.
+
+*Cases*: node tests of the operator alone that pass; *left out*: those that do not run, and why, see
+the end of the page."""

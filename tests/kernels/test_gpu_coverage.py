@@ -1,0 +1,123 @@
+"""Every GPU schema the same way: around the edges of its tile on OpenCL, within the limits of GPUs,
+and through NVRTC for three architectures. What a schema does beyond that is in its own file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.codegen.gpu.generate import SCHEMAS, generate
+from tilewright.errors import MissingError, ScheduleError
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.elementwise import transpose
+from tilewright.ops.group import Group
+from tilewright.ops.reference import reference
+from tilewright.runtime.device import Device
+from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.modules import Runner
+from tilewright.runtime.verify import random_arrays
+from tilewright.schedule.gpu import GpuSchedule
+
+TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
+          'cb': 2, 'stages': 2, 'split': 2, 'join': 2}  # fmt: skip
+PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+CASES = {
+    'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
+    'general': GpuSchedule.of('general', threads=64),
+    'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
+    'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
+    'rs': GpuSchedule.of('rs', **CNNOPT),
+    's': GpuSchedule.of('s', **CNNOPT),
+    'tiled': GpuSchedule.of('tiled', **TILED),
+    'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
+    'transposed': GpuSchedule.of('transposed', side=8, rows=4),
+}
+MATRIX = ('patch', 'patch/wgmma', 'tiled/mma')  # no OpenCL that runs on a CPU has these
+
+
+def problem(schema: str, edge: int) -> Group:
+    """Sizes one below, at and one above what two blocks take; strides, batches, groups in turn."""
+    if schema == 'transposed':
+        return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
+    stride, batch = (1, 2, 1)[edge + 1], (2, 1, 3)[edge + 1]
+    side, long = (8 + edge) * stride, (16 + edge) * stride
+    common = {'n': batch, 'h': side, 'w': long, 'r': 3, 's': 3, 'stride': stride, 'bias': True}
+    if schema == 'depthwise':
+        return tw.conv2d(c=4 + edge, k=4 + edge, groups=4 + edge, pad=1, **common)
+    dilation = 2 if edge == 1 else 1
+    groups = 2 if edge == 1 else 1
+    return tw.conv2d(
+        c=groups * (8 + edge), k=groups * (16 + edge), groups=groups, pad=dilation,
+        dilation=dilation, **common,
+    )  # fmt: skip
+
+
+@cache
+def device(name: str) -> Device:
+    if name == 'host':
+        return HostDevice()
+    from tilewright.runtime.opencl import OpenCLDevice
+
+    try:
+        return OpenCLDevice()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+def test_every_schema_is_here() -> None:
+    assert {schedule.schema for schedule in CASES.values()} == set(SCHEMAS)
+
+
+@pytest.mark.parametrize('edge', range(-1, 2))
+@pytest.mark.parametrize('schema', CASES)
+def test_around_the_edges_of_a_tile(schema: str, edge: int) -> None:
+    on = device('host' if schema in MATRIX else 'opencl')
+    group = problem(schema, edge)
+    arrays = random_arrays(group, 3 + edge)
+    constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
+    with Runner(generate(group, CASES[schema]), on, constants) as runner:
+        on.write(runner.arrays[group.output.name], np.full(group.output.shape, np.nan, np.float32))
+        got = runner(**{t.name: arrays[t.name] for t in group.with_role('input')})
+    want = reference(group, arrays)
+    assert np.abs(got - want).max() <= 3e-6 * max(np.abs(want).max(), 1.0)
+
+
+@pytest.mark.parametrize('machine', ['h200', 'v100', 'rtx2080ti'])
+@pytest.mark.parametrize('schema', CASES)
+def test_within_the_limits_of_gpus(schema: str, machine: str) -> None:
+    limits = known_gpu(machine)
+    for kernel in generate(problem(schema, 0), CASES[schema]).kernels:
+        limits.fits(kernel.name, kernel.threads, kernel.shared_bytes)
+        with pytest.raises(ScheduleError, match='registers a block'):
+            limits.fits(kernel.name, 1024, kernel.shared_bytes, 255)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
+    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
+)
+@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
+@pytest.mark.parametrize('schema', CASES)
+def test_nvrtc_compiles_it(schema: str, architecture: str) -> None:
+    from tilewright.runtime.cuda import compile_cubins
+
+    if schema in MATRIX and architecture == 'sm_75':
+        pytest.skip('matrix instructions for tf32 came with sm_80')
+    if schema == 'patch/wgmma':
+        if architecture != 'sm_90':
+            pytest.skip('warpgroup instructions are those of sm_90a')
+        architecture = 'sm_90a'
+    kernels = generate(problem(schema, 1), CASES[schema]).kernels
+    binary, _, resources = compile_cubins(kernels, architecture)
+    assert binary.startswith(b'\x7fELF')
+    for kernel in kernels:
+        taken = resources[kernel.name]
+        assert taken.spill_bytes == 0
+        assert taken.registers is not None
+        assert taken.registers <= 168

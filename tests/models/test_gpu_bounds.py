@@ -1,0 +1,58 @@
+"""What no GPU kernel can beat, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import tilewright as tw
+from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu_bounds import compute_gflops, gpu_bounds
+
+H200, V100 = known_gpu('h200'), known_gpu('v100')
+# 128 rows (8 x 16 pixels), 128 columns, a depth of 9 x 32
+GROUP = tw.conv2d(c=32, h=8, w=16, k=128, r=3, s=3, pad=1)
+
+
+def test_bounds_by_hand() -> None:
+    flops = 2 * 128 * 128 * 9 * 32
+    moved = 4 * (32 * 8 * 16 + 128 * 32 * 9 + 128 * 128)
+    bound = gpu_bounds(GROUP, H200)
+    assert bound.compute_s == pytest.approx(flops / (2 * 132 * 128 * 1.98e9))
+    assert bound.l2_s == pytest.approx(moved / 5700e9)
+    assert bound.dram_s == 0
+    assert bound.resident
+    assert bound.by == 'compute'
+    assert bound.seconds == bound.compute_s
+
+
+def test_bounds_of_what_does_not_stay_in_l2() -> None:
+    group = tw.conv2d(n=64, c=16, h=128, w=128, k=16, r=1, s=1)
+    bound = gpu_bounds(group, H200)
+    moved = 4 * (2 * 64 * 16 * 128 * 128 + 16 * 16)
+    assert not bound.resident
+    assert bound.dram_s == pytest.approx((moved - 60 * 2**20) / 4300e9)
+    assert bound.l2_s == pytest.approx(moved / 5700e9)
+    assert bound.by == 'L2'
+    assert bound.seconds == bound.l2_s
+    slow = gpu_bounds(group, replace(H200, global_gbps=1000.0))
+    assert slow.by == slow.to_json()['by'] == 'DRAM'
+    assert slow.seconds == slow.dram_s
+
+
+def test_bounds_grow_without_a_step_where_l2_is_full() -> None:
+    """One row more than fits costs one row of memory, not all of it."""
+    sizes = [tw.conv2d(n=n, c=16, h=64, w=64, k=16, r=1, s=1) for n in range(110, 130)]
+    found = [gpu_bounds(group, H200) for group in sizes]
+    assert {bound.resident for bound in found} == {True, False}
+    steps = [b.seconds - a.seconds for a, b in pairwise(found)]
+    assert max(steps) == pytest.approx(min(steps), rel=1e-6)
+
+
+def test_matrix_units_have_a_peak_of_their_own() -> None:
+    assert compute_gflops(H200, 'fma') == H200.peak_gflops
+    assert compute_gflops(H200, 'mma_tf32x3') == pytest.approx(2 * 132 * 1024 * 1.98 / 3)
+    assert compute_gflops(V100, 'mma_tf32x3') == 0
+    assert gpu_bounds(GROUP, V100, 'mma_tf32x3') == gpu_bounds(GROUP, V100)
