@@ -100,9 +100,9 @@ def compile(
     if _is_saved(model):
         return load(model, threads=threads, progress=progress)
     clock = _Clock()
-    host, count = _host(machine, threads)
-    if example_inputs is not None:
+    if not isinstance(model, Program):
         model = read(model, shapes, example_inputs)
+    host, count = _host(machine, threads)
     program = prepare(model, shapes, passes, RoughCost(host, count))
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)

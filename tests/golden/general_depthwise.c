@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) float max_number_f32(float x, float
 
 static inline __attribute__((always_inline)) float min_number_f32(float x, float number) { return pick_f32(x > number, number, x); }
 
-static __attribute__((noinline)) void border_0(const float *restrict p0_, const float *restrict p1_, const float *restrict p2_, float *restrict p3_, long k, long h, long low_, long high_) {
+static __attribute__((noinline, unused)) void border_0(const float *restrict p0_, const float *restrict p1_, const float *restrict p2_, float *restrict p3_, long k, long h, long low_, long high_) {
     for (long at_ = low_; at_ < high_; at_ += 16) {
         const long count_ = min_long(16, high_ - at_);
         {

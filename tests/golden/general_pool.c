@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) float pick_f32(int first, float a, 
 
 static inline __attribute__((always_inline)) float max_f32(float a, float b) { return pick_f32((a < b) | (b != b), b, a); }
 
-static __attribute__((noinline)) void border_0(const float *restrict p0_, float *restrict p1_, long c, long h, long low_, long high_) {
+static __attribute__((noinline, unused)) void border_0(const float *restrict p0_, float *restrict p1_, long c, long h, long low_, long high_) {
     for (long at_ = low_; at_ < high_; at_ += 16) {
         const long count_ = min_long(16, high_ - at_);
         {

@@ -202,10 +202,10 @@ def _tensor(model: ModelProto, rng: random.Random) -> None:
         tensor.dims[rng.randrange(len(tensor.dims))] = _number(rng)
     elif kind == 1:
         tensor.data_type = rng.randrange(0, 30)
-    elif kind == 2 and tensor.data_type == TensorProto.INT64 and tensor.raw_data:
-        values = np.frombuffer(tensor.raw_data, np.int64).copy()
-        values[rng.randrange(values.size)] = _number(rng)
-        tensor.raw_data = values.tobytes()
+    elif kind == 2 and tensor.data_type == TensorProto.INT64 and len(tensor.raw_data) >= 8:
+        values = np.frombuffer(tensor.raw_data[:8], np.int64).copy()
+        values[0] = _number(rng)
+        tensor.raw_data = values.tobytes() + tensor.raw_data[8:]
     elif kind == 3:
         tensor.raw_data = tensor.raw_data[: rng.randrange(len(tensor.raw_data) + 1)]
     else:

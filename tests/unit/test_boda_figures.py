@@ -1,10 +1,8 @@
-"""bench/boda_figures.py on a comparison that is made up: rows, means, and what is missing."""
+"""bench/boda_figures.py on records that are made up: rows, means, and what is missing."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,41 +21,37 @@ def figures() -> ModuleType:
     return module
 
 
-def layer(name: str, ours: float, opencl: float | None, general: float) -> dict:
-    contestants: list[dict] = [
-        {'name': 'ours/0', 'median_us': 2 * ours},
-        {'name': 'ours/1', 'median_us': ours},
-        {'name': 'general', 'median_us': general},
-        {'name': 'opencl', 'median_us': opencl} if opencl
-        else {'name': 'opencl', 'status': 'failed', 'message': 'too much shared memory'},
-    ]  # fmt: skip
-    return {'name': name, 'flops': 1, 'ours_us': ours, 'contestants': contestants, 'candidates': []}
+SCHEDULE = {'schema': 'general', 'tiles': [['threads', 64]], 'intrinsic': 'fma'}
 
 
-def test_rows_and_means(figures: ModuleType) -> None:
-    layers = [layer('a', 10, 10.9, 40), layer('b', 10, 12, 90), layer('c', 10, None, 60)]
-    rows = figures.side_by_side(layers, {'a': {'ours_us': 5.0, 'contestants': []}})
-    assert [row['cuda_us'] for row in rows] == [10, 10, 10]
-    assert rows[0]['pocl_us'] == 5.0
-    assert rows[2]['opencl_us'] is None
-    assert rows[2]['opencl_message'] == 'too much shared memory'
-    found = figures.summary(rows, {'single_over_tuned': 1.5})
-    assert found['opencl_within_10_percent'] == 1
-    assert found['opencl_timed'] == 2
+def timed(name: str, runtime: str, us: float | None, message: str = '') -> dict:
+    """One schedule through one runtime, as the script records it."""
+    samples = [] if us is None else [[us, us, us]]
+    return {
+        'name': name, 'runtime': runtime, 'schedule': SCHEDULE, 'message': message,
+        'samples_us': {'batched': samples},
+    }  # fmt: skip
+
+
+def record(name: str, cuda: float, opencl: float | None, message: str = '') -> dict:
+    sides = [timed('winner', 'cuda', cuda), timed('winner', 'opencl', opencl, message)]
+    return {
+        'name': name, 'flops': 1, 'tuned_us': cuda, 'cudnn_us': 3 * cuda, 'message': '',
+        'sides': sides,
+    }  # fmt: skip
+
+
+def test_a_row_says_what_is_missing(figures: ModuleType) -> None:
+    made = figures.row(record('a', 10.0, None, 'too much shared memory'))
+    assert made['winner_cuda_us'] == 10.0
+    assert made['winner_opencl_us'] is None
+    assert 'too much shared memory' in figures.line(made)
+    assert made['general_cuda_us'] is None
+
+
+def test_what_is_within_ten_percent(figures: ModuleType) -> None:
+    records = [record('a', 10.0, 10.9), record('b', 10.0, 12.0), record('c', 10.0, None, 'no')]
+    found = figures.fig5([figures.row(r) for r in records], 'winner')
+    assert (found['operations'], found['timed'], found['within_10_percent']) == (3, 2, 1)
     assert found['opencl_over_cuda'] == pytest.approx((1.09 * 1.2) ** 0.5)
-    assert found['general_over_tuned'] == pytest.approx((4 * 9 * 6) ** (1 / 3))
-    assert found['single_over_tuned'] == 1.5
-
-
-def test_the_script_without_a_gpu(
-    figures: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    data, out = tmp_path / 'boda.json', tmp_path / 'out.json'
-    data.write_text(
-        json.dumps({'device': 'x', 'target': 'cuda', 'layers': [layer('a', 10, 10, 20)]})
-    )
-    words = ['boda_figures.py', str(data), '--no-measure', '--json', str(out)]
-    monkeypatch.setattr(sys, 'argv', words)
-    assert figures.main() == 0
-    assert 'cuda_us' in capsys.readouterr().out
-    assert json.loads(out.read_text())['general_over_tuned'] == pytest.approx(2)
+    assert found['beyond'] == {'b': pytest.approx(1.2)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from graphs import f32, graph, node, run
+from onnx_graphs import f32, graph, node, run
 
 from tilewright.graph.dead import drop_dead
 from tilewright.graph.fold import fold

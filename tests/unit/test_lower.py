@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import f32, graph, node, run
+from onnx_graphs import f32, graph, node, run
 
 from tilewright.errors import ModelError
 from tilewright.graph.graph import Graph, Value

@@ -145,6 +145,7 @@ def test_inputs_can_be_fixed() -> None:
         (model([relu()], {'x': (1,) * 17}), '17 dimensions; the limit is 16'),
         (model([relu()], kind=TensorProto.BFLOAT16), 'elements of type bfloat16'),
         (model([relu()], kind=TensorProto.STRING), 'elements of type string'),
+        (model([helper.make_node('A\nB', ['x'], ['y'])]), 'damaged'),
         (model([helper.make_node('', ['x'], ['y'])]), 'that gives nothing'),
         (model([helper.make_node('Constant', [], ['y'], value_string='a')]), 'no dense tensor'),
     ],

@@ -38,15 +38,14 @@ def run(
         raise InputError(f'--repeat {repeat}; ask for at least one call')
     if input_file is None and seed is None:
         seed = secrets.randbits(32)
+    given = None if input_file is None else read_arrays(input_file)
     with Bar(1) as bar:
         bar.begin(model.name)
         network = compile_network(
             model, shapes=read_shapes(shapes), threads=threads, progress=bar.report
         )
         bar.finish()
-    arrays = (
-        random_inputs(network, seed) if input_file is None else read_arrays(network, input_file)
-    )
+    arrays = random_inputs(network, seed) if given is None else named(network, given)
     results = network.run(arrays)
     times = [1e3 * s for s in network.time(arrays, repeat)]
     out.say(f'{network.name}: {statistics.median(times):.3f} ms, median of {repeat} calls')
@@ -85,22 +84,25 @@ def random_inputs(network: Network, seed: int | None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_arrays(network: Network, path: Path) -> Mapping[str, np.ndarray]:
-    """Arrays by name from an .npz file; a single array, or an .npy file, is the only input."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Arrays by name from an .npz file; that of an .npy file has no name."""
     try:
         with open(path, 'rb') as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                found = {'': loaded}
-            else:
-                found = {name: loaded[name] for name in loaded.files}
+                return {'': loaded}
+            return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = getattr(error, 'strerror', None) or str(error) or 'it is no .npz file'
         raise InputError(f'--input {path} cannot be read: {reason}') from None
+
+
+def named(network: Network, given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Arrays by the names of inputs; a single one is the only input, whatever its name."""
     names = [value.name for value in network.inputs]
-    if len(found) == len(names) == 1 and not found.keys() & set(names):
-        return {names[0]: next(iter(found.values()))}
-    return found
+    if len(given) == len(names) == 1 and not given.keys() & set(names):
+        return {names[0]: next(iter(given.values()))}
+    return given
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -7,6 +7,7 @@ importers bring older forms and other frameworks to it. Nothing here knows what 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,27 +125,33 @@ class Graph:
 def in_order(nodes: Iterable[Node], known: Iterable[str], name: str) -> tuple[Node, ...]:
     """The nodes in an order in which they can run: the given one where that is possible.
 
-    A node that waits for itself is an error that names the values of its cycle.
+    Nodes that wait for each other are an error that names some of them. Takes time that grows with
+    the number of nodes, whatever their order.
     """
-    waiting = list(nodes)
-    writes = {value for node in waiting for value in node.outputs if value}
-    ready, done = set(known), []
-    for node in waiting:
-        for value in node.inputs:
-            if value and value not in writes and value not in ready:
+    listed, ready = list(nodes), set(known)
+    writes = {value for node in listed for value in node.outputs if value}
+    waiting: dict[str, list[int]] = {}
+    missing = []
+    for number, node in enumerate(listed):
+        wanted = {value for value in node.inputs if value and value not in ready}
+        for value in sorted(wanted):
+            if value not in writes:
                 raise ModelError(
                     f'{name}: {node} reads {value!r}, which no node, input or constant provides'
                 )
-    while waiting:
-        later = []
-        for node in waiting:
-            if all(not value or value in ready for value in node.inputs):
-                done.append(node)
-                ready.update(filter(None, node.outputs))
-            else:
-                later.append(node)
-        if len(later) == len(waiting):
-            names = ', '.join(str(node) for node in later[:4])
-            raise ModelError(f'{name}: nodes wait for each other in a cycle: {names}')
-        waiting = later
+            waiting.setdefault(value, []).append(number)
+        missing.append(len(wanted))
+    free = [number for number, count in enumerate(missing) if not count]
+    done = []
+    while free:
+        number = heapq.heappop(free)
+        done.append(listed[number])
+        for value in filter(None, listed[number].outputs):
+            for reader in waiting.pop(value, ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(free, reader)
+    if len(done) < len(listed):
+        stuck = ', '.join(str(node) for node, count in zip(listed, missing, strict=True) if count)
+        raise ModelError(f'{name}: nodes wait for each other in a cycle: {stuck[:200]}')
     return tuple(done)

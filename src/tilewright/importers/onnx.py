@@ -87,7 +87,7 @@ def _texts(model: ModelProto) -> Iterator[object]:
 
 def _read(model: str | os.PathLike | bytes | ModelProto) -> _Source:
     if isinstance(model, ModelProto):
-        return _Source(model, str(model.graph.name) or 'the model', None)
+        return _Source(model, ' '.join(str(model.graph.name).split()) or 'the model', None)
     if isinstance(model, bytes):
         return _Source(_parse(model, 'the model'), 'the model', None)
     path = Path(model)
@@ -253,7 +253,7 @@ class _Importer:
 
     def _shape(self, name: str, has: list[int | str] | None, what: str) -> tuple[int, ...]:
         """What the file says of a shape, and what the caller says, as one."""
-        shown = '?' if has is None else f'[{", ".join(str(s) or "?" for s in has)}]'
+        shown = '?' if has is None else f'[{", ".join(_shown(s) for s in has)}]'
         given = self.shapes.get(name)
         if given is None:
             sizes = tuple(size for size in has or () if isinstance(size, int))
@@ -289,6 +289,8 @@ class _Importer:
 
     def _node(self, proto: NodeProto, number: int) -> Node:
         domain = '' if proto.domain in _DEFAULT_DOMAIN else f'{proto.domain}::'
+        if not f'{domain}{proto.op_type}'.isprintable():
+            raise self._error(f'has an operator {proto.op_type!r}; the file is damaged')
         outputs = _without_tail(proto.output)
         name = proto.name or (outputs[0] if outputs else f'{proto.op_type}_{number}')
         if not outputs or not proto.op_type:
@@ -350,6 +352,11 @@ def _without_tail(names: Iterable[str]) -> tuple[str, ...]:
     while kept and not kept[-1]:
         kept.pop()
     return tuple(kept)
+
+
+def _shown(size: int | str) -> str:
+    """A size, or the name that stands for it."""
+    return str(size) if str(size) and str(size).isprintable() else '?'
 
 
 def _text(data: bytes) -> str:

@@ -108,8 +108,8 @@ def _rows(node: Node, opset: int, fresh: Callable[[str], str]) -> tuple[Node, ..
 
 def _resize(node: Node, opset: int, fresh: Callable[[str], str]) -> tuple[Node, ...]:
     """Upsample, and Resize before 11: scales alone, coordinates that start at the corner."""
-    if node.op == 'Resize' and opset >= 11:
-        return (node,)
+    if not node.inputs or (node.op == 'Resize' and opset >= 11):
+        return (replace(node, op='Resize'),)
     attributes: dict[str, Attribute] = {
         'mode': node.attributes.get('mode', 'nearest'),
         'coordinate_transformation_mode': 'asymmetric',

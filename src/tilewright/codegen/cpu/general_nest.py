@@ -158,7 +158,7 @@ class PieceWriter:
     def _border(self, outer: Sequence[Loop]) -> Callable[[str, str], str]:
         """A C function for points at the border; comes out: how it is called for a range."""
         places, names = self.piece.places, [p.name for p in outer]
-        number = sum(line.startswith('static __attribute__((noinline)) void border_')
+        number = sum(line.startswith('static __attribute__((noinline, unused)) void border_')
                      for line in self.functions.lines)  # fmt: skip
         pointers = [
             f'{"" if p is self.piece.write else "const "}{C_TYPES[p.dtype]} *restrict {p.pointer}'
@@ -167,7 +167,7 @@ class PieceWriter:
         arguments = [*pointers, *(f'long {n}' for n in names), 'long low_', 'long high_']
         body, self.writer = self.writer, self.functions
         self.writer.open(
-            f'static __attribute__((noinline)) void border_{number}({", ".join(arguments)})'
+            f'static __attribute__((noinline, unused)) void border_{number}({", ".join(arguments)})'
         )
         if padding_is_neutral(self.piece):
             self._strip_loop('low_', 'high_', NARROW, self._unskipped, True)

@@ -26,9 +26,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Element by element': elementwise.OPERATORS,
     'Softmax': softmax.OPERATORS,
     'Reductions': reduce.OPERATORS,
-    'Views': shape.OPERATORS,
-    'Moving elements': moving.OPERATORS,
-    'Patterns': patterns.OPERATORS,
+    'Shapes': {**shape.OPERATORS, **moving.OPERATORS, **patterns.OPERATORS},
     'Gathers': gathers.OPERATORS,
     'Resizing': resize.OPERATORS,
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.errors import ModelError
 from tilewright.graph.lowering.build import build, label_of, names_of, pointwise, reduce
-from tilewright.graph.lowering.elementwise import mul
+from tilewright.graph.lowering.elementwise import convert, mul
 from tilewright.graph.lowering.given import ANY, FLOATS, NUMBERS, Given, Lowering, Operator, axis_of
 from tilewright.graph.lowering.result import Result, Unsupported, filled, view
 from tilewright.ops.dtypes import is_float, limits
@@ -68,6 +68,9 @@ def _reduction(
         if not axes:
             expr = last and _through(last, first)
             return pointwise(word, expr or first, [x], x.dtype)
+        if x.dtype == 'bool':  # combined as numbers
+            found = reduce(word, convert(x, 'u8'), axes, combiner, first, last)
+            return view(convert(found, 'bool'), shape)
         return view(reduce(word, x, axes, combiner, first, last), shape)
 
     return lower
