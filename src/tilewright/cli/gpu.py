@@ -6,6 +6,8 @@ import math
 import secrets
 import sys
 
+import typer
+
 from tilewright.bench.gpu_layers import GpuBench, GpuOptions
 from tilewright.bench.gpu_results import GpuLayer, GpuTable, geometric_mean
 from tilewright.bench.suites import expand_all
@@ -17,6 +19,12 @@ from tilewright.runtime.gpu_session import TARGETS, open_device
 from tilewright.store.records import open_store
 
 INTERRUPTED = 130
+
+# Options of `bench` that say nothing about a GPU.
+CPU_ONLY = (
+    'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
+    'threads', 'layers', 'tune',
+)  # fmt: skip
 
 
 def bench(
@@ -171,6 +179,15 @@ def machine_text(name: str, m: GpuMachine) -> str:
             ),
         ]
     )
+
+
+def given(ctx: typer.Context, *names: str) -> dict[str, bool]:
+    """Which of these options stand on the command line."""
+    sources = {name: ctx.get_parameter_source(name.replace('-', '_')) for name in names}
+    return {
+        name: source is not None and source.name == 'COMMANDLINE'
+        for name, source in sources.items()
+    }
 
 
 def refuse(target: str, given: dict[str, bool]) -> None:

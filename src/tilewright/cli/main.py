@@ -54,22 +54,6 @@ def _knob_lines() -> str:
     return f'\b\nEnvironment (see docs/knobs.md):\n{lines}'
 
 
-# Options of `bench` that say nothing about a GPU.
-CPU_ONLY = (
-    'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
-    'threads', 'layers', 'tune',
-)  # fmt: skip
-
-
-def _given(ctx: typer.Context, *names: str) -> dict[str, bool]:
-    """Which of these options stand on the command line."""
-    sources = {name: ctx.get_parameter_source(name.replace('-', '_')) for name in names}
-    return {
-        name: source is not None and source.name == 'COMMANDLINE'
-        for name, source in sources.items()
-    }
-
-
 def _examples(*lines: str) -> str:
     return '\b\nExamples:\n' + '\n'.join(f'  {line}' for line in lines)
 
@@ -167,7 +151,7 @@ def machine(
     if target != 'cpu':
         from tilewright.cli import gpu
 
-        gpu.refuse(target, _given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
+        gpu.refuse(target, gpu.given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
         return gpu.machine(Output('machine', json), target=target, seed=seed)
     return verb.run(
         Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
@@ -342,12 +326,12 @@ def bench(
     from tilewright.cli.output import Output
 
     if target != 'cpu':
-        gpu.refuse(target, _given(ctx, *CPU_ONLY))
+        gpu.refuse(target, gpu.given(ctx, *gpu.CPU_ONLY))
         return gpu.bench(
             spec, Output('bench', json), target=target, against=against, device=device,
             trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
         )  # fmt: skip
-    gpu.refuse(target, _given(ctx, 'device', 'trials', 'seconds'))
+    gpu.refuse(target, gpu.given(ctx, 'device', 'trials', 'seconds'))
     from tilewright.cli import bench_networks
 
     networks = None if layers else bench_networks.networks_of(spec)
