@@ -32,10 +32,12 @@ from tilewright.reproduce.dataset import read
 from tilewright.schedule.schedule import Schedule
 
 LINEAR = (
-    'CALL_CYCLES', 'ACCUMULATOR_CYCLES', 'TILE_CYCLES', 'RESUME_CYCLES', 'STORE_CYCLES',
-    'PACK_CALL_CYCLES', 'PACK_CYCLES', 'PACK_ROW_CYCLES', 'PACK_STRIP_CYCLES', 'PACK_PHASE_CYCLES',
-    'LOAD_CYCLES', 'IN_PLACE_CYCLES', 'ROW_CYCLES',
+    'CALL_CYCLES', 'ACCUMULATOR_CYCLES', 'TILE_CYCLES', 'SWITCH_CYCLES', 'RESUME_CYCLES',
+    'RESUME_PIXEL_CYCLES', 'STORE_CYCLES', 'STORE_APART_CYCLES', 'PACK_CALL_CYCLES', 'PACK_CYCLES',
+    'PACK_ROW_CYCLES', 'PACK_STRIP_CYCLES', 'PACK_APART_CYCLES', 'PACK_FROM', 'PACK_INTO',
+    'VECTOR_CYCLES', 'IN_PLACE_CYCLES',
 )  # fmt: skip
+WEIGHTS = ('WRITTEN', 'RESUMED')  # of lines beside those that are read
 PULL = 3e-3
 CANDIDATES = 4.0  # weight of candidates beside samples
 FOLDS = 3
@@ -44,8 +46,8 @@ FOLDS = 3
 @dataclass(frozen=True)
 class Rows:
     """Priced schedules: one row each. `parts` is (compute, pack, store) with all constants zero,
-    `slopes` what one unit of each constant adds to them; `traffic` the seconds of what is read,
-    and of results that move once, over each boundary.
+    `slopes` what one unit of each constant adds to them; `traffic` the seconds over each boundary
+    of what is read, and of what each of WEIGHTS counts, once.
     """
 
     layers: tuple[str, ...]
@@ -58,22 +60,23 @@ class Rows:
     bound: np.ndarray
 
     def predicted(self, x: np.ndarray) -> np.ndarray:
-        """Seconds under the constants exp(x): LINEAR, WRITTEN, EXPOSED."""
-        linear, written, exposed = np.split(np.exp(x), [len(LINEAR), len(LINEAR) + 1])
+        """Seconds under the constants exp(x): LINEAR, WEIGHTS, EXPOSED."""
+        ends = [len(LINEAR), len(LINEAR) + len(WEIGHTS)]
+        linear, weights, exposed = np.split(np.exp(x), ends)
         parts = self.parts + np.einsum('nkp,k->np', self.slopes, linear)
-        moved = self.traffic[:, 0] + written * self.traffic[:, 1]
+        moved = self.traffic[:, 0] + np.einsum('nwb,w->nb', self.traffic[:, 1:], weights)
         return np.maximum(parts.sum(1) + (moved * exposed).sum(1) + self.fork, self.bound)
 
 
 def current() -> np.ndarray:
     """Logarithms of the constants as the source has them."""
-    values = [getattr(model, name) for name in LINEAR]
-    return np.log([*values, model.WRITTEN, *model.EXPOSED])
+    values = [getattr(model, name) for name in (*LINEAR, *WEIGHTS)]
+    return np.log([*values, *model.EXPOSED])
 
 
 def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
     """[(layer, group, schedule, machine, seconds)] -> [Rows]"""
-    kept = {name: getattr(model, name) for name in (*LINEAR, 'WRITTEN', 'EXPOSED')}
+    kept = {name: getattr(model, name) for name in (*LINEAR, *WEIGHTS, 'EXPOSED')}
     model.EXPOSED = (1.0,) * len(model.EXPOSED)
     found = []
     try:
@@ -85,11 +88,14 @@ def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
                 p = model.predict(group, schedule, machine)
                 rows.append((p.compute_s, p.pack_s, p.store_s))
             table, moved = np.array(rows), []
-            for model.WRITTEN in (0.0, 1.0):
+            for chosen in (None, *WEIGHTS):
+                for name in WEIGHTS:
+                    setattr(model, name, float(name == chosen))
                 p = model.predict(group, schedule, machine)
                 moved.append([b.seconds for b in p.boundaries[1:]])
-            read_s, both_s = np.array(moved)
-            traffic = (read_s, both_s - read_s)
+            traffic = np.array(moved)
+            traffic[1:] -= traffic[0]
+            p = model.predict(group, schedule, machine)
             found.append((table[0], table[1:] - table[0], traffic, p.fork_s, p.bound_s))
     finally:
         for name, value in kept.items():
@@ -206,9 +212,9 @@ def main() -> None:
     show('samples, fitted', losses(x, drawn))
     show('candidates, fitted', losses(x, best))
     values = np.exp(x)
-    for name, value in zip((*LINEAR, 'WRITTEN'), values, strict=False):
+    for name, value in zip((*LINEAR, *WEIGHTS), values, strict=False):
         print(f'{name:20} {value:.3g}')
-    print(f'{"EXPOSED":20} {", ".join(f"{v:.2g}" for v in values[len(LINEAR) + 1 :])}')
+    print(f'{"EXPOSED":20} {", ".join(f"{v:.2g}" for v in values[-len(model.EXPOSED) :])}')
 
 
 if __name__ == '__main__':

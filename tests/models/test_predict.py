@@ -9,7 +9,14 @@ import tilewright as tw
 from tilewright.codegen.cpu.contraction import contract
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import Prediction, lower_bound, predict, step_cycles, tile_counts
+from tilewright.model.predict import (
+    Prediction,
+    lower_bound,
+    predict,
+    source_words,
+    step_cycles,
+    tile_counts,
+)
 from tilewright.model.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.stage import Access, affine, var
 from tilewright.schedule.space import assemble
@@ -26,18 +33,20 @@ def schedule_of(group, isa='avx2', reg=None, tiles=(), parallel=(), pack='l2'):
 
 
 @pytest.mark.parametrize(
-    ('isa', 'pixels', 'run', 'vectors', 'cycles'),
+    ('isa', 'pixels', 'run', 'vectors', 'steps', 'cycles'),
     [
-        ('avx2', 6, 6, 2, 6 + 0.11 * 8),  # 12 FMAs at 2 a cycle, 8 loads beside them
-        ('avx2', 1, 1, 1, 4 + 0.11 * 2),  # one chain: the latency of an FMA
-        ('neon', 1, 1, 1, 2 + 0.11 * 2),  # the same, the sum forwarded late
-        ('avx512', 14, 14, 2, 14 + 0.11 * 16),
-        ('neon', 14, 14, 2, 14 + 0.11 * 6),  # 14 pixels are three loads of four and one of two
-        ('neon', 28, 2, 1, (28 + 15 + 28) / 4 + 0.11 * 15 + 0.2 * 13),  # 14 rows: bound by issue
+        ('avx2', 6, 6, 2, 1, 6 + 0.2 * 2),  # 12 FMAs at 2 a cycle, 8 loads and a loop beside them
+        ('avx2', 1, 1, 1, 9, 4 + 0.2),  # one chain: the latency of an FMA
+        ('neon', 1, 1, 1, 9, 2 + 0.2),  # the same, the sum forwarded late
+        ('neon', 1, 1, 1, 1, (3 + 9) / 4 + 0.2),  # one step in an iteration: the loop takes longer
+        ('avx512', 14, 14, 2, 1, 14 + 0.2 * 2),
+        ('neon', 14, 14, 2, 9, 14 + 0.2 * 2),
+        # 14 rows of two, each a load, 13 with an address of its own: bound by issue
+        ('neon', 28, 2, 1, 9, (28 + 15 + 26 + 22 / 9) / 4 + 0.2),
     ],
 )
-def test_step_cycles(isa, pixels, run, vectors, cycles):
-    assert step_cycles(ISAS[isa], pixels, run, vectors) == pytest.approx(cycles)
+def test_step_cycles(isa, pixels, run, vectors, steps, cycles):
+    assert step_cycles(ISAS[isa], pixels, run, vectors, steps) == pytest.approx(cycles)
 
 
 def test_register_tiles_are_counted_with_their_remainders():
@@ -137,3 +146,35 @@ def test_contraction_roles_of_a_convolution():
     roles = contract(group, 'k')
     assert (roles.batch, roles.pixels, roles.columns) == (('g',), ('n', 'h', 'w'), ())
     assert (roles.loop, roles.unrolled, roles.outer) == ('c', ('r', 's'), ())
+
+
+def test_accumulators_that_are_taken_up_again_are_priced():
+    group = tw.conv2d(c=16, h=58, w=58, k=64, r=3, s=3)
+    machine = known_machine('i7-9700k')
+    whole, halves, quarters = (
+        predict(group, schedule_of(group, tiles=({'c': c}, {'c': c}, {'c': c})), machine).compute_s
+        for c in (16, 8, 4)
+    )
+    assert halves > whole
+    assert quarters - whole == pytest.approx(3 * (halves - whole))
+
+
+@pytest.mark.parametrize(('reg', 'together'), [({'w': 6}, True), ({'h': 6}, False)])
+def test_results_of_a_column_are_stored_one_by_one(reg, together):
+    group = tw.conv2d(c=4, h=14, w=14, k=32, r=3, s=3)
+    machine = known_machine('i7-9700k')
+    row, tile = (
+        predict(group, schedule_of(group, reg={'k': 16} | shape), machine)
+        for shape in ({'w': 6}, reg)
+    )
+    assert (tile.store_s == pytest.approx(row.store_s)) == together
+    assert (tile.pack_s == pytest.approx(row.pack_s)) == together
+
+
+def test_lines_under_a_narrow_tile_are_counted_whole():
+    group = tw.conv2d(c=8, h=34, w=34, k=32, r=3, s=3)
+    (read,) = (a for a in group.main.reads if a.tensor == 'In')
+    tile = dict(group.main.sizes) | {'w': 2, 'h': 4, 'c': 2}
+    assert source_words(group, read, tile, 16) == 2 * 6 * (4 + 15)
+    whole = dict(group.main.sizes) | {'h': 4, 'c': 2}
+    assert source_words(group, read, whole, 16) == 2 * (6 * 34 + 15)

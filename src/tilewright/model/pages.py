@@ -21,9 +21,9 @@ from tilewright.ops.stage import Access
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 4
 FIRST_PAGES = 40  # a first-level TLB, less what weights and results take of it
-FIRST_CYCLES = 3.0  # one miss in it
+FIRST_CYCLES = 0.65  # one miss in it
 SECOND_PAGES = 1024  # a second-level TLB, less what everything else takes of it
-WALK_CYCLES = 30.0  # one miss in it, mostly hidden: the walk goes through caches
+WALK_CYCLES = 15.0  # one miss in it, mostly hidden: the walk goes through caches
 
 
 def call_cycles(channels: float, channel_bytes: float, own_pages: float, walks: float) -> float:

@@ -38,24 +38,31 @@ from tilewright.schedule.schedule import Schedule
 
 # Fitted to random and to ranked schedules on a Neoverse-N1 (bench/fit_time_model.py); docs/model.md
 # has the figures, and those of layers that were left out of the fit.
-EXPOSED = (0.08, 0.28, 0.25)  # shares of the time to fill each cache that nothing hides
-CALL_CYCLES = 15.0  # entering and leaving a micro-kernel
-ACCUMULATOR_CYCLES = 0.4  # clearing and storing one accumulator
-TILE_CYCLES = 20.0  # finding a register tile's place, asking for the lines it will be stored to
-RESUME_CYCLES = 1.4  # storing an accumulator far from its neighbours and loading it again
-STORE_CYCLES = 0.3  # one result element: transposed, through the epilogue, stored
+EXPOSED = (0.077, 0.217, 0.114)  # shares of the time to fill each cache that nothing hides
+CALL_CYCLES = 6.0  # entering and leaving a micro-kernel
+ACCUMULATOR_CYCLES = 0.44  # clearing and storing one accumulator
+TILE_CYCLES = 21.0  # finding a register tile's place, asking for the lines it will be stored to
+SWITCH_CYCLES = 11.7  # a call of another micro-kernel than the most frequent: a branch not foreseen
+RESUME_CYCLES = 1.5  # storing an accumulator and loading it again
+RESUME_PIXEL_CYCLES = 0.8  # the same for a pixel: its accumulators are lines from its neighbour's
+STORE_CYCLES = 0.58  # one result element: transposed, through the epilogue, stored
+STORE_APART_CYCLES = 0.77  # beside that, where pixels of a tile are not neighbours in the result
 STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
-PACK_CALL_CYCLES = 100.0  # one input tile copied, whatever its size
-PACK_CYCLES = 0.7  # one element of an input tile copied, beside moving it between caches
-PACK_ROW_CYCLES = 2.0  # one row of it
-PACK_STRIP_CYCLES = 0.75  # one strip of such a row
+PACK_CALL_CYCLES = 74.0  # one input tile copied, whatever its size
+PACK_CYCLES = 0.53  # one element of an input tile copied, beside moving it between caches
+PACK_ROW_CYCLES = 9.4  # one row of it, where there are no strips
+PACK_STRIP_CYCLES = 0.27  # one strip of such a row
+PACK_APART_CYCLES = 0.26  # one element that does not lie beside the one before
+PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
+PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
 GENERAL_CYCLES = 0.75  # one vector of points in the general schema
-LOAD_CYCLES = 0.11  # one load, beside the units that are busiest: line crossings, port conflicts
-ROW_CYCLES = 0.2  # each further row of pixels in a step: another line, another crossing of lines
+VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
+IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
-IN_PLACE_CYCLES = 0.3  # one load in place, beside that: rows of channels are lines and pages apart
-PACK_PHASE_CYCLES = 0.5  # one element copied from a row with a stride
-WRITTEN = 2.0  # times that a line of results moves: it is brought in before it is written
+LOOP_INSTRUCTIONS = 3  # of an iteration of a micro-kernel: two pointers, counter with branch
+NEON_LOOP_INSTRUCTIONS = 8  # large numbers are added in two, the place of prefetches is another
+WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves twice
+RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
 MARGIN = 0.9  # share of a cache that tiles may fill
 
 
@@ -156,8 +163,8 @@ def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     if schedule.schema == 'outer':
         contraction = contract(group, schedule.vector)
         compute, store = _micro_cycles(group, contraction, schedule, isa, part)
-        pack = _pack_cycles(contraction, schedule, part)
-        pack += _pack_seconds(contraction, schedule, machine, part) / cycle_s
+        pack = _pack_cycles(group, contraction, schedule, part)
+        pack += _pack_seconds(group, contraction, schedule, machine, part) / cycle_s
         compute += _page_cycles(group, contraction, schedule, part)
         loops, innermost = flatten(group.main, schedule, part)
         result = group.main.write
@@ -194,26 +201,30 @@ def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
-def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, copied: bool = True) -> float:
+def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1) -> float:
     """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
 
     NEON loads up to four neighbours at once and computes an address for each further row; the x86
-    sets broadcast every pixel on its own.
+    sets broadcast every pixel on its own. An iteration has `steps` of them and is as long as the
+    units that are busiest: in a first-level cache nothing else was seen on a Neoverse-N1.
     """
     fmas, rows = pixels * vectors, pixels // run
+    loads, addresses, loop = vectors + pixels, 0, LOOP_INSTRUCTIONS
     if isa.name == 'neon':
-        loads = vectors + rows * (run // 4 + (0, 1, 1, 2)[run % 4])
-        addresses = 2 * rows
-    else:
-        loads, addresses = vectors + pixels, 0
+        loads, addresses = vectors + rows * _lane_loads(run), 2 * (rows - 1)
+        loop = NEON_LOOP_INSTRUCTIONS
     busiest = max(
         fmas / isa.fma_per_cycle,
         loads / isa.loads_per_cycle,
-        (fmas + loads + addresses) / ISSUE_PER_CYCLE,
+        (fmas + loads + addresses + (loop + rows) / steps) / ISSUE_PER_CYCLE,
         isa.fma_chain_cycles,
     )
-    each = LOAD_CYCLES if copied else LOAD_CYCLES + IN_PLACE_CYCLES
-    return busiest + each * loads + ROW_CYCLES * (rows - 1)
+    return busiest + VECTOR_CYCLES * vectors
+
+
+def _lane_loads(run: int) -> int:
+    """Loads of `run` neighbours: by four, two and one."""
+    return run // 4 + (0, 1, 1, 2)[run % 4]
 
 
 def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
@@ -261,18 +272,34 @@ def _micro_cycles(
     panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
     lane = _lane(group, contraction, schedule)
     place = contraction.pixels.index(lane) if lane else 0
+    steps = math.prod(sizes[d] for d in contraction.unrolled)
+    several = sum(schedule.reg.tile[d] > 1 for d in contraction.pixels) > 1
+    strips = (
+        several
+        and schedule.pack
+        and operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part))
+    )
+    each_result = STORE_CYCLES
+    if not _stored_together(group, contraction, schedule):
+        each_result += STORE_APART_CYCLES
     compute = store = 0.0
+    alike = every = 0
     for extents, tiles in pixel_tiles:
         for vectors, count in panels:
             pixels = math.prod(extents)
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
-            each = points * step_cycles(isa, pixels, run, vectors, bool(schedule.pack))
-            each += CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
-            each += (calls - 1) * (CALL_CYCLES + RESUME_CYCLES * accumulators)
+            each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps)
+            if not schedule.pack:
+                each += points * IN_PLACE_CYCLES * (pixels // run) * _lane_loads(run)
+            each += calls * CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
+            each += (calls - 1) * (RESUME_CYCLES * accumulators + RESUME_PIXEL_CYCLES * pixels)
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
-            store += outside * tiles * count * (TILE_CYCLES + stored * STORE_CYCLES)
+            store += outside * tiles * count * (TILE_CYCLES + stored * each_result)
+            alike = max(alike, tiles * count)
+            every += tiles * count
+    compute += outside * calls * (every - alike) * SWITCH_CYCLES
     return compute, store
 
 
@@ -288,13 +315,28 @@ def _lane(group: Group, contraction: Contraction, schedule: Schedule) -> str:
     return next((d for d in contraction.pixels if strides.get(d) == 1), '')
 
 
+def _stored_together(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+    """Whether results that a register tile has side by side are neighbours in the result."""
+    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
+    together = not lane or _stride(group, result, lane) == 1
+    return together or _stride(group, result, contraction.vector) == 1
+
+
+def _stride(group: Group, access: Access, name: str) -> int:
+    """Floats from one element of an access to the next along an iterator."""
+    strides = group.tensor(access.tensor).strides
+    return sum(e.coefficient(name) * s for e, s in zip(access.index, strides, strict=True))
+
+
 def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
     """Tiles of a reduction at the innermost cache level: one micro-kernel call for each."""
     tiles = tuple(level.tile[name] for level in reversed(schedule.levels[1:]))
     return sum(_tile_counts(size, tiles).values())
 
 
-def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> float:
+def _pack_cycles(
+    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
+) -> float:
     """Copying every tile of the broadcast operand that the pack level asks for."""
     if not schedule.pack:
         return 0.0
@@ -305,44 +347,63 @@ def _pack_cycles(contraction: Contraction, schedule: Schedule, part: Mapping[str
     copies = _pack_calls(contraction, schedule, part, index)
     expression = next((e for e in contraction.a.index if lane in e.names), None)
     row = expression.extent(tile) if expression else 1
-    each = PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1)
     if lane in buffer.strips:
-        each += PACK_STRIP_CYCLES / buffer.strips[lane][0]
-    if expression and expression.coefficient(lane) > 1:
-        each += PACK_PHASE_CYCLES
+        each = PACK_CYCLES + PACK_STRIP_CYCLES / buffer.strips[lane][0]
+    else:
+        each = PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1)
+    if expression and _stride(group, contraction.a, lane) != 1:
+        each += PACK_APART_CYCLES
     return copies * (PACK_CALL_CYCLES + buffer.size * each)
 
 
 def _pack_seconds(
-    contraction: Contraction, schedule: Schedule, machine: Machine, part: Mapping[str, int]
-) -> float:
+    group: Group, contraction: Contraction, schedule: Schedule, machine: Machine,
+    part: Mapping[str, int],
+) -> float:  # fmt: skip
     """Moving copied tiles: out of the cache that holds the tensor, into that which holds the copy.
 
-    Nothing is computed meanwhile, so these bytes are not hidden, unlike those of `_traffic`. Both
-    happen in the second cache where it is large enough: then they cost nothing beside the copy.
+    Nothing is computed meanwhile, so most of this is not hidden, unlike the bytes of `_traffic`.
+    What is copied comes in whole lines: a narrow tile uses little of each.
     """
     if not schedule.pack:
         return 0.0
     threads = schedule.threads
     index = [level.name for level in schedule.levels].index(schedule.pack)
+    copies = threads * _pack_calls(contraction, schedule, part, index)
     size = operand.buffer_of(contraction, schedule, part).size
-    moved = 4.0 * threads * size * _pack_calls(contraction, schedule, part, index)
     own = sum(footprint(a, part) for a in contraction.stage.accesses)
-    seconds = 0.0
+    line_words = machine.caches[0].line_bytes // 4
+    read = source_words(group, contraction.a, operand.packed_tile(schedule, part), line_words)
     # The copy is allocated and written back, and shares its cache with what is copied.
-    for held, crossings in ((own, 1), (2 * size, 2)):
-        home = next(
-            (
-                number
-                for number in range(len(machine.caches))
-                if 4 * held <= MARGIN * machine.capacity_bytes(number, threads)
-            ),
-            len(machine.caches),
-        )
-        if home > 1:
-            rate = 1e9 * machine.bandwidth_gbps(home, threads)
-            seconds += crossings * moved / rate
-    return seconds
+    seconds = PACK_FROM * _home_seconds(machine, threads, own, copies * read, 1)
+    return seconds + PACK_INTO * _home_seconds(machine, threads, 2 * size, 2 * copies * size, 2)
+
+
+def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:
+    """Words of whole lines under a tile: rows that begin anywhere, as long as they go on."""
+    tensor = group.tensor(access.tensor)
+    extents = [min(e.extent(tile), n) for e, n in zip(access.index, tensor.shape, strict=True)]
+    axis = len(extents) - 1
+    length = extents[axis]
+    while axis > 0 and extents[axis] == tensor.shape[axis]:
+        axis -= 1
+        length *= extents[axis]
+    return math.prod(extents[:axis]) * (length + line_words - 1)
+
+
+def _home_seconds(machine: Machine, threads: int, held: float, moved: float, nearest: int) -> float:
+    """Seconds to move so many words from the cache that holds `held`; nothing inside `nearest`."""
+    home = next(
+        (
+            number
+            for number in range(len(machine.caches))
+            if 4 * held <= MARGIN * machine.capacity_bytes(number, threads)
+        ),
+        len(machine.caches),
+    )
+    if home < nearest:
+        return 0.0
+    return 4.0 * moved / (1e9 * machine.bandwidth_gbps(home, threads))
 
 
 def _page_cycles(
@@ -394,23 +455,45 @@ def _traffic(
     nested = boxes(loops, innermost)
     line_words = machine.caches[0].line_bytes // 4
     accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
+    result, plain = accesses[0]
+    resumed = _resumes(group, schedule)
+    if resumed:
+        axis = next(i for i, e in enumerate(result.index) if schedule.vector in e.names)
+        accesses[0] = (result, Rows(axis, part[schedule.vector]))
+    sizes = [[words(a, box, rows, line_words) for a, rows in accesses] for box in nested]
     boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
     fits = 0
     for number in range(len(machine.caches)):
         room = MARGIN * machine.capacity_bytes(number, threads) / 4
-        while fits + 1 < len(nested) and room >= sum(
-            words(a, nested[fits + 1], rows, line_words) for a, rows in accesses
-        ):
+        while fits + 1 < len(nested) and room >= sum(sizes[fits + 1]):
             fits += 1
         outside = loops[: len(loops) - fits]
-        total = 0.0
+        read = written = again = 0.0
         stays = fits + 1 == len(nested)  # all of the part, from one call to the next
-        for position, (access, rows) in enumerate([] if stays else accesses):
-            size = words(access, nested[fits], rows, line_words)
-            moved = crossing(access, outside, nested[fits], size)
-            total += moved * (WRITTEN if position == 0 else 1.0)
-        boundaries.append(_boundary(machine, number + 1, total, threads))
+        held = sum(sizes[fits]) <= room  # else what one micro-kernel call reads is gone behind it
+        for position, (access, _) in enumerate([] if stays else accesses):
+            size = sizes[fits][position]
+            if position == 0:
+                written = crossing(access, outside, nested[fits], size)
+            elif held:
+                read += crossing(access, outside, nested[fits], size)
+            else:
+                read += size * math.prod(loop.trips for loop in outside)
+        if resumed and not stays:
+            written, again = words(result, part, plain, line_words), written
+        weighted = read + WRITTEN * written + RESUMED * again
+        moved = read + 2 * (written + again)  # a line that is written is brought in before
+        boundaries.append(_boundary(machine, number + 1, moved, threads, weighted))
     return tuple(boundaries)
+
+
+def _resumes(group: Group, schedule: Schedule) -> bool:
+    """Whether sums are cut: accumulators of the whole part are then kept, pixel by pixel."""
+    if schedule.schema != 'outer':
+        return False
+    contraction = contract(group, schedule.vector)
+    stage, tile = contraction.stage, schedule.levels[1].tile
+    return any(tile[d] < stage.sizes[d] for d in stage.reduction if d not in contraction.unrolled)
 
 
 def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, int]) -> Rows:
@@ -440,8 +523,11 @@ def _register_words(stage: Stage, schedule: Schedule, part: Mapping[str, int]) -
     return steps * loads + footprint(stage.write, part) * (2 * passes - 1)
 
 
-def _boundary(machine: Machine, number: int, words: float, threads: int) -> Boundary:
-    total = 4.0 * words * threads
+def _boundary(
+    machine: Machine, number: int, words: float, threads: int, weighted: float | None = None
+) -> Boundary:
+    """`words` of one thread cross; `weighted` are those that their time is counted by."""
     exposed = EXPOSED[min(number, len(EXPOSED)) - 1] if number else 1.0
-    seconds = exposed * total / (1e9 * machine.bandwidth_gbps(number, threads))
-    return Boundary(machine.boundaries[number], total, seconds)
+    timed = 4.0 * threads * (words if weighted is None else weighted)
+    seconds = exposed * timed / (1e9 * machine.bandwidth_gbps(number, threads))
+    return Boundary(machine.boundaries[number], 4.0 * words * threads, seconds)

@@ -98,7 +98,7 @@ def step_cycles(work: Work, isa: Isa) -> float:
         (work.fmas + work.shuffles) / isa.fma_per_cycle,
         work.loads / isa.loads_per_cycle,
         (work.fmas + work.shuffles + work.loads) / ISSUE_PER_CYCLE,
-        isa.fma_latency_cycles * work.fmas / work.accumulators,
+        isa.fma_chain_cycles * work.fmas / work.accumulators,
     )
     return busiest + LOAD_CYCLES * work.loads
 
