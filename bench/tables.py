@@ -11,8 +11,9 @@ A table stands between two marks, the first of which says what it is made from:
 
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
 `kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
-row for each layer of a bench with --target. Names of a suite lose its prefix. Numbers on pages are
-so never typed, and a test keeps them that way.
+row for each layer of a bench with --target. `lists` has a row for each file of a pattern such as
+`benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
+a suite lose its prefix. Numbers on pages are so never typed, and a test keeps them that way.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _MARKED = re.compile(
 
 def rendered(what: str, path: Path) -> str:
     """One table as Markdown, from a file of `tilewright bench`."""
+    if what in ('lists', 'tuned'):
+        files = {p.stem: json.loads(p.read_text()) for p in sorted(path.parent.glob(path.name))}
+        return list_rows(files) if what == 'lists' else tuned_rows(files)
     data = json.loads(path.read_text())
     if what == 'gpu':
         return gpu_rows(data['layers'])
@@ -56,6 +60,43 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
+
+
+def list_rows(files: dict[str, dict]) -> str:
+    """Benches of whole lists: geometric means, and how many layers a peer won."""
+    head = ('list', 'layers', 'best peer / ours', 'least', 'below 1.0', 'wrong or failed')
+    rows, everything = [], []
+    for name, data in files.items():
+        compared = [layer['comparison'] for layer in data['layers'] if layer.get('comparison')]
+        ratios = [one['best']['value'] for one in compared if one['best']]
+        failed = len(data['layers']) - sum(one['ours']['status'] == 'ok' for one in compared)
+        everything += ratios
+        rows.append((name.partition('-')[2], *_spread(ratios), str(failed)))
+    rows.append(('all', *_spread(everything), ''))
+    return Grid(head, tuple(rows)).markdown()
+
+
+def _spread(ratios: list[float]) -> tuple[str, str, str, str]:
+    """How many ratios, their geometric mean, the least, and how many are below 1."""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    below = sum(ratio < 1 for ratio in ratios)
+    return str(len(ratios)), f'{mean:.2f}', f'{min(ratios):.2f}', str(below)
+
+
+def tuned_rows(files: dict[str, dict]) -> str:
+    """Layers that TVM tuned: its time and what that took, beside ours and the best other peer."""
+    head = ('layer', 'ours ms', 'direct ms', 'TVM ms', 'tuned for s', 'TVM / ours', 'TVM / direct')
+    rows = []
+    for layer in (layer for data in files.values() for layer in data['layers']):
+        compared = layer['comparison']
+        (tvm,) = (peer for peer in compared['peers'] if peer['name'] == 'tvm')
+        ours, theirs = compared['ours']['median_ms'], tvm['median_ms']
+        direct = compared['mopt']['mopt_top_ms'] or ours
+        rows.append((
+            layer['name'].rpartition('/')[2], f'{ours:.3f}', f'{direct:.3f}', f'{theirs:.3f}',
+            f'{tvm["tuning_s"]:.0f}', f'{theirs / ours:.2f}', f'{theirs / direct:.2f}',
+        ))  # fmt: skip
+    return Grid(head, tuple(rows)).markdown()
 
 
 # Contestants that are shown beside the rival, by what their names begin with.
