@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python bench/boda_figures.py bench/results/h200/boda-batch5.json \
         --json bench/results/h200/boda-figures.json [--pocl pocl.json]       on a host with CUDA
+    ... --json figures.json --known figures.json --again boda/B5-1-32-28-16       what is missing
     PYTHONPATH=src python bench/boda_figures.py DATA --on-pocl pocl.json     on a host with PoCL
     PYTHONPATH=src python bench/boda_figures.py DATA --check                 no GPU: all of it, once
 
@@ -17,7 +18,8 @@ each operation, in turns and with every answer checked against float64:
              a setting whose tiles are larger than an operation is cut to it
     Fig. 9   PoCL beside both, from a file of --on-pocl: the faster of two schedules
 
-The output is written after every operation, so that what was measured is never lost.
+The output is written after every operation, so that what was measured is never lost; operations of
+a file that --known names are not measured again.
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ def races(options: argparse.Namespace, layers: list[dict], groups: dict[str, Gro
         for schema in ('patch', 'tiled')
     }
     end = time.monotonic() + options.seconds
-    records: list[dict] = []
+    records = known_records(options)
+    done = {record['name'] for record in records}
     with (
         GpuWorker(options.target, options.device, seed=1, command=SESSION) as worker,
         Compiler('sm_90a') as compiler,
@@ -154,6 +157,8 @@ def races(options: argparse.Namespace, layers: list[dict], groups: dict[str, Gro
         }
         for layer in layers:
             name = layer['name'].split('@')[0]
+            if layer['name'] in done:
+                continue
             if time.monotonic() > end:
                 print(f'{options.seconds} s are over: {len(records)} of {len(layers)} measured')
                 break
@@ -184,6 +189,15 @@ def races(options: argparse.Namespace, layers: list[dict], groups: dict[str, Gro
             write(options, about, records, chosen)
             print(line(row(record)), flush=True)
     return records
+
+
+def known_records(options: argparse.Namespace) -> list[dict]:
+    """Operations that an earlier run measured, less those that are asked for again."""
+    if options.known is None or not options.known.exists():
+        return []
+    again = set(options.again.split(','))
+    records = json.loads(options.known.read_text())['records']
+    return [r for r in records if r['name'].split('@')[0] not in again]
 
 
 def race(
@@ -391,6 +405,8 @@ def main() -> int:
     parser.add_argument('--target', default='cuda')
     parser.add_argument('--batch', type=int, default=5)
     parser.add_argument('--only', default='', help='names of operations, separated by commas')
+    parser.add_argument('--known', type=Path, help='a file of an earlier run to carry on from')
+    parser.add_argument('--again', default='', help='names of operations to measure anew')
     parser.add_argument('--count', type=int, default=200, help='launches of a batch')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--settings', type=int, default=8, help='settings tried for Fig. 8')

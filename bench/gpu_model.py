@@ -3,13 +3,17 @@
     python bench/gpu_model.py authors      the authors' exhaustive RS files, RTX 2080 Ti, beside the
                                            Analytical column of CNNOpt's Table 9
     python bench/gpu_model.py measured     bench/results/h200/layers-*.csv.gz: the frozen layers
+    python bench/gpu_model.py pruned       the same: is the best kept by what a ranker leaves over
     python bench/gpu_model.py fit          constants of model/gpu.py from train-*.csv.gz, and how
                                            well constants from other problems rank each fifth of it
 
 Rankers: `volume` is CNNOpt's analytical model (Sec. 4.3: bytes over bandwidth, the larger of two
 levels), `time` model/gpu.py, `pul` and `bound` model/pul.py. Figures: Spearman's correlation with
-measured times, and loss of performance (Sec. 4.1) of the best among the top 1, 5, 10 and 30. The
-authors' files are in the data directory (TILEWRIGHT_SHARED), `cnnopt-2080ti`.
+measured times, and loss of performance (Sec. 4.1) of the best among the top 1, 5, 10 and 30.
+`pruned`: the first `KEPT` of a layer's schedules by each ranker (DeepCuts keeps 1% by PUL), where
+the best stands in its order, and what the bound alone excludes once those were measured: schedules
+that cannot be faster than the best of them. The authors' files are in the data directory
+(TILEWRIGHT_SHARED), `cnnopt-2080ti`.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from tilewright.errors import MissingError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu import COSTS, Costs, time_of
 from tilewright.model.gpu_transactions import Work, cnnopt_volumes, work
-from tilewright.model.pul import bound, pul
+from tilewright.model.pul import bound_of, pul_of
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -51,6 +55,12 @@ SCHEMAS = {
     'patch-mma_tf32x3': 'mma_tf32x3', 'patch-wgmma_tf32x3': 'wgmma_tf32x3', 'general': 'fma',
 }  # fmt: skip
 MOST = 2000  # rows of one schema that a fit takes
+KEPT = 0.01  # the share of a layer's schedules that is left over (DeepCuts)
+# Sets of a layer whose pruning is looked at: name -> schemas.
+SETS = {
+    'rs and s': ('rs', 's'), 'tiled': ('tiled',), 'patch': ('patch',),
+    'all': ('rs', 's', 'tiled', 'patch', 'general'),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class Sample:
     schedule: GpuSchedule
     seconds: float
     done: Work
+    guess: Work  # by the registers that are expected before anything is compiled
     compulsory: float
 
 
@@ -115,8 +126,9 @@ def measured(
 def _sample(
     layer: str, group: Group, schedule: GpuSchedule, seconds: float, registers: int | None = None
 ) -> Sample:
-    done = work(group, schedule, registers)
-    return Sample(layer, group, schedule, seconds, done, group.compulsory_bytes)
+    guess = work(group, schedule)
+    done = replace(guess, registers=registers) if registers else guess
+    return Sample(layer, group, schedule, seconds, done, guess, group.compulsory_bytes)
 
 
 Ranker = Callable[[Sample], float]
@@ -126,8 +138,8 @@ def rankers(machine: GpuMachine, costs: Costs = COSTS) -> dict[str, Ranker]:
     return {
         'volume': lambda s: volume(s, machine),
         'time': lambda s: modelled(s, machine, costs),
-        'pul': lambda s: -pul(s.group, s.schedule, machine).value,
-        'bound': lambda s: bound(s.group, s.schedule, machine).seconds,
+        'pul': lambda s: -pul_of(s.guess, machine).value,
+        'bound': lambda s: bound_of(s.group, s.guess, machine).seconds,
     }
 
 
@@ -201,7 +213,7 @@ def report(samples: Sequence[Sample], machine: GpuMachine, printed: dict[str, fl
         mean = {key: statistics.mean(r[key] for r in known.values()) for key in (*_keys(),)}
         print(f'{"mean":14s} {mean["spearman"]:8.3f}   {_losses(mean)}')
         tables[name] = {'layers': known, 'mean': mean}
-    below = sum(bound(s.group, s.schedule, machine).seconds > s.seconds for s in samples)
+    below = sum(bound_of(s.group, s.guess, machine).seconds > s.seconds for s in samples)
     print(f'\n{below} of {len(samples)} measured times are below the bound')
     return {'rankers': tables, 'below_bound': below, 'samples': len(samples)}
 
@@ -262,11 +274,78 @@ def show_fit(samples: Sequence[Sample], machine: GpuMachine, rounds: int) -> dic
     return {'costs': asdict(costs), 'left_out': {'layers': rows, 'mean': mean}}
 
 
+def kept(rows: Sequence[Sample], ranker: Ranker) -> dict:
+    """What the first `KEPT` of a layer's schedules hold: whether the best, else the loss.
+
+    `needed` is the share that would have to be kept for the best to be among them.
+    """
+    count = max(1, math.ceil(KEPT * len(rows)))
+    order = sorted(rows, key=lambda s: (ranker(s), s.schedule.digest))
+    best, found = min(s.seconds for s in rows), min(s.seconds for s in order[:count])
+    place = next(i for i, s in enumerate(order) if s.seconds == best)
+    return {
+        'rows': len(rows), 'kept': count, 'best': found == best, 'loss': found / best - 1,
+        'needed': (place + 1) / len(rows),
+    }  # fmt: skip
+
+
+def excluded(rows: Sequence[Sample], ranker: Ranker) -> dict:
+    """What a lower bound of the time excludes, once the first `KEPT` by it were measured."""
+    first = kept(rows, ranker)
+    best = min(s.seconds for s in rows)
+    known = best * (1 + first['loss'])
+    left = [s.seconds for s in rows if ranker(s) < known]
+    return {
+        'rows': len(rows), 'excluded': 1 - len(left) / len(rows), 'best': best in left,
+        'loss': min([*left, known]) / best - 1,
+    }  # fmt: skip
+
+
+def show_pruned(samples: Sequence[Sample], machine: GpuMachine) -> dict:
+    """Every set of every layer, by every ranker that has a value for all of it."""
+    known = {name: {id(s): ranker(s) for s in samples} for name, ranker in rankers(machine).items()}
+    ways = {name: (kept, name) for name in known} | {'below the bound': (excluded, 'bound')}
+    tables: dict[str, dict] = {}
+    for title, schemas in SETS.items():
+        chosen = [s for s in samples if s.schedule.schema in schemas]
+        for way, (judge, name) in ways.items():
+            values = known[name]
+            if not chosen or any(math.isnan(values[id(s)]) for s in chosen):
+                continue
+            rows = {
+                layer: judge(of, lambda s, v=values: v[id(s)])
+                for layer, of in by_layer(chosen).items()
+            }
+            mean = pruned_mean(list(rows.values()))
+            tables.setdefault(title, {})[way] = {'layers': rows, 'mean': mean}
+            needed = f', needed {100 * mean["needed"]:5.1f}%' if 'needed' in mean else ''
+            print(
+                f'{title:9s} {way:16s} {mean["layers"]:3d} layers {mean["rows"]:6d} rows, pruned '
+                f'{100 * mean["pruned"]:5.1f}%, best kept on {mean["best_kept"]:2d}, loss mean '
+                f'{100 * mean["mean_loss"]:5.1f}%, largest {100 * mean["largest_loss"]:5.1f}%'
+                + needed
+            )
+    return tables
+
+
+def pruned_mean(rows: Sequence[dict]) -> dict:
+    """Of all layers: on how many the best is kept, and what is lost and pruned."""
+    losses = [row['loss'] for row in rows]
+    gone = [row['excluded'] if 'excluded' in row else 1 - row['kept'] / row['rows'] for row in rows]
+    needed = [row['needed'] for row in rows if 'needed' in row]
+    return {
+        'layers': len(rows), 'rows': sum(row['rows'] for row in rows),
+        'best_kept': sum(row['best'] for row in rows), 'pruned': statistics.mean(gone),
+        'mean_loss': statistics.mean(losses), 'largest_loss': max(losses),
+        **({'needed': statistics.mean(needed)} if needed else {}),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('what', choices=['authors', 'measured', 'fit'])
+    parser.add_argument('what', choices=['authors', 'measured', 'pruned', 'fit'])
     parser.add_argument('--folder', type=Path, default=Path('bench/results/h200'))
     parser.add_argument('--schemas', default=','.join(SCHEMAS))
     parser.add_argument('--rounds', type=int, default=16)
@@ -281,9 +360,12 @@ def main() -> None:
         if not samples:
             raise MissingError(f'{options.folder} has no rows; run bench/gpu_dataset.py {which}')
         machine = known_gpu('h200')
-        result = (
-            show_fit(samples, machine, options.rounds) if fitting else report(samples, machine, {})
-        )
+        if fitting:
+            result = show_fit(samples, machine, options.rounds)
+        elif options.what == 'pruned':
+            result = show_pruned(samples, machine)
+        else:
+            result = report(samples, machine, {})
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + '\n')
 

@@ -44,7 +44,7 @@ from tilewright.bench.gpu_sets import SHAPE
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu_transactions import TRANSACTION, work
-from tilewright.model.occupancy import occupancy
+from tilewright.model.occupancy import occupancy, waves
 from tilewright.schedule.gpu import GpuSchedule
 
 PREFIX = 'profiled'
@@ -52,6 +52,9 @@ MAIN = f'{PREFIX}[0-9]+_(rs|s|tiled|patch|general)_conv2d'  # not what packs or 
 SAMPLED_LAYERS = ('D2', 'Y8', 'R2', 'R6', 'R10')
 OF_EACH = {'rs': 5, 's': 2, 'tiled': 2, 'patch': 2}
 SECTOR = 32
+MODELLED = (
+    'shared_transactions', 'global_sectors', 'occupancy_limit_pct', 'occupancy_pct', 'waves',
+)  # fmt: skip
 
 
 def best_rows(folder: Path, schema: str) -> dict[tuple[int, ...], dict[str, str]]:
@@ -139,11 +142,15 @@ def modelled(entry: dict, machine: GpuMachine, registers: int | None) -> dict[st
         held = occupancy(machine, done.threads, done.registers, done.shared_bytes)
     except ScheduleError:
         return {}
+    places = machine.multiprocessors * held.blocks
+    # Places for blocks in all waves, of which the last may be short.
+    filled = done.blocks / (places * waves(machine, done.blocks, held.blocks).whole)
     return {
         'shared_transactions': done.blocks * (done.wavefronts + done.copied / 4 / TRANSACTION),
         'global_sectors': done.global_bytes / SECTOR,
-        'occupancy_pct': 100.0 * held.share,
-        'waves': done.blocks / (machine.multiprocessors * held.blocks),
+        'occupancy_limit_pct': 100.0 * held.share,
+        'occupancy_pct': 100.0 * held.share * filled,
+        'waves': done.blocks / places,
     }
 
 
@@ -152,7 +159,7 @@ def correlations(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
     made: dict[str, dict[str, dict]] = {}
     for source in ('measured', 'modelled'):
         names = [n for n in METRICS if n != 'time_ns'] if source == 'measured' else None
-        names = names or ['shared_transactions', 'global_sectors', 'occupancy_pct', 'waves']
+        names = names or list(MODELLED)
         for name in names:
             pairs = {
                 kind: [
@@ -190,7 +197,7 @@ def agreement(rows: Sequence[dict]) -> dict[str, float | None]:
                 if name in row['modelled'] and name in row['measured']
             ]
         )
-        for name in ('shared_transactions', 'global_sectors', 'occupancy_pct', 'waves')
+        for name in MODELLED
     }
 
 

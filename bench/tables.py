@@ -18,6 +18,7 @@ a suite lose its prefix. Numbers on pages are so never typed, and a test keeps t
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -39,9 +40,10 @@ _MARKED = re.compile(
 def rendered(what: str, path: Path) -> str:
     """One table as Markdown, from a file of `tilewright bench`."""
     if what in ('lists', 'tuned'):
-        files = {p.stem: json.loads(p.read_text()) for p in sorted(path.parent.glob(path.name))}
+        found = sorted(path.parent.glob(path.name))
+        files = {p.name.partition('.')[0]: _read(p) for p in found}
         return list_rows(files) if what == 'lists' else tuned_rows(files)
-    data = json.loads(path.read_text())
+    data = _read(path)
     if what == 'gpu':
         return gpu_rows(data['layers'])
     kind, _, flushed = what.partition('-')
@@ -60,6 +62,11 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
+
+
+def _read(path: Path) -> dict:
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == '.gz' else data)
 
 
 def list_rows(files: dict[str, dict]) -> str:

@@ -3,6 +3,7 @@
 from tilewright.bench.suites import parse
 from tilewright.compile import compile, load
 from tilewright.errors import TilewrightError
+from tilewright.export import export
 from tilewright.machine.machine import Machine
 from tilewright.ops.blocked import blocked, from_blocked, to_blocked
 from tilewright.ops.convolution import conv2d
@@ -22,6 +23,7 @@ __all__ = [
     'blocked',
     'compile',
     'conv2d',
+    'export',
     'from_blocked',
     'load',
     'matmul',

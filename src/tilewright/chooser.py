@@ -3,9 +3,10 @@
 Goes in: groups, a machine, a thread count. Comes out: for each group its best choices, best
 predicted first. Nothing is timed, and the answer is the same every time.
 
-Epilogues do not decide a schedule: a convolution followed by a bias, an activation or a residual is
-searched once, as `core`. What no answer is kept for is searched by child processes, one for each
-core of this host, because a search takes seconds and uses one thread:
+What is around a convolution does not decide its schedule: with a bias, an activation or a residual
+behind it, or a normalisation before it, it is searched once, as `core`. What no answer is kept for
+is searched by child processes, one for each core of this host, because a search takes seconds and
+uses one thread:
 
     JSON lines: a question -> {"choices": [...]} or {"error": "..."}
 """
@@ -27,6 +28,7 @@ from typing import Any
 from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
 from tilewright.machine.machine import Machine
+from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
 from tilewright.runtime.worker import die_with
 from tilewright.schedule.schedule import Schedule
@@ -34,18 +36,25 @@ from tilewright.store import built, choices
 from tilewright.store.choices import Choice
 
 Report = Callable[[Group, int, int], object]
+# 3x3: F(4,3) has 4 times the weights, F(3,3) 2.8 times, F(2,3) 1.8 times
+GROWTHS = (4.2, 3.0, 2.0)
 _CHILD = 'import sys; from tilewright.chooser import main; main(sys.argv[1:])'
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What decides the choices for one group."""
+    """What decides the choices for one group.
+
+    `growth`, unless it is 0, asks for Winograd kernels alone, with at most so many times the
+    weights that the group has; there may be none.
+    """
 
     group: Group
     machine: Machine
     threads: int
     top: int
     max_rel_err: float
+    growth: float = 0.0
 
     def to_json(self) -> dict:
         return {
@@ -54,6 +63,7 @@ class Question:
             'threads': self.threads,
             'top': self.top,
             'max_rel_err': self.max_rel_err,
+            **({'growth': self.growth} if self.growth else {}),
         }
 
     @property
@@ -62,7 +72,8 @@ class Question:
 
 
 def core(group: Group) -> Group:
-    """What decides the schedule of a group: a sum of products without what follows it."""
+    """What decides the schedule of a group: a sum of products without what is around it."""
+    group = without_front(group)
     main = group.main
     if not main.is_product_sum or group.stages[0] is not main or len(group.stages) == 1:
         return group
@@ -107,6 +118,20 @@ def choose_all(
     return [answer or whole[group.digest] for group, answer in zip(groups, legal, strict=True)]
 
 
+def choose_frugal(
+    groups: Sequence[Group], machine: Machine, threads: int, max_rel_err: float
+) -> list[tuple[Choice, ...]]:
+    """For each group further Winograd kernels, with fewer weights than the fastest may have."""
+    questions = [
+        [Question(core(g), machine, threads, 1, max_rel_err, growth) for growth in GROWTHS]
+        for g in groups
+    ]
+    found = _answers([q for each in questions for q in each], None)
+    return [
+        tuple(dict.fromkeys(choice for q in each for choice in found[q.key])) for each in questions
+    ]
+
+
 @lru_cache(maxsize=512)
 def source_of(group: Group, schedule: Schedule) -> str:
     """The generated C; kept for a while, since it is looked at more than once."""
@@ -133,7 +158,7 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         if key in found or key in open_ones:
             continue
         kept = _recalled(key)
-        if kept:
+        if kept is not None:
             found[key] = kept
         else:
             open_ones[key] = question
@@ -147,11 +172,12 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
     return found
 
 
-def _recalled(key: str) -> tuple[Choice, ...]:
+def _recalled(key: str) -> tuple[Choice, ...] | None:
+    kept = choices.recall(key)
     try:
-        return tuple(Choice.from_json(item) for item in choices.recall(key) or ())
+        return None if kept is None else tuple(Choice.from_json(item) for item in kept)
     except (TilewrightError, TypeError):
-        return ()
+        return None
 
 
 def _searched(
@@ -197,9 +223,13 @@ def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
     from tilewright.model.predict import bound_times
     from tilewright.search.choose import choose
+    from tilewright.search.rank_winograd import rank_winograd
 
-    machine, threads = question.machine, question.threads
-    found = choose(question.group, machine, threads, question.top, max_rel_err=question.max_rel_err)
+    group, machine, threads, top = question.group, question.machine, question.threads, question.top
+    if question.growth:
+        found = rank_winograd(group, machine, threads, top, question.max_rel_err, question.growth)
+    else:
+        found = choose(group, machine, threads, top, max_rel_err=question.max_rel_err)
     made = []
     for candidate in found:
         said = candidate.prediction
@@ -269,7 +299,7 @@ def main(words: Sequence[str]) -> None:
         try:
             question = Question(
                 Group.from_json(data['group']), Machine.from_json(data['machine']),
-                data['threads'], data['top'], data['max_rel_err'],
+                data['threads'], data['top'], data['max_rel_err'], data.get('growth', 0.0),
             )  # fmt: skip
             reply: dict[str, Any] = {'choices': [c.to_json() for c in search(question)]}
         except TilewrightError as error:

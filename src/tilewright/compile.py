@@ -17,9 +17,11 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tilewright.chooser import choose_all
+import numpy as np
+
+from tilewright.chooser import choose_all, choose_frugal
 from tilewright.errors import InputError, ModelError
 from tilewright.fitting import fit, weight_limit
 from tilewright.graph.batch_norm import fold_batch_norm
@@ -29,18 +31,26 @@ from tilewright.graph.dead import drop_dead
 from tilewright.graph.fold import fold
 from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
+from tilewright.graph.layout import assign_layouts
 from tilewright.graph.lower import lower
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
+from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
 from tilewright.kernels import Report, build_all, distinct
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.network_gpu.assemble import compile_program
+from tilewright.network_gpu.cost import GpuCost
+from tilewright.network_gpu.place import by_levels
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
+from tilewright.ops.stage import FUNCTIONS
 from tilewright.pipeline import check_options, debug, thread_count
+from tilewright.runtime.gpu_session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.network import Network, give_back
 from tilewright.store import network_file
@@ -48,7 +58,11 @@ from tilewright.store.choices import Choice
 from tilewright.store.network_file import Saved
 from tilewright.tuning import measure_in_place
 
-TARGETS = ('cpu',)
+if TYPE_CHECKING:
+    from tilewright.fallback.network import Mixture
+
+GPU_TARGETS = ('cuda', 'opencl', 'host')
+TARGETS = ('cpu', *GPU_TARGETS)
 TUNES = ('model', 'measure')
 NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'fold': lambda graph, _: fold(graph),
@@ -58,10 +72,18 @@ NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'dead': lambda graph, _: drop_dead(graph),
 }
 PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
-    'fuse': fuse,
+    'fuse': lambda program, cost: fuse(program, cost, frozenset(FUNCTIONS)),
+    'prologue': put_before,
     'concat': lambda program, _: concat(program),
+    'layout': assign_layouts,
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
+# On a GPU, epilogues have the functions that every dialect has, images are not changed as they are
+# copied, and branches run side by side.
+GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'fuse': lambda program, cost: fuse(by_levels(program), cost),
+    'concat': lambda program, _: concat(program),
+}
 TRIALS = 4
 KEPT = 4  # choices that are kept for each group, so that there are some with fewer weights
 CALL_S = 1e-6  # starting a kernel's threads
@@ -73,6 +95,7 @@ def compile(
     *,
     tune: str = 'model',
     shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
     example_inputs: Sequence[Any] | None = None,
     threads: int | None = None,
     trials: int | None = None,
@@ -80,6 +103,8 @@ def compile(
     passes: Collection[str] | None = None,
     machine: Machine | None = None,
     save: str | os.PathLike[str] | None = None,
+    device: str = '',
+    fallback: str | None = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -89,19 +114,62 @@ def compile(
     tune     'model' times nothing and is the same every time; 'measure' times the `trials` best
              predicted kernels of each distinct group, where they will run: in the network.
     shapes   input -> shape, where the file leaves sizes open.
+    constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
+             inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
     max_rel_err  largest error of one kernel, as a share of its largest output.
     passes   names out of `PASSES`; None: all of them.
     machine  None: this host.
     save     where to write a .tw file, which `load` reads.
+    target   'cpu'; 'cuda' or 'opencl': a GPU (docs/networks_gpu.md); 'host': GPU kernels on the
+             CPU, slowly, as a definition of what they compute.
+    device   a GPU by a part of its name; '': the first one.
+    fallback 'onnxruntime': it runs the nodes of an ONNX model that are not supported; what comes
+             out is then a `fallback.network.MixedNetwork`, which is called in the same way.
     """
     _check(target, tune, trials)
     check_options(1, threads, 'auto', max_rel_err)
+    if target != 'cpu':
+        _check_gpu(target, model, threads=threads, machine=machine, save=save, fallback=fallback)
+        opened = open_device(target, device)
+        program = prepare(
+            model if isinstance(model, Program) else read(model, shapes, example_inputs, constants),
+            shapes, passes, GpuCost(opened.machine), GPU_PASSES,
+        )  # fmt: skip
+        return compile_program(
+            program, target, device, device=opened, tune=tune, trials=trials,
+            max_rel_err=max_rel_err, progress=progress,
+        )  # fmt: skip
     if _is_saved(model):
         return load(model, threads=threads, progress=progress)
+    if fallback is not None:
+        mixture = _mixture(model, shapes, fallback, _host(machine, threads)[1])
+        if mixture.theirs:
+            if save is not None:
+                raise InputError(
+                    f'{save} cannot be written: ONNX Runtime runs {mixture.theirs}, and a .tw file '
+                    f'has kernels of ours alone; leave it out'
+                )
+            # As far as callers go, it is a Network.
+            return cast(
+                Network,
+                mixture.compiled(
+                    lambda graph: compile(
+                        graph,
+                        tune=tune,
+                        threads=threads,
+                        trials=trials,
+                        machine=machine,
+                        max_rel_err=max_rel_err,
+                        passes=passes,
+                        progress=progress,
+                    )
+                ),
+            )
+        model = mixture.traced.graph
     clock = _Clock()
     if not isinstance(model, Program):
-        model = read(model, shapes, example_inputs)
+        model = read(model, shapes, example_inputs, constants)
     host, count = _host(machine, threads)
     program = prepare(model, shapes, passes, RoughCost(host, count))
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
@@ -171,6 +239,7 @@ def prepare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     passes: Collection[str] | None = None,
     cost: Cost = lambda group: 0.0,
+    program_passes: Mapping[str, Callable[[Program, Cost], Program]] = PROGRAM_PASSES,
 ) -> Program:
     """[model] -> [Program], with every pass that was asked for."""
     wanted = _passes(passes)
@@ -182,7 +251,7 @@ def prepare(
             if name in wanted:
                 graph = node_pass(graph, cost)
         program = lower(graph)
-    for name, program_pass in PROGRAM_PASSES.items():
+    for name, program_pass in program_passes.items():
         if name in wanted:
             program = program_pass(program, cost)
     return program
@@ -196,6 +265,7 @@ def read(
     model: Any,
     shapes: Mapping[str, Sequence[int]] | None = None,
     example_inputs: Sequence[Any] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
     """[file, bytes, ModelProto, module] -> [Graph]"""
     if isinstance(model, Graph):
@@ -207,7 +277,7 @@ def read(
     if isinstance(model, str | os.PathLike | bytes) or type(model).__name__ == 'ModelProto':
         from tilewright.importers.onnx import import_onnx
 
-        return import_onnx(model, shapes)
+        return import_onnx(model, shapes, constants)
     raise ModelError(
         f'{type(model).__name__} is no model; give the path of an .onnx or .tw file, an ONNX '
         f'ModelProto or a torch.nn.Module'
@@ -244,10 +314,10 @@ class RoughCost:
         )
         if group.main.is_product_sum:
             read = [group.tensor(access.tensor) for access in group.main.reads]
-            moved += 2 * sum(t.bytes for t in read if t.role == 'input')
+            moved += 2 * sum(t.bytes for t in read if t.role != 'constant')
         seconds = moved / (1e9 * machine.bandwidth_gbps(level, threads))
         seconds += sum(s.flops for s in group.stages) / (1e9 * machine.peak_gflops(threads))
-        return seconds + CALL_S * len(parts(group))
+        return seconds + CALL_S * (1 if has_front(group) else len(parts(group)))
 
 
 def schedule(
@@ -272,7 +342,12 @@ def schedule(
             progress(Progress('search', group.label, done, total, left, None))
 
     found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report)
-    return fit(program, dict(zip(groups, found, strict=True)), weight_limit(program))
+    return fit(
+        program,
+        dict(zip(groups, found, strict=True)),
+        weight_limit(program),
+        offer=lambda wanted: choose_frugal(wanted, machine, threads, max_rel_err),
+    )
 
 
 def _check(target: str, tune: str, trials: int | None) -> None:
@@ -282,6 +357,23 @@ def _check(target: str, tune: str, trials: int | None) -> None:
         raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
     if trials is not None and (not isinstance(trials, int) or trials < 1):
         raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
+
+
+def _mixture(
+    model: Any, shapes: Mapping[str, Sequence[int]] | None, fallback: str, threads: int
+) -> Mixture:
+    """What is ours of an ONNX model; its reader is imported only where there is one to read."""
+    from tilewright.fallback.network import split_model
+
+    return split_model(model, shapes, fallback, threads)
+
+
+def _check_gpu(target: str, model: Any, **given: object) -> None:
+    """Refuse what only means something on a CPU."""
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong or _is_saved(model):
+        what = f'{wrong[0]}=' if wrong else 'a .tw file'
+        raise InputError(f'{what} means nothing with target={target!r}; leave it out')
 
 
 def _passes(passes: Collection[str] | None) -> set[str]:

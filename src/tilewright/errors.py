@@ -51,3 +51,11 @@ class CheckError(TilewrightError):
 
 class ModelError(InputError):
     """A network cannot be read, or contains what is not supported; all such things at once."""
+
+
+class UnsupportedError(ModelError):
+    """A network has nodes that are not supported: all of them, by name, in `nodes`."""
+
+    def __init__(self, text: str, nodes: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.nodes = nodes

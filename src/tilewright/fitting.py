@@ -24,6 +24,7 @@ from tilewright.store.choices import Choice
 LEAST_BYTES = 240 << 20
 FACTOR = 2.2
 Size = Callable[[Group, Schedule], int]
+Offer = Callable[[Sequence[Group]], Sequence[Sequence[Choice]]]
 
 
 def weight_limit(program: Program) -> int:
@@ -37,8 +38,12 @@ def fit(
     chosen: Mapping[str, Sequence[Choice]],
     limit_bytes: int,
     size: Size | None = None,
+    offer: Offer | None = None,
 ) -> dict[str, tuple[Choice, ...]]:
-    """For every group the choices that may be used, the one to use first."""
+    """For every group the choices that may be used, the one to use first.
+
+    `offer` is asked for more choices, of groups whose weights grew, where they do not fit.
+    """
     size = size or packed_bytes
     groups = distinct(program)
     copies = _copies(program)
@@ -47,6 +52,10 @@ def fit(
     total = sum(copies[digest] * found[0] for digest, found in bytes_of.items())
     if total <= limit_bytes:
         return {digest: tuple(found) for digest, found in chosen.items()}
+    if offer is not None:
+        grown = [d for d in groups if bytes_of[d][0] > 1.5 * _own_bytes(groups[d])]
+        more = dict(zip(grown, offer([groups[d] for d in grown]), strict=True))
+        chosen = {d: (*found, *more.get(d, ())) for d, found in chosen.items()}
     chosen = {
         digest: tuple(c for c in found if is_legal(groups[digest], c.schedule))
         for digest, found in chosen.items()
@@ -81,6 +90,10 @@ def fit(
         )
         for digest, found in chosen.items()
     }
+
+
+def _own_bytes(group: Group) -> int:
+    return sum(tensor.bytes for tensor in group.with_role('constant'))
 
 
 def _copies(program: Program) -> Counter[str]:

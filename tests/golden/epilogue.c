@@ -23,6 +23,45 @@ void tw_part(const tw_args *args, long part);
 static inline long min_long(long a, long b) { return a < b ? a : b; }
 static inline long max_long(long a, long b) { return a > b ? a : b; }
 
+#include <stdint.h>
+
+static inline __attribute__((always_inline)) int32_t bits_f32(float x)
+{
+    const union { float x; int32_t bits; } both = {.x = x};
+    return both.bits;
+}
+static inline __attribute__((always_inline)) float f32_bits(int32_t bits)
+{
+    const union { int32_t bits; float x; } both = {.bits = bits};
+    return both.x;
+}
+/* a or b by masks: one instruction, where compilers turn a conditional into several for NaN. */
+static inline __attribute__((always_inline)) float pick_f32(int first, float a, float b)
+{
+    const int32_t mask = -(int32_t)first;
+    return f32_bits((mask & bits_f32(a)) | (~mask & bits_f32(b)));
+}
+
+/* e^x = 2^n e^r with |r| <= ln(2) / 2. Results below the least normal number are 0. */
+static inline __attribute__((always_inline)) float exp_f32(float x)
+{
+    const float shifted = x * 1.44269504f + 12582912.0f; /* n in the lowest bits */
+    const float whole = shifted - 12582912.0f;
+    const float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const uint32_t bits = (uint32_t)bits_f32(p) + ((uint32_t)bits_f32(shifted) << 23);
+    const float result = pick_f32(x < -87.33654f, 0.0f, f32_bits((int32_t)bits));
+    return pick_f32(x > 88.72283f, INFINITY, result);
+}
+
+static inline __attribute__((always_inline)) float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
 static __attribute__((noinline)) void mk_portable_p1x2x3_v1(const float *a, const float *b, float *acc, long count, long resume)
 {
     typedef float vec __attribute__((vector_size(16), aligned(4), may_alias));
@@ -56,9 +95,8 @@ static __attribute__((noinline)) void mk_portable_p1x2x3_v1(const float *a, cons
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
-static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
-                                                             float *to, long pitch, long count)
+/* rows[j][i] = from[i * step + j] for i, j < 4. */
+static inline __attribute__((always_inline)) void turn4(const float *from, long step, vec4 *rows)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -66,10 +104,33 @@ static inline __attribute__((always_inline)) void transpose4(const float *from, 
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
-                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    rows[0] = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    rows[1] = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    rows[2] = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    rows[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* rows[j][i] = from[j * step + i] for i, j < 4. */
+static inline __attribute__((always_inline)) void take4(const float *from, long step, vec4 *rows)
+{
+    for (long j = 0; j < 4; j++)
+        rows[j] = *(const vec4 *)(from + j * step);
+}
+
+/* to[j * pitch + i] = from[j * step + i] for j < 4 and i < count, count at most 4. */
+static inline __attribute__((always_inline)) void copy4(const float *from, long step, float *to,
+                                                        long pitch, long count)
+{
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, from + j * step, 4 * (unsigned long)count);
+}
+
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
+{
+    vec4 rows[4];
+    turn4(from, step, rows);
     for (long j = 0; j < 4; j++)
         memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
@@ -84,7 +145,7 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
             for (long pixel = 0; pixel < pixels; pixel++) {
                 const float value = rows[j * 4 + pixel];
                 const long e0_at = (lane + j);
-                to[pixel] = ((value + e0[e0_at]) * (1.0f / (1.0f + expf(-(value + e0[e0_at])))));
+                to[pixel] = ((value + e0[e0_at]) * sigmoid_f32((value + e0[e0_at])));
             }
         }
     }

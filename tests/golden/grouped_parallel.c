@@ -85,7 +85,7 @@ static void pack_tile(const float *restrict source, float *restrict buffer, cons
 static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, const float *b, float *acc, long count, long resume)
 {
     typedef float vec __attribute__((vector_size(16), aligned(4), may_alias));
-    vec s0_0 = {0}, s0_1 = {0}, s1_0 = {0}, s1_1 = {0}, s2_0 = {0}, s2_1 = {0};
+    vec s0_0 = {0}, s0_1 = {0}, s1_0 = {0}, s1_1 = {0}, s2_0 = {0}, s2_1 = {0}, s3_0 = {0}, s3_1 = {0};
     if (resume) {
         s0_0 = *(const vec *)(acc + 0);
         s0_1 = *(const vec *)(acc + 4);
@@ -93,37 +93,45 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
         s1_1 = *(const vec *)(acc + 12);
         s2_0 = *(const vec *)(acc + 16);
         s2_1 = *(const vec *)(acc + 20);
+        s3_0 = *(const vec *)(acc + 24);
+        s3_1 = *(const vec *)(acc + 28);
     }
     for (; count > 0; count--, a += 24, b += 24) {
         {
             const vec w0 = *(const vec *)(b + 0);
             const vec w1 = *(const vec *)(b + 4);
-            s0_0 += a[0] * w0;
-            s0_1 += a[0] * w1;
-            s1_0 += a[1] * w0;
-            s1_1 += a[1] * w1;
-            s2_0 += a[2] * w0;
-            s2_1 += a[2] * w1;
+            s0_0 += *(const vec *)(a + 0) * w0[0];
+            s0_1 += *(const vec *)(a + 0) * w1[0];
+            s1_0 += *(const vec *)(a + 0) * w0[1];
+            s1_1 += *(const vec *)(a + 0) * w1[1];
+            s2_0 += *(const vec *)(a + 0) * w0[2];
+            s2_1 += *(const vec *)(a + 0) * w1[2];
+            s3_0 += *(const vec *)(a + 0) * w0[3];
+            s3_1 += *(const vec *)(a + 0) * w1[3];
         }
         {
             const vec w0 = *(const vec *)(b + 8);
             const vec w1 = *(const vec *)(b + 12);
-            s0_0 += a[4] * w0;
-            s0_1 += a[4] * w1;
-            s1_0 += a[5] * w0;
-            s1_1 += a[5] * w1;
-            s2_0 += a[6] * w0;
-            s2_1 += a[6] * w1;
+            s0_0 += *(const vec *)(a + 4) * w0[0];
+            s0_1 += *(const vec *)(a + 4) * w1[0];
+            s1_0 += *(const vec *)(a + 4) * w0[1];
+            s1_1 += *(const vec *)(a + 4) * w1[1];
+            s2_0 += *(const vec *)(a + 4) * w0[2];
+            s2_1 += *(const vec *)(a + 4) * w1[2];
+            s3_0 += *(const vec *)(a + 4) * w0[3];
+            s3_1 += *(const vec *)(a + 4) * w1[3];
         }
         {
             const vec w0 = *(const vec *)(b + 16);
             const vec w1 = *(const vec *)(b + 20);
-            s0_0 += a[8] * w0;
-            s0_1 += a[8] * w1;
-            s1_0 += a[9] * w0;
-            s1_1 += a[9] * w1;
-            s2_0 += a[10] * w0;
-            s2_1 += a[10] * w1;
+            s0_0 += *(const vec *)(a + 8) * w0[0];
+            s0_1 += *(const vec *)(a + 8) * w1[0];
+            s1_0 += *(const vec *)(a + 8) * w0[1];
+            s1_1 += *(const vec *)(a + 8) * w1[1];
+            s2_0 += *(const vec *)(a + 8) * w0[2];
+            s2_1 += *(const vec *)(a + 8) * w1[2];
+            s3_0 += *(const vec *)(a + 8) * w0[3];
+            s3_1 += *(const vec *)(a + 8) * w1[3];
         }
     }
     *(vec *)(acc + 0) = s0_0;
@@ -132,13 +140,14 @@ static __attribute__((noinline)) void mk_portable_p1x1x3_v2(const float *a, cons
     *(vec *)(acc + 12) = s1_1;
     *(vec *)(acc + 16) = s2_0;
     *(vec *)(acc + 20) = s2_1;
+    *(vec *)(acc + 24) = s3_0;
+    *(vec *)(acc + 28) = s3_1;
 }
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
-static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
-                                                             float *to, long pitch, long count)
+/* rows[j][i] = from[i * step + j] for i, j < 4. */
+static inline __attribute__((always_inline)) void turn4(const float *from, long step, vec4 *rows)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -146,10 +155,33 @@ static inline __attribute__((always_inline)) void transpose4(const float *from, 
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
-                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    rows[0] = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    rows[1] = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    rows[2] = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    rows[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* rows[j][i] = from[j * step + i] for i, j < 4. */
+static inline __attribute__((always_inline)) void take4(const float *from, long step, vec4 *rows)
+{
+    for (long j = 0; j < 4; j++)
+        rows[j] = *(const vec4 *)(from + j * step);
+}
+
+/* to[j * pitch + i] = from[j * step + i] for j < 4 and i < count, count at most 4. */
+static inline __attribute__((always_inline)) void copy4(const float *from, long step, float *to,
+                                                        long pitch, long count)
+{
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, from + j * step, 4 * (unsigned long)count);
+}
+
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
+{
+    vec4 rows[4];
+    turn4(from, step, rows);
     for (long j = 0; j < 4; j++)
         memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }
@@ -170,12 +202,9 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
 }
 
 static __attribute__((noinline)) void store_p1x1x3_v2(const float *acc, float *restrict out, long lanes) {
-    if (lanes >= 8) {
-        transpose4(acc + 0, 8, out + 0, 24, 3);
-        transpose4(acc + 4, 8, out + 96, 24, 3);
-        return;
-    }
-    store_row(acc + 0, out + 0, lanes, 8, 3);
+    (void)lanes;
+    copy4(acc + 0, 8, out + 0, 24, 3);
+    copy4(acc + 4, 8, out + 96, 24, 3);
 }
 
 static inline void fetch_result(const float *out) {

@@ -272,9 +272,8 @@ static __attribute__((noinline)) void mk_avx2_p1x1x5_v2(const float *a, const fl
 
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
-static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
-                                                             float *to, long pitch, long count)
+/* rows[j][i] = from[i * step + j] for i, j < 4. */
+static inline __attribute__((always_inline)) void turn4(const float *from, long step, vec4 *rows)
 {
     const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
     const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
@@ -282,10 +281,33 @@ static inline __attribute__((always_inline)) void transpose4(const float *from, 
     const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    const vec4 rows[4] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
-                          __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    rows[0] = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    rows[1] = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    rows[2] = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    rows[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* rows[j][i] = from[j * step + i] for i, j < 4. */
+static inline __attribute__((always_inline)) void take4(const float *from, long step, vec4 *rows)
+{
+    for (long j = 0; j < 4; j++)
+        rows[j] = *(const vec4 *)(from + j * step);
+}
+
+/* to[j * pitch + i] = from[j * step + i] for j < 4 and i < count, count at most 4. */
+static inline __attribute__((always_inline)) void copy4(const float *from, long step, float *to,
+                                                        long pitch, long count)
+{
+    for (long j = 0; j < 4; j++)
+        memcpy(to + j * pitch, from + j * step, 4 * (unsigned long)count);
+}
+
+/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
+static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
+                                                             float *to, long pitch, long count)
+{
+    vec4 rows[4];
+    turn4(from, step, rows);
     for (long j = 0; j < 4; j++)
         memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
 }

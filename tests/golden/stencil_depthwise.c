@@ -29,18 +29,27 @@ static const row_v zero_v;
 /* Loads stay on their side of it: compilers that gather them in front run out of registers. */
 #define IN_ORDER __asm__ volatile("" ::: "memory")
 
+#ifdef __ARM_NEON
+#include <arm_neon.h>
+#endif
+typedef int mask_v __attribute__((vector_size(16), aligned(4), may_alias));
+
 static inline row_v vec_max(row_v a, row_v b) {
-    row_v result = a;
-    for (int i = 0; i < 4; i++)
-        result[i] = fmaxf(a[i], b[i]);
-    return result;
+#ifdef __ARM_NEON
+    return vmaxq_f32(a, b);
+#else
+    const mask_v mask = (a < b) | (b != b);
+    return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));
+#endif
 }
 
 static inline row_v vec_min(row_v a, row_v b) {
-    row_v result = a;
-    for (int i = 0; i < 4; i++)
-        result[i] = fminf(a[i], b[i]);
-    return result;
+#ifdef __ARM_NEON
+    return vminq_f32(a, b);
+#else
+    const mask_v mask = (b < a) | (b != b);
+    return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));
+#endif
 }
 
 void tw_pack(const float *const *constants, float *packed) {

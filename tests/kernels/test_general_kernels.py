@@ -73,6 +73,8 @@ GROUPS = [
     max_pool2d(c=3, h=9, w=10, window=3, stride=2, pad=1, dilation=2, ceil=True),
     max_pool2d(c=2, h=12, w=25, window=(2, 3), stride=(2, 3)),
     max_pool2d(c=2, h=5, w=3, window=2, stride=1, pad=1),
+    max_pool2d(c=2, h=3, w=6, window=3, stride=(2, 1)),  # a single row of results
+    max_pool2d(c=2, h=3, w=9, window=(3, 2), stride=(3, 2), pad=(1, 1)),
     max_pool((2, 3, 13), (3,), (2,), (1,), (1,)),
     max_pool((1, 2, 6, 7, 8), (2, 3, 2), (1, 2, 1), (1, 1, 0), (0, 1, 1)),
     max_pool((1, 2, 6, 7), (3, 3), None, (1, 1), (1, 1), dtype='i8'),

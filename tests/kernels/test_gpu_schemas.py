@@ -130,7 +130,9 @@ def test_the_patch_schema_on_the_host(name: str, number: int) -> None:
 WIDE = (
     {'bk': 16, 'bn': 1, 'bh': 2, 'bw': 5, 'tk': 16, 'tp': 64, 'kb': 8, 'stages': 2, 'split': 1},
     {'bk': 32, 'bn': 1, 'bh': 4, 'bw': 3, 'tk': 32, 'tp': 128, 'kb': 2, 'stages': 1, 'split': 2},
-)
+    {'bk': 16, 'bn': 1, 'bh': 3, 'bw': 4, 'tk': 16, 'tp': 64, 'kb': 4, 'stages': 2, 'split': 1,
+     'queue': 2, 'gap': 6},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize('name', [n for n in groups() if n != 'product'])

@@ -131,6 +131,12 @@ def kernels_of(isa: str) -> list[MicroKernel]:
             acc = tuple(p * (width + 12) for p in range(pixels)) if layout == 'rows' else dense
             name = f'{micro.micro_name(isa, (pixels,), vectors)}_{layout}'
             made.append(MicroKernel(isa, offsets, vectors, steps, a_step, acc, name))
+            if micro.can_turn(isa, offsets):
+                made.append(
+                    MicroKernel(
+                        isa, offsets, vectors, steps, a_step, acc, f'{name}_turned', turned=True
+                    )
+                )
     far = tuple(p * 70_000 for p in range(3))
     made.append(MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, f'mk_{isa}_far_acc'))
     return made
@@ -186,6 +192,16 @@ def test_channels_of_any_size_can_be_stepped_over(isa, tools):
     ]
     text = program(kernels).replace(f'{{{", ".join(map(str, COUNTS))}}}', '{0, 1}')
     assert run_text(text, tools(isa), ISAS[isa].compiler_flags).endswith('all right\n')
+
+
+def test_blocks_are_turned_where_pixels_are_runs_of_four():
+    runs = (0, 1, 2, 3, 37, 38, 39, 40)
+    assert micro.can_turn('neon', runs)
+    assert not micro.can_turn('neon', runs[:6])
+    assert not micro.can_turn('neon', (0, 2, 4, 6))
+    assert not micro.can_turn('avx2', runs)
+    with pytest.raises(ScheduleError, match='runs of four'):
+        MicroKernel('neon', (0, 2, 4, 6), 1, (0,), 1, (0, 4, 8, 12), 'mk', turned=True)
 
 
 @pytest.mark.parametrize('name', list(ISAS))

@@ -100,3 +100,32 @@ def test_a_strip_is_one_run_of_memory():
 @pytest.mark.parametrize(('floats', 'padded'), [(8, 8), (32, 32), (33, 48), (64, 80), (80, 80)])
 def test_channels_lie_an_odd_number_of_lines_apart(floats, padded):
     assert operand.odd_lines(floats) == padded
+
+
+@pytest.mark.parametrize('pixels', [4, 5, 6, 8])
+def test_short_sums_are_turned_whatever_the_rows(pixels, check):
+    """Rows of four pixels need no transposition; others are rounded up where sums are short."""
+    group = conv2d(c=3, h=5, w=7, k=12, r=1, s=1, bias=True, activation='relu')
+    schedule = schedule_for(group, 'portable', {'hw': pixels, 'k': 1}, {'hw': pixels})
+    assert 'finish4(1' in generate(group, schedule)
+    check(group, schedule)
+
+
+def test_long_sums_are_not_rounded_up(check):
+    group = conv2d(c=64, h=5, w=7, k=12, r=1, s=1, bias=True)
+    schedule = schedule_for(group, 'portable', {'hw': 5, 'k': 1}, {'hw': 5})
+    source = generate(group, schedule)
+    assert 'finish4(0' in source
+    assert 'finish4(1' not in source
+    check(group, schedule)
+    # Sums in pieces stay where they are: blocks are turned in their own place.
+    pieces = schedule_for(group, 'portable', {'hw': 8, 'k': 1}, {'hw': 8, 'c': 16})
+    assert 'finish4(1' in generate(group, pieces)
+    check(group, pieces)
+
+
+def test_channels_that_fill_no_vector_are_not_turned(check):
+    group = conv2d(c=3, h=5, w=7, k=10, r=1, s=1, bias=True)
+    schedule = schedule_for(group, 'portable', {'hw': 8, 'k': 1}, {'hw': 8})
+    assert 'finish4(1' not in generate(group, schedule)
+    check(group, schedule)

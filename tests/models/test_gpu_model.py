@@ -53,6 +53,8 @@ def test_occupancy_by_each_limit() -> None:
     assert occupancy(H200, 64, 32, 50 * 1024).blocks == 4
     assert occupancy(TURING, 64, 32, 20 * 1024).blocks == 3
     assert occupancy(H200, 32, 16, 0).by == 'blocks'
+    # 48 registers are 1536 of a warp: 10 warps in each quarter of 16384, 40 in all, 13 blocks of 3.
+    assert occupancy(H200, 96, 48, 0).blocks == 13
     with pytest.raises(ScheduleError, match='too many registers'):
         occupancy(H200, 1024, 128, 0)
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 import tilewright as tw
+from tilewright.codegen.cpu import operand
 from tilewright.codegen.cpu.contraction import contract
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.predict import (
     Prediction,
+    copies_of,
     lower_bound,
     predict,
     source_words,
@@ -178,3 +180,34 @@ def test_lines_under_a_narrow_tile_are_counted_whole():
     assert source_words(group, read, tile, 16) == 2 * 6 * (4 + 15)
     whole = dict(group.main.sizes) | {'h': 4, 'c': 2}
     assert source_words(group, read, whole, 16) == 2 * (6 * 34 + 15)
+
+
+def pieces(first: int, end: int, tile: int) -> list[tuple[int, int]]:
+    return [(x, min(x + tile, end)) for x in range(first, end, tile)]
+
+
+def test_copies_are_counted_as_a_walk_over_the_tiles_counts_them():
+    group = tw.conv2d(c=10, h=13, w=13, k=40, r=1, s=1, stride=2)
+    inner, outer = {'k': 16, 'h': 2, 'w': 6, 'c': 4}, {'k': 32, 'h': 5, 'w': 7, 'c': 7}
+    schedule = schedule_of(group, 'neon', {'k': 8, 'w': 3}, (inner, inner, outer))
+    contraction, sizes = contract(group, 'k'), group.main.sizes
+    calls = rows = strips = broken = elements = 0
+    regions = [{}]
+    for tile in (outer, inner):  # loops in the order k, h, w, c: every tile is copied for every k
+        regions = [
+            {'k': k, 'h': h, 'w': w, 'c': c}
+            for r in regions
+            for k in pieces(*r.get('k', (0, sizes['k'])), tile['k'])
+            for h in pieces(*r.get('h', (0, sizes['h'])), tile['h'])
+            for w in pieces(*r.get('w', (0, sizes['w'])), tile['w'])
+            for c in pieces(*r.get('c', (0, sizes['c'])), tile['c'])
+        ]
+    for region in regions:
+        high, wide, deep = (region[d][1] - region[d][0] for d in 'hwc')
+        calls, rows, elements = calls + 1, rows + high * deep, elements + high * deep * wide
+        strips += high * deep * -(-wide // 3)
+        broken += high * deep * (wide % 3 > 0)
+    buffer = operand.buffer_of(contraction, schedule, sizes)
+    made = copies_of(contraction, schedule, sizes, buffer)
+    assert (made.calls, made.rows, made.elements) == (calls, rows, elements)
+    assert (made.strips, made.broken) == (strips, broken)

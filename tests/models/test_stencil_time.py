@@ -9,7 +9,15 @@ from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.predict import lower_bound
-from tilewright.model.stencil_time import predict_stencil, step_cycles, tile_work, traffic
+from tilewright.model.stencil_time import (
+    Work,
+    predict_stencil,
+    rows_apart,
+    spilled,
+    step_cycles,
+    tile_work,
+    traffic,
+)
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
@@ -57,6 +65,33 @@ def test_a_stride_of_two_shares_its_loads():
     # A row: even and odd columns of 2 x 8 inputs from four loads, the third tap from four more.
     assert work.loads == 5 * (4 + 4)
     assert work.shuffles == 5 * 3 * 2
+
+
+def test_small_tiles_are_computed_side_by_side_unless_sums_go_on():
+    one = Work(fmas=9, loads=9, shuffles=0, accumulators=1, streams=4)
+    alone, many = (step_cycles(one, ISAS['neon'], steps) for steps in (2, 1))
+    assert alone - many == pytest.approx(9 * 2 - 9 / 2)  # latency, or the units
+    tall = Work(fmas=144, loads=72, shuffles=0, accumulators=16, streams=10)
+    assert step_cycles(tall, ISAS['neon'], 1) == step_cycles(tall, ISAS['neon'], 2)
+
+
+@pytest.mark.parametrize(('rows', 'vectors', 'without'), [(4, 4, 0), (7, 4, 1), (8, 5, 13)])
+def test_accumulators_beyond_the_registers_are_counted(rows, vectors, without):
+    made = plan(depthwise(4, 64), 'neon', 4, rows, vectors)
+    tall = max(made.rows, key=lambda tile: tile.count)
+    wide = max(made.strips, key=lambda strip: len(strip.starts))
+    work = tile_work(made.shape, ISAS['neon'], tall, wide)
+    # Three registers of weights, two that vectors are loaded to, 32 in all.
+    assert spilled(work, made.shape, ISAS['neon']) == without
+
+
+@pytest.mark.parametrize(
+    ('more', 'vectors', 'between'),
+    [({}, 4, 56 - 18), ({'stride': 2}, 5, 56 - 41), ({'dilation': 2, 'pad': 2}, 4, 56 - 20)],
+)
+def test_rows_of_wide_tiles_lie_close_together(more, vectors, between):
+    made = plan(depthwise(4, 56, **more), 'neon', 4, 2, vectors)
+    assert rows_apart(made) == 4 * between
 
 
 def test_traffic_is_counted_beyond_the_cache_that_holds_it():

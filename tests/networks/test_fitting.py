@@ -7,12 +7,18 @@ import itertools
 import graphs
 import pytest
 
+from tilewright.chooser import GROWTHS, choose_frugal
+from tilewright.codegen.cpu.winograd import tile
 from tilewright.fitting import fit, packed_bytes, weight_limit
 from tilewright.graph.fuse import fuse
 from tilewright.kernels import build_each, distinct
 from tilewright.machine.isa import host_isas
+from tilewright.machine.measure import load_machine
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.fully_connected import fully_connected
 from tilewright.runtime.network import _Library
 from tilewright.schedule.space import general_schedule
+from tilewright.search.rank_winograd import weight_growth
 from tilewright.store.choices import Choice
 
 
@@ -70,6 +76,44 @@ def test_the_cheapest_exchange_comes_first(program):
     fitted = fit(program, chosen, total - 1, size)
     changed = [number for number, d in enumerate(chosen) if fitted[d][0] != chosen[d][0]]
     assert changed == [3]
+
+
+def test_more_choices_are_asked_for_where_weights_do_not_fit(program):
+    large = [(1.0, 10_000), (5.0, 5_000)]
+    chosen, size = offers(program, [large])
+    groups = distinct(program)
+    asked = []
+
+    def offer(wanted):
+        asked.extend(group.digest for group in wanted)
+        return [
+            (Choice(general_schedule(group, host_isas()[0], 2, 1), 1.5, 1.5),) for group in wanted
+        ]
+
+    def known(group, schedule):
+        return 6_000 if schedule.threads == 2 else size(group, schedule)
+
+    assert fit(program, chosen, 10_000 * len(groups), known, offer) == chosen
+    assert not asked
+    fitted = fit(program, chosen, 10_000 * len(groups) - 1, known, offer)
+    with_weights = [d for d, group in groups.items() if group.with_role('constant')]
+    assert set(with_weights) <= set(asked)
+    (changed,) = [d for d in groups if fitted[d][0] != chosen[d][0]]
+    assert fitted[changed][0].predicted_s == 1.5
+
+
+@pytest.mark.filterwarnings('ignore:.*nominal figures')
+def test_frugal_kernels_have_fewer_weights():
+    group = conv2d(c=16, h=14, w=14, k=16, r=3, s=3, pad=1, bias=True)
+    machine, _ = load_machine(measure=False)
+    (found,) = choose_frugal([group], machine, 1, 1e-3)
+    assert found
+    growths = [weight_growth(group, tile(choice.schedule)) for choice in found]
+    assert all(schema == 'winograd' for schema in (c.schedule.schema for c in found))
+    assert max(growths) <= max(GROWTHS)
+    assert min(growths) <= min(GROWTHS)
+    matrix = fully_connected(n=1, c=8, k=8)
+    assert choose_frugal([matrix], machine, 1, 1e-3) == [()]
 
 
 def test_sizes_are_those_of_the_kernels(program):

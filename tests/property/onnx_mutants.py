@@ -1,8 +1,10 @@
 """Damaged ONNX models, for tests of the importer: bytes flipped and cut, fields set to nonsense.
 
-    python tests/property/onnx_mutants.py 600      for so many seconds, from a seed of the clock
+    python tests/property/onnx_mutants.py 600          for so many seconds, from a seed of the clock
+    python tests/property/onnx_mutants.py 600 SEED     from this one
 
 Every mutant has to end in a program or in one `ModelError`, within seconds and without gigabytes.
+A program has gone through every pass of `tilewright.compile`, and has a place for every value.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from functools import cache
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
+from tilewright.compile import prepare
 from tilewright.errors import ModelError
 from tilewright.graph.lower import lower
-from tilewright.graph.simplify import simplify
+from tilewright.graph.memory import plan
 from tilewright.importers.onnx import import_onnx
 
 SECONDS, BYTES = 20, 6 * 2**30
@@ -231,21 +234,25 @@ def survive(data: bytes) -> str:
     try:
         graph = import_onnx(data)
         lower(graph)
-        lower(simplify(graph))
+        plan(prepare(graph))
     except ModelError as error:
         return 'error' if '\n' not in str(error) else 'several lines'
     return 'program'
 
 
-def main(seconds: float) -> None:
+def too_long(*_: object) -> None:
+    raise TimeoutError(f'a mutant took more than {SECONDS} s')
+
+
+def main(seconds: float, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    seed = int(time.time())
-    print(f'seed {seed}')
+    signal.signal(signal.SIGPROF, too_long)  # by processor time, whatever else the machine does
+    print(f'seed {seed}', flush=True)
     counts, begin, slowest = Counter(), time.process_time(), 0.0
     for number, data in enumerate(mutants(seed)):
         if time.process_time() - begin > seconds:
             break
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         start = time.process_time()
         try:
             counts[survive(data)] += 1
@@ -253,10 +260,10 @@ def main(seconds: float) -> None:
             print(f'mutant {number} of seed {seed}')
             raise
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         slowest = max(slowest, time.process_time() - start)
     print(dict(counts), f'slowest {slowest:.2f} s')
 
 
 if __name__ == '__main__':
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time()))

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import SEEDS, convolutions, groups, schedule_of
 
+from tilewright.codegen.cpu.front import plan_front
 from tilewright.codegen.cpu.generate import generate
 from tilewright.codegen.cpu.pointwise import plan_epilogue
 from tilewright.errors import ScheduleError
@@ -147,8 +148,10 @@ def test_a_stage_before_the_main_one_is_for_the_general_schema(check):
     group = pointwise_pair((), before=True)
     schedule = general_schedule(group, host_isas()[0], 1, 1)
     check(group, schedule)
-    with pytest.raises(ScheduleError, match='before'):
+    with pytest.raises(ScheduleError, match='use the general schema'):
         generate(group, replace(schedule, schema='outer', vector='i'))
+    with pytest.raises(ScheduleError, match='before sum'):
+        plan_front(group)
 
 
 def test_the_general_schema_does_not_tile():

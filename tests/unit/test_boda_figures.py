@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,16 @@ def test_a_row_says_what_is_missing(figures: ModuleType) -> None:
     assert made['winner_opencl_us'] is None
     assert 'too much shared memory' in figures.line(made)
     assert made['general_cuda_us'] is None
+
+
+def test_what_was_measured_is_not_measured_again(figures: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / 'figures.json'
+    options = SimpleNamespace(known=path, again='b,c')
+    assert figures.known_records(options) == []
+    records = [record(f'{name}@5', 10.0, 10.0) for name in 'abd']
+    path.write_text(json.dumps({'records': records}))
+    assert [r['name'] for r in figures.known_records(options)] == ['a@5', 'd@5']
+    assert figures.known_records(SimpleNamespace(known=None, again='')) == []
 
 
 def test_what_is_within_ten_percent(figures: ModuleType) -> None:

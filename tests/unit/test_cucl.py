@@ -87,7 +87,7 @@ def test_every_dialect_has_its_own_words() -> None:
     assert '__launch_bounds__(64)' in cuda
     assert 'barrier(CLK_LOCAL_MEM_FENCE)' in opencl
     assert '__local float *p' in opencl
-    assert '__local float buffer[8]' in opencl
+    assert '__local float buffer[32]' in opencl
     assert 'tw_barrier()' in host
     for text in (cuda, opencl, host):
         assert 'THREAD;' not in text.replace('THREADS', '')

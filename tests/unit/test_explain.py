@@ -13,7 +13,8 @@ import tilewright as tw
 from tilewright.codegen.cpu.generate import generate
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import Boundary, Prediction, predict
+from tilewright.model.general_time import predict_general
+from tilewright.model.predict import Boundary, Prediction
 from tilewright.model.winograd_error import predicted_error
 from tilewright.model.winograd_time import predict_winograd
 from tilewright.plan import Candidate, Plan
@@ -44,7 +45,8 @@ def plan_of(group, threads=1):
 def plain_plan(group, machine, threads):
     """A plan without a search: bounds do not depend on the schedule."""
     schedule = general_schedule(group, machine.isa, threads, len(machine.caches))
-    return Plan(group, machine, threads, (Candidate(schedule, predict(group, schedule, machine)),))
+    prediction = predict_general(group, schedule, machine)
+    return Plan(group, machine, threads, (Candidate(schedule, prediction),))
 
 
 def spoken(lines):

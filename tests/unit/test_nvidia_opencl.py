@@ -18,16 +18,17 @@ import tilewright as tw
 from tilewright.codegen.gpu.dialect_nvidia import (
     LATER,
     MARK,
+    STATIC_SHARED_BYTES,
     needs_own_target,
     nvidia_opencl,
     uncovered,
 )
 from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import Array, Kernel, lower
+from tilewright.codegen.gpu.language import ALIGNED, Array, Kernel, lower
 from tilewright.errors import CompilerError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_by, known_gpu
 from tilewright.machine.nvidia import nvidia_gpu
-from tilewright.runtime.opencl_nvidia import OWN_SHARED_BYTES, find_route
+from tilewright.runtime.opencl_nvidia import OWN_SHARED_BYTES, find_route, register_limit
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_space import excluded
 from tilewright.search.gpu_moves import moves
@@ -54,6 +55,30 @@ def test_a_dialect_has_what_device_and_driver_have_together() -> None:
         lower(main_kernel(GROUPS), nvidia_opencl((9, 0)))
 
 
+def test_registers_are_limited_where_more_blocks_would_be_resident() -> None:
+    """128 threads with 100 registers (104 by eights): 4 blocks of 65536 registers, 5 with 96."""
+    machine = known_gpu('h200')
+
+    def limit(blocks: int, floats: int, registers: int | None) -> int | None:
+        kernel = Kernel('k', (), '', (blocks, 1, 1), 128, (('memory', floats),))
+        return register_limit(kernel, registers, machine)
+
+    assert limit(5 * 132, 1024, 100) == 96
+    assert limit(4 * 132, 1024, 100) is None  # there are no more blocks
+    assert limit(5 * 132, 12 * 1024, 100) is None  # shared memory holds four
+    assert limit(5 * 132, 1024, 96) is None
+    assert limit(5 * 132, 1024, None) is None
+
+
+def test_shared_memory_begins_at_a_line_of_banks() -> None:
+    for schedule in (WARPS, LARGE, GROUPS):
+        kernel = main_kernel(schedule)
+        text = lower(kernel, nvidia_opencl((9, 0), own_target=True))
+        found = re.findall(r'aligned\((\d+)\)\)\);|\.shared \.align (\d+) ', text)
+        assert len(found) == (1 if schedule == LARGE else len(kernel.shared))
+        assert {int(a or b) for a, b in found} == {ALIGNED}
+
+
 def test_what_needs_the_own_target() -> None:
     assert [needs_own_target(main_kernel(s)) for s in (WARPS, LARGE, GROUPS)] == [False, True, True]
 
@@ -74,7 +99,7 @@ def test_hidden_instructions_are_uncovered() -> None:
     [
         ({('option', True), ('option', False)}, 'option', OWN_SHARED_BYTES),
         ({('uncovered', True), ('option', False)}, 'uncovered', OWN_SHARED_BYTES),
-        ({('uncovered', False)}, 'uncovered', 48 * 1024),
+        ({('uncovered', False)}, 'uncovered', STATIC_SHARED_BYTES),
         (set(), '', 0),
     ],
 )
@@ -225,7 +250,7 @@ def test_the_text_becomes_machine_code(schedule: GpuSchedule, tmp_path: Path) ->
     if special:
         used = re.search(r'(\d+) bytes smem', first.stderr)
         assert used
-        assert kernel.shared_bytes - 16 <= int(used[1]) <= kernel.shared_bytes
+        assert kernel.shared_bytes - ALIGNED < int(used[1]) <= kernel.shared_bytes
 
 
 @pytest.mark.skipif(not _has_nvptx(), reason='clang with NVPTX and ptxas are not installed')

@@ -41,7 +41,7 @@ NO_THREADS = 0  # what the store calls threads is a matter of CPUs
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """What is searched and compared, and how long."""
+    """What is searched and compared, and how long; `starts` are measured before all others."""
 
     target: str = 'cuda'
     device: str = ''
@@ -54,6 +54,7 @@ class GpuOptions:
     batch_of_builds: int = 32
     processes: int | None = None
     schemas: tuple[str, ...] | None = None
+    starts: tuple[GpuSchedule, ...] = ()
 
     def check(self) -> None:
         if self.target not in TARGETS:
@@ -186,8 +187,10 @@ class GpuBench:
         )  # fmt: skip
 
     def _hints(self, group: Group) -> list[GpuSchedule]:
-        """The best that is known of a group, from here and from other devices and versions."""
-        found: dict[str, GpuSchedule] = {}
+        """What was given, and the best that is known of a group, from here and from other devices
+        and versions.
+        """
+        found = {s.digest: s for s in self.options.starts}
         for records in (
             self.store.find(group.digest, NO_THREADS, self.validators),
             self.store.stale(group.digest, NO_THREADS, self.validators),

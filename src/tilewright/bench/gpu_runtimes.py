@@ -8,15 +8,18 @@ runtime/gpu_session.py with one more request:
 
 Every schedule is compiled by both runtimes, in as many threads as there are kernels, checked
 against float64, and timed in turns (A B C A B C ...) as batches of `count` launches that are queued
-from C; CUDA's also as replays of a graph. `settings` are timed through CUDA alone. Under `host` the
-other runtime is whatever OpenCL there is. `listings`, where it is given, is where the PTX of
-OpenCL's kernels is written.
+from C, and of `LONGER` times as many: what one launch more takes ('batched') is the difference, so
+that neither the start of a batch nor the driver's way of waiting for its end is in it, while
+'whole_batch' has both. Of each length the fastest of `TIMES`: a batch in which the host's scheduler
+puts the waiting thread to sleep takes 4 ms longer. CUDA's kernels are also replayed from a graph.
+`settings` are timed through CUDA alone. Under `host` the other runtime is whatever OpenCL there is.
+`listings`, where it is given, is where the PTX of OpenCL's kernels is written.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,12 +29,21 @@ import numpy as np
 
 from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import MissingError, TilewrightError
-from tilewright.runtime.device import Device, NDArray, Program
+from tilewright.runtime.device import Call, Device, NDArray, Program
 from tilewright.runtime.gpu_session import Loaded, Session, bind, open_device, serve, unload
 from tilewright.schedule.gpu import GpuSchedule
 
 OTHER = {'cuda': 'nvidia', 'host': ''}  # the part of an OpenCL device's name that is asked for
 GRAPH_REPEATS = 3
+LONGER, TIMES = 4, 3
+WARM_UP_TURNS = 3
+
+
+def per_launch(device: Device, calls: Sequence[Call], count: int) -> dict[str, list[float]]:
+    """Seconds of one more launch of a batch, and of a launch of a whole batch."""
+    short = min(device.batched(calls, count, TIMES))
+    long = min(device.batched(calls, LONGER * count, TIMES))
+    return {'batched': [(LONGER * long - short) / (LONGER - 1)], 'whole_batch': [short]}
 
 
 @dataclass(slots=True)
@@ -67,6 +79,7 @@ class RuntimesSession(Session):
         except MissingError as error:
             self.missing = str(error)
         self.beside: dict[str, NDArray] = {}
+        self.warm = False
 
     def runtimes(self) -> dict:
         """What the second runtime is, and what it can do."""
@@ -108,6 +121,12 @@ class RuntimesSession(Session):
             self._list(sides, listings)
             for side in sides:
                 self._check(side)
+            if not self.warm:  # clocks rise while the first kernels run
+                for side in sides * WARM_UP_TURNS:
+                    self._turn(side, count)
+                for side in sides:
+                    side.us.clear()
+                self.warm = True
             for _ in range(rounds):
                 for side in sides:
                     self._turn(side, count)
@@ -195,7 +214,7 @@ class RuntimesSession(Session):
         if side.status != 'ok' or side.device is None or side.loaded is None:
             return
         try:
-            taken = {'batched': side.device.batched(side.loaded.calls, count, 1)}
+            taken = per_launch(side.device, side.loaded.calls, count)
             if side.device is self.device:
                 taken['graph'] = side.device.time(side.loaded.calls, GRAPH_REPEATS)
         except TilewrightError as error:

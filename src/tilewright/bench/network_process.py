@@ -18,9 +18,8 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,10 @@ from tilewright.bench import peer_process
 from tilewright.bench.network_contestants import (
     CONTESTANTS,
     Arrays,
-    Contestants,
     NetworkJob,
     NetworkVariant,
 )
-from tilewright.bench.peer_process import Flusher, estimate, sentence, timed
+from tilewright.bench.peer_process import Server, estimate, sentence
 from tilewright.errors import CheckError
 from tilewright.runtime import verify
 
@@ -127,24 +125,10 @@ def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, A
     return chosen, report
 
 
-class NetworkServer:
-    """The child's memory: the network that was prepared last."""
+class NetworkServer(Server):
+    """Networks: models and arrays from files."""
 
-    contestants: ClassVar[Contestants] = CONTESTANTS
-
-    def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
-        self.report = report
-        start, self.packages = self.contestants[name]
-        self.variants = list(start())
-        for package in self.packages:
-            __import__(package)
-        self.job: NetworkJob | None = None
-        self.variant: NetworkVariant | None = None
-        self.flusher: Flusher | None = None
-
-    def hello(self) -> dict:
-        modules = {package: sys.modules[package] for package in self.packages}
-        return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
+    contestants = CONTESTANTS
 
     def prepare(
         self,
@@ -167,20 +151,10 @@ class NetworkServer:
         return report
 
     def answer(self, path: str) -> dict:
-        assert self.job is not None
-        assert self.variant is not None
         poison(self.job.outputs)
         self.variant.run()
         save(path, self.variant.result())
         return {}
-
-    def time(self, repeats: int, warm: int, flush: bool) -> dict:
-        assert self.job is not None
-        assert self.variant is not None
-        if flush and self.flusher is None:
-            self.flusher = Flusher(self.job.threads)
-        flusher = self.flusher if flush else None
-        return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
 
 
 if __name__ == '__main__':

@@ -28,11 +28,11 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -151,22 +151,39 @@ def timed(
     return samples
 
 
-class LayerServer:
-    """The child's memory: the layer that was prepared last."""
+class Server:
+    """The child's memory: what was prepared last, a job and the variant that was chosen for it.
+
+    Servers add `prepare`, which sets both, and `answer`.
+    """
+
+    contestants: ClassVar[Mapping[str, tuple[Callable[[], Iterable[Any]], tuple[str, ...]]]]
 
     def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
         self.report = report
-        start, self.packages = CONTESTANTS[name]
+        start, self.packages = self.contestants[name]
         self.variants = list(start())
         for package in self.packages:
             __import__(package)
-        self.job: Job | None = None
-        self.variant: Variant | None = None
+        self.job: Any = None
+        self.variant: Any = None
         self.flusher: Flusher | None = None
 
     def hello(self) -> dict:
         modules = {package: sys.modules[package] for package in self.packages}
         return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
+
+    def time(self, repeats: int, warm: int, flush: bool) -> dict:
+        if flush and self.flusher is None:
+            self.flusher = Flusher(self.job.threads)
+        flusher = self.flusher if flush else None
+        return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
+
+
+class LayerServer(Server):
+    """Layers: a convolution by its label, on random data by its seed."""
+
+    contestants = CONTESTANTS
 
     def prepare(
         self,
@@ -190,20 +207,10 @@ class LayerServer:
         return report
 
     def answer(self, path: str) -> dict:
-        assert self.job is not None
-        assert self.variant is not None
         verify.poison(self.job.out)
         self.variant.run()
         np.save(path, self.variant.result())
         return {}
-
-    def time(self, repeats: int, warm: int, flush: bool) -> dict:
-        assert self.job is not None
-        assert self.variant is not None
-        if flush and self.flusher is None:
-            self.flusher = Flusher(self.job.threads)
-        flusher = self.flusher if flush else None
-        return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
 
 
 def sentence(error: Exception) -> str:

@@ -45,17 +45,19 @@ class Options:
     turn_ms: float = 100.0
     flush: bool = False
     batch: int | None = None
+    fallback: str | None = None
 
     @property
     def compiling(self) -> dict[str, Any]:
         """What our own contestant is told."""
-        return {'tune': self.tune, 'max_rel_err': self.max_rel_err}
+        told = {'tune': self.tune, 'max_rel_err': self.max_rel_err}
+        return told | ({'fallback': self.fallback} if self.fallback else {})
 
 
-def networks_of(spec: str) -> tuple[str, ...] | None:
-    """The networks that a spec names, None when it names layers: names of the zoo, .onnx files."""
+def networks_of(spec: str, suffixes: tuple[str, ...] = (SUFFIX,)) -> tuple[str, ...] | None:
+    """The networks that a spec names, None when it names layers: names of the zoo, model files."""
     pieces = [piece.strip() for piece in spec.split(',') if piece.strip()]
-    named = [piece in (*zoo.NAMES, ALL) or piece.endswith(SUFFIX) for piece in pieces]
+    named = [piece in (*zoo.NAMES, ALL) or piece.endswith(suffixes) for piece in pieces]
     if not any(named):
         return None
     if not all(named):
@@ -102,6 +104,7 @@ def run(
     tune: str,
     max_rel_err: float,
     turn_ms: float,
+    fallback: str | None = None,
 ) -> int:
     """Compile and compare network by network; comes out: the exit code.
 
@@ -119,7 +122,7 @@ def run(
     machine = machine_of(None, True, out)
     count = threads if threads is not None else knobs.get('threads') or machine.cores
     options = Options(
-        names, count, tune, max_rel_err, rounds, turn_ms, flush, batch
+        names, count, tune, max_rel_err, rounds, turn_ms, flush, batch, fallback
     )  # fmt: skip
     journal = Journal(
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
@@ -24,6 +25,7 @@ def run(
     max_rel_err: float,
     threads: int | None,
     seed: int | None,
+    fallback: str | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
@@ -34,18 +36,32 @@ def run(
     begin = time.perf_counter()
     with Bar(1) as bar:
         bar.begin(model.name)
-        network = compile_network(
-            model, tune=tune, trials=trials, shapes=read_shapes(shapes), threads=threads,
-            max_rel_err=max_rel_err, save=target, progress=bar.report,
-        )  # fmt: skip
+
+        def made(**more: Any) -> Network:
+            return compile_network(
+                model, tune=tune, trials=trials, shapes=read_shapes(shapes), threads=threads,
+                max_rel_err=max_rel_err, progress=bar.report, **more,
+            )  # fmt: skip
+
+        network = made(fallback=fallback) if fallback else made(save=target)
+        theirs = getattr(network, 'theirs', ())
+        if fallback and not theirs:  # all of it is ours, so that it can be written
+            network = made(save=target)
         bar.finish()
     seconds = time.perf_counter() - begin
     out.say(summary(network))
-    out.say(f'wrote {target} ({target.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
+    if theirs:
+        out.warn(
+            f'{target} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can '
+            f'hold; run {model} with --fallback {fallback}, which finds its kernels ready'
+        )
+    else:
+        out.say(f'wrote {target} ({target.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
     out.write(
         {
             'model': str(model),
-            'output': str(target),
+            'output': None if theirs else str(target),
+            'fallback': [list(node) for node in theirs],
             'tune': tune,
             'seconds': seconds,
             'seed': seed,
@@ -91,7 +107,7 @@ def network_json(network: Network) -> dict:
         'name': network.name,
         'threads': network.threads,
         'inputs': [[v.name, list(v.shape), v.dtype] for v in network.inputs],
-        'outputs': [[v.name, list(v.shape), v.dtype] for v in network.outputs],
+        'outputs': [[v.name, list(v.shape or ()), v.dtype] for v in network.outputs],
         'weight_bytes': network.weight_bytes,
         'arena_bytes': network.arena_bytes,
         'scratch_bytes': network.scratch_bytes,

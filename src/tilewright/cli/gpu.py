@@ -15,6 +15,7 @@ from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.report.gpu_explain import explain_gpu, explanation_text
+from tilewright.runtime.gpu_bandwidth import described
 from tilewright.runtime.gpu_session import TARGETS, open_device
 from tilewright.store.records import open_store
 
@@ -23,7 +24,7 @@ INTERRUPTED = 130
 # Options of `bench` that say nothing about a GPU.
 CPU_ONLY = (
     'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
-    'threads', 'layers', 'tune',
+    'threads',
 )  # fmt: skip
 
 
@@ -130,9 +131,9 @@ def machine(out: Output, *, target: str, seed: int | None = None) -> int:
     """List the devices of a target with the figures that the models need."""
     if target not in TARGETS:
         raise InputError(f'--target {target!r}; choose one of cpu, {", ".join(TARGETS)}')
-    found = [(name, open_device(target, name).machine) for name in _names(target)]
+    found = [(name, described(open_device(target, name))) for name in _names(target)]
     if not found:
-        found = [('', open_device(target).machine)]  # says what is missing
+        found = [('', described(open_device(target)))]  # says what is missing
     for number, (name, one) in enumerate(found):
         out.say(('\n' if number else '') + machine_text(name, one))
     out.write(

@@ -104,6 +104,18 @@ MaxRelErr = Annotated[
 ]
 
 
+class FallbackName(StrEnum):
+    """Who runs nodes that are not supported, as `tilewright.compile` knows it."""
+
+    ONNXRUNTIME = 'onnxruntime'
+
+
+Fallback = Annotated[
+    FallbackName | None,
+    typer.Option('--fallback', help='Let it run the nodes of an .onnx file that we cannot.'),
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f'tilewright {VERSION}')
@@ -207,12 +219,31 @@ def optimize(
         'tilewright explain mopt/R9',
         'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18',
         'tilewright explain cnnopt/R12 --machine h200',
+        'tilewright explain model.onnx --measure',
     )
 )
 def explain(
-    spec: Spec,
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar='SPEC',
+            show_default=False,
+            help=f'{SPEC_HELP[:-1]}; or networks: names of the zoo, .onnx and .tw files.',
+        ),
+    ],
     algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    layers: Annotated[
+        bool,
+        typer.Option('--layers', help='Layer by layer, where a name is also that of a network.'),
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option('--measure', help='Networks: also time every task on this host.')
+    ] = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option('--shape', metavar='NAME=S', help='Sizes that a file leaves open.'),
+    ] = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -220,7 +251,8 @@ def explain(
 ) -> int:
     """Say why: traffic per level, the binding limit, the loops, the runner-up, the bound.
 
-    Nothing is measured or compiled, so this works for machines that one does not have.
+    Nothing is measured or compiled unless --measure asks for it, so this works for machines that
+    one does not have.
     """
     from tilewright.cli import explain as verb
     from tilewright.cli.output import Output
@@ -230,6 +262,19 @@ def explain(
         from tilewright.cli import gpu
 
         return gpu.explain(spec, Output('explain', json), machine=str(machine), seed=seed)
+    from tilewright.cli.bench_networks import networks_of
+
+    networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
+    if networks is not None:
+        from tilewright.cli import explain_network
+        from tilewright.cli.compile import read_shapes
+
+        return explain_network.run(
+            networks, Output('explain', json), measure=measure, max_rel_err=max_rel_err,
+            machine=machine, threads=threads, shapes=read_shapes(shape or []), seed=seed,
+        )  # fmt: skip
+    if measure:
+        raise InputError(f'--measure is for networks; time {spec} with tilewright optimize')
     return verb.run(
         spec, Output('explain', json), algorithm=algorithm.value, max_rel_err=max_rel_err,
         machine=machine, threads=threads, seed=seed,
@@ -246,6 +291,7 @@ def explain(
         'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
         'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
         'tilewright bench cnnopt --target cuda --against cudnn',
+        'tilewright bench resnet18,resnet50 --target cuda --against torch,inductor',
     )
 )
 def bench(
@@ -263,7 +309,8 @@ def bench(
         typer.Option(
             '--against',
             metavar='PEERS',
-            help='torch, onnxruntime, openvino [those installed]; tvm; torch-compile on networks.',
+            help='torch, onnxruntime, openvino [those installed]; tvm; torch-compile on networks; '
+            'on a GPU cudnn, and torch, inductor for networks.',
         ),
     ] = None,
     rounds: Annotated[
@@ -297,6 +344,7 @@ def bench(
         str,
         typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
     ] = 'measure',
+    fallback: Fallback = None,
     target: Target = 'cpu',
     batch: Annotated[
         int | None,
@@ -306,7 +354,12 @@ def bench(
         str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
     ] = '',
     trials: Annotated[
-        int, typer.Option('--trials', metavar='N', help='Schedules to try for each layer on a GPU.')
+        int,
+        typer.Option(
+            '--trials',
+            metavar='N',
+            help='Schedules to try for each layer on a GPU; of a network, 32 for each group.',
+        ),
     ] = 128,
     seconds: Annotated[
         float | None,
@@ -322,24 +375,34 @@ def bench(
     the exit code 3.
     """
     from tilewright.cli import bench as verb
-    from tilewright.cli import gpu
+    from tilewright.cli import bench_networks, gpu
     from tilewright.cli.output import Output
 
     if target != 'cpu':
         gpu.refuse(target, gpu.given(ctx, *gpu.CPU_ONLY))
+        named = None if layers else bench_networks.networks_of(spec)
+        if named is not None:
+            from tilewright.cli import bench_gpu_networks
+
+            gpu.refuse(target, gpu.given(ctx, 'seconds'))
+            return bench_gpu_networks.run(
+                named, Output('bench', json), target=target, against=against, device=device,
+                tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
+                batch=batch, rounds=rounds, seed=seed,
+            )  # fmt: skip
+        gpu.refuse(target, gpu.given(ctx, 'tune'))
         return gpu.bench(
             spec, Output('bench', json), target=target, against=against, device=device,
             trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
         )  # fmt: skip
     gpu.refuse(target, gpu.given(ctx, 'device', 'trials', 'seconds'))
-    from tilewright.cli import bench_networks
-
     networks = None if layers else bench_networks.networks_of(spec)
     if networks is not None:
         return bench_networks.run(
             networks, Output('bench', json), against=against, rounds=rounds,
             flush=flush or caches is CachesName.FLUSHED, threads=threads, seed=seed, batch=batch,
             tune=tune, max_rel_err=max_rel_err, turn_ms=turn_ms,
+            fallback=fallback.value if fallback else None,
         )  # fmt: skip
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
@@ -354,6 +417,7 @@ def bench(
         'tilewright reproduce mopt-fig5 --data samples.jsonl',
         'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
         'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
+        'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
     )
 )
 def reproduce(
@@ -380,7 +444,8 @@ def reproduce(
     """Make a figure of a paper again, on this machine or on data (docs/reproduce.md).
 
     mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
-    predicted order; mopt-fig7: the comparison with libraries; scaling: time against size. What is
+    predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
+    cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU. What is
     measured is kept, and a run that was interrupted goes on where it stopped.
     """
     from tilewright.cli import reproduce as verb
@@ -390,6 +455,81 @@ def reproduce(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
         samples=samples, plot=plot, threads=threads, seed=seed,
     )  # fmt: skip
+
+
+models = typer.Typer(help='Train, evaluate and show learned models (docs/learned.md).')
+app.add_typer(models, name='model')
+Kind = Annotated[
+    str, typer.Option('--kind', metavar='K', help='Kernels: rs, s, tiled, patch-wgmma_tf32x3, ...')
+]
+GpuName = Annotated[
+    str, typer.Option('--machine', metavar='NAME', help='A known GPU, or a .json file of one.')
+]
+
+
+@models.command(
+    'train', epilog=_examples('tilewright model train --data DIR --machine h200 --kind rs')
+)
+def model_train(
+    data: Annotated[
+        list[Path],
+        typer.Option('--data', metavar='DIR', help='Measured configurations; may be repeated.'),
+    ],
+    machine: GpuName,
+    kind: Kind = 'rs',
+    recipe: Annotated[
+        str,
+        typer.Option('--recipe', metavar='R', help='forest, boosted, ranked, mixed, or auto.'),
+    ] = 'auto',
+    output: Annotated[
+        Path | None, typer.Option('-o', '--output', metavar='FILE', help='[your own models]')
+    ] = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Train on measured problems; the recipe is chosen by grouped cross-validation."""
+    from tilewright.cli import model as verb
+    from tilewright.cli.output import Output
+
+    return verb.run_train(
+        Output('model', json), data=data, machine=machine, kind=kind, recipe=recipe, output=output,
+        seed=seed or 0,
+    )  # fmt: skip
+
+
+@models.command('evaluate')
+def model_evaluate(
+    data: Annotated[
+        Path, typer.Option('--data', metavar='DIR', help='Measured configurations of layers.')
+    ],
+    machine: GpuName,
+    kind: Kind = 'rs',
+    model: Annotated[
+        str | None, typer.Option('--model', metavar='FILE', help='[the one that knows the GPU]')
+    ] = None,
+    json: Json = None,
+) -> int:
+    """Loss at the top 1, 10 and 30, and trials to 95% and 100% of the best, by layer."""
+    from tilewright.cli import model as verb
+    from tilewright.cli.output import Output
+
+    return verb.run_evaluate(
+        Output('model', json), data=data, machine=machine, kind=kind, model=model
+    )
+
+
+@models.command('show')
+def model_show(
+    model: Annotated[
+        str | None, typer.Argument(metavar='MODEL', help='A file, or a name [all models].')
+    ] = None,
+    json: Json = None,
+) -> int:
+    """What a model was learned from; without one, all models and features."""
+    from tilewright.cli import model as verb
+    from tilewright.cli.output import Output
+
+    return verb.run_show(Output('model', json), model=model)
 
 
 @app.command(
@@ -469,6 +609,7 @@ def compile(
     ] = None,
     shape: Shapes = None,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    fallback: Fallback = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -483,6 +624,7 @@ def compile(
     return verb.run(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+        fallback=fallback.value if fallback else None,
     )  # fmt: skip
 
 
@@ -512,6 +654,7 @@ def run(
         typer.Option('--trace', metavar='FILE', help='Write a trace for chrome://tracing.'),
     ] = None,
     shape: Shapes = None,
+    fallback: Fallback = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -523,6 +666,53 @@ def run(
     return verb.run(
         model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
+        fallback=fallback.value if fallback else None,
+    )  # fmt: skip
+
+
+@app.command(
+    epilog=_examples(
+        'tilewright export model.onnx -o folder', 'tilewright export resnet18 -o folder',
+        'tilewright export model.tw -o folder --name detector',
+    )
+)  # fmt: skip
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar='MODEL', help='An .onnx or .tw file, or a network of the zoo.'),
+    ],
+    output: Annotated[
+        Path, typer.Option('--output', '-o', metavar='DIR', help='An empty or new directory.')
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option('--name', metavar='WORD', help="What every name begins with [the model's]."),
+    ] = None,
+    tune: Annotated[
+        TuneName,
+        typer.Option('--tune', help='Choose kernels by the model alone, or time the best of them.'),
+    ] = TuneName.MODEL,
+    trials: Annotated[
+        int | None,
+        typer.Option('--trials', metavar='N', help='Kernels that are timed for each group [4].'),
+    ] = None,
+    shape: Shapes = None,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Write a network as C: a source, a header, weights, a Makefile, and a test (docs/export.md).
+
+    It needs a C compiler, libc, libm and threads, nothing of this package. `make check` compares
+    with results that are stored beside it.
+    """
+    from tilewright.cli import export as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
+        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
     )  # fmt: skip
 
 

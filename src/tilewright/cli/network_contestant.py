@@ -7,7 +7,6 @@ It compiles the model in the process that is timed, as the peers do, and answers
 from __future__ import annotations
 
 import sys
-from typing import ClassVar
 
 from tilewright.bench import peer_process
 from tilewright.bench.contestants import SPIN_US
@@ -47,10 +46,13 @@ def _tell(job: NetworkJob, state: Progress) -> None:
     job.progress(state.stage, state.done, state.total)
 
 
+CONTESTANTS: Contestants = {OURS: (tilewright_variants, ())}
+
+
 class OurServer(NetworkServer):
     """The child of our own contestant."""
 
-    contestants: ClassVar[Contestants] = {OURS: (tilewright_variants, ())}
+    contestants = CONTESTANTS
 
 
 if __name__ == '__main__':

@@ -60,7 +60,7 @@ def run(
     """Make a figure: text, JSON and, if asked for, a picture; comes out: the exit code."""
     figure = figure_of(name)
     _check(figure, data, layers, samples, plot)
-    if data is None:
+    if data is None and not figure.gpu:
         check_early(machine, threads, seed=seed)
     else:
         check_options(threads=threads, seed=seed)
@@ -113,6 +113,13 @@ def _options(
     machine: str | None, layers: str | None, samples: int | None, threads: int | None,
     seed: int | None,
 ) -> Options:  # fmt: skip
+    if figure.gpu:
+        from tilewright.reproduce.cnnopt import load_gpu
+
+        return Options(
+            figure.name, None, '', 0, 1, seed or 0, data, _Reporter(out, stack),
+            None if machine is None else load_gpu(machine),
+        )  # fmt: skip
     if data is None:
         target = machine_of(machine, True, out)
     else:

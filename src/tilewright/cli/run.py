@@ -31,6 +31,7 @@ def run(
     shapes: Sequence[str],
     threads: int | None,
     seed: int | None,
+    fallback: str | None = None,
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
@@ -42,8 +43,9 @@ def run(
     with Bar(1) as bar:
         bar.begin(model.name)
         network = compile_network(
-            model, shapes=read_shapes(shapes), threads=threads, progress=bar.report
-        )
+            model, shapes=read_shapes(shapes), threads=threads, fallback=fallback,
+            progress=bar.report,
+        )  # fmt: skip
         bar.finish()
     arrays = random_inputs(network, seed) if given is None else named(network, given)
     results = network.run(arrays)

@@ -48,6 +48,7 @@ def _foldable(graph: Graph, source: Node, norm: Node) -> bool:
     return alone and not graph.is_output(value)
 
 
+@np.errstate(all='ignore')  # files may hold any bits for a number, a variance below 0 too
 def _folded(
     graph: Graph, source: Node, norm: Node, constants: dict[str, np.ndarray]
 ) -> Node | None:

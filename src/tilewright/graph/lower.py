@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilewright.errors import ArrayError, ModelError, SpecError
+from tilewright.errors import ArrayError, ModelError, SpecError, UnsupportedError
 from tilewright.graph.graph import DTYPES, Graph, Node, Value
 from tilewright.graph.lowering.emit import Emitter
 from tilewright.graph.lowering.given import Given, Operator
@@ -142,7 +142,10 @@ class _Unsupported:
             f'{len(nodes)} x {op}{" " * bool(reason)}{reason} (first: {nodes[0]!r})'
             for (op, reason), nodes in self.found.items()
         ]
-        raise ModelError(f'{self.name} contains what is not supported: {"; ".join(items)}')
+        raise UnsupportedError(
+            f'{self.name} contains what is not supported: {"; ".join(items)}',
+            tuple(name for nodes in self.found.values() for name in nodes),
+        )
 
 
 def shape_inputs(graph: Graph) -> tuple[str, ...]:

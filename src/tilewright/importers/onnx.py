@@ -51,13 +51,40 @@ def import_onnx(
     shapes     input -> its shape: needed where the file has names or nothing instead of sizes
     constants  input -> its value, which is then fixed: needed where it decides shapes
     """
+    return _importer(model, shapes, constants).graph()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, the model that it was read from, and node -> the number of the file's node that it
+    is a part of: what it takes to run some nodes elsewhere, as the file has them."""
+
+    graph: Graph
+    model: ModelProto
+    numbers: Mapping[str, int]
+
+
+def import_traced(
+    model: str | os.PathLike | bytes | ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Traced:
+    """[ONNX] -> [Graph], with what each of its nodes was."""
+    importer = _importer(model, shapes, None)
+    return Traced(importer.graph(), importer.source.model, importer.numbers)
+
+
+def _importer(
+    model: str | os.PathLike | bytes | ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None,
+    constants: Mapping[str, np.ndarray] | None,
+) -> _Importer:
     source = _read(model)
     # Where bytes are no text, protobuf gives them as bytes.
     if not all(isinstance(text, str) for text in _texts(source.model)):
         raise ModelError(f'{source.name} has a name that is no text; the file is damaged')
     fixed = {name: np.asarray(array) for name, array in (constants or {}).items()}
     sizes = {name: _sizes(name, shape) for name, shape in (shapes or {}).items()}
-    return _Importer(source, sizes, fixed).graph()
+    return _Importer(source, sizes, fixed)
 
 
 def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -125,6 +152,7 @@ class _Importer:
         self.proto: GraphProto = source.model.graph
         self.constants: dict[str, np.ndarray] = {}
         self.nodes: list[Node] = []
+        self.numbers: dict[str, int] = {}
         self.taken: set[str] = set()
 
     def graph(self) -> Graph:
@@ -284,6 +312,7 @@ class _Importer:
                 continue
             modern = modernise(node, opset, self._fresh)
             self.nodes += modern.nodes
+            self.numbers |= {made.name: number for made in modern.nodes}
             for name, array in modern.constants.items():
                 self._constant(name, array)
 

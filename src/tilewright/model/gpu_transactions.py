@@ -40,6 +40,8 @@ class Work:
     other          further warp instructions
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
+    least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as
+                   many as that needs at least; 0 where nothing is left to merge
     """
 
     blocks: int
@@ -62,6 +64,8 @@ class Work:
     extra_bytes: float = 0.0
     wide: float = 0.0
     turns: float = 0.0
+    least_reads: float = 0.0
+    least_wavefronts: float = 0.0
 
     @property
     def warps(self) -> int:
@@ -200,6 +204,9 @@ def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         channels * (rows * columns / WARP + weight_bytes / (unit * WARP)),
         4.0 * channels * (rows * columns + weight_bytes), 0.0, result,
         result / (2 if way == cnnopt_join.ATOMICS else 1), *extra,
+        least_reads=warps * channels * (inputs + weights) / 4,
+        least_wavefronts=warps * channels
+        * (inputs * len(_input_places(p)) + weights * p.lanes[0]) / WARP,
     )  # fmt: skip
 
 
@@ -216,14 +223,16 @@ def thread_reads(p: cnnopt_plan.Plan) -> tuple[int, int]:
 
 def _input_wavefronts(p: cnnopt_plan.Plan) -> int:
     """Cycles of one read of inputs by a warp: lanes along x and y that meet in one bank."""
-    (_, ty, tx), (_, ry, rx), pitch = p.lanes, p.registers, p.plane[1]
-    places = {
-        y * ry * p.y.stride * pitch + x * rx * p.x.stride for y in range(ty) for x in range(tx)
-    }
     banks: dict[int, int] = {}
-    for place in places:
+    for place in _input_places(p):
         banks[place % WARP] = banks.get(place % WARP, 0) + 1
     return max(banks.values())
+
+
+def _input_places(p: cnnopt_plan.Plan) -> set[int]:
+    """Words of shared memory that the lanes of a warp read at once."""
+    (_, ty, tx), (_, ry, rx), pitch = p.lanes, p.registers, p.plane[1]
+    return {y * ry * p.y.stride * pitch + x * rx * p.x.stride for y in range(ty) for x in range(tx)}
 
 
 _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {

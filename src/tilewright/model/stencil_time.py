@@ -3,7 +3,8 @@
 Goes in: a group, a schedule of the stencil schema, a machine. Comes out: a `Prediction`.
 
     compute   every kind of tile (codegen/cpu/stencil_cover.py): multiply-adds and shuffles share
-              the vector units, loads have their own; the busier of them, or latency
+              the vector units, loads have their own; the busier of them, or latency; accumulators
+              for which there is no register
     starts    every row that a tile reads or writes begins somewhere else: addresses, and a stream
               that a prefetcher has to find
     store     one instruction for each accumulator, and the epilogue
@@ -12,7 +13,8 @@ Goes in: a group, a schedule of the stencil schema, a machine. Comes out: a `Pre
 
 A tile loads what it needs and computes with it at once, so only a part of the traffic is hidden:
 times add up. Beyond a few rows at a time prefetchers lose track, and traffic from beyond the second
-cache takes longer.
+cache takes longer; not where the rows of a tile lie within a line of each other, since they are one
+stream then. Tiles do not wait for each other: as many as the core looks ahead are computed at once.
 """
 
 from __future__ import annotations
@@ -37,17 +39,20 @@ from tilewright.model.traffic import footprint
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-# Calibrated on depthwise layers with two cores of a Neoverse N1; docs/model.md has the figures.
-ROW_CYCLES = 0.4  # one row of one tile, read or written
+# Fitted to all tiles of depthwise layers on a Neoverse-N1; docs/model.md has the figures.
+ROW_CYCLES = 0.13  # one row of one tile, read or written
 PLANE_CYCLES = 7.0  # one row of another plane, for every step of the loops: other pages and lines
-TILE_CYCLES = 4.0  # one tile: its loop, and the accumulators that wait for the first loads
-FILTER_CYCLES = 10.0  # one plane of results: pointers, weights into registers
-STREAMS = 8  # rows side by side that prefetchers follow
-STREAM_SHARE = 0.1  # what each further one adds to traffic from beyond the second cache
-EXPOSED = 0.5  # share of the time of the traffic that nothing hides
-LOAD_CYCLES = 0.2  # one load, beside the units that are busiest: half of them are not aligned
-STORE_CYCLES = 0.25  # one vector stored, beside the units that are busiest
+TILE_CYCLES = 2.2  # one tile: its loop
+FILTER_CYCLES = 10.5  # one plane of results: pointers, weights into registers
+STREAMS = 6  # rows that are read side by side and that prefetchers follow
+STREAM_SHARE = 0.12  # what each further one adds to traffic from beyond the second cache
+EXPOSED = 0.59  # share of the time of the traffic that nothing hides
+LOAD_CYCLES = 0.07  # one load, beside the units that are busiest: half of them are not aligned
+STORE_CYCLES = 0.18  # one vector stored, beside the units that are busiest
 EPILOGUE_CYCLES = 0.5  # one stage of the epilogue, for one vector
+SPILL_CYCLES = 3.7  # one accumulator without a register: stored and loaded for each of its rows
+LOADED = 2  # registers that vectors pass through from memory
+WINDOW = 128  # instructions that every core of interest looks ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +97,35 @@ def tile_work(shape: Stencil, isa: Isa, rows: Rows, strip: Strip) -> Work:
     )
 
 
-def step_cycles(work: Work, isa: Isa) -> float:
-    """Cycles of one step of the loops: the busiest units, and a little for each load."""
+def step_cycles(work: Work, isa: Isa, steps: int = 1) -> float:
+    """Cycles of one of `steps` of the loops: the busiest units, and a little for each load.
+
+    Sums of one tile wait for each other, those of the next tile for nothing: it begins as soon as
+    the core sees it.
+    """
+    seen = work.fmas + work.shuffles + work.loads + work.accumulators
+    tiles = max(1.0, WINDOW / seen) if steps == 1 else 1.0
     busiest = max(
         (work.fmas + work.shuffles) / isa.fma_per_cycle,
         work.loads / isa.loads_per_cycle,
         (work.fmas + work.shuffles + work.loads) / ISSUE_PER_CYCLE,
-        isa.fma_chain_cycles * work.fmas / work.accumulators,
+        isa.fma_chain_cycles * work.fmas / work.accumulators / tiles,
     )
     return busiest + LOAD_CYCLES * work.loads
+
+
+def spilled(work: Work, shape: Stencil, isa: Isa) -> int:
+    """Accumulators of a tile for which there is no register beside weights and loaded vectors."""
+    weights = -(-shape.taps // schema.QUAD) if isa.arch == 'aarch64' else 1
+    return max(0, work.accumulators + weights + LOADED - isa.registers)
+
+
+def rows_apart(plan: schema.Plan) -> int:
+    """Bytes between the end of one row of the widest tile and the beginning of the next."""
+    across = plan.shape.across
+    outputs = plan.lanes * max(len(strip.starts) for strip in plan.strips)
+    read = across.step * (outputs - 1) + max(across.taps) - min(across.taps) + 1
+    return 4 * (plan.pitch - read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +135,7 @@ class Cycles:
     compute: float
     starts: float
     store: float
-    streams: int  # most rows that one tile reads and writes
+    streams: int  # most rows that one tile reads
 
 
 def cycles(plan: schema.Plan, part: Mapping[str, int]) -> Cycles:
@@ -127,12 +152,13 @@ def cycles(plan: schema.Plan, part: Mapping[str, int]) -> Cycles:
         for strip in plan.strips:
             work = tile_work(shape, isa, rows, strip)
             times = filters * share * rows.times * strip.times
-            compute += times * (steps * step_cycles(work, isa) + TILE_CYCLES)
+            each = step_cycles(work, isa, steps) + SPILL_CYCLES * spilled(work, shape, isa)
+            compute += times * (steps * each + TILE_CYCLES)
             starts += times * ROW_CYCLES * work.streams
             if steps > 1:
                 starts += times * PLANE_CYCLES * steps * (work.streams - rows.count)
             store += times * work.accumulators * (STORE_CYCLES + EPILOGUE_CYCLES * stages)
-            streams = max(streams, work.streams)
+            streams = max(streams, work.streams - rows.count)
     return Cycles(compute, starts + filters * FILTER_CYCLES, store, streams)
 
 
@@ -178,7 +204,7 @@ def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Predi
     ]
     slowest = max(range(1, len(times)), key=lambda number: times[number])
     exposed = EXPOSED * times[slowest]
-    if slowest > 1:
+    if slowest > 1 and rows_apart(plan) > machine.caches[0].line_bytes:
         exposed *= 1 + STREAM_SHARE * max(0, done.streams - STREAMS)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
     total = (done.compute + done.starts + done.store) * cycle_s + exposed + fork

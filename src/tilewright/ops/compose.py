@@ -11,14 +11,14 @@ in as few parts (ops/parts.py), so that nothing would be saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access, Affine, Expr, Stage
 
-# Functions that schemas for sums of products have in their epilogues (codegen/cpu/pointwise.py).
+# Functions that every schema for sums of products has in its epilogue, on CPUs and GPUs.
 BEHIND_PRODUCTS = frozenset(
     {
         'add', 'sub', 'mul', 'div', 'max', 'min', 'neg', 'exp', 'tanh', 'sigmoid', 'sqrt', 'abs',
@@ -36,11 +36,14 @@ class Composed:
     consumer_names: Mapping[str, str]
 
 
-def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
+def append(
+    producer: Group, consumer: Group, tensor: str, behind: Set[str] = BEHIND_PRODUCTS
+) -> Composed | None:
     """The producer with the consumer, whose input `tensor` is the producer's output, as epilogue.
 
     The consumer has to be element by element and to read `tensor` where it writes; the result keeps
-    the producer's names, and the name of its output. None where that cannot be.
+    the producer's names, and the name of its output. Behind a sum of products it may call the
+    functions `behind`. None where that cannot be.
     """
     source, made = producer.output, consumer.tensor(tensor)
     if (source.shape, source.dtype) != (made.shape, made.dtype) or made.role != 'input':
@@ -49,7 +52,7 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
         return None
     if consumer.output.shape != source.shape:
         return None
-    if producer.main.is_product_sum and not _fits_products(producer, consumer):
+    if producer.main.is_product_sum and not _fits_products(producer, consumer, behind):
         return None
     taken = {t.name for t in producer.tensors}
     value = fresh('Acc0', taken)
@@ -83,10 +86,10 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     return Composed(joined, given, _given(consumer, names, tensor))
 
 
-def _fits_products(producer: Group, consumer: Group) -> bool:
+def _fits_products(producer: Group, consumer: Group, behind: Set[str]) -> bool:
     """Whether the schemas for sums of products know all that the consumer does."""
     used = {name for stage in consumer.stages for name in stage.expr.functions()}
-    return producer.is_plain and consumer.is_plain and used <= BEHIND_PRODUCTS
+    return producer.is_plain and consumer.is_plain and used <= behind
 
 
 def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Protocol
 
 from tilewright.errors import InputError
+from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 
 
@@ -29,6 +30,7 @@ class Figure:
     layers   what is measured (docs/specs.md); '': the figure has layers of its own
     samples  schedules drawn for each layer; 0: the figure draws none
     threads  None: all usable cores
+    gpu      evaluates data of a GPU, which --machine names
     """
 
     name: str
@@ -37,6 +39,7 @@ class Figure:
     layers: str = ''
     samples: int = 0
     threads: int | None = None
+    gpu: bool = False
 
     def load(self) -> ModuleType:
         return importlib.import_module(f'tilewright.reproduce.{self.module}')
@@ -55,6 +58,8 @@ FIGURES = {
         ),
         Figure('mopt-fig7', 'mopt_fig7', 'comparison with other libraries', 'mopt'),
         Figure('scaling', 'scaling', 'time against batch, channels and image size'),
+        Figure('cnnopt-table8', 'cnnopt_table8', 'trials to the best configuration', gpu=True),
+        Figure('cnnopt-table9', 'cnnopt_table9', 'loss of learned and analytical models', gpu=True),
     )
 }  # fmt: skip
 
@@ -110,6 +115,7 @@ class Options:
               the data were taken on
     data      existing measurements to evaluate, a file or a directory: nothing is measured
     seed      decides the schedules that are drawn and the data that kernels are run on
+    gpu       the GPU that the data of a figure of GPUs were taken on
     """
 
     name: str
@@ -120,3 +126,4 @@ class Options:
     seed: int
     data: Path | None = None
     report: Reporter = Silence()  # noqa: RUF009 (it has no state)
+    gpu: GpuMachine | None = None

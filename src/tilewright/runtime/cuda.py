@@ -20,7 +20,15 @@ from tilewright.machine.nvidia import nvidia_gpu
 from tilewright.runtime.batch import WARM_UP, cuda_batch
 from tilewright.runtime.compilers import complaint, resources_of
 from tilewright.runtime.cuda_graph import Launch, captured, stopwatch
-from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
+from tilewright.runtime.device import (
+    NUMPY,
+    Call,
+    Device,
+    NDArray,
+    Program,
+    Resources,
+    bytes_of,
+)
 
 COPIES = 20  # calls in a graph that is timed
 CACHING = (12, 9)  # versions of NVRTC from here on keep what they compiled
@@ -35,6 +43,12 @@ def _bindings(name: str) -> Any:
             "CUDA needs cuda-bindings and NVRTC: pip install 'tilewright[cuda]'"
         ) from None
     return {'driver': driver, 'nvrtc': nvrtc}[name]
+
+
+@cache
+def nvrtc_version() -> tuple[int, int]:
+    """The version of the compiler."""
+    return tuple(checked(_bindings('nvrtc').nvrtcVersion()))
 
 
 def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resources]:
@@ -52,7 +66,7 @@ def compile_cubins(
     options = [
         f'--gpu-architecture={architecture}'.encode(), b'--ptxas-options=-v', b'--std=c++17',
     ]  # fmt: skip
-    if tuple(checked(nvrtc.nvrtcVersion())) >= CACHING:
+    if nvrtc_version() >= CACHING:
         options.append(b'--no-cache')  # what comes from there has no report of registers
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))
     try:
@@ -173,10 +187,18 @@ class CudaDevice(Device):
         checked(self.cu.cuModuleUnload(program.handle[0]))
 
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
-        size = max(4 * int(np.prod(sizes, dtype=np.int64)), 4)
+        size = max(bytes_of(sizes, dtype), 4)
         checked(self.cu.cuCtxSetCurrent(self.context))
         memory = checked(self.cu.cuMemAlloc(size), f' for {size} bytes')
         return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
+
+    def use(self) -> None:
+        checked(self.cu.cuCtxSetCurrent(self.context))
+
+    def part(
+        self, whole: NDArray, offset: int, dims: Sequence[str], sizes: Sequence[int], dtype: str
+    ) -> NDArray:
+        return NDArray(tuple(dims), tuple(sizes), dtype, self, int(whole.memory) + offset)
 
     def free(self, array: NDArray) -> None:
         checked(self.cu.cuMemFree(array.memory))
@@ -192,9 +214,12 @@ class CudaDevice(Device):
 
     def download(self, array: NDArray) -> np.ndarray:
         values = np.empty(array.sizes, NUMPY[array.dtype])
-        self.synchronize()
-        checked(self.cu.cuMemcpyDtoH(values.ctypes.data, array.memory, values.nbytes))
+        self.read(array, values)
         return values
+
+    def read(self, array: NDArray, into: np.ndarray) -> None:
+        self.synchronize()
+        checked(self.cu.cuMemcpyDtoH(into.ctypes.data, array.memory, into.nbytes))
 
     def prepare(self, call: Call) -> Launch:
         """A launch with its arguments checked and bound; it can be repeated at no cost."""

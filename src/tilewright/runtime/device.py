@@ -8,6 +8,7 @@ runtime/hosted.py. All of them may be used in one process.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,10 @@ from tilewright.codegen.gpu.dialects import Dialect
 from tilewright.codegen.gpu.language import Array, Kernel, Scalar, check_call
 from tilewright.errors import ArrayError
 from tilewright.machine.gpu import GpuMachine
+from tilewright.ops.dtypes import DTYPES, NUMPY
 
-NUMPY = {'f32': np.float32, 'i32': np.int32}
+# What numpy arrays may be uploaded as they are: doubles are mostly meant to be floats.
+UPLOADED = ('f32', 'i32')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +37,15 @@ class NDArray:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.sizes, dtype=np.int64)) * 4
+        return bytes_of(self.sizes, self.dtype)
 
     def numpy(self) -> np.ndarray:
         """A copy on the host."""
         return self.device.download(self)
+
+
+def bytes_of(sizes: Sequence[int], dtype: str) -> int:
+    return math.prod(sizes) * DTYPES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +84,25 @@ class Device(abc.ABC):
     name: str
     dialect: Dialect
     machine: GpuMachine
+    alignment: int = 16  # bytes: where a part of an array may begin
 
     @abc.abstractmethod
     def compile(self, kernel: Kernel) -> Program:
         """Raises CompilerError with the offending source line, ScheduleError beyond the limits."""
 
+    def use(self) -> None:
+        """Make it the device of the calling thread, where backends know such a thing."""
+        return
+
     @abc.abstractmethod
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
         """Memory with undefined contents."""
+
+    @abc.abstractmethod
+    def part(
+        self, whole: NDArray, offset: int, dims: Sequence[str], sizes: Sequence[int], dtype: str
+    ) -> NDArray:
+        """Memory of `whole` from a byte on, a multiple of `alignment`; it goes with the whole."""
 
     def free(self, array: NDArray) -> None:
         """Give memory back now; by default it goes with the array."""
@@ -100,6 +118,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def download(self, array: NDArray) -> np.ndarray: ...
+
+    def read(self, array: NDArray, into: np.ndarray) -> None:
+        """Copy to a C-contiguous array of the host, of the same size and dtype."""
+        into[...] = self.download(array).reshape(into.shape)
 
     @abc.abstractmethod
     def launch(self, call: Call) -> None:
@@ -126,9 +148,9 @@ class Device(abc.ABC):
             raise ArrayError(
                 f'{":".join(dims)} names {len(dims)} dimensions, but the array has {values.ndim}'
             )
-        dtype = next((name for name, kind in NUMPY.items() if values.dtype == kind), None)
+        dtype = next((name for name in UPLOADED if values.dtype == NUMPY[name]), None)
         if dtype is None:
-            raise ArrayError(f'arrays on a device are {", ".join(NUMPY)}, not {values.dtype}')
+            raise ArrayError(f'arrays on a device are {", ".join(UPLOADED)}, not {values.dtype}')
         array = self.empty(dims, values.shape, dtype)
         self.write(array, np.ascontiguousarray(values))
         return array

@@ -35,6 +35,7 @@ from tilewright.ops.reference import reference
 from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
 from tilewright.runtime.device import Call, Device, NDArray, Program
+from tilewright.runtime.gpu_bandwidth import described
 from tilewright.runtime.gpu_build import read
 from tilewright.runtime.modules import allocate, calls_of
 from tilewright.runtime.worker import die_with
@@ -184,7 +185,7 @@ class Session:
             'status': 'ok',
             'target': self.target,
             'device': self.device.name,
-            'machine': self.device.machine.to_json(),
+            'machine': described(self.device).to_json(),
             'architecture': getattr(self.device, 'architecture', None),
             'versions': self.versions(),
         }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import mmap
 import time
 from collections.abc import Sequence
@@ -23,7 +22,15 @@ from tilewright.codegen.gpu.language import Kernel, lower
 from tilewright.errors import CheckError, StoreError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.runtime.build import build
-from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
+from tilewright.runtime.device import (
+    NUMPY,
+    Call,
+    Device,
+    NDArray,
+    Program,
+    Resources,
+    bytes_of,
+)
 from tilewright.runtime.verify import guarded_empty
 
 FLAGS = ('-O1', '-w', '-lm')
@@ -71,10 +78,17 @@ class HostDevice(Device):
 
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
         # Ends where the guard page begins, but for the sixteen bytes that loads are aligned to.
-        count = math.prod(sizes)
-        aligned = -(-count // 4) * 4
-        pages = -(-4 * aligned // mmap.PAGESIZE) * mmap.PAGESIZE // 4
-        memory = guarded_empty((pages,), NUMPY[dtype])[pages - aligned :][:count]
+        size = bytes_of(sizes, dtype)
+        aligned = -(-size // 16) * 16
+        pages = -(-aligned // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = guarded_empty((pages,), np.uint8)[pages - aligned :][:size].view(NUMPY[dtype])
+        return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
+
+    def part(
+        self, whole: NDArray, offset: int, dims: Sequence[str], sizes: Sequence[int], dtype: str
+    ) -> NDArray:
+        end = offset + bytes_of(sizes, dtype)
+        memory = whole.memory.view(np.uint8)[offset:end].view(NUMPY[dtype])
         return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
 
     def write(self, array: NDArray, values: np.ndarray) -> None:

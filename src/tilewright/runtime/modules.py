@@ -89,7 +89,7 @@ class Runner:
         if name not in values:
             raise ArrayError(f'{self.module.group.label}: no values were given for {name}')
         value = np.asarray(values[name])
-        if value.shape != array.sizes or value.dtype.kind not in 'fiu':
+        if value.shape != array.sizes or value.dtype.kind not in 'fiub':
             raise ArrayError(
                 f'{self.module.group.label}: {name} is {":".join(array.dims)} with sizes '
                 f'{array.sizes}, but an array {value.dtype} {value.shape} was passed'

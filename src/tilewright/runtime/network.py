@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -378,26 +379,7 @@ class Network:
             raise ArrayError(
                 f'{self.name}: input {value.name!r} is missing; it takes {self._signature()}'
             )
-        given = arrays[value.name]
-        if type(given) is not np.ndarray:
-            try:
-                given = np.asarray(given)
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise ArrayError(f'input {value.name!r} is no array: {error}') from None
-        if given.shape != value.shape:
-            raise ArrayError(
-                f'input {value.name!r} has shape {given.shape}; this network was compiled for '
-                f'{value.shape}'
-            )
-        kind = DTYPES[value.dtype]
-        if given.dtype != kind:
-            raise ArrayError(
-                f'input {value.name!r} is {given.dtype}; give {np.dtype(kind)}, such as '
-                f'x.astype({np.dtype(kind).name!r})'
-            )
-        if given.flags.c_contiguous and given.flags.aligned:
-            return given
-        return np.array(given, kind, order='C')
+        return checked_input(value, arrays[value.name])
 
     def _signature(self) -> str:
         return ', '.join(map(_typed, self.inputs)) or 'no inputs'
@@ -474,6 +456,29 @@ def _contiguous(array: np.ndarray, value: Value) -> np.ndarray:
 
 def _new(value: Value) -> np.ndarray:
     return aligned_empty(value.shape, DTYPES[value.dtype])
+
+
+def checked_input(value: Value, given: Any) -> np.ndarray:
+    """What a caller gives for an input, C-contiguous and aligned; copied where it is not."""
+    if type(given) is not np.ndarray:
+        try:
+            given = np.asarray(given)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ArrayError(f'input {value.name!r} is no array: {error}') from None
+    if given.shape != value.shape:
+        raise ArrayError(
+            f'input {value.name!r} has shape {given.shape}; this network was compiled for '
+            f'{value.shape}'
+        )
+    kind = DTYPES[value.dtype]
+    if given.dtype != kind:
+        raise ArrayError(
+            f'input {value.name!r} is {given.dtype}; give {np.dtype(kind)}, such as '
+            f'x.astype({np.dtype(kind).name!r})'
+        )
+    if given.flags.c_contiguous and given.flags.aligned:
+        return given
+    return np.array(given, kind, order='C')
 
 
 def _checked_result(value: Value, array: object) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.codegen.gpu.dialect_nvidia import needs_own_target, nvidia_opencl
 from tilewright.codegen.gpu.dialect_opencl import OPENCL
-from tilewright.codegen.gpu.language import Kernel, lower
+from tilewright.codegen.gpu.language import ALIGNED, Kernel, lower
 from tilewright.errors import CompilerError, MissingError, StoreError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.nvidia import nvidia_gpu
@@ -21,7 +21,15 @@ from tilewright.runtime import opencl_api as cl
 from tilewright.runtime import opencl_nvidia as nv
 from tilewright.runtime.batch import WARM_UP, Extents, opencl_batch
 from tilewright.runtime.compilers import complaint, resources_of
-from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
+from tilewright.runtime.device import (
+    NUMPY,
+    Call,
+    Device,
+    NDArray,
+    Program,
+    Resources,
+    bytes_of,
+)
 from tilewright.runtime.opencl_api import Api, Handle, OpenCLError
 
 BATCH = 20  # calls of one timed repeat, queued without waiting in between; fewer where
@@ -66,6 +74,7 @@ class OpenCLDevice(Device):
         vendor = self.api.text('GetDeviceInfo', self.device, cl.DEVICE_VENDOR)
         self.nvidia = 'nvidia' in vendor.lower()
         self.dialect, self.route = OPENCL, nv.Route()
+        self.alignment = self.api.number('GetDeviceInfo', self.device, cl.BASE_ALIGNMENT) // 8
         self._start()
         if not self.nvidia:
             self.machine = _machine(self.api, self.device)
@@ -96,7 +105,7 @@ class OpenCLDevice(Device):
             self.api.text('GetDeviceInfo', self.device, cl.DEVICE_NAME), self.capability,
             ask(cl.MAX_COMPUTE_UNITS), max(ask(cl.MAX_CLOCK), 1) / 1e3,
             threads_per_block=ask(cl.MAX_WORK_GROUP_SIZE), l2_bytes=ask(cl.GLOBAL_CACHE_SIZE),
-            shared_bytes_per_block=max(ask(cl.LOCAL_MEM_SIZE), self.route.shared_bytes),
+            shared_bytes_per_block=max(ask(cl.LOCAL_MEM_SIZE) - ALIGNED, self.route.shared_bytes),
         )  # fmt: skip
         there = set(made.instructions) & self.dialect.capabilities
         return replace(made, instructions=tuple(sorted(there)))
@@ -114,24 +123,44 @@ class OpenCLDevice(Device):
     def compile(self, kernel: Kernel) -> Program:
         self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         source = lower(kernel, self.dialect)
-        if self.nvidia and needs_own_target(kernel):
-            program = self._own(kernel, source, self.route.name)
-        else:
-            program = self._build(kernel, source, nv.VERBOSE if self.nvidia else '')
+        if not self.nvidia:
+            return self._program(kernel, source, self._build(kernel, source, ''))
+        made = self._program(kernel, source, self._assembled(kernel, source))
+        limit = nv.register_limit(kernel, made.resources.registers, self.machine)
+        if limit is None:
+            return made
+        try:
+            fewer = self._program(kernel, source, self._assembled(kernel, source, limit))
+        except CompilerError:  # a driver that does not know the option
+            return made
+        if fewer.resources.spill_bytes != 0:
+            self.unload(fewer)
+            return made
+        self.unload(made)
+        return fewer
+
+    def _program(self, kernel: Kernel, source: str, program: Handle) -> Program:
         log = self.api.text('GetProgramBuildInfo', program.value, self.device, cl.BUILD_LOG)
         return Program(kernel, source, resources_of(log), self._made(kernel, program))
+
+    def _assembled(self, kernel: Kernel, source: str, registers: int | None = None) -> Handle:
+        """A program for an NVIDIA device, with at most so many registers of a thread."""
+        options = nv.VERBOSE + (f' {nv.REGISTERS}={registers}' if registers else '')
+        if needs_own_target(kernel):
+            return self._own(kernel, source, self.route.name, options)
+        return self._build(kernel, source, options)
 
     def _made(self, kernel: Kernel, program: Handle) -> Handle:
         return self.api.make(
             'CreateKernel', 'ReleaseKernel', program.value, kernel.name.encode()
         )  # fmt: skip
 
-    def _own(self, kernel: Kernel, source: str, route: str) -> Handle:
+    def _own(self, kernel: Kernel, source: str, route: str, options: str = nv.VERBOSE) -> Handle:
         """A program for an NVIDIA device's own target."""
         target = nv.OWN_TARGETS[self.capability]
         return nv.own_program(
             route, source, target, self.api, partial(self._build, kernel),
-            partial(self._rebuild, kernel),
+            partial(self._rebuild, kernel), options,
         )  # fmt: skip
 
     def _build(self, kernel: Kernel, source: str, options: str) -> Handle:
@@ -174,7 +203,7 @@ class OpenCLDevice(Device):
         program.handle.release()
 
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
-        size = max(4 * int(np.prod(sizes, dtype=np.int64)), 4)
+        size = max(bytes_of(sizes, dtype), 4)
         try:
             memory = self.api.make(
                 'CreateBuffer', 'ReleaseMemObject', self.context.value, cl.READ_WRITE, size, None
@@ -187,6 +216,16 @@ class OpenCLDevice(Device):
             raise
         return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
 
+    def part(
+        self, whole: NDArray, offset: int, dims: Sequence[str], sizes: Sequence[int], dtype: str
+    ) -> NDArray:
+        region = (c_size_t * 2)(offset, max(bytes_of(sizes, dtype), 1))
+        memory = self.api.make(
+            'CreateSubBuffer', 'ReleaseMemObject', whole.memory.value, cl.READ_WRITE, cl.REGION,
+            region,
+        )  # fmt: skip
+        return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
+
     def free(self, array: NDArray) -> None:
         array.memory.release()
 
@@ -197,6 +236,9 @@ class OpenCLDevice(Device):
         values = np.empty(array.sizes, NUMPY[array.dtype])
         self._copy('EnqueueReadBuffer', array, values)
         return values
+
+    def read(self, array: NDArray, into: np.ndarray) -> None:
+        self._copy('EnqueueReadBuffer', array, into)
 
     def _copy(self, function: str, array: NDArray, values: np.ndarray) -> None:
         place = c_void_p(values.ctypes.data)
@@ -240,7 +282,7 @@ class OpenCLDevice(Device):
         """Each repeat: up to `BATCH` times all calls, queued at once, from the first start to the
         last end by the device's clock.
         """
-        launches = self._launches(calls)
+        launches = self.bound(calls)
         # The first batch is a warm-up, and says how many of the others are enough.
         once = self._batch(self.plain_queue, launches, 2) / 2
         count = round(min(max(ENOUGH_S / once, 2), BATCH))
@@ -255,13 +297,13 @@ class OpenCLDevice(Device):
         return seconds
 
     def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
-        launches = self._launches(calls)
+        launches = self.bound(calls)
         self._batch(self.plain_queue, launches, min(count, WARM_UP))
         return [
             self._batch(self.plain_queue, launches, count) / count for _ in range(repeats)
         ]  # fmt: skip
 
-    def _launches(self, calls: Sequence[Call]) -> list[tuple[Handle, Extents, Extents]]:
+    def bound(self, calls: Sequence[Call]) -> list[tuple[Handle, Extents, Extents]]:
         """Kernels with their arguments bound, each call's its own: bindings last."""
         self.synchronize()
         launches, taken = [], set()

@@ -15,6 +15,7 @@ tried in a process of its own: `python -m tilewright.runtime.opencl_probe DEVICE
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,8 @@ import numpy as np
 from tilewright.codegen.gpu.dialect_nvidia import LATER, STATIC_SHARED_BYTES, uncovered
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.errors import TilewrightError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.model.occupancy import occupancy
 from tilewright.runtime import opencl_api as cl
 from tilewright.runtime.opencl_api import Api, Handle
 
@@ -38,6 +41,7 @@ OWN_SHARED_BYTES = (227 << 10) - 1024
 PROBED_BYTES = (OWN_SHARED_BYTES, 99 << 10, STATIC_SHARED_BYTES // 2)
 PROBE_LIMIT_S = 120.0
 VERBOSE = '-cl-nv-verbose'  # the assembler's report comes with the build log
+REGISTERS = '-cl-nv-maxrregcount'
 
 Build = Callable[[str, str], Handle]  # (source, options) -> a program
 Rebuild = Callable[[bytes, str], Handle]  # (binary, options) -> a program
@@ -93,14 +97,32 @@ def capability(api: Api, device: int) -> tuple[int, int]:
 
 
 def own_program(
-    route: str, source: str, target: str, api: Api, build: Build, rebuild: Rebuild
-) -> Handle:
+    route: str, source: str, target: str, api: Api, build: Build, rebuild: Rebuild,
+    options: str = VERBOSE,
+) -> Handle:  # fmt: skip
     """A program for the device's own target, by one of the two ways."""
     if route == 'option':
-        return build(source, f'{VERBOSE} -cl-nv-arch {target}')
+        return build(source, f'{options} -cl-nv-arch {target}')
     first = build(source, f'-D {LATER}')
     text = api.binary(first.value).rstrip(b'\0').decode(errors='replace')
-    return rebuild(uncovered(text, target).encode() + b'\0', VERBOSE)
+    return rebuild(uncovered(text, target).encode() + b'\0', options)
+
+
+def register_limit(kernel: Kernel, registers: int | None, machine: GpuMachine) -> int | None:
+    """Registers of a thread with which a multiprocessor would hold more of a kernel's blocks.
+
+    This compiler keeps more addresses in registers than CUDA's does: pointers to shared memory have
+    64 bits. None where it is not registers that limit the blocks, or where the grid has no more.
+    """
+    if registers is None:
+        return None
+    wanted = min(
+        occupancy(machine, kernel.threads, 1, kernel.shared_bytes).blocks,
+        math.ceil(math.prod(kernel.grid) / machine.multiprocessors),
+    )
+    if occupancy(machine, kernel.threads, registers, kernel.shared_bytes).blocks >= wanted:
+        return None
+    return machine.registers // (wanted * kernel.threads) // 8 * 8 or None
 
 
 def probe(shared_bytes: int) -> Kernel:

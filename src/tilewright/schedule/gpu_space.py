@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tilewright.codegen.gpu import cnnopt_plan, patch, patch_warp, patch_warpgroup, tiled
+from tilewright.codegen.gpu import cnnopt_plan, patch, patch_plan, patch_warp, tiled
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import precise
 
 # Registers beside operands and sums: addresses, bounds, counters. Medians over some thousand
 # kernels compiled for sm_90.
@@ -113,7 +114,7 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
     steps = p.depth // 8
     if p.wide:
         registers = tk * tp // 128 + 16 * (tp // 64) + OTHER_REGISTERS['patch']
-        code = (steps if steps <= patch_warpgroup.UNROLLED else 4) * (tp // 64) * CUT_CODE
+        code = (steps if steps <= patch_plan.UNROLLED else 4) * (tp // 64) * CUT_CODE
     else:
         registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']
         written = steps if p.window_points <= patch_warp.UNROLLED else p.kb // 8
@@ -207,9 +208,11 @@ def _schedule(schema: str, intrinsic: str, values: Mapping) -> GpuSchedule:
 
 
 def excluded(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> str | None:
-    """Why a schedule is not in the space: a limit of the machine, or waste; None where it is."""
+    """Why a schedule is not in the space: limits of the machine, errors, waste; None if it is."""
     if not machine.has(schedule.intrinsic):
         return 'instructions'
+    if not precise(group, schedule):
+        return 'precision'
     try:
         wanted = need(group, schedule)
     except ScheduleError:

@@ -2,9 +2,9 @@
 
 Goes in: a group and a machine. Comes out: a `Space` for search/gpu_tune.py that draws and changes
 schedules of every schema that has a table here. What is legal is not repeated: a schedule is what
-its generator accepts, what the machine has instructions for, and what fits it. Draws avoid what
-cannot be good: blocks for less than half of the multiprocessors, or thousands of them whose sums
-have to be joined.
+its generator accepts, what the machine has instructions for, what is precise, and what fits it.
+Draws avoid what cannot be good: blocks for less than half of the multiprocessors, or thousands of
+them whose sums have to be joined.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import precise
 
 # Names of decisions that are taken together -> their values, neighbours beside each other.
 Table = Mapping[tuple[str, ...], Sequence[tuple[int, ...]]]
@@ -27,6 +28,7 @@ Kind = tuple[str, str]
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 WARP = 32
+UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not name it
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
@@ -64,9 +66,10 @@ def _patch(group: Group) -> Table:
     splits = [n for n in _SPLITS if n <= max(channels // 2, 1)]
     return {
         **_each(
-            bk=(16, 32, 64, 128, 256), bn=[n for n in (1, 2, 4, 8) if n <= sizes.get('n', 1)],
+            bk=(16, 32, 64, 128, 256),
+            bn=[n for n in (1, 2, 4, 8, 16, 32, 64) if n <= sizes.get('n', 1)],
             bh=_parts(sizes.get('h', 1), 1, 2, 3, 4, 5, 6, 7, 8, 14, 16),
-            bw=_parts(sizes.get('w', 1), 7, 8, 14, 16, 24, 28, 32, 64),
+            bw=_parts(sizes.get('w', 1), 2, 4, 7, 8, 14, 16, 24, 28, 32, 64),
             tk=(16, 32, 64), tp=(8, 16, 24, 32, 40, 48, 56, 64), stages=(1, 2, 3), split=splits,
         ),
         ('kb', 'joint'): depths,
@@ -79,10 +82,11 @@ def _patch_of_warpgroups(group: Group) -> Table:
     for name in ('bk', 'tk', 'tp', 'stages'):
         del table[name,]
     columns = (16, 32, 48, 64, 96, 128, 192, 256)
+    gaps = (0, 2, 4, 8) if group.main.sizes.get('n', 1) > 1 else (0,)
     return {
         **table,
         ('bk', 'tk'): [(n, n) for n in columns],
-        **_each(tp=(64, 128, 192, 256), stages=(1, 2, 3, 4)),
+        **_each(tp=(64, 128, 192, 256), stages=(1, 2, 3, 4), queue=(1, 2), gap=gaps),
     }
 
 
@@ -145,7 +149,7 @@ class Moves:
         return self._seen[schedule.digest]
 
     def _generated(self, schedule: GpuSchedule) -> tuple[bool, int]:
-        if not self.machine.has(schedule.intrinsic):
+        if not self.machine.has(schedule.intrinsic) or not precise(self.group, schedule):
             return False, 0
         try:
             module = generate(self.group, schedule)
@@ -183,7 +187,8 @@ class Moves:
         table = self.tables.get((schedule.schema, schedule.intrinsic))
         if table is None:
             return []
-        now = dict(schedule.tiles)
+        now = UNSAID | dict(schedule.tiles)
+        now = {name: now[name] for names in table for name in names}
         steps = {
             names: [dict(zip(names, v, strict=True)) for v in _beside(values, names, now)]
             for names, values in table.items()

@@ -79,15 +79,20 @@ def winograd_schedule(
 
 
 def rank_winograd(
-    group: Group, machine: Machine, threads: int, top: int, max_rel_err: float = DEFAULT_LIMIT
-) -> tuple[Candidate, ...]:
-    """[Group, Machine] -> [Candidate], best first; none where Winograd does not apply or pay."""
+    group: Group, machine: Machine, threads: int, top: int, max_rel_err: float = DEFAULT_LIMIT,
+    growth: float = math.inf,
+) -> tuple[Candidate, ...]:  # fmt: skip
+    """[Group, Machine] -> [Candidate], best first; none where Winograd does not apply or pay.
+
+    `growth` is how many times as many weights there may be as the convolution has.
+    """
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     isa = ISAS[machine.isa]
     priced: list[Priced] = []
     best = math.inf
-    for bound, m in _promising(group, machine, isa, threads, tiles_within(group, max_rel_err)):
+    shapes = [m for m in tiles_within(group, max_rel_err) if weight_growth(group, m) <= growth]
+    for bound, m in _promising(group, machine, isa, threads, shapes):
         if bound > HOPE * best:
             continue
         priced += _price(group, machine, isa, m, threads)
@@ -159,6 +164,12 @@ def tiles_within(group: Group, max_rel_err: float) -> tuple[Shape, ...]:
         and predicted_error(group, m) <= max_rel_err
         and geometry(group, m).saving > 1
     )
+
+
+def weight_growth(group: Group, m: Tile) -> float:
+    """How many transformed weights there are for each of the convolution's own."""
+    sizes = group.main.sizes
+    return geometry(group, m).weights / (sizes.get('r', 1) * sizes.get('s', 1))
 
 
 def _cuts(stage: Stage, threads: int) -> list[Cut]:

@@ -2,6 +2,7 @@
 
 zoo.onnx_model('resnet18')              onnx.ModelProto, input 'image', output 'scores'
 zoo.torch_module('resnet18')            torch.nn.Module with the same weights
+zoo.graph('resnet18')                   a graph of our own, where neither is installed
 zoo.onnx_model('vgg16', **zoo.SMALL['vgg16'])      the same structure, small
 """
 
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.errors import SpecError
+from tilewright.graph.graph import Graph
 from tilewright.zoo import classic, inception, residual
+from tilewright.zoo.as_graph import to_graph
 from tilewright.zoo.layers import INPUT, OUTPUT, Layer, Network
 from tilewright.zoo.weights import weights
 
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 __all__ = [
-    'INPUT', 'NAMES', 'OUTPUT', 'SMALL', 'Layer', 'Network', 'example', 'network', 'onnx_model',
-    'torch_module', 'weights',
+    'INPUT', 'NAMES', 'OUTPUT', 'SMALL', 'Layer', 'Network', 'example', 'graph', 'network',
+    'onnx_model', 'torch_module', 'weights',
 ]  # fmt: skip
 _MAKERS = {
     'alexnet': classic.alexnet,
@@ -66,6 +69,14 @@ def onnx_model(
 
     made = network(name, batch, image, width)
     return to_onnx(made, weights(made, seed))
+
+
+def graph(
+    name: str, seed: int = 0, batch: int = 1, image: int | None = None, width: int = 1
+) -> Graph:
+    """A network as a graph, with the weights of `onnx_model`."""
+    made = network(name, batch, image, width)
+    return to_graph(made, weights(made, seed))
 
 
 def torch_module(

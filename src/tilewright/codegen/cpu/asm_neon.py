@@ -1,7 +1,8 @@
 """AArch64 NEON micro-kernels: `fmla` by element, so that pixels need no broadcast.
 
 Pixels whose offsets are consecutive are loaded together (four, two or one to a register) and
-used lane by lane; weights stream through immediate offsets of one pointer.
+used lane by lane; weights stream through immediate offsets of one pointer. In a turned kernel it is
+the weights that are used lane by lane, so that accumulators hold neighbouring pixels.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ def emit(kernel: micro.MicroKernel) -> str:
             for lane, pixel in enumerate(together):
                 for v in range(vectors):
                     target = pixel * vectors + v
-                    lines.append(f'fmla v{target}.4s, v{weights + v}.4s, v{register}.s[{lane}]')
+                    vector, element = weights + v, register
+                    if kernel.turned:
+                        vector, element = element, vector
+                    lines.append(f'fmla v{target}.4s, v{vector}.4s, v{element}.s[{lane}]')
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']

@@ -245,7 +245,9 @@ def write_row(writer: Writer, piece: Piece, made: Sliding, mark: str) -> None:
     if down.taps == 1:
         writer.line(f'rows_{mark}({target}, {place.pointer} + {start}, 0, 1, {across.size});')
     else:
-        row = total([scaled(down.loop.name, down.step) if down.loop else '0', str(-down.before)])
+        # A single row of results has no loop.
+        rows = [p.name for p in piece.loops if down.loop and p.name == down.loop.name]
+        row = total([*(scaled(name, down.step) for name in rows), str(-down.before)])
         writer.line(f'const long top_ = {row};')
         writer.line(f'const long from_ = max_long(0, ceil_div(-top_, {down.dilation}));')
         end = f'ceil_div({down.size} - top_, {down.dilation})'

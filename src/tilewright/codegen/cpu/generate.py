@@ -16,6 +16,8 @@ SCHEMAS = {
     'winograd': winograd.generate,
     'stencil': stencil.generate,
 }
+# A choice between two expressions becomes vectors only if neither may stop the process.
+FLAGS = ('-fno-trapping-math',)
 
 
 def check(group: Group, schedule: Schedule) -> None:
@@ -26,6 +28,8 @@ def check(group: Group, schedule: Schedule) -> None:
         )
     if schedule.schema != 'general':
         _check_plain(group)
+    if schedule.schema not in ('general', 'outer') and group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
     ordered = [d.name for d in group.main.dims if d.kind == 'sequential']
     if ordered:
         raise ScheduleError(f'{group.label}: sequential dimensions {ordered} cannot be generated')
@@ -49,8 +53,6 @@ def _check_plain(group: Group) -> None:
             f'{group.label} has tables, lookups or iterators in its expressions; use the general '
             f'schema'
         )
-    if group.stages[0] is not group.main:
-        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
 
 
 def generate(group: Group, schedule: Schedule) -> str:
@@ -61,5 +63,5 @@ def generate(group: Group, schedule: Schedule) -> str:
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:
-    own = general.FLAGS if schedule.schema == 'general' else ()
+    own = general.FLAGS if schedule.schema == 'general' else FLAGS
     return (*ISAS[schedule.isa].compiler_flags, *own)

@@ -30,7 +30,12 @@ PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never."""
+    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never.
+
+    A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
+    vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
+    neighbours of `pixels` lie side by side then.
+    """
 
     isa: str
     pixels: tuple[int, ...]
@@ -40,8 +45,14 @@ class MicroKernel:
     acc: tuple[int, ...]
     name: str
     b_ahead: int = 0
+    turned: bool = False
 
     def __post_init__(self) -> None:
+        if self.turned and not can_turn(self.isa, self.pixels):
+            raise ScheduleError(
+                f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
+                f'transposed of'
+            )
         need = registers_needed(len(self.pixels), self.vectors)
         have = ISAS[self.isa].registers
         if need > have:
@@ -83,6 +94,16 @@ def vector_prefetches(kernel: MicroKernel) -> list[int]:
         return []
     read = len(kernel.steps) * kernel.vectors * kernel.lanes
     return list(range(kernel.b_ahead, kernel.b_ahead + read, LINE_FLOATS))
+
+
+TURNING = ('neon', 'portable')  # vectors of four, multiplied by an element of another
+BLOCK = 4
+
+
+def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
+    """Whether pixels are runs of four, on an instruction set with vectors of four."""
+    runs = [pixels[i : i + BLOCK] for i in range(0, len(pixels), BLOCK)]
+    return isa in TURNING and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
 
 
 def registers_needed(pixels: int, vectors: int) -> int:
@@ -134,18 +155,21 @@ def reference_c(kernel: MicroKernel) -> str:
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
+    place = 'at[p] + v'
+    if kernel.turned:
+        place = 'at[p / 4 * 4 + v % 4] + v / 4 * 4 + p % 4'
     return function(
         kernel,
         [
             f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
             f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
             f'    for (long v = 0; v < {width}; v++) {{',
-            '        float sum = resume ? acc[at[p] + v] : 0.0f;',
+            f'        float sum = resume ? acc[{place}] : 0.0f;',
             '        for (long i = 0; i < count; i++)',
             f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
             f'                sum += a[i * {kernel.a_step} + steps[s] + pixels[p]] *',
             f'                       b[(i * {len(kernel.steps)} + s) * {width} + v];',
-            '        acc[at[p] + v] = sum;',
+            f'        acc[{place}] = sum;',
             '    }',
         ],
     )

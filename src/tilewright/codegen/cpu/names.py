@@ -16,15 +16,15 @@ from tilewright.schedule.schedule import Level, Schedule
 # Identifiers that the generators use themselves, and C's own words.
 _WORDS = """
 a acc accumulators args asm at auto b break buffer case char const constants continue count default
-do double else end enum extent extern float for from goto high if inline int inside lane lanes last
-long low max_long min_long out packed panel panels part pixel pixels register restrict return row
-rows short signed sizeof source static step struct switch tile to typedef union unsigned value void
-volatile weights while width typeof linux unix
+do double else end enum extent extern float for from front goto high if inline int inside lane lanes
+last long low max_long min_long out packed panel panels part pixel pixels register restrict return
+row rows short signed sizeof source static step struct switch tile to typedef union unsigned value
+void volatile weights while width typeof linux unix
 expf fabsf fmaxf fminf memcpy memset powf sqrtf tanhf
 """
 TAKEN = frozenset(_WORDS.split())
 _PLAIN = re.compile(r'[A-Za-z][A-Za-z0-9]*')
-_NUMBERED = re.compile(r'[et][0-9]+')
+_NUMBERED = re.compile(r'[eft][0-9]+')
 
 
 def safe_names(group: Group, schedule: Schedule) -> tuple[Group, Schedule]:

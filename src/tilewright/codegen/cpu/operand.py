@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.cpu.contraction import Contraction
+from tilewright.codegen.cpu.front import Front
 from tilewright.codegen.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Affine
@@ -228,11 +229,14 @@ def _offset(expression: Affine, point: Mapping[str, int]) -> int:
     return sum(c * point.get(name, 0) for name, c in expression.terms)
 
 
-def write_pack(writer: Writer, operand: Operand, tensor: Tensor) -> None:
+def write_pack(
+    writer: Writer, operand: Operand, tensor: Tensor, front: Front | None = None
+) -> None:
     """A C function that fills the buffer: `from` first indices, `extent` how many of each axis."""
+    write_copies(writer, bool(operand.strips), front)
     writer.open(
         'static void pack_tile(const float *restrict source, float *restrict buffer, '
-        'const long *from, const long *extent)'
+        f'const long *from, const long *extent{front.pointers if front else ""})'
     )
     names = 'ijklmnop'
     outer, inner = operand.splits[:-1], operand.splits[-1]
@@ -264,6 +268,11 @@ def write_pack(writer: Writer, operand: Operand, tensor: Tensor) -> None:
         ]
     )
     writer.line(f'const int inside = {inside or "1"};')
+    if front:
+        front.write_numbers(
+            writer, {axis: f'{letter}_at' for letter, axis in zip(letters, axes, strict=True)}
+        )
+    numbers = front.arguments if front else ''
     ahead = ROWS_AHEAD * tensor.strides[outer[-1].axis] if outer else 0
     for number, phase in enumerate(inner.phases):
         place = total([*places, str(number * inner.count * inner.stride)])
@@ -273,17 +282,33 @@ def write_pack(writer: Writer, operand: Operand, tensor: Tensor) -> None:
             f'{inner.factor} + 1, {tensor.strides[inner.axis]}, {inner.factor}'
         )
         if inner.strip:
-            writer.line(f'copy_strips({arguments}, {inner.strip}, {inner.pitch}, {ahead});')
+            strips = f'{inner.strip}, {inner.pitch}, {ahead}'
+            writer.line(f'copy_strips({arguments}, {strips}{numbers});')
         else:
-            writer.line(f'copy_row({arguments});')
+            writer.line(f'copy_row({arguments}{numbers});')
     writer.close(writer.depth)
     writer.line()
 
 
-COPY_ROW = """\
+def write_copies(writer: Writer, strips: bool, front: Front | None) -> None:
+    """The C functions that copy one row; through `front`, where there is one."""
+    parameters = front.parameters if front else ''
+    arguments = front.arguments if front else ''
+    if front:
+        front.write_function(writer)
+    for text in (_COPY_ROW, _COPY_STRIPS)[: 1 + strips]:
+        for element in _ELEMENTS:
+            text = text.replace(f'@{element}@', front.element(element) if front else element)
+        text = text.replace('@parameters@', parameters).replace('@arguments@', arguments)
+        writer.lines += [*text.splitlines(), '']
+
+
+_ELEMENTS = ('s[x]', 's[x * stride * factor]', 's[i * factor * stride]')
+
+_COPY_ROW = """\
 /* buffer[x] = source[(from + x * factor) * stride], zero where that index is not below `size`. */
 static inline void copy_row(const float *restrict source, float *restrict buffer, long from,
-                            long size, long count, long stride, long factor)
+                            long size, long count, long stride, long factor@parameters@)
 {
     long low = from < 0 ? (-from + factor - 1) / factor : 0;
     long high = size > from ? (size - from + factor - 1) / factor : 0;
@@ -296,21 +321,21 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
     const float *restrict s = source + from * stride;
     if (stride * factor == 1)
         for (long x = low; x < high; x++)
-            buffer[x] = s[x];
+            buffer[x] = @s[x]@;
     else
         for (long x = low; x < high; x++)
-            buffer[x] = s[x * stride * factor];
+            buffer[x] = @s[x * stride * factor]@;
     for (long x = high; x < count; x++)
         buffer[x] = 0.0f;
 }
 """
 
-COPY_STRIPS = """\
+_COPY_STRIPS = """\
 /* copy_row, with every `strip` elements `pitch` floats apart. Asks for what lies `ahead` floats
    behind: the same piece of a later row. */
 static inline __attribute__((always_inline)) void copy_strips(
     const float *restrict source, float *restrict buffer, long from, long size, long count,
-    long stride, long factor, long strip, long pitch, long ahead)
+    long stride, long factor, long strip, long pitch, long ahead@parameters@)
 {
     const int inside = from >= 0 && from + (count - 1) * factor < size;
     for (long x = 0; x < count; x += strip, buffer += pitch) {
@@ -318,10 +343,10 @@ static inline __attribute__((always_inline)) void copy_strips(
         __builtin_prefetch(s + ahead);
         if (inside && x + strip <= count)
             for (long i = 0; i < strip; i++)
-                buffer[i] = s[i * factor * stride];
+                buffer[i] = @s[i * factor * stride]@;
         else
             copy_row(source, buffer, from + x * factor, size, min_long(strip, count - x), stride,
-                     factor);
+                     factor@arguments@);
     }
 }
 """

@@ -21,9 +21,16 @@ from dataclasses import dataclass
 
 from tilewright.codegen.cpu import abi, micro, operand
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.codegen.cpu.front import Front, plan_front
 from tilewright.codegen.cpu.nest import Nest, part_extents, tile_sets
-from tilewright.codegen.cpu.pointwise import Epilogue, access_strides, plan_epilogue
-from tilewright.codegen.cpu.store import write_store
+from tilewright.codegen.cpu.pointwise import (
+    Epilogue,
+    access_strides,
+    typed_epilogue,
+    write_epilogue,
+)
+from tilewright.codegen.cpu.pointwise import Operand as EpilogueOperand
+from tilewright.codegen.cpu.store import Quick, fetched, straight, write_store
 from tilewright.codegen.cpu.writer import Writer, scaled, total
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
@@ -74,6 +81,7 @@ class Plan:
     contraction: Contraction
     panels: Panels
     operand: operand.Operand
+    front: Front | None
     epilogue: Epilogue
     lane: str
     persistent: bool
@@ -82,6 +90,31 @@ class Plan:
     acc_floats: int
     out_strides: dict[str, int]
     out_const: int
+    quick: Quick | None
+
+    def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
+        """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.
+
+        A row that is no multiple of four is computed up to the next one, where sums are so short
+        that this costs less than transposing.
+        """
+        isa, run = self.schedule.isa, extents[-1] if extents else 0
+        if self.quick is None or isa not in micro.TURNING or self.panels.size % micro.BLOCK:
+            return False
+        if self.contraction.pixels[-1] != self.lane or self.operand.strides.get(self.lane) != 1:
+            return False
+        if run % micro.BLOCK == 0:
+            return True
+        whole = _blocks(run)
+        alone = math.prod(extents) == run and not self.persistent and bool(self.schedule.pack)
+        fits = micro.registers_needed(whole, vectors) <= ISAS[isa].registers
+        return alone and fits and self.panels.points * (whole - run) < TURN_CYCLES * whole / 2
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Functions that are called before or behind the sums."""
+        before = self.front.functions if self.front else ()
+        return tuple(dict.fromkeys((*before, *self.epilogue.functions)))
 
     @property
     def moving(self) -> bool:
@@ -98,6 +131,14 @@ class Plan:
     def loose(self) -> tuple[str, ...]:
         """Dimensions that choose a run of panels: batch and further columns."""
         return (*self.contraction.batch, *self.contraction.columns)
+
+
+TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
+
+
+def _blocks(pixels: int) -> int:
+    """Pixels rounded up to whole blocks."""
+    return -(-pixels // micro.BLOCK) * micro.BLOCK
 
 
 def check(group: Group, schedule: Schedule) -> Contraction:
@@ -150,6 +191,8 @@ def check(group: Group, schedule: Schedule) -> Contraction:
         raise ScheduleError(f'{group.label}: {bad} cannot be cut between threads')
     if not schedule.pack and operand.reads_outside(group, contraction):
         raise ScheduleError(f'{group.label} reads outside its input: it must pack it')
+    if not schedule.pack and group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label} changes its input first: it must pack it')
     return contraction
 
 
@@ -176,8 +219,9 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
     out_strides, out_const = access_strides(group, stage.write)
     return Plan(
-        group, schedule, contraction, panels, source, plan_epilogue(group), lane, persistent,
-        pixel_extents, acc_strides, acc_floats, out_strides, out_const,
+        group, schedule, contraction, panels, source, plan_front(group), typed_epilogue(group),
+        lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
+        straight(group, schedule.vector, lane, out_strides),
     )  # fmt: skip
 
 
@@ -206,13 +250,9 @@ def generate(group: Group, schedule: Schedule) -> str:
     p = plan(group, schedule)
     writer = Writer()
     abi.write_head(writer, group, schedule)
+    write_epilogue(writer, p.functions)
     if schedule.pack:
-        writer.lines += operand.COPY_ROW.splitlines()
-        writer.line()
-        if p.operand.strips:
-            writer.lines += operand.COPY_STRIPS.splitlines()
-            writer.line()
-        operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor))
+        operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor), p.front)
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
             writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
@@ -226,7 +266,9 @@ def generate(group: Group, schedule: Schedule) -> str:
 
 
 def _micro(p: Plan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
-    pixels = list(itertools.product(*(range(e) for e in extents)))
+    turned = p.turned(extents, vectors)
+    computed = (*extents[:-1], _blocks(extents[-1])) if turned else extents
+    pixels = list(itertools.product(*(range(e) for e in computed)))
     names, strides = p.contraction.pixels, p.operand.strides
     width = p.panels.lanes * vectors
 
@@ -245,6 +287,7 @@ def _micro(p: Plan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel
         strides.get(p.contraction.loop, 0),
         acc,
         micro.micro_name(p.schedule.isa, extents, vectors),
+        turned=turned,
     )
 
 
@@ -359,7 +402,8 @@ def _write_part(writer: Writer, p: Plan) -> None:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     writer.open('void tw_part(const tw_args *args, long part)')
-    writer.line(f'const float *source = {pointer(c.a.tensor)};')
+    source = p.front.source if p.front else c.a.tensor
+    writer.line(f'const float *source = {pointer(source)};')
     writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *accumulators = buffer + {abi.aligned(p.operand.size + 16)};')
     for item in p.epilogue.operands:
@@ -422,7 +466,11 @@ def _write_pack_call(writer: Writer, p: Plan, nest: Nest) -> None:
         extents.append(total([*spans, '1']))
     writer.line(f'const long from[] = {{{", ".join(firsts)}}};')
     writer.line(f'const long extent[] = {{{", ".join(extents)}}};')
-    writer.line('pack_tile(source, buffer, from, extent);')
+    places = constant_offsets(p)
+    numbers = ''.join(
+        f', args->packed + {places[n.tensor]}' for n in (p.front.numbers if p.front else ())
+    )
+    writer.line(f'pack_tile(source, buffer, from, extent{numbers});')
 
 
 def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> None:
@@ -545,7 +593,9 @@ def _write_store_fetch(writer: Writer, p: Plan, nest: Nest) -> None:
     done = _complete(p, nest)
     if done:
         writer.line(f'if ({done})')
-    writer.line(f'{"    " if done else ""}fetch_result(args->out + {_result_place(p, nest)});')
+    operands = ''.join(f', {item.name} + {_operand_place(p, nest, item)}' for item in fetched(p))
+    place = f'args->out + {_result_place(p, nest)}'
+    writer.line(f'{"    " if done else ""}fetch_result({place}{operands});')
 
 
 def _result_place(p: Plan, nest: Nest) -> str:
@@ -553,19 +603,19 @@ def _result_place(p: Plan, nest: Nest) -> str:
     return total([*shifts, str(p.out_const)])
 
 
+def _operand_place(p: Plan, nest: Nest, item: EpilogueOperand) -> str:
+    shifts = (scaled(nest.start(d), item.stride(d)) for d in p.group.main.parallel)
+    return total([*shifts, str(item.const)])
+
+
 def _write_store_call(writer: Writer, p: Plan, nest: Nest) -> None:
-    c, stage = p.contraction, p.group.main
+    c = p.contraction
     at = nest.at
     done = _complete(p, nest)
     if done:
         writer.open(f'if ({done})')
     place = _result_place(p, nest)
-    operands = []
-    for item in p.epilogue.operands:
-        shift = total(
-            [*(scaled(at(d)[0], item.stride(d)) for d in stage.parallel), str(item.const)]
-        )
-        operands.append(f', {item.name} + {shift}')
+    operands = [f', {item.name} + {_operand_place(p, nest, item)}' for item in p.epilogue.operands]
     lanes = f'min_long({p.panels.width}, {p.panels.size} - {at(c.vector)[0]})'
     arguments = f'acc, args->out + {place}, {lanes}{"".join(operands)}'
     _dispatch(

@@ -2,13 +2,18 @@
 
 Every operand of an epilogue stage is turned into an affine address over the *main* stage's
 iterators, so that a bias, a residual of any shape or a per-pixel scale are all the same thing.
+CPU kernels take the functions of codegen/cpu/functions.py (`typed_epilogue`), among them maxima
+that let NaN through; kernels for GPUs those that every dialect has (`plan_epilogue`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+from tilewright.codegen.cpu.expression import Typed
+from tilewright.codegen.cpu.functions import write_functions
+from tilewright.codegen.cpu.writer import Writer
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage
@@ -60,14 +65,47 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """`value` is the accumulated sum; `expression` a C expression over it and the operands."""
+    """`value` is the accumulated sum; `expression` a C expression over it and the operands.
+
+    `functions` are those of codegen/cpu/functions.py that it calls.
+    """
 
     expression: str
     operands: tuple[Operand, ...]
+    functions: tuple[str, ...] = ()
 
 
-def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
-    """[Group] -> [Epilogue]. `element` formats an operand's pointer name and its local index."""
+def typed_epilogue(group: Group) -> Epilogue:
+    """[Group] -> [Epilogue] for a CPU: every function that expressions may have."""
+    typed = Typed()
+    planned = plan_epilogue(group, text=lambda expr, operands: typed_text(typed, expr, operands))
+    return replace(planned, functions=tuple(typed.functions))
+
+
+def typed_text(typed: Typed, expr: Expr, operands: list[str]) -> str:
+    """A float32 expression over float32 operands."""
+    text, dtype = typed.text(expr, [(operand, 'f32') for operand in operands], {})
+    return typed.convert(text, dtype, 'f32')
+
+
+def write_epilogue(writer: Writer, functions: tuple[str, ...]) -> None:
+    """The definitions of the functions that an epilogue calls."""
+    if functions:
+        writer.line('#include <stdint.h>')
+        writer.line()
+        write_functions(writer, functions)
+
+
+def plan_epilogue(
+    group: Group,
+    element: str = '{}[{}]',
+    text: Callable[[Expr, list[str]], str] = c_expr,
+) -> Epilogue:
+    """[Group] -> [Epilogue].
+
+    element  formats an operand's pointer name and its local index
+    text     writes an expression over the C texts of what it reads
+    """
     main = group.main
     axes = main.write.index
     value, operands = 'value', []
@@ -87,7 +125,7 @@ def plan_epilogue(group: Group, element: str = '{}[{}]') -> Epilogue:
             operand = _operand(group, access, place, f'e{len(operands)}')
             operands.append(operand)
             texts.append(element.format(operand.name, f'{operand.name}_at'))
-        value = values[stage.write.tensor] = c_expr(stage.expr, texts)
+        value = values[stage.write.tensor] = text(stage.expr, texts)
     return Epilogue(value, tuple(operands))
 
 

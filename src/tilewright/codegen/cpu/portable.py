@@ -26,8 +26,13 @@ def emit(kernel: micro.MicroKernel) -> str:
                 f'        const vec w{v} = *(const vec *)(b + {(number * vectors + v) * lanes});'
             )
         for p, pixel in enumerate(kernel.pixels):
+            run, lane = kernel.pixels[p // micro.BLOCK * micro.BLOCK], p % micro.BLOCK
             for v in range(vectors):
-                body.append(f'        s{p}_{v} += a[{step + pixel}] * w{v};')
+                if kernel.turned:
+                    four = f'*(const vec *)(a + {step + run})'
+                    body.append(f'        s{p}_{v} += {four} * w{v}[{lane}];')
+                else:
+                    body.append(f'        s{p}_{v} += a[{step + pixel}] * w{v};')
         body.append('    }')
     body.append('}')
     body += [f'*(vec *)(acc + {kernel.acc[p] + v * lanes}) = s{p}_{v};' for p, v in tiles]

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from tilewright.codegen.cpu import abi, micro
 from tilewright.codegen.cpu.nest import Nest, tile_sets
-from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
-from tilewright.codegen.cpu.store import TRANSPOSE
+from tilewright.codegen.cpu.pointwise import Epilogue, typed_epilogue, write_epilogue
+from tilewright.codegen.cpu.store import TRANSPOSE, Quick, quick_epilogue
 from tilewright.codegen.cpu.winograd_transform import (
     Buffers,
     Class,
@@ -222,7 +222,7 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     buffers = Buffers(max(blocks), columns, transform_lanes(lanes, columns), shape)
     classes, panel_floats = classes_of(shape, max(blocks), width)
     return Plan(
-        group, schedule, shape, stage, buffers, plan_epilogue(group), lanes, vectors, tail, panels,
+        group, schedule, shape, stage, buffers, typed_epilogue(group), lanes, vectors, tail, panels,
         tuple(blocks), classes, panel_floats,
     )  # fmt: skip
 
@@ -232,6 +232,7 @@ def generate(group: Group, schedule: Schedule) -> str:
     p = plan(group, schedule)
     writer = Writer()
     abi.write_head(writer, group, schedule)
+    write_epilogue(writer, p.epilogue.functions)
     for name, count in (('vec', p.buffers.lanes), ('lanes_t', p.lanes)):
         size = f'vector_size({4 * count}), aligned(4), may_alias'
         writer.line(f'typedef float {name} __attribute__(({size}));')
@@ -305,10 +306,16 @@ def _write_multiply(writer: Writer, p: Plan, item: Class, vectors: int) -> None:
 
 
 def _write_store(writer: Writer, p: Plan) -> None:
-    """`store_row`: one row of output pixels of a panel, transposed, through the epilogue."""
+    """`store_row`: one row of output pixels of a panel, transposed, through the epilogue.
+
+    Where that can be, in blocks of 4 x 4; lanes that are no block go through a small buffer.
+    """
     out = p.group.output
     plane = out.strides[1]
     pitch = -(-p.stretch * p.shape.across.m // 4) * 4
+    quick = quick_epilogue(p.group, 'k', 'w')
+    if quick is not None:
+        quick.write(writer)
     operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
     writer.open(
         f'static void store_row(const float *restrict row, float *restrict out, long lanes, '
@@ -316,19 +323,13 @@ def _write_store(writer: Writer, p: Plan) -> None:
     )
     writer.line(f'float turned[4 * {pitch}];')
     writer.open('for (long lane = 0; lane < lanes; lane += 4)')
-    if p.epilogue.expression == 'value':
-        writer.line('long done = 0;')
-        writer.line('if (lane + 4 <= lanes)')
-        writer.line('    for (; done + 4 <= pixels; done += 4)')
-        to = f'out + lane * {plane} + done, {plane}'
-        writer.line(f'        transpose4(row + done * width + lane, width, {to}, 4);')
-    else:
-        writer.line('const long done = 0;')
-    writer.line('for (long pixel = done; pixel < pixels; pixel += 4)')
+    if quick is not None:
+        _write_quick_row(writer, quick, plane)
+    writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
     writer.line(f'    transpose4(row + pixel * width + lane, width, turned + pixel, {pitch}, 4);')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
     writer.line(f'float *restrict to = out + (lane + j) * {plane};')
-    writer.open('for (long pixel = done; pixel < pixels; pixel++)')
+    writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
     writer.line(f'const float value = turned[j * {pitch} + pixel];')
     for item in p.epilogue.operands:
         place = total([scaled('(lane + j)', item.stride('k')), scaled('pixel', item.stride('w'))])
@@ -336,6 +337,26 @@ def _write_store(writer: Writer, p: Plan) -> None:
     writer.line(f'to[pixel] = {p.epilogue.expression};')
     writer.close(4)
     writer.line()
+
+
+def _write_quick_row(writer: Writer, quick: Quick, plane: int) -> None:
+    """Four lanes of a row in blocks; the last of 1, 2 or 3 pixels."""
+    places = {
+        item.name: total(
+            [item.name, scaled('lane', item.stride('k')), scaled('done', item.stride('w'))]
+        )
+        for item in quick.epilogue.operands
+    }
+    block = f'row + done * width + lane, width, out + lane * {plane} + done, {plane}'
+    writer.open('if (lane + 4 <= lanes)')
+    writer.line('long done = 0;')
+    writer.line('for (; done + 4 <= pixels; done += 4)')
+    writer.line(f'    {quick.call(f"{block}, 4", places)}')
+    for count in (1, 2, 3):
+        writer.line(f'{"else " if count > 1 else ""}if (pixels - done == {count})')
+        writer.line(f'    {quick.call(f"{block}, {count}", places)}')
+    writer.line('continue;')
+    writer.close()
 
 
 def _write_packing(writer: Writer, p: Plan) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.codegen.gpu import ptx
 from tilewright.codegen.gpu.dialects import Dialect
-from tilewright.codegen.gpu.language import Kernel, padded
+from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
     'THREAD': '(int)threadIdx.x',
@@ -17,6 +17,7 @@ WORDS = {
     'GLOBAL': '',
     'SHARED': '',
     'FUNCTION': 'static __device__ __forceinline__',
+    'TABLE': 'static __device__ const int',
     'FMA': 'fmaf',
     'MAXIMUM': 'fmaxf',
     'MINIMUM': 'fminf',
@@ -125,7 +126,7 @@ def _shared(kernel: Kernel) -> list[str]:
     """All arrays in one dynamic allocation: a static one is limited to 48 KB."""
     if not kernel.shared:
         return []
-    lines, offset = ['extern __shared__ __align__(16) float tw_shared[];'], 0
+    lines, offset = [f'extern __shared__ __align__({ALIGNED}) float tw_shared[];'], 0
     for name, count in kernel.shared:
         lines.append(f'float *const {name} = tw_shared + {offset};')
         offset += padded(count)

@@ -18,6 +18,7 @@ WORDS = {
     'GLOBAL': '',
     'SHARED': '',
     'FUNCTION': 'static inline',
+    'TABLE': 'static const int',
     'MAXIMUM': 'fmaxf',
     'MINIMUM': 'fminf',
     'DEVICE_FENCE': '(void)0',

@@ -19,11 +19,12 @@ from dataclasses import replace
 from tilewright.codegen.gpu import ptx
 from tilewright.codegen.gpu.dialect_opencl import COMMON, OPENCL, PLAIN_COPIES, local_arrays
 from tilewright.codegen.gpu.dialects import Dialect
-from tilewright.codegen.gpu.language import Kernel, padded
+from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 from tilewright.errors import CompilerError
 from tilewright.machine.nvidia import instructions_of
 
-STATIC_SHARED_BYTES = 48 * 1024
+# What a kernel may declare: of 48 KiB the driver keeps 16 bytes, and arrays begin behind them.
+STATIC_SHARED_BYTES = 48 * 1024 - ALIGNED
 LATER = 'TW_LATER'
 MARK = '//@'
 
@@ -113,7 +114,7 @@ def _shared(kernel: Kernel) -> list[str]:
     lines = [
         'uint tw_shared;',
         'asm volatile("mov.u32 %0, 0;\\n" '
-        f'TW_OWN(".shared .align 16 .b8 tw_shared_bytes[{kernel.shared_bytes}];") '
+        f'TW_OWN(".shared .align {ALIGNED} .b8 tw_shared_bytes[{kernel.shared_bytes}];") '
         'TW_OWN("mov.u32 %0, tw_shared_bytes;") : "=r"(tw_shared));',
     ]
     offset = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.codegen.gpu.dialects import Dialect
-from tilewright.codegen.gpu.language import Kernel, padded
+from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
     'THREAD': '(int)get_local_id(0)',
@@ -14,6 +14,7 @@ WORDS = {
     'GLOBAL': '__global',
     'SHARED': '__local',
     'FUNCTION': 'static inline',
+    'TABLE': '__constant int',
     'FMA': 'fma',
     'MAXIMUM': 'fmax',
     'MINIMUM': 'fmin',
@@ -87,7 +88,7 @@ def _pointer(element: str, name: str, written: bool) -> str:
 def local_arrays(kernel: Kernel) -> list[str]:
     """Shared memory as arrays of the kernel."""
     return [
-        f'__local float {name}[{padded(count)}] __attribute__((aligned(16)));'
+        f'__local float {name}[{padded(count)}] __attribute__((aligned({ALIGNED})));'
         for name, count in kernel.shared
     ]
 

@@ -1,38 +1,43 @@
 """The fallback schema: one thread for each point of the result, for any stage with its epilogue.
 
-It serves pooling, normalisations, element-wise operators and layout changes, and is the yardstick
-of the tuned schemas (Boda Fig. 7). Decisions of a schedule:
+It serves pooling, normalisations, element-wise operators, gathers and layout changes, of any dtype
+and with every function (point.py), and is the yardstick of the tuned schemas (Boda Fig. 7).
+Decisions of a schedule:
 
     threads   of a block
     lanes     threads that share the reduction of a point, a power of two; 1 if not given. They
               join their results in shared memory, in a fixed order. For few points with a long
-              reduction: softmax, global pooling.
+              reduction: global pooling, a matrix times a vector.
+
+Neighbouring threads are lanes of one point where operands are contiguous along the reduction, else
+neighbouring points.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 
-from tilewright.codegen.cpu.pointwise import Epilogue, c_expr, c_float, plan_epilogue
+from tilewright.codegen.cpu.general_plan import Loop, Piece, Tables, piece_of
 from tilewright.codegen.gpu import pieces
-from tilewright.codegen.gpu.language import Kernel
+from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Module, Step, tensor_buffers
+from tilewright.codegen.gpu.point import Point, outside_in, table_lines
+from tilewright.codegen.gpu.typed import GpuTyped
 from tilewright.errors import ScheduleError
+from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'general'
-_START = {'sum': '0.0f', 'max': '-INFINITY'}
-_COMBINE = {'sum': '{0} + {1}', 'max': 'MAXIMUM({0}, {1})'}
+UNROLLED = 4  # turns of a lane whose loads are under way at once
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group of one part, GpuSchedule] -> [Module]"""
-    epilogue = plan_epilogue(group)
-    made = kernel(group, epilogue, schedule['threads'], _lanes(group, schedule))
-    operands = {item.name: item.tensor for item in epilogue.operands}
-    return Module(group, tensor_buffers(group), (Step.of(made, **operands),))
+    made = kernel(group, schedule['threads'], _lanes(group, schedule))
+    return Module(group, tensor_buffers(group), (Step.of(made),))
 
 
 def _lanes(group: Group, schedule: GpuSchedule) -> int:
@@ -49,85 +54,132 @@ def _lanes(group: Group, schedule: GpuSchedule) -> int:
     return wanted
 
 
-def kernel(group: Group, epilogue: Epilogue, threads: int, lanes: int = 1) -> Kernel:
+def arguments(group: Group, used: Sequence[str]) -> tuple[Array, ...]:
+    """Tensors as arguments of a kernel, each once; the result is written."""
+    names = dict.fromkeys([*used, group.output.name])
+    return tuple(
+        Array(t.name, t.dims, t.shape, t.dtype, written=t.name == group.output.name)
+        for t in map(group.tensor, names)
+    )
+
+
+def kernel(group: Group, threads: int, lanes: int = 1) -> Kernel:
     """The main stage with its epilogue."""
-    stage = group.main
-    parallel = [(d, stage.sizes[d]) for d in stage.parallel]
-    points = math.prod(size for _, size in parallel)
+    tables, typed = Tables(), GpuTyped()
+    used: list[str] = []
+
+    def pointer(tensor: str, access: Access) -> tuple[str, tuple[int, ...]]:
+        used.append(tensor)
+        return tensor, group.tensor(tensor).strides
+
+    piece = piece_of(group, tables, pointer, {}, ())
+    point = Point(piece, typed)
+    points = math.prod(p.size for p in piece.parallel)
+    owners = threads // lanes
+    lines = [
+        *_place(piece, points, threads, lanes),
+        *value_lines(point, lanes),
+        *(_join(point, threads, lanes) if lanes > 1 else []),
+        *(_leave(points, owners) if lanes > 1 else []),
+        *point.finish(),
+    ]
+    helpers = '\n'.join(filter(None, [typed.helpers(), table_lines(tables)]))
+    floats = threads * max(DTYPES[piece.dtype] // 4, 1)
+    return Kernel(
+        f'general_{group.main.name}',
+        arguments(group, used),
+        '\n'.join(lines),
+        (-(-points // owners), 1, 1),
+        threads,
+        (('joined', floats),) if lanes > 1 else (),
+        helpers,
+    )
+
+
+def _place(piece: Piece, points: int, threads: int, lanes: int) -> list[str]:
+    """Which point this thread computes, and which share of its reductions."""
+    loops = outside_in(piece, piece.parallel, [piece.write])
     owners = threads // lanes
     ragged = points % owners
     if lanes == 1:
-        body = [f'const int point = BLOCK_X * {threads} + THREAD;']
+        lines = [f'const int point = BLOCK_X * {threads} + THREAD;']
         if ragged:
-            body += [f'if (point >= {points})', '    return;']
+            lines += [f'if (point >= {points})', '    return;']
     else:
-        body = [
-            f'const int lane = THREAD % {lanes};',
-            f'const int mine = BLOCK_X * {owners} + THREAD / {lanes};',
+        beside = _lanes_beside(piece)
+        lane = f'THREAD % {lanes}' if beside else f'THREAD / {owners}'
+        mine = f'THREAD / {lanes}' if beside else f'THREAD % {owners}'
+        lines = [
+            f'const int lane = {lane};',
+            f'const int mine = BLOCK_X * {owners} + {mine};',
             # All threads have to reach the barriers: those behind the end repeat the last point.
             f'const int point = mine < {points} ? mine : {points - 1};' if ragged
             else 'const int point = mine;',
         ]  # fmt: skip
-    body += pieces.decode('point', parallel)
-    body += _value(group, lanes)
-    if lanes > 1:
-        body += [*_join(stage.combiner or 'sum', lanes)]
-        body += [f'if (lane != 0{f" || mine >= {points}" if ragged else ""})', '    return;']
-    body += pieces.epilogue_lines(epilogue)
-    result = replace(stage.write, tensor=group.output.name)
-    body.append(f'{pieces.element(group, result)} = {epilogue.expression};')
-    reads = dict.fromkeys(access.tensor for access in stage.reads)
-    return Kernel(
-        f'general_{stage.name}',
-        (
-            *(pieces.argument(group.tensor(name)) for name in reads),
-            *pieces.epilogue_arrays(group, epilogue),
-            pieces.argument(group.output, written=True),
-        ),
-        '\n'.join(body),
-        (-(-points // owners), 1, 1),
-        threads,
-        (('joined', threads),) if lanes > 1 else (),
-    )
+    return [*lines, *pieces.decode('point', [(p.name, p.size) for p in loops])]
 
 
-def _value(group: Group, lanes: int) -> list[str]:
-    """Lines that compute `value` at one point: loops over the reductions, guarded reads."""
-    stage = group.main
-    sizes = [(d, stage.sizes[d]) for d in stage.reduction]
-    lines = [f'float value = {_START[stage.combiner]};'] if stage.combiner else []
+def _reductions(piece: Piece) -> list[Loop]:
+    """Reductions, the one along which most operands are contiguous inside."""
+    return sorted(piece.reductions, key=lambda p: (_contiguous(piece, p), -abs(_step(piece, p))))
+
+
+def _contiguous(piece: Piece, loop: Loop) -> int:
+    return sum(abs(read.strides.get(loop.name, 0)) == 1 for read in piece.reads)
+
+
+def _step(piece: Piece, loop: Loop) -> int:
+    return piece.reads[0].strides.get(loop.name, 0) if piece.reads else 0
+
+
+def _lanes_beside(piece: Piece) -> bool:
+    """Whether more operands are contiguous along the reduction than along the results."""
+    inner = outside_in(piece, piece.parallel, [piece.write])[-1:]
+    along = max((_contiguous(piece, p) for p in piece.reductions), default=0)
+    return not inner or along >= _contiguous(piece, inner[0])
+
+
+def value_lines(point: Point, lanes: int) -> list[str]:
+    """Lines that compute `value_0` at one point, or a lane's share `value` of it."""
+    piece = point.piece
+    loops = _reductions(piece)
+    if not piece.stage.combiner:
+        return [f'const {point.type} value_0 = {point.term()};']
+    term = point.combined('value', point.term())
+    sizes = [(p.name, p.size) for p in loops]
+    lines = [f'{point.type} value = {point.neutral};']
     if lanes > 1:
         length = math.prod(size for _, size in sizes)
-        lines.append(f'for (int at = lane; at < {length}; at += {lanes}) {{')
-        lines += pieces.decode('at', sizes)
-    else:
-        lines += [f'for (int {name} = 0; {name} < {size}; {name}++) {{' for name, size in sizes]
-    operands = []
-    for access in stage.reads:
-        tests = pieces.guards(group, access, stage.sizes)
-        element = pieces.element(group, access)
-        operands.append(
-            f'({" && ".join(tests)} ? {element} : {c_float(stage.pad_value)})' if tests else element
-        )
-    text = c_expr(stage.expr, operands)
-    if stage.combiner:
-        lines.append(f'value = {_COMBINE[stage.combiner].format("value", text)};')
-        lines.append('}' * (1 if lanes > 1 else len(sizes)))
-    else:
-        lines.append(f'float value = {text};')
-    return lines
+        lines += [
+            f'#pragma unroll {UNROLLED}',
+            f'for (int at = lane; at < {length}; at += {lanes}) {{',
+            *(f'    {line}' for line in pieces.decode('at', sizes)),
+            f'    value = {term};',
+            '}',
+        ]
+        return lines
+    lines += [f'for (int {name} = 0; {name} < {size}; {name}++) {{' for name, size in sizes]
+    lines += [f'value = {term};', '}' * len(sizes)]
+    return [*lines, f'const {point.type} value_0 = value;']
 
 
-def _join(combiner: str, lanes: int) -> list[str]:
-    """The results of a point's lanes, halves upon halves, into `value` of its first lane."""
-    joined = _COMBINE[combiner].format('joined[THREAD]', 'joined[THREAD + step]')
+def _join(point: Point, threads: int, lanes: int) -> list[str]:
+    """The results of a point's lanes, halves upon halves, into `value_0` of its first lane."""
+    apart = 1 if _lanes_beside(point.piece) else threads // lanes
+    text = point.combined('sums[THREAD]', f'sums[THREAD + step * {apart}]')
     return [
-        'joined[THREAD] = value;',
+        f'SHARED {point.type} *const sums = (SHARED {point.type} *)joined;',
+        'sums[THREAD] = value;',
         'BARRIER;',
         f'for (int step = {lanes // 2}; step > 0; step /= 2) {{',
         '    if (lane < step)',
-        f'        joined[THREAD] = {joined};',
+        f'        sums[THREAD] = {text};',
         '    BARRIER;',
         '}',
-        'value = joined[THREAD];',
+        f'const {point.type} value_0 = sums[THREAD];',
     ]
+
+
+def _leave(points: int, owners: int) -> list[str]:
+    """Only the first lane of a point that exists stores it."""
+    return [f'if (lane != 0{f" || mine >= {points}" if points % owners else ""})', '    return;']

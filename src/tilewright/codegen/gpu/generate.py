@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.codegen.cpu.names import safe_iterators
-from tilewright.codegen.gpu import cnnopt, depthwise, general, patch, tiled, transposed
+from tilewright.codegen.gpu import cnnopt, depthwise, general, patch, rows, tiled, transposed
 from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
@@ -31,10 +31,10 @@ _WORDS = """
 a acc arrived asm at b base begin bool break case channel char column const continue counter default
 depth depths do double e else end expf extern fabsf first flat float fmaxf fminf for four from goto
 group half high i if image inline inner input inside int j joined kernel l lane lanes last left line
-local long low min mine next now offset out owner part partial piece pixel place plane point powf
-private q register return row share short signed sizeof slot sqrtf static step struct switch tanhf
-team there tile to top typedef u union unsigned upper v value visible void volatile warp weight
-while whole window x y
+local long lookup low min mine next now offset out owner part partial piece pixel place plane point
+powf private q register return row share short signed sizeof slot sqrtf static step struct sums
+switch tanhf team there tile to top typedef u union unsigned upper v value visible void volatile
+warp weight while whole window x y
 """
 _TAKEN = frozenset(_WORDS.split())
 
@@ -46,18 +46,35 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     is stored between them: the schedule is that of the part with the main stage, the others are
     general. Parts that need no input run once, ahead.
     """
+    group = with_own_dims(group)
+    if schedule.schema == rows.NAME:  # the only one that takes all parts at once
+        return rows.generate(group, schedule, _TAKEN)
     if schedule.schema not in SCHEMAS:
+        known = ', '.join((*SCHEMAS, rows.NAME))
+        raise ScheduleError(f'{schedule.schema!r} is not a GPU schema; choose one of {known}')
+    if schedule.schema != general.NAME and not group.is_plain:
         raise ScheduleError(
-            f'{schedule.schema!r} is not a GPU schema; choose one of {", ".join(SCHEMAS)}'
+            f'{group.label}: {schedule.schema} computes float32 at affine indices only; use '
+            f'{general.NAME}'
         )
-    other = [t.name for t in group.tensors if t.dtype != 'f32']
-    if other:
-        raise ScheduleError(f'{group.label}: {other} are not f32, the only dtype generated')
     cut = parts(group)
     main = next(i for i, part in enumerate(cut) if group.main in part.stages)
     rest = schedule if schedule.schema == general.NAME else OTHERS
     modules = [_one(p, schedule if i == main else rest) for i, p in enumerate(cut)]
     return modules[0] if len(modules) == 1 else _joined(group, modules)
+
+
+def with_own_dims(group: Group) -> Group:
+    """The group with a name of its own for every dimension of a tensor, as arguments need it."""
+    if all(len(set(t.dims)) == len(t.dims) for t in group.tensors):
+        return group
+    tensors = tuple(
+        replace(t, dims=tuple(f'd{axis}' for axis in range(len(t.dims))))
+        if len(set(t.dims)) < len(t.dims)
+        else t
+        for t in group.tensors
+    )
+    return replace(group, tensors=tensors)
 
 
 def _one(group: Group, schedule: GpuSchedule) -> Module:

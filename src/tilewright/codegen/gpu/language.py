@@ -33,8 +33,16 @@ from tilewright.errors import ArrayError, ScheduleError
 if TYPE_CHECKING:
     from tilewright.codegen.gpu.dialects import Dialect
 
-ELEMENT = {'f32': 'float', 'i32': 'int'}
+# Words that mean the same in CUDA, OpenCL and, where long has 64 bits, in C.
+ELEMENT = {
+    'f32': 'float', 'f64': 'double', 'i64': 'long', 'i32': 'int', 'i16': 'short',
+    'i8': 'signed char', 'u64': 'unsigned long', 'u32': 'unsigned int', 'u16': 'unsigned short',
+    'u8': 'unsigned char', 'bool': 'unsigned char',
+}  # fmt: skip
 LARGEST = 2**31 - 1  # elements: indices are 32-bit numbers
+# Bytes, one line of all banks: a shared array that begins elsewhere is read in two turns by matrix
+# instructions of Hopper, whose core matrices are one line each.
+ALIGNED = 128
 _NAME = re.compile(r'[A-Za-z_]\w*')
 
 
@@ -145,8 +153,8 @@ class Kernel:
 
 
 def padded(count: int) -> int:
-    """Floats rounded up to 16 bytes, so that every shared array may be read in fours."""
-    return -(-count // 4) * 4
+    """Floats rounded up to `ALIGNED` bytes, so that every shared array begins at such a place."""
+    return -(-4 * count // ALIGNED) * ALIGNED // 4
 
 
 def check_call(

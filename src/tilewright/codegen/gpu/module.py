@@ -51,4 +51,6 @@ class Module:
 
 def tensor_buffers(group: Group) -> tuple[Buffer, ...]:
     """Buffers of all tensors but inner ones."""
-    return tuple(Buffer(t.name, t.dims, t.shape) for t in group.tensors if t.role != 'inner')
+    return tuple(
+        Buffer(t.name, t.dims, t.shape, t.dtype) for t in group.tensors if t.role != 'inner'
+    )

@@ -9,6 +9,9 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
     tk tp          columns and pixels of a warp, or of a warpgroup (then tk is bk)
     kb stages      channels of a piece, pieces in flight
     split          blocks that share a tile's channels
+    gap            floats between two images of a patch beside their own, against collisions of
+                   pixels of neighbouring images in a bank; 0 where it is not said
+    queue          steps that a warpgroup's matrix units are handed at once, 1 where it is not said
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
@@ -159,6 +162,8 @@ def _copied_places(p: Plan) -> list[str]:
         lines += pieces.decode(
             f'place{i}', [(str(a.number), a.extent) for a in p.axes], prefix=f'place{i}_'
         )
+        spot = total([scaled(f'place{i}_{a.number}', a.stride) for a in p.axes])
+        lines.append(f'const int spot{i} = {spot if p.spread else f"place{i}"};')
         tests = [f'place{i} < {p.plane}'] if p.lanes * p.places > p.plane else []
         terms = []
         for axis in p.axes:
@@ -219,7 +224,7 @@ def _copies(p: Plan) -> list[str]:
     for i in range(p.places):
         there = f'inside{i}' + (f' && next * {p.kb} + channel < {p.channels}' if ragged else '')
         copy = (
-            f'COPY1(to_a + channel * {p.plane_pitch} + place{i}, '
+            f'COPY1(to_a + channel * {p.plane_pitch} + spot{i}, '
             f'{f"({there}) ? image + from{i} + channel * {step} : @{c.a.tensor}"}, {there});'
         )
         beyond = p.lanes * p.places > p.plane and i == p.places - 1

@@ -19,6 +19,7 @@ NAME = 'patch'
 INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3')
 WARP, WARPGROUP = 32, 128
 STEP = 8  # depths of one matrix instruction
+UNROLLED = 48  # steps of a warpgroup that are written out; more are a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Plan:
     joint: bool
     wide: bool
     axes: tuple[Axis, ...]
+    queue: int
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -141,9 +143,15 @@ class Plan:
         return math.prod(axis.extent for axis in self.axes)
 
     @property
+    def spread(self) -> bool:
+        """Whether places of the patch do not lie side by side."""
+        return self.axes[0].extent * self.axes[0].stride != self.plane
+
+    @property
     def plane_pitch(self) -> int:
         """Floats between two channels: eight banks apart, so that four of them do not collide."""
-        return self.plane + (8 - self.plane) % 32
+        floats = self.axes[0].extent * self.axes[0].stride
+        return floats + (8 - floats) % 32
 
     @property
     def pitch(self) -> int:
@@ -188,9 +196,11 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     p = Plan(
         group, c, plan_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
-        schedule.intrinsic == 'wgmma_tf32x3', _axes(group, c, dict(tile)),
+        schedule.intrinsic == 'wgmma_tf32x3',
+        _axes(group, c, dict(tile), dict(schedule.tiles).get('gap', 0)),
+        dict(schedule.tiles).get('queue', 1),
     )  # fmt: skip
-    numbers = [value for name, value in schedule.tiles if name != 'joint']
+    numbers = [value for name, value in schedule.tiles if name not in ('joint', 'gap')]
     checks = [
         ('every decision is at least 1', min(numbers) >= 1),
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
@@ -199,6 +209,10 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         ('tk is bk, and at most 256, for a warpgroup', not p.wide or p.tk == p.bk <= 256),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
         ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
+        (
+            f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
+            p.queue == 1 or (p.queue == 2 and p.wide and p.depth // STEP <= UNROLLED),
+        ),
         ('no tile is larger than the image', all(e <= p.sizes[d] for d, e in tile)),
     ]
     for text, holds in checks:
@@ -207,8 +221,13 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     return p
 
 
-def _axes(group: Group, c: Contraction, tile: dict[str, int]) -> tuple[Axis, ...]:
-    """The axes of the input that pixels or windows move along, fastest last."""
+def _axes(
+    group: Group, c: Contraction, tile: dict[str, int], gap: int
+) -> tuple[Axis, ...]:  # fmt: skip
+    """The axes of the input that pixels or windows move along, fastest last.
+
+    Steps along the first of them are `gap` floats longer than they need to be.
+    """
     tensor, stage = group.tensor(c.a.tensor), group.main
     windows = {d: stage.sizes[d] for d in (*c.outer, *c.unrolled)}
     found = []
@@ -230,6 +249,7 @@ def _axes(group: Group, c: Contraction, tile: dict[str, int]) -> tuple[Axis, ...
     for *_, extent, _, _ in reversed(found):
         strides.append(step)
         step *= extent
+    strides[-1] += gap if len(strides) > 1 else 0
     return tuple(
         Axis(
             number, pixel, coefficient, const, extent, stride, tensor.strides[number], size, guarded

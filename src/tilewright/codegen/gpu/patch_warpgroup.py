@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
-from tilewright.codegen.gpu.patch_plan import STEP, WARP, WARPGROUP, Plan, window_stride
+from tilewright.codegen.gpu.patch_plan import STEP, UNROLLED, WARP, WARPGROUP, Plan, window_stride
 
 NEEDS = 'wgmma_tf32'
-UNROLLED = 48  # steps that are written out; more are a loop
 
 
 def packed_element(p: Plan) -> tuple[list[str], str]:
@@ -71,35 +70,47 @@ def weight_copies(p: Plan) -> list[str]:
 
 
 def multiply(p: Plan) -> list[str]:
-    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut."""
+    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut.
+
+    With a queue of two, the next step is handed over before the one before it has ended, so that
+    the matrix units need not wait for the hand-over; its pixels are in the other half of the
+    registers, which is free once all but the youngest step have ended.
+    """
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
     tiles, steps = p.tp // 64, p.depth // STEP
-    per_step = 2 * STEP * p.bk  # floats of high and low part
-    unroll = '#pragma unroll' if steps <= UNROLLED else '#pragma unroll 4'
-    products = []
-    for x, low in (('low_x', 0), ('high_x', 1), ('high_x', 0)):
-        place = f'b + step * {per_step}' + (f' + {per_step // 2}' if low else '')
-        products += [
-            '#pragma unroll',
-            f'    for (int i = 0; i < {tiles}; i++)',
-            f'        WGMMA_TF32({p.bk}, acc[i], {x}[i], {place}, {p.bk * 4}, 32);',
-        ]
-    return [
+    lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
         f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
+    ]
+    if p.queue > 1:
+        return [
+            *lines,
+            f'unsigned high_x[2][{tiles}][4], low_x[2][{tiles}][4];',
+            '{',
+            '    const int step = 0;',
+            *(f'    {line}' for line in _pixels(p, 'high_x[0]', 'low_x[0]')),
+            '}',
+            '#pragma unroll',
+            f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
+            *(f'    {line}' for line in _products(p, '[now_step % 2]')),
+            f'    if (now_step + 1 < {steps}) {{',
+            '        MATRIX_WAIT(1);',
+            '        const int step = now_step + 1;',
+            *(f'        {line}' for line in _pixels(p, 'high_x[step % 2]', 'low_x[step % 2]')),
+            '    }',
+            '}',
+            'MATRIX_WAIT(0);',
+        ]
+    return [
+        *lines,
         f'unsigned high_x[{tiles}][4], low_x[{tiles}][4];',
         '{',
         '    const int step = 0;',
         *(f'    {line}' for line in _pixels(p, 'high_x', 'low_x')),
         '}',
-        unroll,
+        '#pragma unroll' if steps <= UNROLLED else '#pragma unroll 4',
         f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
-        '    MATRIX_BEGIN;',
-        '    {',
-        '    const int step = now_step;',
-        *products,
-        '    }',
-        '    MATRIX_COMMIT;',
+        *(f'    {line}' for line in _products(p, '')),
         f'    unsigned next_high[{tiles}][4], next_low[{tiles}][4];',
         f'    if (now_step + 1 < {steps}) {{',
         '        const int step = now_step + 1;',
@@ -117,6 +128,20 @@ def multiply(p: Plan) -> list[str]:
         '    }',
         '}',
     ]
+
+
+def _products(p: Plan, half: str) -> list[str]:
+    """The three products of `now_step`, smallest first, in one group."""
+    per_step = 2 * STEP * p.bk  # floats of high and low part
+    lines = ['MATRIX_BEGIN;']
+    for x, low in (('low_x', 0), ('high_x', 1), ('high_x', 0)):
+        place = f'b + now_step * {per_step}' + (f' + {per_step // 2}' if low else '')
+        lines += [
+            '#pragma unroll',
+            f'for (int i = 0; i < {p.tp // 64}; i++)',
+            f'    WGMMA_TF32({p.bk}, acc[i], {x}{half}[i], {place}, {p.bk * 4}, 32);',
+        ]
+    return [*lines, 'MATRIX_COMMIT;']
 
 
 def _pixels(p: Plan, high: str, low: str) -> list[str]:

@@ -1,0 +1,311 @@
+"""Whole networks on one GPU, ours beside PyTorch's: prepared, checked, timed in turns.
+
+Goes in: a network of the zoo, an image, ours as an `Entrant`. Comes out: `GpuNetworkResult`s with
+every sample, and their table. Peers, each a CUDA graph, TF32 off, weights and image on the device:
+
+    torch      the module as it is, and with batch normalisations folded, NCHW and channels_last, by
+               cuDNN in benchmark mode without a limit; the fastest of the four is the rival
+    inductor   torch.compile in max-autotune mode with frozen weights (else without); its first call
+               is its tuning time
+
+A sample is `COPIES` replays between two events of the device, over their number: launching a graph
+is counted, Python is not. Answers are judged against PyTorch in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tilewright import zoo
+from tilewright.bench.gpu_duel import Entrant, library_versions
+from tilewright.bench.results import geometric_mean
+from tilewright.bench.table import Grid
+from tilewright.errors import CompilerError, InputError, MissingError, TilewrightError
+
+PEERS = ('torch', 'inductor')
+OURS = 'tilewright'
+COPIES = 10
+WARM_UP = 3
+REPEATS = 5
+TOLERANCE = 1e-4
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A network of the zoo and what it is asked; `want` is the right answer in float64."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    image: np.ndarray
+    want: np.ndarray
+    flops: int
+
+    @classmethod
+    def of(cls, name: str, seed: int, batch: int = 1, **sizes: int) -> Subject:
+        arguments = {'name': name, 'seed': 0, 'batch': batch, **sizes}
+        network = zoo.network(name, batch, **sizes)
+        image = zoo.example(network, seed)
+        want = _right(zoo.torch_module(**arguments), image)
+        return cls(name, arguments, image, want, 2 * network.multiplications)
+
+
+def _right(module: Any, image: np.ndarray) -> np.ndarray:
+    """What the network computes in float64, on whatever PyTorch finds."""
+    torch: Any = import_module('torch')
+    where = 'cuda' if torch.cuda.is_available() else 'cpu'
+    with torch.inference_mode():
+        exact = module.double().to(where)
+        return exact(torch.from_numpy(image).double().to(where)).cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNetworkResult:
+    """One network: what every contestant took, or why it did not. Ours is first."""
+
+    name: str
+    batch: int
+    flops: int
+    contestants: tuple[Mapping[str, Any], ...]
+
+    @property
+    def ours_us(self) -> float | None:
+        return self.time_us(OURS)
+
+    def time_us(self, name: str) -> float | None:
+        """The fastest variant of a contestant whose answer was right."""
+        found = [
+            c['median_us']
+            for c in self.contestants
+            if c['name'].split('/')[0] == name and c.get('status') == 'ok' and c.get('median_us')
+        ]
+        return min(found, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The fastest peer over ours."""
+        peers = [t for name in PEERS if (t := self.time_us(name)) is not None]
+        return min(peers) / self.ours_us if peers and self.ours_us else None
+
+    def to_json(self) -> dict:
+        return asdict(self) | {
+            'contestants': [dict(c) for c in self.contestants],
+            'ours_us': self.ours_us, 'best_peer_over_ours': self.ratio,
+        }  # fmt: skip
+
+
+def duel(
+    subject: Subject,
+    ours: Sequence[Callable[[], Entrant]],
+    peers: Sequence[str],
+    rounds: int,
+    say: Say = lambda text: None,
+) -> GpuNetworkResult:
+    """Interleaved rounds (A B C A B C ...) of everything that could be prepared."""
+    entrants: list[Entrant] = []
+    failed: list[dict] = []
+    makers: list[tuple[str, Callable[[], list[Entrant]]]] = [
+        (OURS, lambda make=make: [make()]) for make in ours
+    ]
+    makers += [(name, lambda n=name: _of_peer(n, subject)) for name in peers]
+    for name, make in makers:
+        say(f'{subject.name}: preparing {name}')
+        try:
+            entrants += make()
+        except TilewrightError as error:
+            kind = 'missing' if isinstance(error, MissingError) else 'failed'
+            failed.append({'name': name, 'status': kind, 'message': str(error)})
+    try:
+        for one in entrants:
+            one.verdict = verdict(one.answer(), subject.want)
+        for number in range(rounds):
+            say(f'{subject.name}: round {number + 1} of {rounds}')
+            for one in entrants:
+                if one.verdict['status'] == 'ok':
+                    one.turns.append(one.time(REPEATS))
+        for one in entrants:  # again: blocks that race give a wrong answer only sometimes
+            if one.verdict['status'] == 'ok':
+                one.verdict = verdict(one.answer(), subject.want)
+    finally:
+        for one in entrants:
+            one.close()
+    found = (*(one.to_json() for one in entrants), *failed)
+    return GpuNetworkResult(subject.name, subject.image.shape[0], subject.flops, found)
+
+
+def verdict(got: np.ndarray, want: np.ndarray) -> dict:
+    """Whether an answer is right: its largest difference over the largest value."""
+    with np.errstate(all='ignore'):
+        far = float(np.abs(got.reshape(want.shape) - want).max() / np.abs(want).max())
+    if far <= TOLERANCE:
+        return {'status': 'ok', 'max_rel_err': far, 'message': ''}
+    message = f'it differs by {far:.2g} of the largest value; the limit is {TOLERANCE:g}'
+    return {'status': 'wrong', 'max_rel_err': far if np.isfinite(far) else None, 'message': message}
+
+
+def check_peers(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in PEERS:
+            raise InputError(
+                f'--against {name!r} on networks of a GPU; choose from {", ".join(PEERS)}'
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _of_peer(name: str, subject: Subject) -> list[Entrant]:
+    """A peer's entrants; whatever it raises is said in one sentence."""
+    torch = _torch()
+    try:
+        return _peer(torch, name, subject)
+    except TilewrightError:
+        raise
+    except Exception as error:
+        said = ' '.join(str(error).split())[:200] or type(error).__name__
+        raise CompilerError(f'{name} failed: {said}') from error
+
+
+def _peer(torch: Any, name: str, subject: Subject) -> list[Entrant]:
+    module = zoo.torch_module(**subject.arguments).cuda()
+    if name == 'inductor':
+        return [_inductor(torch, module, subject.image)]
+    made = []
+    for folded in (False, True):
+        chosen = _folded(torch, module) if folded else module
+        for layout in ('contiguous_format', 'channels_last'):
+            format_ = getattr(torch, layout)
+            own = copy.deepcopy(chosen).to(memory_format=format_)
+            x = torch.from_numpy(subject.image).cuda().contiguous(memory_format=format_)
+            settings = {'layout': layout, 'folded': folded, 'cudnn.benchmark': True}
+            made.append(_replayed(torch, f'torch/{layout}{folded:d}', own, x, settings))
+    return made
+
+
+def _torch() -> Any:
+    try:
+        torch: Any = import_module('torch')
+    except ImportError:
+        raise MissingError("peers are PyTorch's: pip install 'tilewright[torch]'") from None
+    if not torch.cuda.is_available():
+        raise MissingError('PyTorch finds no CUDA device, so that it cannot be compared with')
+    torch.set_grad_enabled(False)
+    cudnn = torch.backends.cudnn
+    cudnn.benchmark, cudnn.benchmark_limit = True, 0
+    cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    return torch
+
+
+def _folded(torch: Any, module: Any) -> Any:
+    """The module with batch normalisations in the weights of the convolutions before them."""
+    optimization: Any = import_module('torch.fx.experimental.optimization')
+    return optimization.fuse(copy.deepcopy(module).eval())
+
+
+def _inductor(torch: Any, module: Any, image: np.ndarray) -> Entrant:
+    x = torch.from_numpy(image).cuda()
+    config: Any = import_module('torch._inductor.config')
+    # The graph around it is the same as for everyone else.
+    mode, said = 'max-autotune-no-cudagraphs', ''
+    for freezing in (True, False):
+        torch._dynamo.reset()
+        config.freezing = freezing
+        began = time.perf_counter()
+        try:
+            function = torch.compile(copy.deepcopy(module), mode=mode, dynamic=False)
+            function(x)
+            torch.cuda.synchronize()
+        except Exception as error:  # its compilers raise whatever they like
+            said = ' '.join(str(error).split())[:200] or type(error).__name__
+            continue
+        spent = time.perf_counter() - began
+        settings = {'mode': mode, 'freezing': freezing}
+        entrant = _replayed(torch, 'inductor', function, x, settings)
+        entrant.tuning_s = spent
+        return entrant
+    raise CompilerError(f'torch.compile failed: {said}')
+
+
+def _replayed(torch: Any, name: str, module: Any, x: Any, settings: dict) -> Entrant:
+    """A module on an image as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):  # benchmark mode chooses the algorithms here
+            module(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = module(x)
+
+    def time_it(repeats: int) -> list[float]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        torch.cuda.synchronize()
+        seconds = []
+        for _ in range(repeats):
+            start.record()
+            for _ in range(COPIES):
+                graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            seconds.append(start.elapsed_time(end) * 1e-3 / COPIES)
+        return seconds
+
+    def answer() -> np.ndarray:
+        graph.replay()
+        torch.cuda.synchronize()
+        return result.contiguous().cpu().numpy()
+
+    return Entrant(name, time_it, answer, {**settings, 'allow_tf32': False}, keep=(module, x))
+
+
+def mean_ratio(results: Sequence[GpuNetworkResult]) -> float | None:
+    """Geometric mean of the fastest peer over ours, where both were timed."""
+    return geometric_mean([ratio for r in results if (ratio := r.ratio) is not None])
+
+
+def table(results: Sequence[GpuNetworkResult], peers: Sequence[str]) -> str:
+    """Networks as rows, times in microseconds; then the mean, and whatever went wrong."""
+    head = ('network', 'ours us', 'TFLOP/s', *(f'{name} us' for name in peers), 'best peer / ours')
+    rows = []
+    for result in results:
+        ours = result.ours_us
+        rate = f'{result.flops / ours / 1e6:.2f}' if ours else '-'
+        times = [_number(result.time_us(name), '.1f') for name in peers]
+        rows.append((result.name, _number(ours, '.1f'), rate, *times, _number(result.ratio, '.2f')))
+    return '\n'.join([Grid(head, tuple(rows)).text(), '', *notes(results, peers)])
+
+
+def notes(results: Sequence[GpuNetworkResult], peers: Sequence[str]) -> list[str]:
+    """What the table does not show."""
+    lines = []
+    mean = mean_ratio(results)
+    if mean is not None:
+        ratios = [r.ratio for r in results if r.ratio is not None]
+        lines.append(
+            f'best peer / ours: geometric mean {mean:.3f} over {len(ratios)} networks, least '
+            f'{min(ratios):.3f}'
+        )
+    for result in results:
+        for c in result.contestants:
+            if c.get('status') != 'ok':
+                lines.append(f'{result.name}: {c["name"]} {c["status"]}: {c["message"]}')
+    versions = library_versions() if peers else {}
+    if versions:
+        lines.append(' '.join(f'{key} {value}' for key, value in versions.items()))
+    lines.append(
+        f'float32, TF32 off, weights and image on the device, CUDA graphs, medians of '
+        f'{COPIES} replays'
+    )
+    return lines
+
+
+def _number(value: float | None, how: str) -> str:
+    return '-' if value is None else format(value, how)

@@ -1,0 +1,144 @@
+"""`tilewright explain NETWORK`: every group of a network, its time, its bound and its reasons."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.chooser import core
+from tilewright.cli.export import model_of
+from tilewright.cli.optimize import check_early, machine_of
+from tilewright.cli.output import Bar, Output
+from tilewright.compile import KEPT, RoughCost, assemble, prepare, schedule
+from tilewright.errors import InputError, ScheduleError
+from tilewright.graph.program import Program
+from tilewright.kernels import distinct
+from tilewright.machine.isa import host_isas
+from tilewright.machine.machine import Machine
+from tilewright.model.general_time import predict_general
+from tilewright.model.predict import Prediction, predict
+from tilewright.model.stencil_time import predict_stencil
+from tilewright.model.winograd_time import predict_winograd
+from tilewright.ops.group import Group
+from tilewright.pipeline import thread_count
+from tilewright.plan import Candidate, Plan
+from tilewright.report.network import Kind, NetworkReport, network_report
+from tilewright.store import network_file
+from tilewright.store.choices import Choice
+from tilewright.store.network_file import Saved
+
+MODELS = {
+    'outer': predict,
+    'general': predict_general,
+    'stencil': predict_stencil,
+    'winograd': predict_winograd,
+}
+CALLS = 20
+
+
+def run(
+    models: Sequence[str],
+    out: Output,
+    *,
+    measure: bool,
+    max_rel_err: float,
+    machine: str | None,
+    threads: int | None,
+    shapes: Mapping[str, Sequence[int]],
+    seed: int | None,
+) -> int:
+    """Explain every network; comes out: the exit code."""
+    check_early(machine, threads, max_rel_err=max_rel_err, seed=seed)
+    target = machine_of(machine, False, out)
+    if measure and (machine is not None or target.isa not in host_isas()):
+        raise InputError(f'--measure times this host; leave out --machine {machine}')
+    count = thread_count(threads, target)
+    found = []
+    with Bar(len(models)) as bar:
+        for number, model in enumerate(models):
+            bar.begin(model)
+            saved, choices = _scheduled(model, target, count, max_rel_err, shapes, bar)
+            report = _report(saved, choices, measure, bar)
+            bar.finish()
+            with bar.paused():
+                out.say(('\n' if number else '') + str(report))
+            found.append(report.to_json())
+    out.write(
+        {'spec': ','.join(models), 'seed': seed, 'measured': measure, 'machine': target.to_json(),
+         'networks': found}
+    )  # fmt: skip
+    return 0
+
+
+def _scheduled(
+    model: str,
+    machine: Machine,
+    threads: int,
+    max_rel_err: float,
+    shapes: Mapping[str, Sequence[int]],
+    bar: Bar,
+) -> tuple[Saved, dict[str, tuple[Choice, ...]]]:
+    """What would be compiled, and the choices for each group; a .tw file has one for each."""
+    if model.endswith('.tw'):
+        saved = network_file.read(model)
+        if (saved.machine.isa, saved.threads) == (machine.isa, threads):
+            saved = replace(saved, machine=machine)
+            return saved, {digest: (choice,) for digest, choice in saved.choices.items()}
+        program = saved.program
+    else:
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        program = prepare(model_of(model), given, None, RoughCost(machine, threads))
+    chosen = schedule(program, machine, threads, KEPT, max_rel_err, bar.report)
+    best = {digest: found[0] for digest, found in chosen.items()}
+    return Saved(program, best, machine, threads, float(max_rel_err)), chosen
+
+
+def _report(
+    saved: Saved, choices: Mapping[str, tuple[Choice, ...]], measure: bool, bar: Bar
+) -> NetworkReport:
+    program, times, total = saved.program, {}, None
+    if measure:
+        profile = assemble(saved, bar.report).profile(calls=CALLS)
+        times = {task.name: task.time_ms for task in profile.tasks}
+        total = profile.total_ms
+    kinds = [
+        Kind(
+            _plan(group, choices[digest], saved), group.label, names,
+            sum(times[name] for name in names) if measure else None,
+        )
+        for (digest, group), names in zip(
+            distinct(program).items(), _tasks(program).values(), strict=True
+        )
+    ]  # fmt: skip
+    name = Path(program.name).name
+    return network_report(name, saved.machine, saved.threads, kinds, total)
+
+
+def _tasks(program: Program) -> dict[str, tuple[str, ...]]:
+    """digest -> names of the tasks that compute it, in the order of `distinct`."""
+    found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+    for task in program.tasks:
+        found[task.group.digest] += (task.name,)
+    return dict(found)
+
+
+def _plan(group: Group, choices: Sequence[Choice], saved: Saved) -> Plan:
+    """The plan of what decides a group's schedule; what is around it hardly takes time."""
+    for decisive in (core(group), group):
+        try:
+            candidates = tuple(
+                Candidate(choice.schedule, _predicted(decisive, choice, saved.machine))
+                for choice in choices
+            )
+        except (ScheduleError, KeyError, StopIteration):
+            continue
+        return Plan(
+            decisive, saved.machine, saved.threads, candidates, max_rel_err=saved.max_rel_err
+        )
+    raise ScheduleError(f'{group.label}: its schedule cannot be predicted; compile it again')
+
+
+def _predicted(group: Group, choice: Choice, machine: Machine) -> Prediction:
+    return MODELS[choice.schedule.schema](group, choice.schedule, machine)

@@ -1,0 +1,72 @@
+"""`tilewright export`: a network as C that stands alone, in a folder of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright import zoo
+from tilewright.cli.compile import network_json, read_shapes, summary
+from tilewright.cli.optimize import check_early
+from tilewright.cli.output import Bar, Output
+from tilewright.errors import InputError
+from tilewright.export import export
+
+
+def run(
+    model: str,
+    out: Output,
+    *,
+    output: Path,
+    name: str | None,
+    tune: str,
+    trials: int | None,
+    shapes: Sequence[str],
+    max_rel_err: float,
+    threads: int | None,
+    seed: int | None,
+) -> int:
+    """Compile a model and write it as C; comes out: the exit code."""
+    check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
+    out.warn_if_forgetful()
+    begin = time.perf_counter()
+    with Bar(1) as bar:
+        bar.begin(model)
+        made = export(
+            model_of(model, seed), output, name=name, tune=tune, trials=trials,
+            shapes=read_shapes(shapes), threads=threads, max_rel_err=max_rel_err,
+            progress=bar.report,
+        )  # fmt: skip
+        bar.finish()
+    seconds = time.perf_counter() - begin
+    sizes = {file: (made.folder / file).stat().st_size for file in made.files}
+    out.say(summary(made.network))
+    for file, size in sizes.items():
+        out.say(f'wrote {made.folder / file} ({size / 2**20:.2f} MiB)')
+    out.say(f'done in {seconds:.1f} s; build and test it: make -C {made.folder} all check')
+    out.write(
+        {
+            'model': model,
+            'output': str(made.folder),
+            'name': made.name,
+            'files': sizes,
+            'tune': tune,
+            'seconds': seconds,
+            'seed': seed,
+            'network': network_json(made.network),
+        }
+    )
+    return 0
+
+
+def model_of(model: str, seed: int | None = None) -> Any:
+    """A model by the name that a command line gives: a file, or a network of the zoo."""
+    if model in zoo.NAMES and not Path(model).exists():
+        return zoo.onnx_model(model, seed or 0)
+    if not model.endswith(('.onnx', '.tw')):
+        raise InputError(
+            f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.NAMES)}'
+        )
+    return Path(model)

@@ -1,0 +1,98 @@
+"""Expressions of any dtype in CUCL: codegen/cpu/expression.py with functions that devices have.
+
+Goes in: expressions. Comes out: C texts, and `helpers`, the definitions of what they call.
+Functions of floats go by the names without a suffix, which CUDA and OpenCL overload for floats and
+doubles; in plain C they compute in double. Whole numbers have the same functions as on the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tilewright.codegen.cpu.expression import Typed
+from tilewright.codegen.cpu.functions import INLINE, write_functions
+from tilewright.codegen.cpu.writer import Writer
+from tilewright.ops.dtypes import is_float
+
+TYPES = """\
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+#ifndef NAN
+#define NAN (INFINITY - INFINITY)
+#endif
+"""
+_LOOKUP = """\
+/* An index from data: negative ones count from the end; never outside. */
+FUNCTION int lookup(long at, int size)
+{
+    at = at < 0 ? at + size : at;
+    return (int)(at < 0 ? 0 : at >= size ? size - 1 : at);
+}
+"""
+# A maximum with NaN is NaN. `max_number` is with a number that is not.
+_FLOATS = """\
+FUNCTION {type} max_{kind}({type} a, {type} b) {{ return (a < b) | (b != b) ? b : a; }}
+FUNCTION {type} min_{kind}({type} a, {type} b) {{ return (b < a) | (b != b) ? b : a; }}
+FUNCTION {type} max_number_{kind}({type} x, {type} number) {{ return x < number ? number : x; }}
+FUNCTION {type} min_number_{kind}({type} x, {type} number) {{ return x > number ? number : x; }}
+FUNCTION {type} sign_{kind}({type} x) {{ return x > 0 ? 1 : x < 0 ? -1 : x; }}
+FUNCTION {type} sigmoid_{kind}({type} x) {{ return 1 / (1 + exp(-x)); }}
+FUNCTION {type} mod_{kind}({type} a, {type} b)
+{{
+    const {type} rest = fmod(a, b);
+    return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;
+}}
+/* x to the power of so many quarters, at most 28, a number. */
+FUNCTION {type} quarters_{kind}({type} x, int quarters)
+{{
+    const {type} root = sqrt(x), square = x * x;
+    return (quarters & 1 ? sqrt(root) : 1) * (quarters & 2 ? root : 1)
+        * (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1)
+        * (quarters & 16 ? square * square : 1);
+}}
+"""
+_OWN = ('max', 'min', 'max_number', 'min_number', 'sign', 'sigmoid', 'mod', 'quarters')
+_KINDS = {'f32': 'float', 'f64': 'double'}
+_RENAMED = {'round': 'rint', 'abs': 'fabs'}
+_WIDE = re.compile(r'\b(\d+)(u?)ll\b')
+
+
+class GpuTyped(Typed):
+    """C texts for devices; `helpers` defines what they call."""
+
+    def _of_floats(self, op: str, dtype: str, args: list[str]) -> str:
+        if op == 'isnan':
+            return f'({args[0]} != {args[0]})'
+        if op == 'isinf':
+            return f'(fabs({args[0]}) == INFINITY)'
+        if op in ('add', 'sub', 'mul', 'div', 'neg'):
+            return super()._of_floats(op, dtype, args)
+        if op in _OWN:
+            return self._function(f'{op}_{dtype}', args)
+        call = f'{_RENAMED.get(op, op)}({", ".join(args)})'
+        return f'(({_KINDS[dtype]}){call})'
+
+    def helpers(self) -> str:
+        """Types and functions, what others need first; '' where floats alone were combined."""
+        floats = sorted({n[-3:] for n in self.functions if is_float(n[-3:])})
+        whole = [n for n in self.functions if not is_float(n[-3:]) and n != 'lookup']
+        lines = Writer()
+        write_functions(lines, whole)
+        texts = [TYPES]
+        if 'lookup' in self.functions:
+            texts.append(_LOOKUP)
+        texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]
+        if whole:
+            texts.append(narrow('\n'.join(lines.lines).replace(INLINE, 'FUNCTION')))
+        return '\n'.join(texts)
+
+
+def narrow(text: str) -> str:
+    """Numbers marked as long long, which OpenCL has not, as long, which has as many bits."""
+    return _WIDE.sub(r'\1\2l', text)

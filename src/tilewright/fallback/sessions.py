@@ -1,0 +1,157 @@
+"""Some nodes of an ONNX file as a model of their own, in ONNX Runtime.
+
+Goes in: nodes as the file has them, the types of what they read, constants. Comes out: a session
+that runs them, and the types of what they give, as far as ONNX Runtime knows them before it runs.
+onnxruntime is imported here alone, when a network asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from tilewright.errors import MissingError, ModelError
+from tilewright.graph.graph import Value
+
+# What ONNX Runtime calls our dtypes, and the others that values may have between its own nodes.
+_NAMES = {
+    'f32': 'float',
+    'f64': 'double',
+    'f16': 'float16',
+    'i64': 'int64',
+    'i32': 'int32',
+    'i16': 'int16',
+    'i8': 'int8',
+    'u64': 'uint64',
+    'u32': 'uint32',
+    'u16': 'uint16',
+    'u8': 'uint8',
+    'bool': 'bool',
+}
+_DTYPES = {f'tensor({name})': dtype for dtype, name in _NAMES.items()}
+_LEAST_IR = 4  # since which constants need not be inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The type of a value: `tensor(float)` and such; sizes, None where they are open.
+
+    `sizes` is None where not even their number is known.
+    """
+
+    text: str
+    sizes: tuple[int | None, ...] | None
+
+    @classmethod
+    def of(cls, value: Value) -> Kind:
+        return cls(f'tensor({_NAMES[value.dtype]})', value.shape)
+
+    def value(self, name: str) -> Value | None:
+        """The value that kernels of ours can read; None where its type or shape is open."""
+        if self.text not in _DTYPES or self.sizes is None:
+            return None
+        sizes = tuple(size for size in self.sizes if size is not None)
+        return Value(name, sizes, _DTYPES[self.text]) if len(sizes) == len(self.sizes) else None
+
+    def proto(self) -> TypeProto:
+        return _type_proto(self.text, self.sizes)
+
+
+def _type_proto(text: str, sizes: tuple[int | None, ...] | None) -> TypeProto:
+    match = re.fullmatch(r'(\w+)\((.*)\)', text)
+    if match is None:
+        raise ModelError(f'values of type {text!r} cannot be handed to ONNX Runtime')
+    outer, inner = match.groups()
+    if outer == 'tensor':
+        return helper.make_tensor_type_proto(TensorProto.DataType.Value(inner.upper()), sizes)
+    if outer == 'seq':
+        return helper.make_sequence_type_proto(_type_proto(inner, None))
+    return helper.make_optional_type_proto(_type_proto(inner, None))
+
+
+class Session:
+    """Nodes of a file, ready to run: by name in, by name out."""
+
+    def __init__(self, model: ModelProto, threads: int, what: str) -> None:
+        runtime = _onnxruntime()
+        self.what, self.model = what, model
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # what goes wrong is said by the error
+        # Its idle threads would take cores from ours.
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+        try:
+            self._session = runtime.InferenceSession(
+                model.SerializeToString(), options, providers=['CPUExecutionProvider']
+            )
+        except Exception as error:  # of kinds that onnxruntime keeps to itself
+            raise ModelError(f'ONNX Runtime cannot run {what} either: {_said(error)}') from None
+        self.reads = tuple(value.name for value in model.graph.input)
+        self.gives = tuple(value.name for value in model.graph.output)
+
+    def kinds(self) -> dict[str, Kind]:
+        """What is known of the results."""
+        return {out.name: Kind(out.type, self._sizes(out)) for out in self._session.get_outputs()}
+
+    def _sizes(self, out: Any) -> tuple[int | None, ...] | None:
+        if out.shape:
+            return tuple(size if isinstance(size, int) else None for size in out.shape)
+        # No sizes may mean a single number, or that nothing is known.
+        inferred = onnx.shape_inference.infer_shapes(self.model)
+        for value in inferred.graph.output:
+            if value.name == out.name and value.type.tensor_type.HasField('shape'):
+                return None if value.type.tensor_type.shape.dim else ()
+        return None
+
+    def run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            results = self._session.run(self.gives, {name: arrays[name] for name in self.reads})
+        except Exception as error:  # of kinds that onnxruntime keeps to itself
+            raise ModelError(f'ONNX Runtime failed at {self.what}: {_said(error)}') from None
+        return dict(zip(self.gives, results, strict=True))
+
+
+def sub_model(
+    source: ModelProto,
+    nodes: Sequence[NodeProto],
+    reads: Mapping[str, Kind],
+    constants: Mapping[str, np.ndarray],
+    gives: Sequence[str],
+) -> ModelProto:
+    """The nodes as a model that reads and gives these values."""
+    graph = helper.make_graph(
+        list(nodes),
+        'fallback',
+        [helper.make_value_info(name, kind.proto()) for name, kind in reads.items()],
+        [onnx.ValueInfoProto(name=name) for name in gives],
+        [numpy_helper.from_array(np.array(a), name) for name, a in constants.items()],
+    )
+    made = ModelProto(
+        ir_version=max(source.ir_version, _LEAST_IR), producer_name='tilewright', graph=graph
+    )
+    made.opset_import.extend(source.opset_import)
+    made.functions.extend(source.functions)
+    return made
+
+
+def _onnxruntime() -> Any:
+    try:
+        return import_module('onnxruntime')
+    except ImportError:
+        raise MissingError(
+            "fallback='onnxruntime' needs onnxruntime, which is not installed; "
+            "pip install 'tilewright[bench]' brings it"
+        ) from None
+
+
+def _said(error: Exception) -> str:
+    """The first line of what onnxruntime says, without its prefixes."""
+    text = ' '.join(str(error).split('\n', 1)[0].split())
+    return re.sub(r'^\[ONNXRuntimeError\] : \d+ : \w+ : ', '', text)[:300]

@@ -1,0 +1,219 @@
+"""The fastest schedule of every group of a network, found by timing on the device.
+
+Goes in: groups, what the model chose for each, a device. Comes out: the fastest that computes its
+group's reference. Distinct cores (chooser.py) are searched once: `search.gpu_tune` from the model's
+choices on, the model ranking what is tried. Several groups are searched at a time, each with a
+process of its own on the device (runtime/gpu_worker.py), which may die without harm; kernels are
+compiled in many processes meanwhile, and only one is timed at any time. What was found is
+remembered.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import statistics
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from random import Random
+
+from tilewright.codegen.gpu.generate import with_own_dims
+from tilewright.errors import CheckError, ScheduleError, TilewrightError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import predict_gpu
+from tilewright.network_gpu.choose import (
+    MATRIX_ERROR,
+    GpuChoice,
+    choice_of,
+    has_products,
+    is_legal,
+    recalled,
+)
+from tilewright.network_gpu.code import build
+from tilewright.network_gpu.labour import Pool
+from tilewright.ops.group import Group
+from tilewright.pipeline import debug
+from tilewright.runtime.device import Device
+from tilewright.runtime.gpu_build import Built
+from tilewright.runtime.gpu_worker import GpuWorker
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu_moves import moves, schedule_text
+from tilewright.search.gpu_tune import tune
+from tilewright.store import choices
+
+AT_ONCE = 4  # groups that are searched at a time
+REPEATS = 7
+HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
+
+Report = Callable[[Group, int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device that is measured on; `architecture` of CUDA's, else ''."""
+
+    target: str
+    name: str
+    machine: GpuMachine
+    architecture: str
+
+    @classmethod
+    def of(cls, device: Device, target: str, name: str = '') -> Place:
+        return cls(target, name, device.machine, getattr(device, 'architecture', ''))
+
+
+def fastest(
+    groups: Mapping[str, Group],
+    chosen: Mapping[str, Sequence[GpuChoice]],
+    place: Place,
+    trials: int,
+    max_rel_err: float,
+    report: Report | None = None,
+) -> dict[str, GpuChoice]:
+    """The fastest schedule for each of these groups, by the same names."""
+    keys = {
+        name: choices.key_of(
+            {
+                'measured': group.digest, 'gpu': place.machine.to_json(), 'target': place.target,
+                'trials': trials, 'max_rel_err': max_rel_err,
+            }
+        )
+        for name, group in groups.items()
+    }  # fmt: skip
+    best = {name: kept[0] for name, key in keys.items() if (kept := recalled(key))}
+    # Sessions hold floats; and one choice is the best of its kind.
+    best |= {
+        name: chosen[name][0]
+        for name, group in groups.items()
+        if name not in best and (not group.is_plain or len(chosen[name]) == 1)
+    }
+    left = [name for name in groups if name not in best]
+    if not left:
+        return best
+    lock = threading.Lock()
+    troubles: dict[str, str] = {}
+    # The longest first, so that none works alone at the end.
+    left.sort(key=lambda name: -groups[name].flops)
+    count = min(AT_ONCE, len(left))
+    workers: queue.SimpleQueue[GpuWorker] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        pool = stack.enter_context(Pool())
+        threads = stack.enter_context(ThreadPoolExecutor(count))
+        for _ in range(count):
+            workers.put(stack.enter_context(GpuWorker(place.target, place.name, seed=0)))
+
+        def work(name: str) -> GpuChoice:
+            group = with_own_dims(groups[name])
+            one = _Search(group, chosen[name], place, max_rel_err, pool, lock)
+            worker = workers.get()
+            try:
+                return one.run(worker, trials)
+            except TilewrightError as error:
+                troubles[name] = str(error)
+                return chosen[name][0]
+            finally:
+                workers.put(worker)
+
+        for done, (name, found) in enumerate(zip(left, threads.map(work, left), strict=True), 1):
+            best[name] = found
+            if name not in troubles:
+                choices.keep(keys[name], [found.to_json()])
+            if report is not None:
+                report(groups[name], done, len(left))
+    for name, trouble in troubles.items():
+        warnings.warn(
+            f'{groups[name].label} was not measured, the model chooses: {trouble}', stacklevel=4
+        )
+    return best
+
+
+class _Search:
+    """One group: candidates are compiled, checked and timed batch by batch."""
+
+    def __init__(
+        self,
+        group: Group,
+        chosen: Sequence[GpuChoice],
+        place: Place,
+        max_rel_err: float,
+        pool: Pool,
+        lock: threading.Lock,
+    ) -> None:
+        self.group, self.chosen, self.place = group, chosen, place
+        self.max_rel_err, self.pool, self.lock = max_rel_err, pool, lock
+        self.best_ms = math.inf
+        self.trouble = 'nothing was tried'
+
+    def run(self, worker: GpuWorker, trials: int) -> GpuChoice:
+        starts = [choice.schedule for choice in self.chosen]
+
+        def measure(schedules: Sequence[GpuSchedule]) -> list[float | None]:
+            return self._measured(worker, schedules)
+
+        if not has_products(self.group):
+            seconds = measure(starts[:trials])
+            timed = [(s, t) for s, t in zip(starts, seconds, strict=False) if t is not None]
+            timed.sort(key=lambda pair: pair[1])
+        else:
+            tried = tune(
+                moves(self.group, self.place.machine), measure, trials=trials, rank=self._rank,
+                starts=starts, seed=Random(self.group.digest).getrandbits(32),
+                batch=max(trials // 2, 1),
+            )  # fmt: skip
+            timed = [(t.schedule, t.seconds) for t in tried if t.seconds is not None]
+        if not timed:
+            raise CheckError(f'no kernel for {self.group.label} works: {self.trouble}')
+        schedule, took = timed[0]
+        debug(2, f'{self.group.label}: {schedule_text(schedule)}, {1e6 * took:.2f} us, '
+                 f'{len(timed)} worked')  # fmt: skip
+        found = choice_of(self.group, schedule, self.place.machine)
+        return replace(found, predicted_s=took)
+
+    def _rank(self, schedule: GpuSchedule) -> float:
+        try:
+            return predict_gpu(self.group, schedule, self.place.machine).seconds
+        except ScheduleError:
+            return math.inf
+
+    def _measured(
+        self, worker: GpuWorker, schedules: Sequence[GpuSchedule]
+    ) -> list[float | None]:  # fmt: skip
+        exact = self.max_rel_err < MATRIX_ERROR
+        good = [
+            (s.intrinsic == 'fma' or not exact) and is_legal(self.group, s, self.place.machine)
+            for s in schedules
+        ]
+        target = self.place.architecture
+        built = [
+            self.pool.submit(build, self.group, s, target) if fine and target else None
+            for s, fine in zip(schedules, good, strict=True)
+        ]
+        seconds: list[float | None] = []
+        for schedule, fine, future in zip(schedules, good, built, strict=True):
+            made = future.result() if future else None
+            if not fine or (made is not None and made.error):
+                self.trouble = made.error if made else 'it is not legal'
+                seconds.append(None)
+                continue
+            seconds.append(self._attempt(worker, schedule, made))
+        return seconds
+
+    def _attempt(
+        self, worker: GpuWorker, schedule: GpuSchedule, built: Built | None
+    ) -> float | None:
+        if self.best_ms == math.inf:
+            # The reference of the group is computed here, while others are timed.
+            worker.attempt(self.group, schedule, built, 0, None)
+        worth = None if self.best_ms == math.inf else HOPELESS * self.best_ms
+        with self.lock:
+            answer, _ = worker.attempt(self.group, schedule, built, REPEATS, worth)
+        if not answer.ok or (answer.max_rel_err or 0.0) > self.max_rel_err:
+            self.trouble = answer.message or f'its error is {answer.max_rel_err}'
+            return None
+        middle = statistics.median(answer.samples_ms)
+        self.best_ms = min(self.best_ms, middle)
+        return middle / 1e3

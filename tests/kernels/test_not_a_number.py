@@ -1,0 +1,87 @@
+"""NaN goes through activations behind products, as ONNX and PyTorch have it, in every schema."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.machine.measure import load_machine
+from tilewright.ops.compose import append
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.group import Group
+from tilewright.ops.reference import reference
+from tilewright.ops.stage import FUNCTIONS, Expr, call, const, read
+from tilewright.runtime.build import build
+from tilewright.runtime.cpu import Kernel
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.choose import choose
+
+CLIP = call('min', call('max', read(0), const(0.0)), const(6.0))
+GELU = call(
+    'mul',
+    call('mul', read(0), const(0.5)),
+    call('add', call('erf', call('mul', read(0), const(0.5**0.5))), const(1.0)),
+)
+
+
+@pytest.fixture(scope='module')
+def machine():
+    return load_machine(measure=False)[0]
+
+
+LEAKY = call('where', call('lt', read(0), const(0.0)), call('mul', read(0), const(0.1)), read(0))
+CONVOLUTIONS = {
+    'outer': conv2d(c=5, h=6, w=7, k=9, r=1, s=1, bias=True),
+    'winograd': conv2d(c=5, h=12, w=12, k=9, r=3, s=3, pad=1, bias=True),
+    'stencil': conv2d(c=4, h=9, w=9, k=4, r=3, s=3, pad=1, groups=4, bias=True),
+}
+
+
+def followed(schema: str, expr: Expr) -> Group:
+    conv = CONVOLUTIONS[schema]
+    joined = append(
+        conv, elementwise(expr, conv.output.shape, name='then'), 'In', frozenset(FUNCTIONS)
+    )
+    assert joined is not None
+    return joined.group
+
+
+def chosen(schema: str, group: Group, machine) -> Schedule:
+    algorithm = 'winograd' if schema == 'winograd' else 'direct'
+    schedule = choose(group, machine, 1, 1, algorithm, 1e-3)[0].schedule
+    assert schedule.schema == schema
+    return schedule
+
+
+def run(group: Group, schedule: Schedule, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    kernel = Kernel.load(build(generate(group, schedule), compiler_flags(schedule)), group)
+    out = np.zeros(group.output.shape, np.float32)
+    kernel.run(arrays, kernel.pack(arrays), out)
+    return out
+
+
+@pytest.mark.parametrize('schema', CONVOLUTIONS)
+def test_nan_goes_through_a_clip(schema, machine, whole_numbers):
+    group = followed(schema, CLIP)
+    arrays = whole_numbers(group, 0)
+    image = arrays['In'].reshape(-1)
+    image[[3, -1]] = np.nan
+    want = reference(group, arrays)
+    got = run(group, chosen(schema, group, machine), arrays)
+    assert np.isnan(want).any()
+    assert np.isnan(got[np.isnan(want)]).all()
+    sound = ~np.isnan(got)
+    assert sound.any()
+    np.testing.assert_allclose(got[sound], want[sound], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('expr', [GELU, LEAKY], ids=['gelu', 'leaky'])
+@pytest.mark.parametrize('schema', CONVOLUTIONS)
+def test_any_function_may_follow(schema, expr, machine, whole_numbers):
+    group = followed(schema, expr)
+    arrays = whole_numbers(group, 1)
+    got = run(group, chosen(schema, group, machine), arrays)
+    want = reference(group, arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())

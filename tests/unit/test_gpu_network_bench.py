@@ -1,0 +1,110 @@
+"""Comparisons of networks on a GPU: turns, verdicts, figures. No device and no peer is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tilewright.bench.gpu_duel import Entrant
+from tilewright.bench.gpu_network_duel import (
+    OURS,
+    GpuNetworkResult,
+    Subject,
+    check_peers,
+    duel,
+    mean_ratio,
+    table,
+    verdict,
+)
+from tilewright.cli.main import invoke
+from tilewright.errors import InputError, MissingError
+
+IMAGE = np.zeros((1, 3, 4, 4), np.float32)
+WANT = np.array([[1.0, -2.0]])
+SUBJECT = Subject('small', {'name': 'small'}, IMAGE, WANT, 4_000_000)
+
+
+def entrant(name: str, us: float, answer: np.ndarray = WANT, turns: list[str] | None = None):
+    def time(repeats: int) -> list[float]:
+        if turns is not None:
+            turns.append(name)
+        return [us * 1e-6] * repeats
+
+    return Entrant(name, time, lambda: answer)
+
+
+def test_turns_are_interleaved_and_the_fastest_of_ours_counts() -> None:
+    turns: list[str] = []
+    makers = [
+        lambda: entrant(f'{OURS}/side by side', 20.0, turns=turns),
+        lambda: entrant(f'{OURS}/in a row', 25.0, turns=turns),
+    ]
+    found = duel(SUBJECT, makers, (), 2)
+    assert turns == [f'{OURS}/side by side', f'{OURS}/in a row'] * 2
+    assert found.ours_us == pytest.approx(20.0)
+    assert found.ratio is None
+    assert [c['status'] for c in found.contestants] == ['ok', 'ok']
+
+
+def test_wrong_and_missing_ones_keep_their_rows() -> None:
+    def missing() -> Entrant:
+        raise MissingError('there is no device')
+
+    wrong = WANT + 1e-3
+    found = duel(SUBJECT, [lambda: entrant(OURS, 5.0, wrong), missing], (), 1)
+    assert found.ours_us is None
+    assert [c['status'] for c in found.contestants] == ['wrong', 'missing']
+    assert 'there is no device' in table([found], ())
+
+
+def test_the_fastest_peer_is_the_rival() -> None:
+    rows = [
+        {'name': f'{OURS}/in a row', 'status': 'ok', 'median_us': 100.0},
+        {'name': 'torch/contiguous_format0', 'status': 'ok', 'median_us': 300.0},
+        {'name': 'torch/channels_last1', 'status': 'ok', 'median_us': 180.0},
+        {'name': 'torch/channels_last0', 'status': 'wrong', 'median_us': 10.0, 'message': 'off'},
+        {'name': 'inductor', 'status': 'ok', 'median_us': 150.0},
+    ]
+    first = GpuNetworkResult('a', 1, 10**9, tuple(rows))
+    assert first.time_us('torch') == 180.0
+    assert first.ratio == pytest.approx(1.5)
+    second = GpuNetworkResult('b', 1, 10**9, tuple(rows[:2]))
+    assert mean_ratio([first, second]) == pytest.approx((1.5 * 3.0) ** 0.5)
+    text = table([first, second], ('torch', 'inductor'))
+    assert 'geometric mean 2.121 over 2 networks, least 1.500' in text
+    assert '10.00' in text.splitlines()[2] or '10.00' in text  # TFLOP/s of 10^9 in 100 us
+    assert first.to_json()['best_peer_over_ours'] == pytest.approx(1.5)
+
+
+def test_verdicts() -> None:
+    assert verdict(WANT + 1e-5, WANT)['status'] == 'ok'
+    assert verdict(np.full_like(WANT, np.nan), WANT)['max_rel_err'] is None
+    assert verdict(WANT * 1.001, WANT)['status'] == 'wrong'
+
+
+def test_neither_onnx_nor_a_solver_is_needed() -> None:
+    """A machine with a GPU may have neither; networks of the zoo need no file."""
+    code = (
+        "import sys; sys.modules['onnx'] = sys.modules['casadi'] = sys.modules['torch'] = None\n"
+        'import tilewright.cli.bench_gpu_networks, tilewright.cli.bench_networks\n'
+        'from tilewright import zoo\n'
+        "print(len(zoo.graph('squeezenet', image=64, width=8).nodes))"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 60
+
+
+def test_names_are_checked_before_anything_is_done(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(InputError, match='choose from torch, inductor'):
+        check_peers(['cudnn'])
+    assert invoke(['bench', 'resnet18', '--target', 'host', '--against', 'cudnn']) == 2
+    assert invoke(['bench', 'resnet18', '--target', 'host', '--tune', 'guess']) == 2
+    assert invoke(['bench', 'model.onnx', '--target', 'host']) == 2
+    said = capsys.readouterr().err
+    assert 'choose from torch, inductor' in said
+    assert "--tune 'guess'" in said
+    assert 'no network of the zoo' in said
