@@ -15,7 +15,8 @@ import pytest
 from tilewright import knobs
 from tilewright.bench import peers
 from tilewright.cli import bench, demo, machine, optimize, output
-from tilewright.cli.main import AlgorithmName, invoke
+from tilewright.cli.main import invoke
+from tilewright.cli.options import AlgorithmName
 from tilewright.errors import MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa

@@ -226,6 +226,8 @@ def _inductor(torch: Any, module: Any, image: np.ndarray) -> Entrant:
             continue
         spent = time.perf_counter() - began
         settings = {'mode': mode, 'freezing': freezing}
+        if said:
+            settings['freezing_failed'] = said
         entrant = _replayed(torch, 'inductor', function, x, settings)
         entrant.tuning_s = spent
         return entrant

@@ -178,8 +178,8 @@ def _oracle(job: NetworkJob) -> NetworkVariant:
 
 
 def openvino_variants() -> Variants:
-    # openvino imports its telemetry for model conversion, which is not used here; without the
-    # package it falls back on a stub that sends nothing.
+    # openvino imports its telemetry for model conversion, which is not used here; it does without
+    # the package, and then sends nothing.
     sys.modules['openvino_telemetry'] = None  # pyright: ignore[reportArgumentType]
     for pinning in (True, False):
         settings = {

@@ -10,39 +10,33 @@ import os
 import sys
 import traceback
 import warnings
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tilewright import knobs
+from tilewright.cli import model_verbs, network_verbs
+from tilewright.cli.options import (
+    SPEC_HELP,
+    Algorithm,
+    AlgorithmName,
+    CachesName,
+    Fallback,
+    Json,
+    MachineName,
+    MaxRelErr,
+    Seed,
+    Spec,
+    Target,
+    Threads,
+    Top,
+    examples,
+)
 from tilewright.errors import InputError, TilewrightError
-from tilewright.machine.known import known_names
 from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.reproduce.figures import FIGURES
 from tilewright.version import VERSION
-
-SPEC_HELP = (
-    'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
-    '(mopt/R2), benchdnn:FILE, or a list of these with commas.'
-)
-
-
-class CachesName(StrEnum):
-    """How caches are before a call that is timed, as `cli.bench` knows it."""
-
-    WARM = 'warm'
-    FLUSHED = 'flushed'
-    BOTH = 'both'
-
-
-class AlgorithmName(StrEnum):
-    """What may compete, as `search.choose` knows it; named here so that help needs no solver."""
-
-    AUTO = 'auto'
-    DIRECT = 'direct'
-    WINOGRAD = 'winograd'
 
 
 def _knob_lines() -> str:
@@ -54,10 +48,6 @@ def _knob_lines() -> str:
     return f'\b\nEnvironment (see docs/knobs.md):\n{lines}'
 
 
-def _examples(*lines: str) -> str:
-    return '\b\nExamples:\n' + '\n'.join(f'  {line}' for line in lines)
-
-
 app = typer.Typer(
     name='tilewright',
     rich_markup_mode=None,
@@ -65,55 +55,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={'help_option_names': ['-h', '--help'], 'max_content_width': 100},
 )
-
-Spec = Annotated[str, typer.Argument(metavar='SPEC', help=SPEC_HELP, show_default=False)]
-Threads = Annotated[
-    int | None, typer.Option('--threads', metavar='T', help='Threads to use [all usable cores].')
-]
-Json = Annotated[
-    str | None,
-    typer.Option('--json', metavar='F', help='Write the complete result to a file; - for stdout.'),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option('--seed', metavar='N', min=0, help='Seed of the random data that is measured.'),
-]
-MachineName = Annotated[
-    str | None,
-    typer.Option(
-        '--machine',
-        metavar='NAME',
-        help=f'Plan for a known machine ({", ".join(known_names())}) or a .json file [this host].',
-    ),
-]
-Target = Annotated[
-    str, typer.Option('--target', metavar='T', help='cpu, cuda, opencl or host (docs/gpu.md).')
-]
-Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
-Algorithm = Annotated[
-    AlgorithmName,
-    typer.Option(
-        '--algorithm', help='What may compete; auto: the fastest within the error budget.'
-    ),
-]
-MaxRelErr = Annotated[
-    float,
-    typer.Option(
-        '--max-rel-err', metavar='E', help='Error budget, a share of the largest output, <= 1e-3.'
-    ),
-]
-
-
-class FallbackName(StrEnum):
-    """Who runs nodes that are not supported, as `tilewright.compile` knows it."""
-
-    ONNXRUNTIME = 'onnxruntime'
-
-
-Fallback = Annotated[
-    FallbackName | None,
-    typer.Option('--fallback', help='Let it run the nodes of an .onnx file that we cannot.'),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -137,7 +78,7 @@ def top_level(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         'tilewright machine', 'tilewright machine --plot bandwidth.png',
         'tilewright machine --machine i9-10980xe --json -', 'tilewright machine --target cuda',
     )
@@ -172,7 +113,7 @@ def machine(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         'tilewright optimize mopt/R9',
         'tilewright optimize resnet18 --threads 1 --json plans.json',
         'tilewright optimize mb1ic64ih56oc64oh56kh3ph1 --no-measure --emit out',
@@ -215,7 +156,7 @@ def optimize(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         'tilewright explain mopt/R9',
         'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18',
         'tilewright explain cnnopt/R12 --machine h200',
@@ -282,7 +223,7 @@ def explain(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
         'tilewright bench resnet18 --against torch,torch-compile,onnxruntime,openvino',
         'tilewright bench networks --threads 2 --json networks.json',
@@ -412,7 +353,7 @@ def bench(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         'tilewright reproduce mopt-fig5 --plot pictures --json fig5.json',
         'tilewright reproduce mopt-fig5 --data samples.jsonl',
         'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
@@ -457,266 +398,11 @@ def reproduce(
     )  # fmt: skip
 
 
-models = typer.Typer(help='Train, evaluate and show learned models (docs/learned.md).')
-app.add_typer(models, name='model')
-Kind = Annotated[
-    str, typer.Option('--kind', metavar='K', help='Kernels: rs, s, tiled, patch-wgmma_tf32x3, ...')
-]
-GpuName = Annotated[
-    str, typer.Option('--machine', metavar='NAME', help='A known GPU, or a .json file of one.')
-]
+app.add_typer(model_verbs.verbs, name='model')
+app.add_typer(network_verbs.verbs)
 
 
-@models.command(
-    'train', epilog=_examples('tilewright model train --data DIR --machine h200 --kind rs')
-)
-def model_train(
-    data: Annotated[
-        list[Path],
-        typer.Option('--data', metavar='DIR', help='Measured configurations; may be repeated.'),
-    ],
-    machine: GpuName,
-    kind: Kind = 'rs',
-    recipe: Annotated[
-        str,
-        typer.Option('--recipe', metavar='R', help='forest, boosted, ranked, mixed, or auto.'),
-    ] = 'auto',
-    output: Annotated[
-        Path | None, typer.Option('-o', '--output', metavar='FILE', help='[your own models]')
-    ] = None,
-    json: Json = None,
-    seed: Seed = None,
-) -> int:
-    """Train on measured problems; the recipe is chosen by grouped cross-validation."""
-    from tilewright.cli import model as verb
-    from tilewright.cli.output import Output
-
-    return verb.run_train(
-        Output('model', json), data=data, machine=machine, kind=kind, recipe=recipe, output=output,
-        seed=seed or 0,
-    )  # fmt: skip
-
-
-@models.command('evaluate')
-def model_evaluate(
-    data: Annotated[
-        Path, typer.Option('--data', metavar='DIR', help='Measured configurations of layers.')
-    ],
-    machine: GpuName,
-    kind: Kind = 'rs',
-    model: Annotated[
-        str | None, typer.Option('--model', metavar='FILE', help='[the one that knows the GPU]')
-    ] = None,
-    json: Json = None,
-) -> int:
-    """Loss at the top 1, 10 and 30, and trials to 95% and 100% of the best, by layer."""
-    from tilewright.cli import model as verb
-    from tilewright.cli.output import Output
-
-    return verb.run_evaluate(
-        Output('model', json), data=data, machine=machine, kind=kind, model=model
-    )
-
-
-@models.command('show')
-def model_show(
-    model: Annotated[
-        str | None, typer.Argument(metavar='MODEL', help='A file, or a name [all models].')
-    ] = None,
-    json: Json = None,
-) -> int:
-    """What a model was learned from; without one, all models and features."""
-    from tilewright.cli import model as verb
-    from tilewright.cli.output import Output
-
-    return verb.run_show(Output('model', json), model=model)
-
-
-@app.command(
-    epilog=_examples(
-        'tilewright zoo', 'tilewright zoo resnet18 -o resnet18.onnx',
-        'tilewright zoo mobilenet_v1 --image 64 --width 8 -o small.onnx',
-    )
-)  # fmt: skip
-def zoo(
-    name: Annotated[
-        str | None, typer.Argument(metavar='NAME', help='A network [show them all].')
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option('-o', '--output', metavar='FILE', help='Write an ONNX model.')
-    ] = None,
-    batch: Annotated[int, typer.Option('--batch', metavar='B', min=1, help='Batch size.')] = 1,
-    image: Annotated[
-        int | None,
-        typer.Option('--image', metavar='SIZE', min=1, help="Size of images [the paper's]."),
-    ] = None,
-    width: Annotated[
-        int, typer.Option('--width', metavar='N', min=1, help='Divide all channels by N.')
-    ] = 1,
-    threads: Threads = None,
-    json: Json = None,
-    seed: Seed = None,
-) -> int:
-    """Show the networks that come with this package, or write one as an ONNX model.
-
-    Definitions are those of the papers; weights are random, and the same for the same seed.
-    """
-    from tilewright.cli import zoo as verb
-    from tilewright.cli.output import Output
-
-    return verb.run(
-        name, Output('zoo', json), output=output, batch=batch, image=image, width=width,
-        seed=seed or 0,
-    )  # fmt: skip
-
-
-class TuneName(StrEnum):
-    """How kernels of a network are chosen, as `tilewright.compile` knows it."""
-
-    MODEL = 'model'
-    MEASURE = 'measure'
-
-
-Model = Annotated[
-    Path, typer.Argument(metavar='MODEL', help='An .onnx or .tw file.', show_default=False)
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option('--shape', metavar='NAME=S', help='Sizes that the file leaves open: x=1,3,8,8.'),
-]
-
-
-@app.command(
-    epilog=_examples(
-        'tilewright compile model.onnx -o model.tw',
-        'tilewright compile model.onnx --tune measure --trials 6',
-        'tilewright compile model.onnx --shape image=1,3,224,224',
-    )
-)
-def compile(
-    model: Model,
-    output: Annotated[
-        Path | None,
-        typer.Option('--output', '-o', metavar='FILE', help='The .tw file [MODEL with .tw].'),
-    ] = None,
-    tune: Annotated[
-        TuneName,
-        typer.Option('--tune', help='Choose kernels by the model alone, or time the best of them.'),
-    ] = TuneName.MODEL,
-    trials: Annotated[
-        int | None,
-        typer.Option('--trials', metavar='N', help='Kernels that are timed for each group [4].'),
-    ] = None,
-    shape: Shapes = None,
-    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
-    fallback: Fallback = None,
-    threads: Threads = None,
-    json: Json = None,
-    seed: Seed = None,
-) -> int:
-    """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
-
-    --tune model times nothing and always gives the same file.
-    """
-    from tilewright.cli import compile as verb
-    from tilewright.cli.output import Output
-
-    return verb.run(
-        model, Output('compile', json), output=output, tune=tune.value, trials=trials,
-        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None,
-    )  # fmt: skip
-
-
-@app.command(
-    epilog=_examples(
-        'tilewright run model.tw --input x.npz --output y.npz',
-        'tilewright run model.onnx --profile --trace trace.json',
-    )
-)
-def run(
-    model: Model,
-    input: Annotated[
-        Path | None,
-        typer.Option('--input', metavar='FILE', help='Inputs by name, .npz or .npy [random].'),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option('--output', metavar='FILE', help='Write the results, .npz.')
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option('--repeat', metavar='N', help='Calls that are timed.')
-    ] = 10,
-    profile: Annotated[
-        bool, typer.Option('--profile', help='Show the time of every task.')
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option('--trace', metavar='FILE', help='Write a trace for chrome://tracing.'),
-    ] = None,
-    shape: Shapes = None,
-    fallback: Fallback = None,
-    threads: Threads = None,
-    json: Json = None,
-    seed: Seed = None,
-) -> int:
-    """Run a network, compiled or not, and say how long it takes."""
-    from tilewright.cli import run as verb
-    from tilewright.cli.output import Output
-
-    return verb.run(
-        model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
-        profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None,
-    )  # fmt: skip
-
-
-@app.command(
-    epilog=_examples(
-        'tilewright export model.onnx -o folder', 'tilewright export resnet18 -o folder',
-        'tilewright export model.tw -o folder --name detector',
-    )
-)  # fmt: skip
-def export(
-    model: Annotated[
-        str,
-        typer.Argument(metavar='MODEL', help='An .onnx or .tw file, or a network of the zoo.'),
-    ],
-    output: Annotated[
-        Path, typer.Option('--output', '-o', metavar='DIR', help='An empty or new directory.')
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option('--name', metavar='WORD', help="What every name begins with [the model's]."),
-    ] = None,
-    tune: Annotated[
-        TuneName,
-        typer.Option('--tune', help='Choose kernels by the model alone, or time the best of them.'),
-    ] = TuneName.MODEL,
-    trials: Annotated[
-        int | None,
-        typer.Option('--trials', metavar='N', help='Kernels that are timed for each group [4].'),
-    ] = None,
-    shape: Shapes = None,
-    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
-    threads: Threads = None,
-    json: Json = None,
-    seed: Seed = None,
-) -> int:
-    """Write a network as C: a source, a header, weights, a Makefile, and a test (docs/export.md).
-
-    It needs a C compiler, libc, libm and threads, nothing of this package. `make check` compares
-    with results that are stored beside it.
-    """
-    from tilewright.cli import export as verb
-    from tilewright.cli.output import Output
-
-    return verb.run(
-        model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
-        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
-    )  # fmt: skip
-
-
-@app.command(epilog=_examples('tilewright demo', 'tilewright demo --json demo.json'))
+@app.command(epilog=examples('tilewright demo', 'tilewright demo --json demo.json'))
 def demo(threads: Threads = None, json: Json = None, seed: Seed = None) -> int:
     """Optimise and verify ResNet-18's convolutions, and compare them with ONNX Runtime."""
     from tilewright.cli import demo as verb

@@ -1,0 +1,181 @@
+"""The verbs for whole networks: zoo, compile, run, export. The work is in the modules they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import (
+    Fallback,
+    Json,
+    MaxRelErr,
+    Model,
+    Seed,
+    Shapes,
+    Threads,
+    Trials,
+    Tune,
+    TuneName,
+    examples,
+)
+from tilewright.model.winograd_error import DEFAULT_LIMIT
+
+verbs = typer.Typer()
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright zoo', 'tilewright zoo resnet18 -o resnet18.onnx',
+        'tilewright zoo mobilenet_v1 --image 64 --width 8 -o small.onnx',
+    )
+)  # fmt: skip
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(metavar='NAME', help='A network [show them all].')
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option('-o', '--output', metavar='FILE', help='Write an ONNX model.')
+    ] = None,
+    batch: Annotated[int, typer.Option('--batch', metavar='B', min=1, help='Batch size.')] = 1,
+    image: Annotated[
+        int | None,
+        typer.Option('--image', metavar='SIZE', min=1, help="Size of images [the paper's]."),
+    ] = None,
+    width: Annotated[
+        int, typer.Option('--width', metavar='N', min=1, help='Divide all channels by N.')
+    ] = 1,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Show the networks that come with this package, or write one as an ONNX model.
+
+    Definitions are those of the papers; weights are random, and the same for the same seed.
+    """
+    from tilewright.cli import zoo as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        name, Output('zoo', json), output=output, batch=batch, image=image, width=width,
+        seed=seed or 0,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright compile model.onnx -o model.tw',
+        'tilewright compile model.onnx --tune measure --trials 6',
+        'tilewright compile model.onnx --shape image=1,3,224,224',
+    )
+)
+def compile(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option('--output', '-o', metavar='FILE', help='The .tw file [MODEL with .tw].'),
+    ] = None,
+    tune: Tune = TuneName.MODEL,
+    trials: Trials = None,
+    shape: Shapes = None,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    fallback: Fallback = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
+
+    --tune model times nothing and always gives the same file.
+    """
+    from tilewright.cli import compile as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('compile', json), output=output, tune=tune.value, trials=trials,
+        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+        fallback=fallback.value if fallback else None,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright run model.tw --input x.npz --output y.npz',
+        'tilewright run model.onnx --profile --trace trace.json',
+    )
+)
+def run(
+    model: Model,
+    input: Annotated[
+        Path | None,
+        typer.Option('--input', metavar='FILE', help='Inputs by name, .npz or .npy [random].'),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option('--output', metavar='FILE', help='Write the results, .npz.')
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option('--repeat', metavar='N', help='Calls that are timed.')
+    ] = 10,
+    profile: Annotated[
+        bool, typer.Option('--profile', help='Show the time of every task.')
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option('--trace', metavar='FILE', help='Write a trace for chrome://tracing.'),
+    ] = None,
+    shape: Shapes = None,
+    fallback: Fallback = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Run a network, compiled or not, and say how long it takes."""
+    from tilewright.cli import run as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
+        profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
+        fallback=fallback.value if fallback else None,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright export model.onnx -o folder', 'tilewright export resnet18 -o folder',
+        'tilewright export model.tw -o folder --name detector',
+    )
+)  # fmt: skip
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar='MODEL', help='An .onnx or .tw file, or a network of the zoo.'),
+    ],
+    output: Annotated[
+        Path, typer.Option('--output', '-o', metavar='DIR', help='An empty or new directory.')
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option('--name', metavar='WORD', help="What every name begins with [the model's]."),
+    ] = None,
+    tune: Tune = TuneName.MODEL,
+    trials: Trials = None,
+    shape: Shapes = None,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Write a network as C: a source, a header, weights, a Makefile, and a test (docs/export.md).
+
+    It needs a C compiler, libc, libm and threads, nothing of this package. `make check` compares
+    with results that are stored beside it.
+    """
+    from tilewright.cli import export as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
+        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Options and arguments that several verbs take, with their help.
+
+Names of choices are listed here, as the modules behind them know them, so that help needs none of
+those.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewright.machine.known import known_names
+
+SPEC_HELP = (
+    'A layer in benchdnn notation, a suite (mopt, cnnopt, boda, resnet18), one of its layers '
+    '(mopt/R2), benchdnn:FILE, or a list of these with commas.'
+)
+
+
+class CachesName(StrEnum):
+    """How caches are before a call that is timed, as `cli.bench` knows it."""
+
+    WARM = 'warm'
+    FLUSHED = 'flushed'
+    BOTH = 'both'
+
+
+class AlgorithmName(StrEnum):
+    """What may compete, as `search.choose` knows it; named here so that help needs no solver."""
+
+    AUTO = 'auto'
+    DIRECT = 'direct'
+    WINOGRAD = 'winograd'
+
+
+def examples(*lines: str) -> str:
+    return '\b\nExamples:\n' + '\n'.join(f'  {line}' for line in lines)
+
+
+Spec = Annotated[str, typer.Argument(metavar='SPEC', help=SPEC_HELP, show_default=False)]
+Threads = Annotated[
+    int | None, typer.Option('--threads', metavar='T', help='Threads to use [all usable cores].')
+]
+Json = Annotated[
+    str | None,
+    typer.Option('--json', metavar='F', help='Write the complete result to a file; - for stdout.'),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option('--seed', metavar='N', min=0, help='Seed of the random data that is measured.'),
+]
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        '--machine',
+        metavar='NAME',
+        help=f'Plan for a known machine ({", ".join(known_names())}) or a .json file [this host].',
+    ),
+]
+Target = Annotated[
+    str, typer.Option('--target', metavar='T', help='cpu, cuda, opencl or host (docs/gpu.md).')
+]
+Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
+Algorithm = Annotated[
+    AlgorithmName,
+    typer.Option(
+        '--algorithm', help='What may compete; auto: the fastest within the error budget.'
+    ),
+]
+MaxRelErr = Annotated[
+    float,
+    typer.Option(
+        '--max-rel-err', metavar='E', help='Error budget, a share of the largest output, <= 1e-3.'
+    ),
+]
+
+
+class FallbackName(StrEnum):
+    """Who runs nodes that are not supported, as `tilewright.compile` knows it."""
+
+    ONNXRUNTIME = 'onnxruntime'
+
+
+Fallback = Annotated[
+    FallbackName | None,
+    typer.Option('--fallback', help='Let it run the nodes of an .onnx file that we cannot.'),
+]
+
+
+class TuneName(StrEnum):
+    """How kernels of a network are chosen, as `tilewright.compile` knows it."""
+
+    MODEL = 'model'
+    MEASURE = 'measure'
+
+
+Model = Annotated[
+    Path, typer.Argument(metavar='MODEL', help='An .onnx or .tw file.', show_default=False)
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option('--shape', metavar='NAME=S', help='Sizes that the file leaves open: x=1,3,8,8.'),
+]
+Tune = Annotated[
+    TuneName,
+    typer.Option('--tune', help='Choose kernels by the model alone, or time the best of them.'),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option('--trials', metavar='N', help='Kernels that are timed for each group [4].'),
+]
