@@ -1,10 +1,10 @@
 """Tilewright: convolutions turned into the fastest kernels a machine can run, by modelling."""
 
 from tilewright.bench.suites import parse
-from tilewright.compile import compile, load
 from tilewright.errors import TilewrightError
 from tilewright.export import export
 from tilewright.machine.machine import Machine
+from tilewright.network.compile import compile, load
 from tilewright.ops.blocked import blocked, from_blocked, to_blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul

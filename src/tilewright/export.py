@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.compile import compile as compile_network
-from tilewright.compile import load
 from tilewright.errors import InputError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.kernels import Report
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.network.compile import compile as compile_network
+from tilewright.network.compile import load
+from tilewright.network.kernels import Report
 from tilewright.runtime.build import BASE_FLAGS
 from tilewright.runtime.network import Network, example
 from tilewright.standalone.source import KernelSource, Standalone, c_name, files_of, is_c_name

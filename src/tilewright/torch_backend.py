@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from tilewright.compile import compile as compile_graph
 from tilewright.errors import TilewrightError
 from tilewright.importers.torch import import_torch
+from tilewright.network.compile import compile as compile_graph
 from tilewright.runtime.network import Network
 
 MOST_SHAPES = 16  # compiled networks that one graph keeps

@@ -8,12 +8,12 @@ import numpy as np
 from onnx import ModelProto
 from onnx.backend.base import Backend, BackendRep
 
-from tilewright.compile import compile
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.lower import lower, shape_inputs
 from tilewright.graph.program import Program
 from tilewright.importers.onnx import import_onnx
 from tilewright.machine.measure import load_machine
+from tilewright.network.compile import compile
 
 Execute = Callable[[Program, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 

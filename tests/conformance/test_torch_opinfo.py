@@ -12,11 +12,11 @@ import warnings
 import numpy as np
 import pytest
 
-from tilewright.compile import compile as compile_graph
 from tilewright.errors import ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.lower import lower
 from tilewright.importers.torch import import_torch
+from tilewright.network.compile import compile as compile_graph
 
 torch = pytest.importorskip('torch')
 from torch_samples import OPERATORS, Samples, errors, load, samples  # noqa: E402 (needs torch)

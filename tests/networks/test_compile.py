@@ -12,11 +12,11 @@ import pytest
 
 import tilewright as tw
 from tilewright import zoo
-from tilewright.chooser import Question, choose_all, core
-from tilewright.compile import PASSES, prepare
 from tilewright.errors import InputError, ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.machine.measure import load_machine
+from tilewright.network.chooser import Question, choose_all, core
+from tilewright.network.compile import PASSES, prepare
 from tilewright.ops.convolution import conv2d
 from tilewright.store import choices, network_file
 
@@ -103,7 +103,7 @@ def test_options_that_cannot_be_meant(made, options, message):
 
 
 def test_compiling_twice_searches_once(made, network, monkeypatch):
-    from tilewright import chooser
+    from tilewright.network import chooser
 
     def never(question):
         raise AssertionError(f'{question.group.label} was searched again')
@@ -116,7 +116,7 @@ def test_compiling_twice_searches_once(made, network, monkeypatch):
 
 
 def test_equal_problems_are_searched_once(monkeypatch, tmp_path):
-    from tilewright import chooser
+    from tilewright.network import chooser
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     asked = []
@@ -138,7 +138,7 @@ def test_equal_problems_are_searched_once(monkeypatch, tmp_path):
 
 
 def test_children_find_what_this_process_finds(monkeypatch, tmp_path):
-    from tilewright import chooser
+    from tilewright.network import chooser
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     machine, _ = load_machine(measure=False)
@@ -174,7 +174,7 @@ def test_measuring_in_the_network(made, network, monkeypatch):
     x = graphs.floats(1, 4, 6, 6, seed=1)
     close(tuned(x), want_of(made, x))
     assert tuned.kernels.keys() == network.kernels.keys()
-    from tilewright import tuning
+    from tilewright.network import tuning
 
     def never(*_):
         raise AssertionError('measured again')
@@ -190,7 +190,7 @@ def test_wrong_kernels_are_left_out(monkeypatch):
     """The first candidate computes another group; the second is taken."""
     from dataclasses import replace
 
-    from tilewright import tuning
+    from tilewright.network import tuning
 
     group = conv2d(c=4, h=5, w=5, k=4, r=1, s=1)
     machine, _ = load_machine(measure=False)

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.chooser import core
 from tilewright.cli.explain_network import MODELS
 from tilewright.cli.main import invoke
 from tilewright.machine.known import known_machine
+from tilewright.network.chooser import core
 from tilewright.ops.convolution import conv2d
 from tilewright.plan import Candidate, Plan
 from tilewright.report.network import Kind, network_report

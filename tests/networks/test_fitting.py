@@ -7,13 +7,13 @@ import itertools
 import graphs
 import pytest
 
-from tilewright.chooser import GROWTHS, choose_frugal
 from tilewright.codegen.cpu.winograd import tile
-from tilewright.fitting import fit, packed_bytes, weight_limit
 from tilewright.graph.fuse import fuse
-from tilewright.kernels import build_each, distinct
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
+from tilewright.network.chooser import GROWTHS, choose_frugal
+from tilewright.network.fitting import fit, packed_bytes, weight_limit
+from tilewright.network.kernels import build_each, distinct
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.runtime.network import _Library

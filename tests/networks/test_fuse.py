@@ -118,9 +118,9 @@ def test_element_wise_tasks_move_into_a_pooling_behind_them():
 
 def test_the_rough_cost_joins_residuals_of_any_size():
     """The residual is read, not copied like the image of the convolution."""
-    from tilewright.compile import RoughCost
     from tilewright.machine.detect import describe_host
     from tilewright.machine.measure import nominal_machine
+    from tilewright.network.compile import RoughCost
     from tilewright.ops.compose import append
     from tilewright.ops.convolution import conv2d
     from tilewright.ops.elementwise import elementwise

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.chooser import core
 from tilewright.codegen.cpu.generate import generate
-from tilewright.compile import prepare
 from tilewright.errors import ScheduleError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
 from tilewright.graph.prologue import put_before
 from tilewright.machine.isa import ISAS, host_isas
+from tilewright.network.chooser import core
+from tilewright.network.compile import prepare
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten

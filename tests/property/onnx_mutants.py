@@ -21,11 +21,11 @@ from functools import cache
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
-from tilewright.compile import prepare
 from tilewright.errors import ModelError
 from tilewright.graph.lower import lower
 from tilewright.graph.memory import plan
 from tilewright.importers.onnx import import_onnx
+from tilewright.network.compile import prepare
 
 SECONDS, BYTES = 20, 6 * 2**30
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 65536, 2**31 - 1, 2**31, 2**40, 2**62, -(2**62), 2**63 - 1)

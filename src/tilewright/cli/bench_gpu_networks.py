@@ -23,8 +23,8 @@ from tilewright.bench.gpu_network_duel import (
     table,
 )
 from tilewright.cli.output import Output
-from tilewright.compile import TUNES, compile
 from tilewright.errors import CheckError, InputError, MissingError
+from tilewright.network.compile import TUNES, compile
 from tilewright.runtime.gpu_network import GpuNetwork
 from tilewright.runtime.gpu_recorded import Recorded, recorded
 from tilewright.runtime.gpu_session import open_device

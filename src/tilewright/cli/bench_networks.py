@@ -24,9 +24,9 @@ from tilewright.bench.peers import OURS
 from tilewright.cli.bench import peaks_now
 from tilewright.cli.optimize import INTERRUPTED, check_early, machine_of
 from tilewright.cli.output import Bar, Output
-from tilewright.compile import TUNES
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.machine.machine import Machine
+from tilewright.network.compile import TUNES
 from tilewright.store.records import package_version
 
 ALL = 'networks'

@@ -9,8 +9,8 @@ from typing import Any
 
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
-from tilewright.compile import compile as compile_network
 from tilewright.errors import InputError
+from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.network import Network
 
 

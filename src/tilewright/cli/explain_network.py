@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.chooser import core
 from tilewright.cli.export import model_of
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
-from tilewright.compile import KEPT, RoughCost, assemble, prepare, schedule
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.program import Program
-from tilewright.kernels import distinct
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.general_time import predict_general
 from tilewright.model.predict import Prediction, predict
 from tilewright.model.stencil_time import predict_stencil
 from tilewright.model.winograd_time import predict_winograd
+from tilewright.network.chooser import core
+from tilewright.network.compile import KEPT, RoughCost, assemble, prepare, schedule
+from tilewright.network.kernels import distinct
 from tilewright.ops.group import Group
 from tilewright.pipeline import thread_count
 from tilewright.plan import Candidate, Plan

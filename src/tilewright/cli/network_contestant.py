@@ -13,7 +13,7 @@ from tilewright.bench.contestants import SPIN_US
 from tilewright.bench.network_contestants import Contestants, NetworkJob, NetworkVariant, Variants
 from tilewright.bench.network_process import NetworkServer
 from tilewright.bench.peers import OURS
-from tilewright.compile import compile as compile_network
+from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu import pool
 from tilewright.runtime.measure import Progress
 

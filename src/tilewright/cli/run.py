@@ -13,9 +13,9 @@ import numpy as np
 from tilewright.cli.compile import network_json, read_shapes
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
-from tilewright.compile import compile as compile_network
 from tilewright.errors import InputError
 from tilewright.graph.graph import DTYPES
+from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.network import Network
 
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilewright.chooser import core
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.module import Module
 from tilewright.graph.program import Program, Task
 from tilewright.machine.gpu import GpuMachine
+from tilewright.network.chooser import core
 from tilewright.network_gpu.bind import Work, bind
 from tilewright.network_gpu.choose import GpuChoice, choose_all, is_legal, search
 from tilewright.network_gpu.measure import Place, fastest

@@ -2,7 +2,7 @@
 
 Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
 timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
-searched is the core of a group (chooser.py). Three kinds of groups:
+searched is the core of a group (network/chooser.py). Three kinds of groups:
 
     sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
                        (model/gpu.py) in the place of a stopwatch
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tilewright.chooser import core
 from tilewright.codegen.cpu.contraction import contract, vector_candidates
 from tilewright.codegen.gpu import general, rows, transposed
 from tilewright.codegen.gpu.generate import generate
@@ -27,6 +26,7 @@ from tilewright.errors import InputError, ScheduleError, TilewrightError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import COSTS, predict_gpu
 from tilewright.model.gpu_bounds import gpu_bounds
+from tilewright.network.chooser import core
 from tilewright.network_gpu.labour import each
 from tilewright.ops.compose import BEHIND_PRODUCTS
 from tilewright.ops.group import Group

@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tilewright.chooser import usable_cores
 from tilewright.errors import MissingError, TilewrightError
+from tilewright.network.chooser import usable_cores
 from tilewright.runtime.worker import die_with
 
 _CHILD = 'import sys; from tilewright.network_gpu.labour import main; main(sys.argv[1])'

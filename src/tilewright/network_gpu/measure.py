@@ -1,8 +1,8 @@
 """The fastest schedule of every group of a network, found by timing on the device.
 
 Goes in: groups, what the model chose for each, a device. Comes out: the fastest that computes its
-group's reference. Distinct cores (chooser.py) are searched once: `search.gpu_tune` from the model's
-choices on, the model ranking what is tried. Several groups are searched at a time, each with a
+group's reference. Distinct cores (network/chooser.py) are searched once: `search.gpu_tune` from the
+model's choices on, the model ranking what is tried. Several groups are searched at a time, each with a
 process of its own on the device (runtime/gpu_worker.py), which may die without harm; kernels are
 compiled in many processes meanwhile, and only one is timed at any time. What was found is
 remembered.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tilewright.chooser import source_of, usable_cores
 from tilewright.codegen.cpu.generate import compiler_flags
 from tilewright.graph.program import Program
+from tilewright.network.chooser import source_of, usable_cores
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
 from tilewright.runtime.build import build

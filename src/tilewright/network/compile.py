@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tilewright.chooser import choose_all, choose_frugal
 from tilewright.errors import InputError, ModelError
-from tilewright.fitting import fit, weight_limit
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
@@ -37,11 +35,14 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
-from tilewright.kernels import Report, build_all, distinct
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.network.chooser import choose_all, choose_frugal
+from tilewright.network.fitting import fit, weight_limit
+from tilewright.network.kernels import Report, build_all, distinct
+from tilewright.network.tuning import measure_in_place
 from tilewright.network_gpu.assemble import compile_program
 from tilewright.network_gpu.cost import GpuCost
 from tilewright.network_gpu.place import by_levels
@@ -56,7 +57,6 @@ from tilewright.runtime.network import Network, give_back
 from tilewright.store import network_file
 from tilewright.store.choices import Choice
 from tilewright.store.network_file import Saved
-from tilewright.tuning import measure_in_place
 
 if TYPE_CHECKING:
     from tilewright.fallback.network import Mixture

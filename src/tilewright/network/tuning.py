@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.chooser import is_legal
 from tilewright.errors import CheckError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.kernels import Report, build_each, distinct
 from tilewright.machine.machine import Machine
+from tilewright.network.chooser import is_legal
+from tilewright.network.kernels import Report, build_each, distinct
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
 from tilewright.runtime.measure import Progress, conditions, moved

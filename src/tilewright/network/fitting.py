@@ -13,9 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from tilewright.chooser import is_legal, source_of
 from tilewright.graph.program import Program
-from tilewright.kernels import distinct
+from tilewright.network.chooser import is_legal, source_of
+from tilewright.network.kernels import distinct
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 from tilewright.store import choices

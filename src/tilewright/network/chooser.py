@@ -38,7 +38,7 @@ from tilewright.store.choices import Choice
 Report = Callable[[Group, int, int], object]
 # 3x3: F(4,3) has 4 times the weights, F(3,3) 2.8 times, F(2,3) 1.8 times
 GROWTHS = (4.2, 3.0, 2.0)
-_CHILD = 'import sys; from tilewright.chooser import main; main(sys.argv[1:])'
+_CHILD = 'import sys; from tilewright.network.chooser import main; main(sys.argv[1:])'
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class _Child:
     """The parent's end of one searching process."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
         # The death signal follows the thread that starts the child, so only the main one sets it.
         guarded = threading.current_thread() is threading.main_thread()
