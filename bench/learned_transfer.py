@@ -5,7 +5,7 @@
 FROM and TO are folders of measured configurations (docs/learned.md). Shown are the analytical
 order, the model of FROM as it is, the same after a calibration by 50 rows of TO's training
 problems, and for comparison a model trained on TO: means over the layers of TO with stride 1, and
-seeds.
+seeds. What a seed gave is written at once, and a file that has it is gone on from.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tilewright.learn.datasets import Measured, read_data
+from tilewright.learn.datasets import Data, Measured, read_data
 from tilewright.learn.evaluate import means, ranking_of
 from tilewright.learn.model import RECIPES, LearnedModel, calibrated, fit, table_of, train
 from tilewright.machine.gpu import GpuMachine, known_gpu
@@ -42,27 +43,59 @@ def judge(model: LearnedModel, layers: list[Measured], machine: GpuMachine) -> d
     return means(ranking_of(model.scores([m.batch], machine)[0], m.seconds) for m in layers)
 
 
-def compare(
-    source: list[Measured], source_gpu: GpuMachine, target: list[Measured], target_gpu: GpuMachine,
-    layers: list[Measured], seeds: int,
-) -> dict[str, list[dict[str, float]]]:  # fmt: skip
-    tables = table_of(source, source_gpu), table_of(target, target_gpu)
-    tested = table_of(layers, target_gpu)
-    by_layer = [np.flatnonzero(tested.group == g) for g in range(len(tested.problems))]
-    found = {
-        'analytical': [means(ranking_of(tested.base[r], tested.slower[r]) for r in by_layer)],
-        'transferred': [], 'calibrated': [], 'own': [],
-    }  # fmt: skip
-    for seed in range(seeds):
-        foreign = train(source, source_gpu, RECIPES['mixed'], seed=seed, table=tables[0])
-        found['transferred'].append(judge(foreign, layers, target_gpu))
-        few = sample(target, ROWS, seed)
-        found['calibrated'].append(
-            judge(calibrated(foreign, few, target_gpu, seed=seed), layers, target_gpu)
+@dataclass(frozen=True)
+class Side:
+    """One GPU's measurements of a kind of kernels, stride 1."""
+
+    data: Data
+    gpu: GpuMachine
+
+    @classmethod
+    def of(cls, folder: Path, machine: str, kind: str) -> Side:
+        return cls(read_data(folder).of([kind], 1), known_gpu(machine))
+
+
+class Comparison:
+    """Two GPUs' measurements as features, and the models of one seed after the other."""
+
+    def __init__(self, source: Side, target: Side) -> None:
+        tested = {m.problem for m in (*source.data.layers, *target.data.layers)}
+        self.source, self.target = source, target
+        self.layers = list(target.data.layers)
+        self.foreign = [m for m in source.data.train if m.problem not in tested]
+        self.own = [m for m in target.data.train if m.problem not in tested]
+        self.tables = table_of(self.foreign, source.gpu), table_of(self.own, target.gpu)
+
+    def analytical(self) -> dict[str, float]:
+        tested = table_of(self.layers, self.target.gpu)
+        rows = [np.flatnonzero(tested.group == g) for g in range(len(tested.problems))]
+        return means(ranking_of(tested.base[r], tested.slower[r]) for r in rows)
+
+    def seed(self, seed: int) -> dict[str, dict[str, float]]:
+        gpu = self.target.gpu
+        made = train(
+            self.foreign, self.source.gpu, RECIPES['mixed'], seed=seed, table=self.tables[0]
         )
-        own = fit(tables[1], RECIPES['mixed'], seed)
-        found['own'].append(judge(own, layers, target_gpu))
-    return found
+        few = sample(self.own, ROWS, seed)
+        return {
+            'transferred': judge(made, self.layers, gpu),
+            'calibrated': judge(calibrated(made, few, gpu, seed=seed), self.layers, gpu),
+            'own': judge(fit(self.tables[1], RECIPES['mixed'], seed), self.layers, gpu),
+        }
+
+
+def table(found: dict) -> str:
+    lines = ['model         loss at 1   at 10   at 30  trials to 95%  to 100%']
+    rows = {'analytical': [found['analytical']]}
+    for name in ('transferred', 'calibrated', 'own'):
+        rows[name] = [seed[name] for seed in found['seeds'].values()]
+    for name, seeds in rows.items():
+        mean = {key: statistics.fmean(one[key] for one in seeds) for key in seeds[0]}
+        losses = '  '.join(f'{100 * mean[f"loss_{n}"]:6.2f}' for n in (1, 10, 30))
+        lines.append(
+            f'{name:12s}     {losses}  {mean["trials_95"]:13.1f}  {mean["trials_100"]:7.1f}'
+        )
+    return '\n'.join(lines)
 
 
 def main() -> None:
@@ -77,21 +110,27 @@ def main() -> None:
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    source = read_data(options.source).of([options.kind], 1)
-    target = read_data(options.target).of([options.kind], 1)
-    tested = {m.problem for m in (*source.layers, *target.layers)}
-    found = compare(
-        [m for m in source.train if m.problem not in tested], known_gpu(options.source_machine),
-        [m for m in target.train if m.problem not in tested], known_gpu(options.target_machine),
-        list(target.layers), options.seeds,
-    )  # fmt: skip
-    print('model         loss at 1   at 10   at 30  trials to 95%  to 100%')
-    for name, rows in found.items():
-        mean = {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
-        losses = '  '.join(f'{100 * mean[f"loss_{n}"]:6.2f}' for n in (1, 10, 30))
-        print(f'{name:12s}     {losses}  {mean["trials_95"]:13.1f}  {mean["trials_100"]:7.1f}')
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + '\n')
+    comparison = Comparison(
+        Side.of(options.source, options.source_machine, options.kind),
+        Side.of(options.target, options.target_machine, options.kind),
+    )
+    head = {
+        'from': options.source_machine, 'to': options.target_machine, 'kind': options.kind,
+        'calibrated_by': ROWS, 'foreign_rows': len(comparison.tables[0]),
+        'own_rows': len(comparison.tables[1]), 'layers': len(comparison.layers),
+        'analytical': comparison.analytical(),
+    }  # fmt: skip
+    seeds: dict[str, dict] = {}
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+        if all(kept.get(key) == head[key] for key in head):
+            seeds = kept['seeds']
+    for seed in range(options.seeds):
+        if str(seed) not in seeds:
+            seeds[str(seed)] = comparison.seed(seed)
+            if options.json:
+                options.json.write_text(json.dumps(head | {'seeds': seeds}, indent=1) + '\n')
+    print(table(head | {'seeds': seeds}))
 
 
 if __name__ == '__main__':

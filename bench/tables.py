@@ -11,9 +11,12 @@ A table stands between two marks, the first of which says what it is made from:
 
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
 `kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
-row for each layer of a bench with --target. `lists` has a row for each file of a pattern such as
+row for each layer of a bench with --target, `networks` a row for each network, of all files of a
+pattern. `lists` has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
-a suite lose its prefix. Numbers on pages are so never typed, and a test keeps them that way.
+a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
+papers (src/tilewright/bench/figure_tables.py). Numbers in tables are so never typed, and a test
+keeps them that way.
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tilewright.bench.figure_tables import FIGURES
+from tilewright.bench.network_results import NetworkResult, mean_ratio
+from tilewright.bench.network_results import grid as network_grid
 from tilewright.bench.results import LayerResult
 from tilewright.bench.table import Grid, grid, kind_grid, table
 from tilewright.errors import InputError
 
 ROOT = Path(__file__).parents[1]
-PAGES = ('README.md', 'docs/results.md')
+PAGES = ('README.md', 'docs/results.md', 'docs/gpu_model.md')
 _MARKED = re.compile(
     r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S
 )
@@ -43,7 +49,11 @@ def rendered(what: str, path: Path) -> str:
         found = sorted(path.parent.glob(path.name))
         files = {p.name.partition('.')[0]: _read(p) for p in found}
         return list_rows(files) if what == 'lists' else tuned_rows(files)
+    if what == 'networks':
+        return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     data = _read(path)
+    if what in FIGURES:
+        return FIGURES[what](data)
     if what == 'gpu':
         return gpu_rows(data['layers'])
     kind, _, flushed = what.partition('-')
@@ -61,7 +71,10 @@ def rendered(what: str, path: Path) -> str:
         return kind_grid(results).markdown()
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
-    raise InputError(f'{what!r} is no table; use layers, kinds or full, also with -flushed')
+    raise InputError(
+        f'{what!r} is no table; use gpu, lists, networks, tuned, {", ".join(FIGURES)}, or layers, '
+        f'kinds and full, these three also with -flushed'
+    )
 
 
 def _read(path: Path) -> dict:
@@ -88,6 +101,17 @@ def _spread(ratios: list[float]) -> tuple[str, str, str, str]:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     below = sum(ratio < 1 for ratio in ratios)
     return str(len(ratios)), f'{mean:.2f}', f'{min(ratios):.2f}', str(below)
+
+
+def network_rows(files: list[dict]) -> str:
+    """Whole networks: our time, the peers', and the geometric mean of best peer / ours."""
+    results = [NetworkResult.from_json(one) for data in files for one in data['networks']]
+    peaks = [data['peak'].get('used_gflops_per_s') for data in files]
+    peak = None if None in peaks else max(peaks)
+    shown = network_grid(results, peak, brief=True)
+    mean = mean_ratio(results)
+    last = ('geometric mean', *[''] * (len(shown.head) - 2), f'{mean:.2f}' if mean else '-')
+    return Grid(shown.head, (*shown.rows, last)).markdown()
 
 
 def tuned_rows(files: dict[str, dict]) -> str:

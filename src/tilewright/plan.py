@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import ArrayError, CheckError
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import Prediction, bound_times, lower_bound
+from tilewright.model.prediction import Prediction, bound_times, lower_bound
 from tilewright.ops.group import Group
 from tilewright.runtime.build import build
 from tilewright.runtime.callable import BuiltGroup

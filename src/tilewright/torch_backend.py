@@ -10,19 +10,23 @@ as PyTorch runs it, with one warning that says why.
 
 from __future__ import annotations
 
+import inspect
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from tilewright.errors import TilewrightError
+from tilewright.errors import InputError, TilewrightError
 from tilewright.importers.torch import import_torch
 from tilewright.network.compile import compile as compile_graph
 from tilewright.runtime.network import Network
 
 MOST_SHAPES = 16  # compiled networks that one graph keeps
+# What `options` may hold: whatever `compile` takes beside the network.
+OPTIONS = tuple(inspect.signature(compile_graph).parameters)[1:]
 
 
 def tilewright(
@@ -39,16 +43,34 @@ def tilewright(
     return _Graph(module, example_inputs, chosen)
 
 
+class _Weight:
+    """A weight as it was: which tensor, at which address, written to how often."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.state = weakref.ref(tensor), self._state(tensor)
+
+    def is_still(self, tensor: Any) -> bool:
+        """Not its `id`: a tensor that replaces another may get that of the one before."""
+        return self.tensor() is tensor and self.state == self._state(tensor)
+
+    @staticmethod
+    def _state(tensor: Any) -> tuple[int, int]:
+        plain = str(tensor.layout) == 'torch.strided'  # others have no address
+        version = 0 if tensor.is_inference() else tensor._version
+        return tensor.data_ptr() if plain else 0, version
+
+
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     """A network for one set of shapes, and which weights it was made from.
 
+    weights  each of them as it was
     given    numbers of the arguments that are its inputs
     results  for each result the number of the argument that it is, or None
     """
 
     network: Network
-    weights: tuple
+    weights: tuple[_Weight, ...]
     given: tuple[int, ...]
     results: tuple[int | None, ...]
 
@@ -81,11 +103,11 @@ class _Graph:
             for number, a in enumerate(arguments)
             if number not in self.fixed
         )
-        weights = tuple(self._state(arguments[number]) for number in self.fixed)
+        weights = [arguments[number] for number in self.fixed]
         found = self.compiled.get(key)
-        if found is None or found.weights != weights:
+        if found is None or not all(map(_Weight.is_still, found.weights, weights)):
             try:
-                found = self._compile(arguments, weights)
+                found = self._compile(arguments, tuple(map(_Weight, weights)))
             except TilewrightError as reason:
                 self.eager = True
                 warnings.warn(
@@ -113,11 +135,12 @@ class _Graph:
             )
         return wanted
 
-    def _state(self, tensor: Any) -> tuple:
-        """What changes when a weight is replaced or written to."""
-        return id(tensor), 0 if tensor.is_inference() else tensor._version
-
-    def _compile(self, arguments: Sequence[Any], weights: tuple) -> _Compiled:
+    def _compile(self, arguments: Sequence[Any], weights: tuple[_Weight, ...]) -> _Compiled:
+        unknown = sorted(self.options.keys() - OPTIONS)
+        if unknown:
+            raise InputError(
+                f'options has {unknown[0]!r}, which is not known; known are {", ".join(OPTIONS)}'
+            )
         foreign = [a for a in arguments if isinstance(a, self.torch.Tensor) and not _on_cpu(a)]
         if foreign:
             raise TilewrightError(f'it has tensors on {foreign[0].device}; only the CPU is known')

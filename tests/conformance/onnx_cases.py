@@ -7,6 +7,7 @@ says.
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -51,6 +52,14 @@ def our_cases() -> dict[str, TestCase]:
         if {node.op_type for node in case.model.graph.node} <= {*OPERATORS, *REWRITTEN}
         and not any(node.domain for node in case.model.graph.node)
     }
+
+
+def unsupported() -> Counter[str]:
+    """Operators of the default domain that are not ours -> cases in which they occur."""
+    found: Counter[str] = Counter()
+    for case in all_cases().values():
+        found.update({node.op_type for node in case.model.graph.node if not node.domain})
+    return Counter({op: n for op, n in found.items() if op not in {*OPERATORS, *REWRITTEN}})
 
 
 def operator_of(case: TestCase) -> str:
@@ -134,6 +143,9 @@ def page() -> str:
               '', '| reason | cases | why |', '|---|---|---|']  # fmt: skip
     reasons = Counter(filter(None, map(why_not, our_cases().values())))
     lines += [f'| {name} | {reasons[name]} | {text} |' for name, text in REASONS.items()]
+    others = ', '.join(f'{name} {count}' for name, count in sorted(unsupported().items()))
+    lines += ['', '## Operators that are not supported', '', *_OTHERS.splitlines(), '']
+    lines += textwrap.wrap(others, 100, break_on_hyphens=False)
     return '\n'.join(lines) + '\n'
 
 
@@ -165,3 +177,9 @@ file leaves open. Other inputs may be constant or computed, weights too.
 
 *Cases*: node tests of the operator alone that pass; *left out*: those that do not run, and why, see
 the end of the page."""
+
+_OTHERS = """\
+`--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: recurrences,
+attention, quantised operators, scatters, whatever has subgraphs or results of a size that depends
+on data, losses, and of convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which
+gather and scatter by computed places. With the number of node tests in which each occurs:"""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.winograd import (
+from tilewright.codegen.cpu.winograd_plan import (
     plan,
     split_runs,
     stretch_tiles,

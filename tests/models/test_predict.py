@@ -10,15 +10,9 @@ from tilewright.codegen.cpu import operand
 from tilewright.codegen.cpu.contraction import contract
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import (
-    Prediction,
-    copies_of,
-    lower_bound,
-    predict,
-    source_words,
-    step_cycles,
-    tile_counts,
-)
+from tilewright.model.copies import copies_of, tile_counts
+from tilewright.model.predict import predict, source_words, step_cycles
+from tilewright.model.prediction import Prediction, lower_bound
 from tilewright.model.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.stage import Access, affine, var
 from tilewright.schedule.space import assemble

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.learn.rankers import Analytical, Online
+from tilewright.learn.online import Online
+from tilewright.learn.rankers import Analytical
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.schedule.cnnopt_space import factor_space
@@ -172,3 +173,12 @@ def test_what_cannot_be_meant_is_refused() -> None:
     endless = moves(LAYER, MACHINE, ['rs'])
     with pytest.raises(InputError, match='needs a space that is a list'):
         search(endless, measure, 'exhaustive', trials=3)
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+def test_starts_come_first_and_count(strategy: str) -> None:
+    recorder = Recorder()
+    starts = [SPACE[i] for i in (5, 50, 5, 7)]
+    found = run(strategy, recorder, trials=10, batch=2, starts=starts)
+    assert recorder.asked[:3] == [SPACE[i].digest for i in (5, 50, 7)]
+    assert len(found) == len(set(recorder.asked)) == 10

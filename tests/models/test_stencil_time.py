@@ -8,7 +8,7 @@ from tilewright.codegen.cpu import stencil as schema
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import lower_bound
+from tilewright.model.prediction import lower_bound
 from tilewright.model.stencil_time import (
     Work,
     predict_stencil,

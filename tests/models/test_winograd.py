@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.winograd import tile
+from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.codegen.cpu.winograd_transform import linear, operations
 from tilewright.errors import InputError, SpecError
 from tilewright.machine.isa import ISAS

@@ -94,6 +94,9 @@ def test_models_in_every_form(tmp_path):
         ({'threads': 10_000}, 'threads'),
         ({'passes': ['fuse', 'nothing']}, 'passes'),
         ({'passes': 'fuse'}, 'passes'),
+        ({'passes': 5}, 'passes'),
+        ({'machine': 'i7-9700k'}, 'machine'),
+        ({'save': 'no/such/folder/x.tw'}, 'is no directory'),
         ({'max_rel_err': -1}, 'max_rel_err'),
     ],
 )
@@ -321,6 +324,7 @@ def first_choice(header) -> dict:
         lambda h: h['program'].update(inside={'a': ['a', 0]}),
         lambda h: h['program'].pop('inputs'),
         lambda h: h.pop('groups'),
+        lambda h: h.update(threads=-3),
     ],
 )
 def test_contents_that_make_no_sense_are_one_sentence(saved, tmp_path, change):
@@ -328,6 +332,18 @@ def test_contents_that_make_no_sense_are_one_sentence(saved, tmp_path, change):
     with pytest.raises(tw.TilewrightError) as caught:
         tw.load(path)
     assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'shapes': {'x': (1, 3, 8, 8)}}, {'constants': {'x': np.zeros(1)}}, {'passes': ['fuse']},
+        {'tune': 'measure', 'trials': 2}, {'save': 'again.tw'}, {'fallback': 'onnxruntime'},
+    ],
+)  # fmt: skip
+def test_a_compiled_file_has_nothing_left_to_decide(saved, options):
+    with pytest.raises(InputError, match='compiled already'):
+        tw.compile(saved, **options)
 
 
 def test_files_that_are_not_there(tmp_path):

@@ -7,7 +7,7 @@ import itertools
 import graphs
 import pytest
 
-from tilewright.codegen.cpu.winograd import tile
+from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.graph.fuse import fuse
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine

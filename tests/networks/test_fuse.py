@@ -8,7 +8,7 @@ import pytest
 
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.evaluate import evaluate
-from tilewright.graph.fuse import fuse
+from tilewright.graph.fuse import MOST_STAGES, fuse
 
 
 def free(_) -> float:
@@ -113,6 +113,20 @@ def test_element_wise_tasks_move_into_a_pooling_behind_them():
     program = graphs.lowered(graphs.graph({'x': (1, 2, 4, 4)}, 'y', nodes))
     fused = fuse(program, free)
     assert len(fused.tasks) == 1
+    same(program, fused)
+
+
+def test_a_long_chain_is_cut():
+    """Joining all of it would take time that grows with the square of its length."""
+    words = ('Neg', 'Abs', 'Relu')
+    nodes = [
+        graphs.node(words[n % 3], f'v{n - 1}' if n else 'x', f'v{n}')
+        for n in range(3 * MOST_STAGES)
+    ]
+    program = graphs.lowered(graphs.graph({'x': (4,)}, nodes[-1].outputs[0], nodes))
+    fused = fuse(program, free)
+    assert len(program.tasks) == 3 * MOST_STAGES
+    assert [len(task.group.stages) for task in fused.tasks] == [MOST_STAGES] * 3
     same(program, fused)
 
 

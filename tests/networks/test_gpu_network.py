@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,17 +12,18 @@ import pytest
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
-from tilewright.errors import ArrayError, InputError, MissingError
+from tilewright.errors import ArrayError, InputError, MissingError, ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
-from tilewright.network_gpu import choose, labour
+from tilewright.network_gpu import choose, labour, saved
 from tilewright.network_gpu.order import Touched, waits
 from tilewright.network_gpu.place import duties, is_aligned, levels_of, place
 from tilewright.ops.convolution import conv2d
 from tilewright.runtime.gpu_network import GpuNetwork
 from tilewright.runtime.gpu_session import open_device
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.store import network_file
 from tilewright.zoo.as_graph import to_graph
 from tilewright.zoo.layers import Builder, Network
 from tilewright.zoo.weights import weights
@@ -152,10 +154,71 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         net()
     with pytest.raises(InputError, match='threads= means nothing'):
         tw.compile(graph(), target='host', threads=2)
-    with pytest.raises(InputError, match='save= means nothing'):
-        tw.compile(graph(), target='host', save=tmp_path / 'x.tw')
+    with pytest.raises(InputError, match='machine= means nothing'):
+        tw.compile(graph(), target='host', machine=object())  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="target 'gpu' is not known"):
         tw.compile(graph(), target='gpu')
+
+
+def test_a_file_is_loaded_without_a_search(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / 'small.tw'
+    made = tw.compile(graph(), target='host', save=path)
+    wanted = made(image())
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError('a search was begun')
+
+    monkeypatch.setattr(saved, 'chosen_by_model', never)
+    for loaded in (tw.load(path), tw.compile(path), tw.compile(path, target='host')):
+        assert isinstance(loaded, GpuNetwork)
+        assert np.array_equal(loaded(image()), wanted)
+        assert isinstance(made, GpuNetwork)
+        schedules = [task.schedule for task in loaded.gpu_tasks]
+        assert schedules == [task.schedule for task in made.gpu_tasks]
+
+
+def test_a_file_of_another_gpu_is_scheduled_again(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / 'small.tw'
+    tw.compile(graph(), target='host', save=path)
+    held = network_file.read_gpu(path)
+    network_file.write_gpu(path, replace(held, machine=replace(held.machine, name='another')))
+    with pytest.warns(UserWarning, match='was compiled for another; schedules are chosen again'):
+        loaded = tw.load(path)
+    np.testing.assert_allclose(loaded(image()), right(image()), rtol=1e-4, atol=1e-5)
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    path, other = tmp_path / 'small.tw', tmp_path / 'other.tw'
+    tw.compile(graph(), target='host', save=path)
+    held = network_file.read_gpu(path)
+    with pytest.raises(InputError, match="compiled for target 'host', not for 'cuda'"):
+        tw.compile(path, target='cuda')
+    with pytest.raises(InputError, match='threads= means nothing'):
+        tw.load(path, threads=2)
+    with pytest.raises(ModelError, match="compiled for target 'host', which is none of the CPU"):
+        network_file.read(path)
+    digest, choice = next(iter(held.choices.items()))
+    wrong = {**choice, 'schedule': GpuSchedule.of('general', threads=5000).to_json()}
+    network_file.write_gpu(other, replace(held, choices={**held.choices, digest: wrong}))
+    with pytest.raises(ModelError, match='cannot be used'):
+        tw.load(other)
+    network_file.write_gpu(other, replace(held, choices={**held.choices, digest: {}}))
+    with pytest.raises(ModelError, match='cannot be used'):
+        tw.load(other)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    other.write_bytes(data)
+    with pytest.raises(ModelError, match='is damaged'):
+        tw.load(other)
+
+
+def test_a_file_of_the_cpu_is_none_of_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / 'cpu.tw'
+    net = Builder('one', 1, 8, 1)
+    made = net.finish(net.relu('image'))
+    tw.compile(to_graph(made, {}), save=path)
+    with pytest.raises(ModelError, match='was compiled for the CPU'):
+        tw.compile(path, target='host')
 
 
 def test_a_profile_names_every_task() -> None:
@@ -295,3 +358,21 @@ def test_work_in_other_processes() -> None:
     assert found == [choose.search(*piece) for piece in asked]
     with pytest.raises(InputError):
         list(labour.each(open_device, [('nowhere',), ('nowhere',)], processes=2))
+
+
+def test_a_search_that_asks_a_model_first(tmp_path: Path, monkeypatch) -> None:
+    """No learned model knows the host: the analytical one ranks, and it is said."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    monkeypatch.setattr('tilewright.search.strategies.POPULATION', 8)
+    monkeypatch.setattr('tilewright.network_gpu.measure.SAMPLED', 16)
+    net = Builder('one', 1, 8, 1)
+    made = net.finish(net.relu(net.conv('image', 4, 3, pad=1)))
+    model = to_graph(made, weights(made, 0))
+    x = np.random.default_rng(0).standard_normal(made.shape).astype(np.float32)
+    want = evaluate(lower(model), {'image': x})['scores']
+    options = {'target': 'host', 'tune': 'measure', 'trials': 3, 'search': 'genetic'}
+    with pytest.warns(UserWarning, match='no learned model knows the kernels of a search'):
+        found = tw.compile(model, **options, model='auto')
+    assert np.abs(found(x) - want).max() <= 1e-5 * np.abs(want).max()
+    with pytest.raises(InputError, match='no learned model knows the kernels of a search'):
+        tw.compile(model, **options, model='forest')

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import threading
+from dataclasses import replace
 
 import graphs
 import numpy as np
@@ -153,6 +154,9 @@ def test_arrays_in_any_form(network, x, change):
         (lambda net, x: net([[1, 2], [3]]), 'is no array'),
         (lambda net, x: net(x, out=x[..., :3]), 'out of'),
         (lambda net, x: net(x, out=[x, x]), 'has 1 results'),
+        (lambda net, x: net(x, out=5), 'out is a int; give an array, or a list of 1'),
+        (lambda net, x: net.run([x]), 'run takes inputs by name, in a dictionary; got a list'),
+        (lambda net, x: net.run({'x': x}, [x]), 'run takes out by name'),
         (lambda net, x: net(x, out=np.empty(x.shape)), 'float32 array of shape'),
         (lambda net, x: net.run({'x': x}, {'z': x}), "no result 'z'"),
         (lambda net, x: net.run({'x': x}, {'y': [1]}), 'not a numpy array'),
@@ -339,3 +343,16 @@ def test_stamps_and_times(network, x):
 
 def test_arenas_are_what_the_plan_says(program, network):
     assert network.arena_bytes == plan(program).arena_bytes
+
+
+def test_a_network_that_needs_more_than_the_machine_has_is_refused(program, network):
+    memory = replace(plan(program), arena_bytes=2**60)
+    with pytest.raises(
+        ModelError, match=r'needs 1073741824.0 GiB for its values, .*smaller inputs'
+    ):
+        Network(program, memory, network.kernels, 2)
+
+
+def test_a_profile_takes_what_a_call_takes(network, x):
+    with pytest.raises(ArrayError, match=r'takes 1 inputs .*, got 2'):
+        network.profile(x, x)

@@ -11,6 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.cli.main import invoke
+from tilewright.errors import InputError, MissingError
+from tilewright.network_gpu import choose
+from tilewright.runtime.gpu_session import open_device
 
 
 @pytest.fixture(scope='module')
@@ -69,6 +72,69 @@ def test_run_compiles_by_itself(model, tmp_path):
     assert code == 0
     with np.load(tmp_path / 'y.npz') as results:
         np.testing.assert_allclose(results['y'], want_of(weights, x), rtol=1e-4, atol=1e-5)
+
+
+def test_compile_then_run_for_another_target(model, tmp_path, capsys):
+    path, weights = model
+    saved, report = tmp_path / 'small.tw', tmp_path / 'report.json'
+    x = graphs.floats(1, 3, 4, 4, seed=3)
+    np.savez(tmp_path / 'x.npz', x=x)
+    assert invoke(['compile', str(path), '--target', 'host', '-o', str(saved), '--shape',
+                   'x=1,3,4,4', '--json', str(report)]) == 0  # fmt: skip
+    assert json.loads(report.read_text())['target'] == 'host'
+    answers = tmp_path / 'y.npz'
+    assert invoke(['run', str(saved), '--input', str(tmp_path / 'x.npz'), '--output', str(answers),
+                   '--repeat', '1', '--json', str(report)]) == 0  # fmt: skip
+    with np.load(tmp_path / 'y.npz') as results:
+        np.testing.assert_allclose(results['y'], want_of(weights, x), rtol=1e-4, atol=1e-5)
+    assert len(json.loads(report.read_text())['network']['tasks']) == 1
+    assert 'predicted one after the other' in capsys.readouterr().out
+    assert invoke(['compile', str(path), '--target', 'tpu', '--shape', 'x=1,3,4,4']) == 2
+    assert invoke(['run', str(saved), '--target', 'opencl']) == 2
+    assert capsys.readouterr().err.count('\n') == 2
+
+
+def test_without_a_device_one_sentence(model, capsys):
+    try:
+        open_device('cuda')
+    except MissingError:
+        assert invoke(['run', str(model[0]), '--target', 'cuda', '--shape', 'x=1,3,4,4']) == 3
+        assert capsys.readouterr().err.count('\n') == 1
+    else:
+        pytest.skip('there is a CUDA device')
+
+
+def test_networks_of_the_zoo_are_known_by_their_names(monkeypatch, tmp_path):
+    asked = []
+
+    def compiled(network, *words, **options):
+        asked.append(type(network).__name__)
+        raise InputError('that is enough')
+
+    monkeypatch.setattr('tilewright.cli.compile.compile_network', compiled)
+    monkeypatch.setattr('tilewright.cli.run.compile_network', compiled)
+    monkeypatch.chdir(tmp_path)
+    assert invoke(['compile', 'squeezenet']) == 2
+    assert invoke(['run', 'squeezenet']) == 2
+    assert invoke(['run', 'squeezenet', '--target', 'cuda']) == 2
+    assert asked == ['ModelProto', 'ModelProto', 'Graph']
+    assert invoke(['compile', 'squeezenot']) == 2
+    assert len(asked) == 3
+
+
+def test_explain_for_a_gpu_that_is_not_there(model, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(choose, 'TRIALS', 8)
+    report = tmp_path / 'report.json'
+    words = ['explain', str(model[0]), '--shape', 'x=1,3,4,4', '--machine', 'h200']
+    assert invoke([*words, '--json', str(report)]) == 0
+    said = capsys.readouterr().out
+    assert '1 tasks of 1 kinds' in said
+    (group,) = json.loads(report.read_text())['networks'][0]['groups']
+    assert group['predicted_us'] >= group['bound_us'] > 0
+    assert group['schedule'] in said
+    assert invoke([*words, '--measure']) == 2
+    assert invoke(['explain', 'missing.tw', '--machine', 'h200']) == 2
+    assert capsys.readouterr().err.count('\n') == 2
 
 
 def test_random_inputs_follow_the_seed(model, tmp_path):

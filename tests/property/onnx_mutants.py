@@ -236,7 +236,9 @@ def survive(data: bytes) -> str:
         lower(graph)
         plan(prepare(graph))
     except ModelError as error:
-        return 'error' if '\n' not in str(error) else 'several lines'
+        if '\n' in str(error):
+            raise ValueError(f'an error of several lines: {error}') from error
+        return 'error'
     return 'program'
 
 
@@ -247,10 +249,12 @@ def too_long(*_: object) -> None:
 def main(seconds: float, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     signal.signal(signal.SIGPROF, too_long)  # by processor time, whatever else the machine does
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))  # ends with the figures
     print(f'seed {seed}', flush=True)
     counts, begin, slowest = Counter(), time.process_time(), 0.0
     for number, data in enumerate(mutants(seed)):
-        if time.process_time() - begin > seconds:
+        if ended or time.process_time() - begin > seconds:
             break
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         start = time.process_time()
@@ -262,7 +266,11 @@ def main(seconds: float, seed: int) -> None:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         slowest = max(slowest, time.process_time() - start)
-    print(dict(counts), f'slowest {slowest:.2f} s')
+    spent = time.process_time() - begin
+    print(
+        f'{counts.total()} mutants in {spent:.0f} s of processor time: {dict(counts)}, '
+        f'slowest {slowest:.2f} s'
+    )
 
 
 if __name__ == '__main__':

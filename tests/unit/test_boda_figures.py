@@ -61,8 +61,30 @@ def test_what_was_measured_is_not_measured_again(figures: ModuleType, tmp_path: 
 
 
 def test_what_is_within_ten_percent(figures: ModuleType) -> None:
-    records = [record('a', 10.0, 10.9), record('b', 10.0, 12.0), record('c', 10.0, None, 'no')]
+    records = [
+        record('a', 10.0, 10.9), record('b', 10.0, 12.0), record('c', 10.0, None, 'no'),
+        record('d', 10.0, 8.0),
+    ]  # fmt: skip
     found = figures.fig5([figures.row(r) for r in records], 'winner')
-    assert (found['operations'], found['timed'], found['within_10_percent']) == (3, 2, 1)
-    assert found['opencl_over_cuda'] == pytest.approx((1.09 * 1.2) ** 0.5)
-    assert found['beyond'] == {'b': pytest.approx(1.2)}
+    assert (found['operations'], found['timed'], found['within_10_percent']) == (4, 3, 1)
+    assert found['opencl_over_cuda'] == pytest.approx((1.09 * 1.2 * 0.8) ** (1 / 3))
+    assert found['slower'] == {'b': pytest.approx(1.2)}
+    assert found['faster'] == {'d': pytest.approx(0.8)}
+
+
+def test_pocl_is_put_in_without_a_device(figures: ModuleType, tmp_path: Path) -> None:
+    path, pocl = tmp_path / 'figures.json', tmp_path / 'pocl.json'
+    single = {'single_over_tuned': 1.5}
+    known = {
+        'device': 'a GPU', 'machine': {}, 'opencl': {}, 'fig8': single,
+        'records': [record(f'{name}@5', 10.0, 10.0) for name in 'ba'],
+    }  # fmt: skip
+    path.write_text(json.dumps(known))
+    pocl.write_text(json.dumps({'operations': {'a@5': {'us': 7e4}}}))
+    options = SimpleNamespace(known=path, again='', json=path, pocl=pocl, count=200)
+    figures.races(options, [{'name': 'a@5'}, {'name': 'b@5'}], {})
+    made = json.loads(path.read_text())
+    assert [(r['name'], r['pocl_us']) for r in made['fig9']] == [('a@5', 7e4), ('b@5', None)]
+    assert made['fig8'] == single
+    assert made['fig5_winners']['within_10_percent'] == 2
+    assert [r['name'] for r in made['records']] == ['a@5', 'b@5']

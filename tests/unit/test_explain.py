@@ -14,7 +14,7 @@ from tilewright.codegen.cpu.generate import generate
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.known import known_machine
 from tilewright.model.general_time import predict_general
-from tilewright.model.predict import Boundary, Prediction
+from tilewright.model.prediction import Boundary, Prediction
 from tilewright.model.winograd_error import predicted_error
 from tilewright.model.winograd_time import predict_winograd
 from tilewright.plan import Candidate, Plan

@@ -159,6 +159,31 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(tmp_path, 'cannot be read')
 
 
+def test_a_device_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """A device may give bytes without end, and a pipe may never give one."""
+    refused('/dev/zero', 'is no plain file')
+    os.mkfifo(tmp_path / 'pipe.onnx')
+    refused(tmp_path / 'pipe.onnx', 'is no plain file')
+
+
+@pytest.mark.parametrize('given', [[(2, 3)], 'x=2,3', {'x': 2}, {'x': '2,3'}, {'x': (2, 0.5)}])
+def test_shapes_that_cannot_be_read(given: object) -> None:
+    refused(model([relu()]), '^shapes ', shapes=given)
+
+
+def test_names_with_several_lines_are_quoted() -> None:
+    made = model([relu('a\nb')], {'a\nb': ('N', 3)})
+    refused(made, r"shapes=\{'a\\nb': \(..\)\}")
+
+
+def test_attributes_beyond_what_numbers_hold() -> None:
+    """Before opset 13 axes were attributes; files may say anything there."""
+    squeeze = helper.make_node('Squeeze', ['x'], ['y'], name='n', axes=1e30)
+    refused(model([squeeze], opset=11), "Squeeze 'n' has axes .*e.30, which is no int64")
+    texts = helper.make_node('Constant', [], ['k'], value_floats=['a', 'b'])
+    refused(model([texts, relu()]), "constant 'k', which is no dense tensor of numbers")
+
+
 def test_sparse_weights_and_other_types_are_refused() -> None:
     made = model([relu()])
     values = numpy_helper.from_array(np.ones(1, np.float32), 'w')

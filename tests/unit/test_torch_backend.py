@@ -39,6 +39,11 @@ class Small(torch.nn.Module):
         return self.norm(self.conv(x)).relu_()
 
 
+class Apply(torch.nn.Module):
+    def forward(self, x, weight):
+        return (torch.nn.functional.conv2d(x, weight),)
+
+
 def compiled(module, **more):
     return torch.compile(module, backend=tilewright, options={'threads': 1, **more})
 
@@ -84,6 +89,29 @@ def test_weights_that_change_are_noticed():
         module.norm.running_mean.add_(0.5)
         assert close(fast(x), module(x))
         assert not close(fast(x), before)
+
+
+def test_weights_that_are_replaced_are_noticed():
+    """Also where a new tensor gets the address in Python of one that is gone."""
+    module = torch.nn.Conv2d(3, 4, 3).eval()
+    graph = torch_backend._Graph(
+        torch.fx.symbolic_trace(Apply()), (None, module.weight), {'threads': 1}
+    )
+    x = torch.randn(1, 3, 6, 6)
+    with torch.no_grad():
+        for scale in (1, 2, 3):
+            weight = torch.nn.Parameter(torch.full((4, 3, 3, 3), float(scale)))
+            (got,) = graph(x, weight)
+            assert close(got, torch.nn.functional.conv2d(x, weight))
+            address = id(weight)
+            del weight
+        reused = [torch.nn.Parameter(torch.randn(4, 3, 3, 3)) for _ in range(100)]
+        for weight in sorted(reused, key=lambda w: id(w) != address)[:2]:
+            (got,) = graph(x, weight)
+            assert close(got, torch.nn.functional.conv2d(x, weight))
+        weight.data = torch.randn(4, 3, 3, 3)  # another array under the same name
+        (got,) = graph(x, weight)
+        assert close(got, torch.nn.functional.conv2d(x, weight))
 
 
 def test_results_do_not_share_memory():
@@ -138,7 +166,11 @@ def test_shapes_that_are_kept_are_bounded(monkeypatch):
     assert len(backend.compiled) == 2
 
 
-def test_bad_options_fall_back_with_a_reason():
-    fast = compiled(Small().eval(), tune='guess')
-    with torch.no_grad(), pytest.warns(UserWarning, match="tune is 'guess'"):
+@pytest.mark.parametrize(
+    ('options', 'reason'),
+    [({'tune': 'guess'}, "tune is 'guess'"), ({'tunes': 'model'}, "'tunes', which is not known")],
+)
+def test_bad_options_fall_back_with_a_reason(options, reason):
+    fast = compiled(Small().eval(), **options)
+    with torch.no_grad(), pytest.warns(UserWarning, match=reason):
         assert fast(torch.randn(1, 3, 6, 6)).shape == (1, 4, 4, 4)

@@ -268,6 +268,10 @@ class Branching(torch.nn.Module):
         (Two(), {'example_inputs': (tensor(2),)}, 'does not run on the example inputs'),
         (Branching(), {'example_inputs': (tensor(2),)}, 'cannot be traced by torch.export'),
         (Two(), {'example_inputs': (tensor(2).half(), tensor(2).bfloat16())}, 'on bfloat16'),
+        (Two(), {'shapes': [(1,), (1,)]}, 'shapes is a list; give a dictionary'),
+        (Two(), {'shapes': {'x': (1,), 'y': 1}}, "shapes gives 'y' as 1; give whole numbers"),
+        (Two(), {'shapes': {'x': (1,), 'y': (-1,)}}, 'sizes are at least 0'),
+        (Two(), {'shapes': {'x': (1,), 'y': (2**40,)}}, 'elements; the limit is'),
         (len, {}, 'is no torch.nn.Module'),
     ],
 )

@@ -2,8 +2,8 @@
 
 Goes in: a `Job` (the problem, its float32 NCHW arrays, the output buffer, the thread count). Comes
 out: `Variant`, which can be called. A contestant yields several: its documented settings that may
-matter; peer_process.py times them and keeps the fastest. Each library is imported only here, only
-in a process of its own, and only when it is a contestant.
+matter; peer_process.py times them and keeps the fastest. Each library is imported only here and in
+libraries.py, only in a process of its own, and only when it is a contestant.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.bench import libraries
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
 from tilewright.runtime import verify
@@ -127,15 +128,8 @@ def _torch_parts(job: Job) -> tuple[Any, Any, Any, dict[str, Any], Callable[[Any
 
 
 def _torch_variant(job: Job, call: Callable[[], Any]) -> Variant:
-    kept: list[Any] = [None]
-
-    def run() -> None:
-        # PyTorch has no convolution into a given buffer. Its result is freed before the next call,
-        # and the allocator is told to keep the pages (peers.py), so no call pays for fresh memory.
-        kept[0] = None
-        kept[0] = call().contiguous()
-
-    return Variant(job, run, lambda: kept[0].numpy(), lambda: _onednn_says(run))
+    run, result = libraries.torch_run(call)
+    return Variant(job, run, result, lambda: _onednn_says(run))
 
 
 def _padded(arguments: dict[str, Any]) -> Callable[[Any], Any]:
@@ -271,23 +265,14 @@ def onnx_model(job: Job) -> bytes:
 
 
 def onnxruntime_variants() -> Variants:
-    for spinning in ('1', '0'):
-        settings = {'session.intra_op.allow_spinning': spinning, 'io_binding': True}
-        yield settings, lambda job, spinning=spinning: _onnxruntime(job, spinning)
+    for settings in libraries.onnxruntime_settings():
+        yield settings, lambda job, settings=settings: _onnxruntime(job, settings)
 
 
-def _onnxruntime(job: Job, spinning: str) -> Variant:
-    ort: Any = import_module('onnxruntime')
-
+def _onnxruntime(job: Job, settings: Mapping[str, Any]) -> Variant:
     def session(path: str = '') -> Any:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = job.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry('session.intra_op.allow_spinning', spinning)
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.optimized_model_filepath = path
-        return ort.InferenceSession(model, options, providers=['CPUExecutionProvider'])
+        entries = {libraries.SPINNING: settings[libraries.SPINNING]}
+        return libraries.onnxruntime_session(model, job.threads, entries, optimized_to=path)
 
     def algorithm() -> str:
         """MLAS does not say which kernel it takes, only the layout; none of them is Winograd's."""
@@ -310,45 +295,24 @@ def _onnxruntime(job: Job, spinning: str) -> Variant:
 
 
 def openvino_variants() -> Variants:
-    # openvino imports its telemetry for model conversion, which is not used here; it does without
-    # the package, and then sends nothing.
-    sys.modules['openvino_telemetry'] = None  # pyright: ignore[reportArgumentType]
-    for pinning in (True, False):
-        settings = {
-            'PERFORMANCE_HINT': 'LATENCY',
-            'INFERENCE_PRECISION_HINT': 'f32',
-            'ENABLE_CPU_PINNING': pinning,
-        }
+    for settings in libraries.openvino_settings():
         yield settings, lambda job, settings=settings: _openvino(job, settings)
 
 
 def _openvino(job: Job, settings: dict[str, Any]) -> Variant:
     ov: Any = import_module('openvino')
 
-    core = ov.Core()
-    model = core.read_model(onnx_model(job))
-    compiled = core.compile_model(
-        model, 'CPU', {**settings, 'INFERENCE_NUM_THREADS': job.threads, 'NUM_STREAMS': 1}
-    )
-    precision = compiled.get_property('INFERENCE_PRECISION_HINT')
-    if precision != ov.Type.f32:
-        raise RuntimeError(f'openvino runs in {precision}, f32 was asked for')
+    compiled = libraries.openvino_compiled(onnx_model(job), job.threads, settings)
     request = compiled.create_infer_request()
     request.set_input_tensor(ov.Tensor(job.arrays['In'], shared_memory=True))
     request.set_output_tensor(ov.Tensor(job.out, shared_memory=True))
 
-    def algorithm() -> str:
-        for node in compiled.get_runtime_model().get_ordered_ops():
-            info = node.get_rt_info()
-            if 'Convolution' in str(info['layerType'].astype(str)):
-                return str(info['primitiveType'].astype(str))
-        return ''
-
-    def run() -> None:
-        # Without sharing, the result would be copied once more for the caller.
-        request.infer(share_inputs=True, share_outputs=True)
-
-    return Variant(job, run, lambda: job.out, algorithm)
+    return Variant(
+        job,
+        libraries.openvino_run(request),
+        lambda: job.out,
+        lambda: next(libraries.openvino_primitives(compiled), ''),
+    )
 
 
 def tilewright_variants() -> Variants:

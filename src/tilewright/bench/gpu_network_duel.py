@@ -5,17 +5,16 @@ every sample, and their table. Peers, each a CUDA graph, TF32 off, weights and i
 
     torch      the module as it is, and with batch normalisations folded, NCHW and channels_last, by
                cuDNN in benchmark mode without a limit; the fastest of the four is the rival
-    inductor   torch.compile in max-autotune mode with frozen weights (else without); its first call
-               is its tuning time
+    inductor   torch.compile in max-autotune mode with frozen weights (else without), in a process
+               of its own (inductor.py); its first call is its tuning time
 
-A sample is `COPIES` replays between two events of the device, over their number: launching a graph
-is counted, Python is not. Answers are judged against PyTorch in float64.
+Contestants are prepared one after the other and then timed in turns, when nothing compiles any
+more. Answers are judged against PyTorch in float64.
 """
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -25,14 +24,15 @@ import numpy as np
 
 from tilewright import zoo
 from tilewright.bench.gpu_duel import Entrant, library_versions
+from tilewright.bench.inductor import Rivals
 from tilewright.bench.results import geometric_mean
 from tilewright.bench.table import Grid
+from tilewright.bench.torch_graph import COPIES, replayed, torch_on_gpu
 from tilewright.errors import CompilerError, InputError, MissingError, TilewrightError
 
-PEERS = ('torch', 'inductor')
+INDUCTOR = 'inductor'
+PEERS = ('torch', INDUCTOR)
 OURS = 'tilewright'
-COPIES = 10
-WARM_UP = 3
 REPEATS = 5
 TOLERANCE = 1e-4
 
@@ -108,14 +108,20 @@ def duel(
     peers: Sequence[str],
     rounds: int,
     say: Say = lambda text: None,
+    rivals: Rivals | None = None,
 ) -> GpuNetworkResult:
-    """Interleaved rounds (A B C A B C ...) of everything that could be prepared."""
+    """Interleaved rounds (A B C A B C ...) of everything that could be prepared.
+
+    Inductor comes from `rivals`.
+    """
     entrants: list[Entrant] = []
     failed: list[dict] = []
     makers: list[tuple[str, Callable[[], list[Entrant]]]] = [
         (OURS, lambda make=make: [make()]) for make in ours
     ]
-    makers += [(name, lambda n=name: _of_peer(n, subject)) for name in peers]
+    makers += [(name, lambda n=name: _of_peer(n, subject)) for name in peers if name != INDUCTOR]
+    if INDUCTOR in peers:
+        makers.append((INDUCTOR, lambda: _of_inductor(rivals, subject, failed)))
     for name, make in makers:
         say(f'{subject.name}: preparing {name}')
         try:
@@ -125,20 +131,34 @@ def duel(
             failed.append({'name': name, 'status': kind, 'message': str(error)})
     try:
         for one in entrants:
-            one.verdict = verdict(one.answer(), subject.want)
+            _judge(one, subject)
         for number in range(rounds):
             say(f'{subject.name}: round {number + 1} of {rounds}')
             for one in entrants:
                 if one.verdict['status'] == 'ok':
-                    one.turns.append(one.time(REPEATS))
+                    _time(one)
         for one in entrants:  # again: blocks that race give a wrong answer only sometimes
             if one.verdict['status'] == 'ok':
-                one.verdict = verdict(one.answer(), subject.want)
+                _judge(one, subject)
     finally:
         for one in entrants:
             one.close()
     found = (*(one.to_json() for one in entrants), *failed)
     return GpuNetworkResult(subject.name, subject.image.shape[0], subject.flops, found)
+
+
+def _judge(one: Entrant, subject: Subject) -> None:
+    try:
+        one.verdict = verdict(one.answer(), subject.want)
+    except CompilerError as error:  # a rival's process that has ended
+        one.verdict = {'status': 'failed', 'message': str(error)}
+
+
+def _time(one: Entrant) -> None:
+    try:
+        one.turns.append(one.time(REPEATS))
+    except CompilerError as error:
+        one.verdict = {'status': 'failed', 'message': str(error)}
 
 
 def verdict(got: np.ndarray, want: np.ndarray) -> dict:
@@ -162,9 +182,9 @@ def check_peers(names: Sequence[str]) -> tuple[str, ...]:
 
 def _of_peer(name: str, subject: Subject) -> list[Entrant]:
     """A peer's entrants; whatever it raises is said in one sentence."""
-    torch = _torch()
+    torch = torch_on_gpu()
     try:
-        return _peer(torch, name, subject)
+        return _peer(torch, subject)
     except TilewrightError:
         raise
     except Exception as error:
@@ -172,10 +192,17 @@ def _of_peer(name: str, subject: Subject) -> list[Entrant]:
         raise CompilerError(f'{name} failed: {said}') from error
 
 
-def _peer(torch: Any, name: str, subject: Subject) -> list[Entrant]:
+def _of_inductor(rivals: Rivals | None, subject: Subject, failed: list[dict]) -> list[Entrant]:
+    """Inductor's entrant; what did not work is added to what failed."""
+    if rivals is None:
+        raise MissingError('inductor runs on CUDA devices only')
+    found, rows = rivals.entrants(subject)
+    failed += rows
+    return found
+
+
+def _peer(torch: Any, subject: Subject) -> list[Entrant]:
     module = zoo.torch_module(**subject.arguments).cuda()
-    if name == 'inductor':
-        return [_inductor(torch, module, subject.image)]
     made = []
     for folded in (False, True):
         chosen = _folded(torch, module) if folded else module
@@ -184,88 +211,14 @@ def _peer(torch: Any, name: str, subject: Subject) -> list[Entrant]:
             own = copy.deepcopy(chosen).to(memory_format=format_)
             x = torch.from_numpy(subject.image).cuda().contiguous(memory_format=format_)
             settings = {'layout': layout, 'folded': folded, 'cudnn.benchmark': True}
-            made.append(_replayed(torch, f'torch/{layout}{folded:d}', own, x, settings))
+            made.append(replayed(torch, f'torch/{layout}{folded:d}', own, x, settings))
     return made
-
-
-def _torch() -> Any:
-    try:
-        torch: Any = import_module('torch')
-    except ImportError:
-        raise MissingError("peers are PyTorch's: pip install 'tilewright[torch]'") from None
-    if not torch.cuda.is_available():
-        raise MissingError('PyTorch finds no CUDA device, so that it cannot be compared with')
-    torch.set_grad_enabled(False)
-    cudnn = torch.backends.cudnn
-    cudnn.benchmark, cudnn.benchmark_limit = True, 0
-    cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    return torch
 
 
 def _folded(torch: Any, module: Any) -> Any:
     """The module with batch normalisations in the weights of the convolutions before them."""
     optimization: Any = import_module('torch.fx.experimental.optimization')
     return optimization.fuse(copy.deepcopy(module).eval())
-
-
-def _inductor(torch: Any, module: Any, image: np.ndarray) -> Entrant:
-    x = torch.from_numpy(image).cuda()
-    config: Any = import_module('torch._inductor.config')
-    # The graph around it is the same as for everyone else.
-    mode, said = 'max-autotune-no-cudagraphs', ''
-    for freezing in (True, False):
-        torch._dynamo.reset()
-        config.freezing = freezing
-        began = time.perf_counter()
-        try:
-            function = torch.compile(copy.deepcopy(module), mode=mode, dynamic=False)
-            function(x)
-            torch.cuda.synchronize()
-        except Exception as error:  # its compilers raise whatever they like
-            said = ' '.join(str(error).split())[:200] or type(error).__name__
-            continue
-        spent = time.perf_counter() - began
-        settings = {'mode': mode, 'freezing': freezing}
-        if said:
-            settings['freezing_failed'] = said
-        entrant = _replayed(torch, 'inductor', function, x, settings)
-        entrant.tuning_s = spent
-        return entrant
-    raise CompilerError(f'torch.compile failed: {said}')
-
-
-def _replayed(torch: Any, name: str, module: Any, x: Any, settings: dict) -> Entrant:
-    """A module on an image as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):  # benchmark mode chooses the algorithms here
-            module(x)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = module(x)
-
-    def time_it(repeats: int) -> list[float]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        torch.cuda.synchronize()
-        seconds = []
-        for _ in range(repeats):
-            start.record()
-            for _ in range(COPIES):
-                graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            seconds.append(start.elapsed_time(end) * 1e-3 / COPIES)
-        return seconds
-
-    def answer() -> np.ndarray:
-        graph.replay()
-        torch.cuda.synchronize()
-        return result.contiguous().cpu().numpy()
-
-    return Entrant(name, time_it, answer, {**settings, 'allow_tf32': False}, keep=(module, x))
 
 
 def mean_ratio(results: Sequence[GpuNetworkResult]) -> float | None:

@@ -3,7 +3,7 @@
 Goes in: a `NetworkJob` (the model, its inputs, the output buffers, the thread count). Comes out:
 `NetworkVariant`, which can be called. As with layers (contestants.py), a contestant yields several:
 its documented settings that may matter; network_process.py times them and keeps the fastest. Each
-library is imported only here, only in a process of its own.
+library is imported only here and in libraries.py, only in a process of its own.
 
 PyTorch cannot read ONNX files, so it takes part in networks of the zoo alone, by the module that is
 made from the same layers and weights.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import zoo
+from tilewright.bench import libraries
 from tilewright.errors import InputError
 
 Arrays = dict[str, np.ndarray]
@@ -99,16 +100,13 @@ def _torch(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
     (name,) = job.outputs
     image = torch.from_numpy(given)
     call = _torch_call(torch, module, image.contiguous(memory_format=layout), settings)
-    kept: list[Any] = [None]
 
-    def run() -> None:
-        # PyTorch has no call into a given buffer. Its result is freed before the next call, and
-        # the allocator is told to keep the pages (peers.py), so no call pays for fresh memory.
-        kept[0] = None
+    def infer() -> Any:
         with torch.inference_mode():
-            kept[0] = call(image.contiguous(memory_format=layout)).contiguous()
+            return call(image.contiguous(memory_format=layout))
 
-    return NetworkVariant(job, run, lambda: {name: kept[0].numpy()}, lambda: 'oneDNN and ATen')
+    run, result = libraries.torch_run(infer)
+    return NetworkVariant(job, run, lambda: {name: result()}, lambda: 'oneDNN and ATen')
 
 
 @functools.lru_cache(1)
@@ -132,26 +130,13 @@ def _torch_call(torch: Any, module: Any, image: Any, settings: Mapping[str, Any]
 
 
 def onnxruntime_variants() -> Variants:
-    for spinning in ('1', '0'):
-        settings = {'session.intra_op.allow_spinning': spinning, 'io_binding': True}
-        yield settings, lambda job, spinning=spinning: _onnxruntime(job, spinning)
+    for settings in libraries.onnxruntime_settings():
+        yield settings, lambda job, settings=settings: _onnxruntime(job, settings)
 
 
-def _session(job: NetworkJob, level: str, entries: Mapping[str, str]) -> Any:
-    ort: Any = import_module('onnxruntime')
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = job.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    return ort.InferenceSession(str(job.model), options, providers=['CPUExecutionProvider'])
-
-
-def _onnxruntime(job: NetworkJob, spinning: str) -> NetworkVariant:
-    session = _session(job, 'ORT_ENABLE_ALL', {'session.intra_op.allow_spinning': spinning})
+def _onnxruntime(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
+    entries = {libraries.SPINNING: settings[libraries.SPINNING]}
+    session = libraries.onnxruntime_session(str(job.model), job.threads, entries)
     binding = session.io_binding()
     for bind, arrays in ((binding.bind_input, job.inputs), (binding.bind_output, job.outputs)):
         for name, array in arrays.items():
@@ -167,7 +152,7 @@ def oracle_variants() -> Variants:
 
 
 def _oracle(job: NetworkJob) -> NetworkVariant:
-    session = _session(job, 'ORT_DISABLE_ALL', {})
+    session = libraries.onnxruntime_session(str(job.model), job.threads, {}, 'ORT_DISABLE_ALL')
     names = [output.name for output in session.get_outputs()]
     kept: list[Arrays] = [{}]
 
@@ -178,49 +163,26 @@ def _oracle(job: NetworkJob) -> NetworkVariant:
 
 
 def openvino_variants() -> Variants:
-    # openvino imports its telemetry for model conversion, which is not used here; it does without
-    # the package, and then sends nothing.
-    sys.modules['openvino_telemetry'] = None  # pyright: ignore[reportArgumentType]
-    for pinning in (True, False):
-        settings = {
-            'PERFORMANCE_HINT': 'LATENCY',
-            'INFERENCE_PRECISION_HINT': 'f32',
-            'ENABLE_CPU_PINNING': pinning,
-        }
+    for settings in libraries.openvino_settings():
         yield settings, lambda job, settings=settings: _openvino(job, settings)
 
 
 def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
     ov: Any = import_module('openvino')
 
-    core = ov.Core()
-    model = core.read_model(str(job.model))
-    model.reshape({name: list(array.shape) for name, array in job.inputs.items()})
-    compiled = core.compile_model(
-        model, 'CPU', {**settings, 'INFERENCE_NUM_THREADS': job.threads, 'NUM_STREAMS': 1}
-    )
-    precision = compiled.get_property('INFERENCE_PRECISION_HINT')
-    if precision != ov.Type.f32:
-        raise RuntimeError(f'openvino runs in {precision}, f32 was asked for')
+    shapes = {name: array.shape for name, array in job.inputs.items()}
+    compiled = libraries.openvino_compiled(str(job.model), job.threads, settings, shapes)
     request = compiled.create_infer_request()
     for name, array in (*job.inputs.items(), *job.outputs.items()):
         request.set_tensor(name, ov.Tensor(array, shared_memory=True))
 
     def algorithm() -> str:
         """The primitives of the convolutions, the most frequent one first."""
-        found: dict[str, int] = {}
-        for node in compiled.get_runtime_model().get_ordered_ops():
-            info = node.get_rt_info()
-            if 'Convolution' in str(info['layerType'].astype(str)):
-                primitive = str(info['primitiveType'].astype(str))
-                found[primitive] = found.get(primitive, 0) + 1
+        found = Counter(libraries.openvino_primitives(compiled))
         ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
         return ', '.join(f'{count} x {primitive}' for primitive, count in ranked)
 
-    def run() -> None:
-        # Without sharing, the result would be copied once more for the caller.
-        request.infer(share_inputs=True, share_outputs=True)
-
+    run = libraries.openvino_run(request)
     return NetworkVariant(job, run, lambda: job.outputs, algorithm)
 
 

@@ -15,6 +15,7 @@ Our own contestant is started from above this package, by a server with variants
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import sys
 import time
@@ -27,11 +28,11 @@ from tilewright.bench import peer_process
 from tilewright.bench.network_contestants import (
     CONTESTANTS,
     Arrays,
+    Make,
     NetworkJob,
     NetworkVariant,
 )
-from tilewright.bench.peer_process import Server, estimate, sentence
-from tilewright.errors import CheckError
+from tilewright.bench.peer_process import Server, Trial, estimate, fastest
 from tilewright.runtime import verify
 
 TOLERANCE = 1e-4
@@ -77,52 +78,26 @@ def poison(outputs: Arrays) -> None:
 
 
 def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, Any]]:
-    """Build and time every variant; comes out: the fastest one that works, and the report.
+    """The fastest variant of a network, and the report: with the seconds until its first answer."""
+    numbers = itertools.count()
 
-    Variants that fail, or whose answer differs from the first one that works, are reported and not
-    chosen; their memory is given back before the next one is built.
-    """
-    tried: list[dict[str, Any]] = []
-    best: tuple[float, NetworkVariant, dict] | None = None
-    expected: Arrays | None = None
-    for number, (settings, make) in enumerate(variants):
-        job.progress('trying settings', number, len(variants))
-        variant = None
+    def attempt(make: Make) -> Trial:
+        job.progress('trying settings', next(numbers), len(variants))
+        gc.collect()  # networks are large: one that was given up is gone before the next is built
         begin = time.perf_counter()
-        try:
-            variant = make(job)
-            poison(job.outputs)
-            variant.run()
-            prepared_s = time.perf_counter() - begin
-            seconds = estimate(variant.run)
-            answer = {name: np.array(array) for name, array in variant.result().items()}
-            if expected is None:
-                expected = answer
-            elif not distance(answer, expected) <= TOLERANCE:
-                raise CheckError('its answer differs from that of the other settings')
-        except Exception as error:
-            tried.append({'settings': settings, 'message': sentence(error)})
-            continue
-        tried.append(
-            {
-                'settings': settings, 'trial_median_ms': 1e3 * seconds,
-                'prepared_s': prepared_s,
-            }
-        )  # fmt: skip
-        if best is None or seconds < best[0]:
-            best = seconds, variant, settings
-        del variant
-        gc.collect()
-    if best is None:
-        raise CheckError(tried[0]['message'])
-    seconds, chosen, settings = best
-    report = {
-        'settings': settings,
-        'tried': tried,
-        'algorithm': chosen.algorithm(),
-        'estimate_ms': 1e3 * seconds,
-    }
-    return chosen, report
+        variant = make(job)
+        poison(job.outputs)
+        variant.run()
+        prepared_s = time.perf_counter() - begin
+        seconds = estimate(variant.run)
+        answer = {name: np.array(array) for name, array in variant.result().items()}
+        return Trial(variant, seconds, answer, {'prepared_s': prepared_s})
+
+    def same(answer: Arrays, expected: Arrays) -> bool:
+        return distance(answer, expected) <= TOLERANCE
+
+    variant, _, report = fastest(variants, attempt, same)
+    return variant, report
 
 
 class NetworkServer(Server):

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -46,43 +46,72 @@ TRIAL_CALLS = 30
 FLUSH_LEAST_BYTES, FLUSH_MOST_BYTES = 64 << 20, 512 << 20
 
 
-def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
-    """Build and time every variant; comes out: the fastest one that works, and the report.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A variant that was built and timed: median seconds, its answer, what else is to be told."""
 
-    Variants that fail, or whose answer differs from the first one that works, are reported and not
-    chosen. The parent checks the answer of the chosen one against the float64 reference.
+    variant: Any
+    seconds: float
+    answer: Any
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fastest(
+    variants: Iterable[tuple[dict[str, Any], Callable]],
+    attempt: Callable[[Callable], Trial],
+    same: Callable[[Any, Any], bool],
+) -> tuple[Any, Callable, dict[str, Any]]:
+    """Try every variant; comes out: the fastest one that works, what makes it, and the report.
+
+    Variants that fail, or whose answer is not the `same` as that of the first one that works, are
+    reported and not chosen; they are given up before the next one is built.
     """
     tried: list[dict[str, Any]] = []
-    best: tuple[float, Variant, Callable, dict] | None = None
-    expected: np.ndarray | None = None
+    best: tuple[Trial, Callable, dict] | None = None
+    expected: Any = None
     for settings, make in variants:
+        trial = None
         try:
-            variant = make(job)
-            verify.poison(job.out)
-            seconds = estimate(variant.run)
-            answer = variant.result()
+            trial = attempt(make)
             if expected is None:
-                expected = np.array(answer)
-            elif not np.allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max()):
+                expected = trial.answer
+            elif not same(trial.answer, expected):
                 raise CheckError('its answer differs from that of the other settings')
         except Exception as error:
             tried.append({'settings': settings, 'message': sentence(error)})
             continue
-        tried.append({'settings': settings, 'trial_median_ms': 1e3 * seconds})
-        if best is None or seconds < best[0]:
-            best = seconds, variant, make, settings
+        tried.append({'settings': settings, 'trial_median_ms': 1e3 * trial.seconds, **trial.said})
+        if best is None or trial.seconds < best[0].seconds:
+            best = trial, make, settings
     if best is None:
         raise CheckError(tried[0]['message'])
-    seconds, variant, make, settings = best
+    chosen, make, settings = best
     report = {
         'settings': settings,
         'tried': tried,
-        'algorithm': variant.algorithm(),
-        'estimate_ms': 1e3 * seconds,
-        'call_overhead_ms': _overhead(job, make),
-        'tuning_s': variant.tuning_s,
+        'algorithm': chosen.variant.algorithm(),
+        'estimate_ms': 1e3 * chosen.seconds,
     }
-    return variant, report
+    return chosen.variant, make, report
+
+
+def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
+    """The fastest variant of a layer, and the report.
+
+    The parent checks the answer of the chosen one against the float64 reference.
+    """
+
+    def attempt(make: Callable[[Job], Variant]) -> Trial:
+        variant = make(job)
+        verify.poison(job.out)
+        return Trial(variant, estimate(variant.run), np.array(variant.result()))
+
+    def same(answer: np.ndarray, expected: np.ndarray) -> bool:
+        return np.allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+    variant, make, report = fastest(variants, attempt, same)
+    more = {'call_overhead_ms': _overhead(job, make), 'tuning_s': variant.tuning_s}
+    return variant, report | more
 
 
 def estimate(run: Callable[[], object]) -> float:

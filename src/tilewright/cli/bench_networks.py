@@ -26,7 +26,7 @@ from tilewright.cli.optimize import INTERRUPTED, check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.machine.machine import Machine
-from tilewright.network.compile import TUNES
+from tilewright.network.arguments import TUNES
 from tilewright.store.records import package_version
 
 ALL = 'networks'

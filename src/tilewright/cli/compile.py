@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright import zoo
 from tilewright.cli.optimize import check_early
-from tilewright.cli.output import Bar, Output
+from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
 from tilewright.network.compile import compile as compile_network
+from tilewright.runtime.gpu_network import GpuNetwork
 from tilewright.runtime.network import Network
 
 
@@ -26,12 +28,16 @@ def run(
     threads: int | None,
     seed: int | None,
     fallback: str | None = None,
+    target: str = 'cpu',
+    device: str = '',
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
-    target = output if output is not None else model.with_suffix('.tw')
-    if target.suffix != '.tw':
-        raise InputError(f'--output {target} does not end in .tw')
+    found = model_of(str(model), seed, target)
+    path = output if output is not None else model.with_suffix('.tw')
+    if path.suffix != '.tw':
+        raise InputError(f'--output {path} does not end in .tw')
+    check_writable(path, '--output')
     out.warn_if_forgetful()
     begin = time.perf_counter()
     with Bar(1) as bar:
@@ -39,28 +45,30 @@ def run(
 
         def made(**more: Any) -> Network:
             return compile_network(
-                model, tune=tune, trials=trials, shapes=read_shapes(shapes), threads=threads,
-                max_rel_err=max_rel_err, progress=bar.report, **more,
+                found, target, tune=tune, trials=trials, shapes=read_shapes(shapes),
+                threads=threads, max_rel_err=max_rel_err, device=device, progress=bar.report,
+                **more,
             )  # fmt: skip
 
-        network = made(fallback=fallback) if fallback else made(save=target)
+        network = made(fallback=fallback) if fallback else made(save=path)
         theirs = getattr(network, 'theirs', ())
         if fallback and not theirs:  # all of it is ours, so that it can be written
-            network = made(save=target)
+            network = made(save=path)
         bar.finish()
     seconds = time.perf_counter() - begin
     out.say(summary(network))
     if theirs:
         out.warn(
-            f'{target} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can '
+            f'{path} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can '
             f'hold; run {model} with --fallback {fallback}, which finds its kernels ready'
         )
     else:
-        out.say(f'wrote {target} ({target.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
+        out.say(f'wrote {path} ({path.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
     out.write(
         {
             'model': str(model),
-            'output': None if theirs else str(target),
+            'output': None if theirs else str(path),
+            'target': target,
             'fallback': [list(node) for node in theirs],
             'tune': tune,
             'seconds': seconds,
@@ -69,6 +77,22 @@ def run(
         }
     )
     return 0
+
+
+def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
+    """A model by the name that a command line gives: a file, or a network of the zoo.
+
+    The latter is no ONNX model on a GPU, whose machine may have no package for it.
+    """
+    if model in zoo.NAMES and not Path(model).exists():
+        if target != 'cpu':
+            return zoo.graph(model, seed or 0)
+        return zoo.onnx_model(model, seed or 0)
+    if not model.endswith(('.onnx', '.tw')):
+        raise InputError(
+            f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.NAMES)}'
+        )
+    return Path(model)
 
 
 def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -88,6 +112,17 @@ def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def summary(network: Network) -> str:
     """What a network is, in a few lines."""
+    if isinstance(network, GpuNetwork):
+        predicted = sum(task.predicted_s for task in network.gpu_tasks)
+        return '\n'.join(
+            [
+                repr(network).strip('<>'),
+                f'{len(network.gpu_tasks)} tasks, {len(network.calls)} kernels, predicted one '
+                f'after the other {1e3 * predicted:.3f} ms',
+                f'weights {network.weight_bytes / 2**20:.1f} MiB, values and scratch '
+                f'{network.arena_bytes / 2**20:.1f} MiB',
+            ]
+        )
     predicted = sum(network.kernels[task.digest].predicted_s for task in network.tasks)
     return '\n'.join(
         [
@@ -111,15 +146,20 @@ def network_json(network: Network) -> dict:
         'weight_bytes': network.weight_bytes,
         'arena_bytes': network.arena_bytes,
         'scratch_bytes': network.scratch_bytes,
-        'tasks': [
-            {
-                'name': task.name,
-                'origin': list(task.origin),
-                'label': network.kernels[task.digest].group.label,
-                'schedule': network.kernels[task.digest].schedule.to_json(),
-                'predicted_ms': 1e3 * network.kernels[task.digest].predicted_s,
-                'bound_ms': 1e3 * network.kernels[task.digest].bound_s,
-            }
-            for task in network.tasks
-        ],
+        'tasks': _tasks_json(network),
     }
+
+
+def _tasks_json(network: Network) -> list[dict]:
+    if isinstance(network, GpuNetwork):
+        found = [(task, task) for task in network.gpu_tasks]
+    else:
+        found = [(task, network.kernels[task.digest]) for task in network.tasks]
+    return [
+        {
+            'name': task.name, 'origin': list(task.origin), 'label': kernel.group.label,
+            'schedule': kernel.schedule.to_json(), 'predicted_ms': 1e3 * kernel.predicted_s,
+            'bound_ms': 1e3 * kernel.bound_s,
+        }
+        for task, kernel in found
+    ]  # fmt: skip

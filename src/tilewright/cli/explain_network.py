@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.cli.export import model_of
+from tilewright.cli.compile import model_of
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
@@ -15,7 +15,8 @@ from tilewright.graph.program import Program
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.general_time import predict_general
-from tilewright.model.predict import Prediction, predict
+from tilewright.model.predict import predict
+from tilewright.model.prediction import Prediction
 from tilewright.model.stencil_time import predict_stencil
 from tilewright.model.winograd_time import predict_winograd
 from tilewright.network.chooser import core

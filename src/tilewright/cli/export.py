@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tilewright import zoo
-from tilewright.cli.compile import network_json, read_shapes, summary
+from tilewright.cli.compile import model_of, network_json, read_shapes, summary
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
-from tilewright.errors import InputError
 from tilewright.export import export
 
 
@@ -59,14 +56,3 @@ def run(
         }
     )
     return 0
-
-
-def model_of(model: str, seed: int | None = None) -> Any:
-    """A model by the name that a command line gives: a file, or a network of the zoo."""
-    if model in zoo.NAMES and not Path(model).exists():
-        return zoo.onnx_model(model, seed or 0)
-    if not model.endswith(('.onnx', '.tw')):
-        raise InputError(
-            f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.NAMES)}'
-        )
-    return Path(model)

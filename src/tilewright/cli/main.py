@@ -26,6 +26,7 @@ from tilewright.cli.options import (
     Json,
     MachineName,
     MaxRelErr,
+    Ranking,
     Seed,
     Spec,
     Target,
@@ -118,9 +119,11 @@ def machine(
         'tilewright optimize resnet18 --threads 1 --json plans.json',
         'tilewright optimize mb1ic64ih56oc64oh56kh3ph1 --no-measure --emit out',
         'tilewright optimize mopt --no-measure --machine i7-9700k',
+        'tilewright optimize cnnopt/R12 --no-measure --machine h200 --model forest',
     )
 )
 def optimize(
+    ctx: typer.Context,
     spec: Spec,
     top: Top = 5,
     algorithm: Algorithm = AlgorithmName.AUTO,
@@ -132,6 +135,7 @@ def optimize(
         ),
     ] = True,
     machine: MachineName = None,
+    model: Ranking = 'auto',
     emit: Annotated[
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
@@ -148,7 +152,17 @@ def optimize(
     """
     from tilewright.cli import optimize as verb
     from tilewright.cli.output import Output
+    from tilewright.machine.gpu import known_gpus
 
+    if machine in known_gpus():
+        from tilewright.cli import gpu, optimize_gpu
+
+        return optimize_gpu.run(
+            spec, Output('optimize', json), machine=str(machine), model=model, top=top,
+            measure=measure, seed=seed,
+            given=gpu.given(ctx, 'algorithm', 'max-rel-err', 'emit', 'threads'),
+        )  # fmt: skip
+    verb.check_model(model)
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
@@ -161,6 +175,7 @@ def optimize(
         'tilewright explain mopt/Y4 --machine i9-10980xe --threads 18',
         'tilewright explain cnnopt/R12 --machine h200',
         'tilewright explain model.onnx --measure',
+        'tilewright explain resnet18 --machine h200',
     )
 )
 def explain(
@@ -196,16 +211,24 @@ def explain(
     one does not have.
     """
     from tilewright.cli import explain as verb
+    from tilewright.cli.bench_networks import networks_of
     from tilewright.cli.output import Output
     from tilewright.machine.gpu import known_gpus
 
+    networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
+    if machine in known_gpus() and networks is not None:
+        from tilewright.cli import explain_gpu_network
+        from tilewright.cli.compile import read_shapes
+
+        return explain_gpu_network.run(
+            networks, Output('explain', json), machine=str(machine), max_rel_err=max_rel_err,
+            shapes=read_shapes(shape or []), seed=seed,
+            given={'measure': measure, 'threads': threads is not None},
+        )  # fmt: skip
     if machine in known_gpus():
         from tilewright.cli import gpu
 
         return gpu.explain(spec, Output('explain', json), machine=str(machine), seed=seed)
-    from tilewright.cli.bench_networks import networks_of
-
-    networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
     if networks is not None:
         from tilewright.cli import explain_network
         from tilewright.cli.compile import read_shapes
@@ -304,7 +327,11 @@ def bench(
     ] = 128,
     seconds: Annotated[
         float | None,
-        typer.Option('--seconds', metavar='S', help='Most seconds of search for each layer.'),
+        typer.Option(
+            '--seconds',
+            metavar='S',
+            help='Most seconds of search for each layer; on networks, of inductor for all.',
+        ),
     ] = None,
     threads: Threads = None,
     json: Json = None,
@@ -325,11 +352,10 @@ def bench(
         if named is not None:
             from tilewright.cli import bench_gpu_networks
 
-            gpu.refuse(target, gpu.given(ctx, 'seconds'))
             return bench_gpu_networks.run(
                 named, Output('bench', json), target=target, against=against, device=device,
                 tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
-                batch=batch, rounds=rounds, seed=seed,
+                batch=batch, rounds=rounds, seed=seed, seconds=seconds,
             )  # fmt: skip
         gpu.refuse(target, gpu.given(ctx, 'tune'))
         return gpu.bench(
@@ -359,6 +385,7 @@ def bench(
         'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
         'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
         'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
+        'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
     )
 )
 def reproduce(
@@ -377,6 +404,9 @@ def reproduce(
     plot: Annotated[
         Path | None, typer.Option('--plot', metavar='DIR', help='Draw NAME.png into a directory.')
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option('--epochs', metavar='N', help='Of a training, in GTuner figures.')
+    ] = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -386,7 +416,8 @@ def reproduce(
 
     mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
     predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
-    cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU. What is
+    cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
+    gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise. What is
     measured is kept, and a run that was interrupted goes on where it stopped.
     """
     from tilewright.cli import reproduce as verb
@@ -394,7 +425,7 @@ def reproduce(
 
     return verb.run(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
-        samples=samples, plot=plot, threads=threads, seed=seed,
+        samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs,
     )  # fmt: skip
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from tilewright.cli.output import Output
 from tilewright.errors import InputError
-from tilewright.learn.datasets import Data, Measured, read_data, rows_in, shape_text
-from tilewright.learn.evaluate import TOPS, choose, cross_validate, judged, means, ranking_of
+from tilewright.learn.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
+from tilewright.learn.evaluate import (
+    TOPS,
+    Ranking,
+    choose,
+    cross_validate,
+    judged,
+    means,
+    ranking_of,
+)
 from tilewright.learn.features import FEATURES
 from tilewright.learn.files import (
+    SEARCHED,
     find_model,
     load_model,
     name_of,
@@ -20,7 +30,7 @@ from tilewright.learn.files import (
 )
 from tilewright.learn.model import RECIPES, LearnedModel, table_of, train
 from tilewright.machine.gpu import GpuMachine
-from tilewright.reproduce.cnnopt import load_gpu
+from tilewright.reproduce.cnnopt import has_few_rows, load_gpu, recipe_for
 
 AUTO = 'auto'
 CANDIDATES = ('forest', 'boosted', 'ranked', 'mixed')
@@ -34,15 +44,19 @@ def run_train(
     if recipe != AUTO and recipe not in RECIPES:
         raise InputError(f'{recipe!r} is no recipe; choose {AUTO} or one of {", ".join(RECIPES)}')
     gpu = load_gpu(machine)
-    sets = [m for folder in data for m in _said(read_data(folder), out).of([kind]).train]
+    sets = [m for folder in data for m in _of(_said(read_data(folder), out), kind).train]
     if not sets:
         raise InputError(f'{", ".join(map(str, data))}: no training problems of kind {kind!r}')
     table = table_of(sets, gpu)
     problems = judged(table)
+    few = has_few_rows(sets)
     if recipe == AUTO:
-        chosen, scores = choose(table, [RECIPES[name] for name in CANDIDATES], problems, seed=seed)
+        # Kernels of different kinds are compared by their times, which ranking alone has not.
+        names = [n for n in CANDIDATES if kind != SEARCHED or RECIPES[n].time is not None]
+        recipes = [recipe_for(name, few) for name in names]
+        chosen, scores = choose(table, recipes, problems, seed=seed)
     else:
-        chosen = RECIPES[recipe]
+        chosen = recipe_for(recipe, few)
         scores = {recipe: means(cross_validate(table, chosen, problems, seed=seed))}
     validation = {'problems': len(problems), 'recipes': scores}
     model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
@@ -59,18 +73,23 @@ def run_evaluate(out: Output, *, data: Path, machine: str, kind: str, model: str
     """Rank the layers of a folder; comes out: the exit code."""
     gpu = load_gpu(machine)
     learned, source = _model(model, gpu, kind, out)
-    layers = _said(read_data(data), out).of([kind]).layers
+    layers = _of(_said(read_data(data), out), kind).layers
     if not layers:
         raise InputError(f'{data}: no layers of kind {kind!r} to rank')
-    rows: list[tuple[Measured, Any]] = []
+    # Kernels of several kinds compete within a layer.
+    by_problem: dict[Problem, list[Measured]] = {}
+    for m in layers:
+        by_problem.setdefault(m.problem, []).append(m)
+    rows: list[tuple[Problem, Ranking]] = []
     out.say(f'{source}; losses in percent')
     out.say(f'{"layer":34s} configs  {"  ".join(f"top {n:<3d}" for n in TOPS)}  trials 95%  100%')
-    for m in layers:
-        found = ranking_of(learned.scores([m.batch], gpu)[0], m.seconds)
-        rows.append((m, found))
+    for problem, members in by_problem.items():
+        scores = np.concatenate(learned.scores([m.batch for m in members], gpu))
+        found = ranking_of(scores, np.concatenate([m.seconds for m in members]))
+        rows.append((problem, found))
         losses = '  '.join(f'{100 * found.loss(n):7.1f}' for n in TOPS)
         out.say(
-            f'{shape_text(m.problem):34s} {len(m):7d}  {losses}  {found.trials_95:10d}  '
+            f'{shape_text(problem):34s} {found.size:7d}  {losses}  {found.trials_95:10d}  '
             f'{found.trials_100:4d}'
         )
     average = means(found for _, found in rows)
@@ -82,7 +101,7 @@ def run_evaluate(out: Output, *, data: Path, machine: str, kind: str, model: str
     out.write(
         {
             'model': source, 'machine': gpu.to_json(), 'data': str(data), 'means': average,
-            'layers': [{'shape': list(m.problem), **found.to_json()} for m, found in rows],
+            'layers': [{'shape': list(problem), **found.to_json()} for problem, found in rows],
         }
     )  # fmt: skip
     return 0
@@ -137,6 +156,10 @@ def _model(name: str | None, gpu: GpuMachine, kind: str, out: Output) -> tuple[L
             f'train), or name a file by --model'
         )
     return found
+
+
+def _of(data: Data, kind: str) -> Data:
+    return data.of(data.kinds if kind == SEARCHED else [kind])
 
 
 def _said(data: Data, out: Output) -> Data:

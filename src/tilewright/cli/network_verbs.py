@@ -14,6 +14,7 @@ from tilewright.cli.options import (
     Model,
     Seed,
     Shapes,
+    Target,
     Threads,
     Trials,
     Tune,
@@ -23,6 +24,9 @@ from tilewright.cli.options import (
 from tilewright.model.winograd_error import DEFAULT_LIMIT
 
 verbs = typer.Typer()
+Device = Annotated[
+    str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
+]
 
 
 @verbs.command(
@@ -68,6 +72,7 @@ def zoo(
         'tilewright compile model.onnx -o model.tw',
         'tilewright compile model.onnx --tune measure --trials 6',
         'tilewright compile model.onnx --shape image=1,3,224,224',
+        'tilewright compile resnet18 --target cuda',
     )
 )
 def compile(
@@ -81,6 +86,8 @@ def compile(
     shape: Shapes = None,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     fallback: Fallback = None,
+    target: Target = 'cpu',
+    device: Device = '',
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -95,7 +102,7 @@ def compile(
     return verb.run(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None,
+        fallback=fallback.value if fallback else None, target=target, device=device,
     )  # fmt: skip
 
 
@@ -103,6 +110,7 @@ def compile(
     epilog=examples(
         'tilewright run model.tw --input x.npz --output y.npz',
         'tilewright run model.onnx --profile --trace trace.json',
+        'tilewright run resnet18 --target opencl',
     )
 )
 def run(
@@ -126,6 +134,8 @@ def run(
     ] = None,
     shape: Shapes = None,
     fallback: Fallback = None,
+    target: Target = 'cpu',
+    device: Device = '',
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -137,7 +147,7 @@ def run(
     return verb.run(
         model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None,
+        fallback=fallback.value if fallback else None, target=target, device=device,
     )  # fmt: skip
 
 

@@ -56,6 +56,15 @@ def check_early(
             )
 
 
+def check_model(name: str) -> None:
+    """Refuse a learned model by name: none of them knows kernels of CPUs (docs/learned.md)."""
+    if name not in ('analytical', 'auto'):
+        raise InputError(
+            f'--model {name} ranks GPU kernels; on CPUs choose analytical or auto, or name a GPU '
+            f'by --machine'
+        )
+
+
 def machine_of(name: str | None, measure: bool, out: Output) -> Machine:
     """The machine to plan for; what there is to say about it goes to standard error."""
     out.warn_if_forgetful()

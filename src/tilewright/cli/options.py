@@ -78,6 +78,16 @@ MaxRelErr = Annotated[
 ]
 
 
+Ranking = Annotated[
+    str,
+    typer.Option(
+        '--model',
+        metavar='M',
+        help='What ranks candidates: analytical, forest, gat, auto, or a file (docs/learned.md).',
+    ),
+]
+
+
 class FallbackName(StrEnum):
     """Who runs nodes that are not supported, as `tilewright.compile` knows it."""
 
@@ -98,7 +108,10 @@ class TuneName(StrEnum):
 
 
 Model = Annotated[
-    Path, typer.Argument(metavar='MODEL', help='An .onnx or .tw file.', show_default=False)
+    Path,
+    typer.Argument(
+        metavar='MODEL', help='An .onnx or .tw file, or a network of the zoo.', show_default=False
+    ),
 ]
 Shapes = Annotated[
     list[str] | None,

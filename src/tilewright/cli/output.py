@@ -37,7 +37,7 @@ class Output:
     def __init__(self, verb: str, json_file: str | None) -> None:
         self.verb, self.json_file = verb, json_file
         if json_file not in (None, '-'):
-            _check_writable(Path(str(json_file)))
+            check_writable(Path(str(json_file)))
 
     def say(self, text: str) -> None:
         """A line of the result, for people; nothing when standard output belongs to the JSON."""
@@ -77,14 +77,14 @@ class Output:
             raise InputError(f'--json {path} cannot be written: {error.strerror}') from None
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = '--json') -> None:
     """Say that a file cannot be written before the work, not after it."""
     folder = path.parent
     if path.is_dir():
-        raise InputError(f'--json {path} is a directory; name a file in it')
+        raise InputError(f'{option} {path} is a directory; name a file in it')
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            f'--json {path} cannot be written: {folder} is no directory that can be written to'
+            f'{option} {path} cannot be written: {folder} is no directory that can be written to'
         )
 
 

@@ -56,10 +56,16 @@ def run(
     plot: Path | None,
     threads: int | None,
     seed: int | None,
+    epochs: int | None = None,
 ) -> int:
     """Make a figure: text, JSON and, if asked for, a picture; comes out: the exit code."""
     figure = figure_of(name)
     _check(figure, data, layers, samples, plot)
+    if epochs is not None and (not figure.trains or epochs < 1):
+        raise InputError(
+            f'--epochs {epochs}: '
+            + ('ask for at least 1' if figure.trains else f'{figure.name} trains no network')
+        )
     if data is None and not figure.gpu:
         check_early(machine, threads, seed=seed)
     else:
@@ -69,6 +75,7 @@ def run(
         out.warn(f'{missing}; the figures are written without it')
     with contextlib.ExitStack() as stack:
         options = _options(figure, out, stack, data, machine, layers, samples, threads, seed)
+        options = replace(options, epochs=epochs or 0)
         if figure.name == 'mopt-fig7' and data is None:
             options = replace(options, data=_bench(options, out))
         module = figure.load()

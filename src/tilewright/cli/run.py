@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.cli.compile import network_json, read_shapes
+from tilewright.cli.compile import model_of, network_json, read_shapes
 from tilewright.cli.optimize import check_early
-from tilewright.cli.output import Bar, Output
+from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
 from tilewright.graph.graph import DTYPES
 from tilewright.network.compile import compile as compile_network
@@ -32,19 +32,25 @@ def run(
     threads: int | None,
     seed: int | None,
     fallback: str | None = None,
+    target: str = 'cpu',
+    device: str = '',
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
     if repeat < 1:
         raise InputError(f'--repeat {repeat}; ask for at least one call')
+    for option, path in (('--output', output_file), ('--trace', trace)):
+        if path is not None:
+            check_writable(path, option)
+    known = model_of(str(model), seed, target)
     if input_file is None and seed is None:
         seed = secrets.randbits(32)
     given = None if input_file is None else read_arrays(input_file)
     with Bar(1) as bar:
         bar.begin(model.name)
         network = compile_network(
-            model, shapes=read_shapes(shapes), threads=threads, fallback=fallback,
-            progress=bar.report,
+            known, target, shapes=read_shapes(shapes), threads=threads,
+            fallback=fallback, device=device, progress=bar.report,
         )  # fmt: skip
         bar.finish()
     arrays = random_inputs(network, seed) if given is None else named(network, given)

@@ -22,7 +22,16 @@ from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
 from tilewright.importers.onnx import Traced, import_traced
-from tilewright.runtime.network import Compiled, Network, checked_input, example
+from tilewright.runtime.network import (
+    Compiled,
+    Network,
+    by_position,
+    check_named,
+    checked_input,
+    example,
+    results_by_position,
+    signature,
+)
 from tilewright.runtime.profile import Profile, TaskTime, explain_network
 
 FALLBACKS = ('onnxruntime',)
@@ -99,23 +108,11 @@ class MixedNetwork:
         **named: np.ndarray,
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Results in the network's order: an array if there is one, else a tuple."""
-        if len(arrays) > len(self.inputs):
-            raise ArrayError(
-                f'{self.name} takes {len(self.inputs)} inputs ({self._signature()}), got '
-                f'{len(arrays)}'
-            )
-        given = {v.name: a for v, a in zip(self.inputs, arrays, strict=False)}
+        given = by_position(self.name, self.inputs, arrays)
         twice = sorted(given.keys() & named)
         if twice:
             raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
-        wanted: dict[str, np.ndarray] = {}
-        if out is not None:
-            listed = [out] if isinstance(out, np.ndarray) else list(out)
-            if len(listed) != len(self.outputs):
-                raise ArrayError(
-                    f'{self.name} has {len(self.outputs)} results, out has {len(listed)} arrays'
-                )
-            wanted = {o.name: a for o, a in zip(self.outputs, listed, strict=True)}
+        wanted = results_by_position(self.name, [o.name for o in self.outputs], out)
         results = tuple(self.run({**given, **named}, wanted).values())
         return results[0] if len(results) == 1 else results
 
@@ -140,6 +137,7 @@ class MixedNetwork:
     def _values(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
+        check_named(self.name, arrays, out)
         names = [value.name for value in self.inputs]
         for unknown in (name for name in arrays if name not in names):
             raise ArrayError(f'{self.name} has no input {unknown!r}; it takes {self._signature()}')
@@ -153,7 +151,7 @@ class MixedNetwork:
         return values | self._constants
 
     def _signature(self) -> str:
-        return ', '.join(f'{v.name} {v.dtype}{list(v.shape)}' for v in self.inputs) or 'no inputs'
+        return signature(self.inputs)
 
     def time(self, arrays: Mapping[str, np.ndarray], repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls."""
@@ -169,7 +167,7 @@ class MixedNetwork:
         if not isinstance(calls, int) or calls < 1:
             raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
         given = arrays or tuple(map(example, self.inputs))
-        named = {v.name: a for v, a in zip(self.inputs, given, strict=False)}
+        named = by_position(self.name, self.inputs, given)
         total = 1e3 * float(np.median(self.time(named, calls + 2)[2:]))
         values, tasks, start = self._values(named, {}), [], 0.0
         for piece in self.pieces:

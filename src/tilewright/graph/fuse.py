@@ -19,6 +19,9 @@ from tilewright.ops.compose import BEHIND_PRODUCTS, Composed, append, prepend
 from tilewright.ops.group import Group
 
 Cost = Callable[[Group], float]
+# A chain that is longer is cut: joining takes time that grows with the square of its length, and a
+# call is nothing beside so much work.
+MOST_STAGES = 32
 
 
 def fuse(program: Program, cost: Cost, behind: Set[str] = BEHIND_PRODUCTS) -> Program:
@@ -53,6 +56,8 @@ def _joined(
     for number, tensor in sorted(_producers(program, made, task), reverse=True):
         producer = tasks[number]
         if producer is None:
+            continue
+        if len(producer.group.stages) + len(task.group.stages) > MOST_STAGES:
             continue
         found = _compose(producer.group, task.group, tensor, behind)
         if found is None or cost(found.group) > cost(producer.group) + cost(task.group):

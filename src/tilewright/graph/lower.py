@@ -105,7 +105,8 @@ def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[
         raise ModelError(f'{node}: {error}') from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Files may hold any attribute; what no lowering foresaw is still the file's fault.
-        raise ModelError(f'{node} has inputs or attributes that do not fit: {error}') from error
+        said = ' '.join(str(error).split())  # numpy's may have several lines
+        raise ModelError(f'{node} has inputs or attributes that do not fit: {said}') from error
     made = results if isinstance(results, tuple) else (results,)
     if any(node.outputs[len(made) :]):
         raise Unsupported(f'with {len(node.outputs)} outputs')

@@ -12,8 +12,8 @@ that is there before anything is allocated, and whatever is wrong is one `ModelE
 
 from __future__ import annotations
 
-import operator
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoPro
 from tilewright.errors import ModelError
 from tilewright.graph.graph import Attribute, Graph, Node, Value, dtype_of, in_order
 from tilewright.importers.onnx_opsets import NEWEST, OLDEST, modernise, unchanged
-from tilewright.importers.onnx_tensors import array_of, checked_shape, element_type
+from tilewright.importers.onnx_tensors import array_of, element_type
+from tilewright.importers.shapes import by_name, checked_shape, given_shapes
 
 MAX_NODES = 1 << 16
 MAX_BYTES = 2**31 - 1
@@ -82,16 +83,8 @@ def _importer(
     # Where bytes are no text, protobuf gives them as bytes.
     if not all(isinstance(text, str) for text in _texts(source.model)):
         raise ModelError(f'{source.name} has a name that is no text; the file is damaged')
-    fixed = {name: np.asarray(array) for name, array in (constants or {}).items()}
-    sizes = {name: _sizes(name, shape) for name, shape in (shapes or {}).items()}
-    return _Importer(source, sizes, fixed)
-
-
-def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    try:
-        return tuple(operator.index(size) for size in shape)
-    except TypeError:
-        raise ModelError(f'shapes gives {name!r} as {shape!r}; give whole numbers') from None
+    fixed = {name: np.asarray(array) for name, array in by_name('constants', constants).items()}
+    return _Importer(source, given_shapes(shapes), fixed)
 
 
 def _texts(model: ModelProto) -> Iterator[object]:
@@ -119,9 +112,12 @@ def _read(model: str | os.PathLike | bytes | ModelProto) -> _Source:
         return _Source(_parse(model, 'the model'), 'the model', None)
     path = Path(model)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) and not path.is_dir():  # a device may have no end
+            raise ModelError(f'{path} is no plain file; save the model in one')
+        if status.st_size > MAX_BYTES:
             raise ModelError(
-                f'{path} has {path.stat().st_size} bytes; the limit of the format is {MAX_BYTES}, '
+                f'{path} has {status.st_size} bytes; the limit of the format is {MAX_BYTES}, '
                 f'larger models keep their weights in a file beside them'
             )
         data = path.read_bytes()
@@ -288,7 +284,7 @@ class _Importer:
             if has is None or len(sizes) != len(has):
                 raise ModelError(
                     f'{what} has shape {shown}, which is open; fix it with '
-                    f"shapes={{'{name}': (..)}}"
+                    f'shapes={{{name!r}: (..)}}'
                 )
             return sizes
         fits = has is None or (
@@ -296,7 +292,8 @@ class _Importer:
             and all(not isinstance(h, int) or h == s for h, s in zip(has, given, strict=True))
         )
         if not fits:
-            raise ModelError(f'{what} has shape {shown}; shapes gives it as {list(given)}')
+            who = 'constants' if name in self.fixed else 'shapes'
+            raise ModelError(f'{what} has shape {shown}; {who} gives it as {list(given)}')
         return given
 
     def _nodes(self, opset: int) -> None:
@@ -361,7 +358,10 @@ class _Importer:
         ):  # fmt: skip
             value = node.attributes.get(name)
             if value is not None and not isinstance(value, str):
-                return np.asarray(value, dtype)
+                try:
+                    return np.asarray(value, dtype)
+                except (TypeError, ValueError, OverflowError):
+                    break
         raise self._error(
             f'has the constant {node.outputs[0]!r}, which is no dense tensor of numbers'
         )

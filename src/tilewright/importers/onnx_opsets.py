@@ -83,8 +83,10 @@ def _to_inputs(
             continue
         try:
             array = np.array(value, dtype)
-        except (TypeError, ValueError):
-            raise ModelError(f'{node} has {attribute} {value!r}, which is no number') from None
+        except (TypeError, ValueError, OverflowError):
+            raise ModelError(
+                f'{node} has {attribute} {value!r}, which is no {np.dtype(dtype)}'
+            ) from None
         name = fresh(f'{node.name}/{attribute}')
         constants[name] = array
         inputs += [''] * (number + 1 - len(inputs))

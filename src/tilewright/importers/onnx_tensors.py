@@ -19,7 +19,8 @@ from onnx import TensorProto
 
 from tilewright.errors import ModelError
 from tilewright.graph.graph import DTYPES
-from tilewright.graph.lowering.types import ELEMENT_TYPES, MAX_ELEMENTS, MAX_RANK
+from tilewright.graph.lowering.types import ELEMENT_TYPES
+from tilewright.importers.shapes import checked_shape
 
 # Where a message keeps elements that are not raw bytes.
 _FIELDS = {
@@ -40,20 +41,6 @@ def element_type(number: int, what: str) -> str:
     raise ModelError(
         f'{what} has elements of type {name}; supported are {", ".join(ELEMENT_TYPES.values())}'
     )
-
-
-def checked_shape(sizes: tuple[int, ...], what: str) -> tuple[int, ...]:
-    """The sizes, if a tensor may have them."""
-    if len(sizes) > MAX_RANK:
-        raise ModelError(f'{what} has {len(sizes)} dimensions; the limit is {MAX_RANK}')
-    if any(size < 0 for size in sizes):
-        raise ModelError(f'{what} has shape {list(sizes)}; sizes are at least 0')
-    if math.prod(max(1, size) for size in sizes) > MAX_ELEMENTS:
-        raise ModelError(
-            f'{what} has shape {list(sizes)}, {math.prod(sizes)} elements; '
-            f'the limit is {MAX_ELEMENTS}'
-        )
-    return sizes
 
 
 def array_of(tensor: TensorProto, folder: Path | None, what: str) -> np.ndarray:

@@ -24,6 +24,7 @@ from tilewright.errors import MissingError, ModelError
 from tilewright.graph.graph import DTYPES, Graph, Value
 from tilewright.importers import aten_elementwise, aten_shapes, aten_windows
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
+from tilewright.importers.shapes import checked_shape, given_shapes
 
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler
@@ -92,7 +93,7 @@ def _examples(
         for p in inspect.signature(module.forward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    given = dict(shapes or {})
+    given = given_shapes(shapes)
     unknown = [name for name in given if name not in wanted]
     missing = [name for name in wanted if name not in given]
     if unknown or missing:
@@ -102,7 +103,10 @@ def _examples(
             f'{"there is no" if unknown else "there is nothing for"} {name!r}: give '
             f'example_inputs=(tensor, ..), or shapes={{{(missing or wanted or [name])[0]!r}: (..)}}'
         )
-    return tuple(torch.zeros(tuple(given[name])) for name in wanted)
+    what = f'of {type(module).__name__}.forward'
+    return tuple(
+        torch.zeros(checked_shape(given[name], f'parameter {name!r} {what}')) for name in wanted
+    )
 
 
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:

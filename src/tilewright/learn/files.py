@@ -4,7 +4,8 @@ Goes in: a `LearnedModel`, or a path. Comes out: the file, or the model. The arc
 arrays of each ensemble (`time_roots`, `rank_value`, ...), `header` (JSON as bytes) and `sha256` of
 all of it. A file that is cut off, changed, for other features or of another format is refused in
 one sentence; loading never unpickles. Models that come with the package are in `learn/known/`,
-named by machine and kernels: rtx2080ti-rs.npz; a user's own take their place (`find_model`).
+named by machine and kernels: rtx2080ti-rs.npz, or h200-search.npz for all kernels that a search
+proposes; a user's own take their place (`find_model`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tilewright.learn.trees import Ensemble
 from tilewright.runtime.build import cache_dir
 
 FORMAT = 1
+SEARCHED = 'search'  # instead of a kind: all kernels that a search proposes
 LARGEST_BYTES = 64 << 20
 _PARTS = ('time', 'rank')
 _ARRAYS = {
@@ -178,8 +181,14 @@ def find_model(machine: str, kind: str) -> tuple[LearnedModel, str] | None:
     name = name_of(machine, [kind])
     own = own_folder() / f'{name}.npz'
     if own.exists():
-        return load_model(own), str(own)
+        return _loaded(own, own.stat().st_mtime_ns), str(own)
     if name in shipped():
         with resources.as_file(resources.files('tilewright.learn') / 'known' / f'{name}.npz') as at:
-            return load_model(at), f'{name}, shipped'
+            return _loaded(at, at.stat().st_mtime_ns), f'{name}, shipped'
     return None
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path, _changed_ns: int) -> LearnedModel:
+    """A search asks for the same model group by group."""
+    return load_model(path)

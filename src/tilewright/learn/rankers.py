@@ -1,57 +1,43 @@
 """Models as searches ask them: scores of schedules of one group on one machine, least first.
 
-    Analytical   the analytical time of the features
-    Learned      a `LearnedModel`
-    Online       boosted trees trained on this run's own measurements, from nothing or on top of
-                 another ranker's scores: the baseline like Ansor's, and how a model learns on
+    Analytical   the analytical time of the features, of one kind of kernels
+    Predicted    the time model of all kinds (model/gpu.py): what searches have without learning
+    Learned      a `LearnedModel`; kinds of kernels that it has not seen by the time model
 
-`ranker_for` chooses by name: analytical, forest, or auto: a learned model where one knows the
-machine, else the analytical ranking, and it says so.
+Those that learn from a run's own measurements are in learn/online.py, the graph-attention model's
+in learn/gat.py. `ranker_for` chooses by name: analytical, forest, gat, or auto: a learned model
+where one knows the machine, else the analytical ranking, and it says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from tilewright.errors import InputError
-from tilewright.learn.counts import Array, batches_of
-from tilewright.learn.features import matrix_of
-from tilewright.learn.files import find_model, load_model
+from tilewright.errors import InputError, ScheduleError
+from tilewright.learn.counts import Array
+from tilewright.learn.files import SEARCHED, find_model, load_model
+from tilewright.learn.gat import Gat
+from tilewright.learn.gat_files import find_gat
 from tilewright.learn.model import LearnedModel
-from tilewright.learn.trees import Settings, grow
+from tilewright.learn.online import Trial, features_of
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-LEAST_TRIED = 8  # measurements before trees are grown on them
-ONLINE = Settings('boosted', trees=60, leaves=8, least=2, rate=0.15, bag=1.0, features=0.5)
-NAMES = ('analytical', 'forest', 'auto')
+NAMES = ('analytical', 'forest', 'gat', 'auto')
+HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
 
 
-class Trial(Protocol):
-    """What was measured: search/gpu_tune.py's `Tried` has it."""
-
-    @property
-    def schedule(self) -> GpuSchedule: ...
-    @property
-    def seconds(self) -> float | None: ...
-
-
-def features_of(
-    group: Group, machine: GpuMachine, schedules: Sequence[GpuSchedule]
-) -> tuple[Array, Array]:
-    """[schedules of any schemas] -> [rows x features, log of analytical seconds], in their order"""
-    found = [(places, matrix_of(batch, machine)) for batch, places in batches_of(group, schedules)]
-    x = np.empty((len(schedules), found[0][1][0].shape[1]), np.float32)
-    base = np.empty(len(schedules))
-    for places, (rows, start) in found:
-        x[places], base[places] = rows, start
-    return x, base
+def kind_of(schedule: GpuSchedule) -> str:
+    """The kernels that a schedule belongs to, as data and models name them."""
+    tail = '' if schedule.intrinsic == 'fma' else f'-{schedule.intrinsic}'
+    return schedule.schema + tail
 
 
 @dataclass(frozen=True)
@@ -69,6 +55,26 @@ class Analytical:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """The ranking by the time model: log seconds."""
+
+    group: Group
+    machine: GpuMachine
+
+    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
+        return np.array([self._one(schedule) for schedule in schedules])
+
+    def _one(self, schedule: GpuSchedule) -> float:
+        try:
+            return math.log(predict_gpu(self.group, schedule, self.machine).seconds)
+        except ScheduleError:
+            return math.log(HOPELESS_S)
+
+    def learned(self, tried: Sequence[Trial]) -> Predicted:
+        return self
+
+
+@dataclass(frozen=True)
 class Learned:
     """The ranking by a learned model."""
 
@@ -77,68 +83,52 @@ class Learned:
     model: LearnedModel
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        x, base = features_of(self.group, self.machine, schedules)
-        return self.model.scores_of(x, base)
+        kinds = set(self.model.header['kinds'])
+        known = np.array([kind_of(schedule) in kinds for schedule in schedules], bool)
+        if known.all():
+            x, base = features_of(self.group, self.machine, schedules)
+            return self.model.scores_of(x, base)
+        scores = Predicted(self.group, self.machine)(schedules)
+        if known.any():
+            mine = [s for s, there in zip(schedules, known, strict=True) if there]
+            scores[known] = self._log_seconds(*features_of(self.group, self.machine, mine))
+        return scores
+
+    def _log_seconds(self, x: Array, base: Array) -> Array:
+        """Times that compare with those of the time model."""
+        if self.model.time is None:
+            raise InputError('a model that only ranks knows no times; train one that has them')
+        start = base if self.model.header['recipe']['analytical'] else 0.0
+        return self.model.time(x[:, self.model.features]) + start
 
     def learned(self, tried: Sequence[Trial]) -> Learned:
         return self
 
 
-@dataclass(frozen=True)
-class Online:
-    """Trees on the logarithms of this run's own times.
-
-    With a `prior`, its scores, scaled to the times seen, are what the trees start from. Scores of a
-    prior are comparable within one list only, so that the tried ones are scored with the others,
-    and trees are grown for each list. What did not work counts as twice the slowest. `features`
-    gives those that are known already.
-    """
-
-    group: Group
-    machine: GpuMachine
-    prior: Callable[[Sequence[GpuSchedule]], Array] | None = None
-    tried: tuple[Trial, ...] = ()
-    seed: int = 0
-    features: Callable[[Sequence[GpuSchedule]], Array] | None = None
-
-    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        times = [t.seconds for t in self.tried if t.seconds is not None]
-        if len(times) < LEAST_TRIED:
-            return self._start(schedules)
-        y = np.log([2 * max(times) if t.seconds is None else t.seconds for t in self.tried])
-        everything = [*(t.schedule for t in self.tried), *schedules]
-        x = (
-            features_of(self.group, self.machine, everything)[0]
-            if self.features is None
-            else self.features(everything)
-        )
-        start = self._start(everything)
-        seen = start[: len(y)]
-        slope = float(np.polyfit(seen, y, 1)[0]) if seen.std() > 0 else 0.0
-        start = max(slope, 0.0) * start
-        trees = grow(x[: len(y)], y - start[: len(y)], ONLINE, seed=self.seed)
-        return start[len(y) :] + trees(x[len(y) :])
-
-    def _start(self, schedules: Sequence[GpuSchedule]) -> Array:
-        return np.zeros(len(schedules)) if self.prior is None else np.asarray(self.prior(schedules))
-
-    def learned(self, tried: Sequence[Trial]) -> Online:
-        return replace(self, tried=tuple(tried))
+Ranker = Analytical | Predicted | Learned | Gat
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A ranker, and what there is to say about it: where it is from, or why it is another one."""
+    """A ranker, and what there is to say about it: where it is from, or why it is another one.
 
-    ranker: Analytical | Learned
+    fell_back   another one than was asked for
+    """
+
+    ranker: Ranker
     name: str
     note: str
+    fell_back: bool = False
 
 
 def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -> Choice:
-    """[analytical | forest | auto | a file .npz] -> [Choice] for kernels of a kind on a machine"""
+    """[analytical | forest | gat | auto | a file .npz] -> [Choice] for a kind of kernels
+
+    The kind `SEARCHED` stands for all kernels that a search proposes.
+    """
+    plain = Predicted if kind == SEARCHED else Analytical
     if name == 'analytical':
-        return Choice(Analytical(group, machine), name, 'the analytical model')
+        return Choice(plain(group, machine), name, 'the analytical model')
     if name.endswith('.npz'):
         model = load_model_for(name, machine)
         return Choice(Learned(group, machine, model[0]), 'forest', model[1])
@@ -146,7 +136,16 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -
         raise InputError(
             f'{name!r} is no model; choose one of {", ".join(NAMES)}, or name a file .npz'
         )
-    why = f'no learned model knows {kind} kernels on {machine.name}'
+    if name == 'gat':
+        graph = find_gat(machine.name)
+        if graph is None:
+            raise InputError(
+                f'no graph-attention model knows {machine.name}; train one (tilewright model train '
+                f'--model gat), or choose the model analytical, forest or auto'
+            )
+        return Choice(Gat(group, machine, graph[0]), name, graph[1])
+    what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
+    why = f'no learned model knows {what} on {machine.name}'
     try:
         found = find_model(machine.name, kind)
     except InputError as error:  # a file that is damaged, or older than the features
@@ -156,7 +155,7 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -
     if name == 'forest':
         raise InputError(f'{why}; choose the model analytical or auto')
     note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
-    return Choice(Analytical(group, machine), 'analytical', note)
+    return Choice(plain(group, machine), 'analytical', note, True)
 
 
 def load_model_for(path: str, machine: GpuMachine) -> tuple[LearnedModel, str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import MARGIN, Boundary, Prediction, bound_times
+from tilewright.model.predict import MARGIN
+from tilewright.model.prediction import Boundary, Prediction, bound_times
 from tilewright.ops.dtypes import SMOOTH
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Expr, Stage

@@ -1,4 +1,4 @@
-"""The time of one schedule on one machine, and a lower bound that no schedule can beat.
+"""The time of one schedule of the outer-product schema on one machine.
 
 Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time of each resource.
 
@@ -18,10 +18,7 @@ prices load imbalance.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 
 from tilewright.codegen.cpu import operand
 from tilewright.codegen.cpu.contraction import Contraction, contract
@@ -29,7 +26,9 @@ from tilewright.codegen.cpu.micro import TURNING
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
+from tilewright.model.copies import copies_of, pieces_of, tile_counts
 from tilewright.model.pages import PAGE_BYTES, call_cycles, walk_cycles
+from tilewright.model.prediction import Boundary, Prediction, bound_times
 from tilewright.model.traffic import footprint
 from tilewright.model.working_set import Rows, boxes, crossing, flatten, words
 from tilewright.ops.flatten import tiled_form
@@ -66,93 +65,6 @@ NEON_LOOP_INSTRUCTIONS = 8  # large numbers are added in two, the place of prefe
 WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves twice
 RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
 MARGIN = 0.9  # share of a cache that tiles may fill
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What crosses one boundary of the memory hierarchy, for all threads together."""
-
-    name: str
-    bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Seconds of one call, and of everything that it is made of.
-
-    flops_done  operations of the micro-kernels, all threads: those of the algorithm, which may be
-                fewer than the definition has
-    moved       bytes that this algorithm must move: inputs, constants as it reads them, outputs
-    bound_s     no schedule of this algorithm with as many threads is faster (`bound_times`)
-    bound_by    the boundary whose compulsory traffic decides, where the parts sum up to less
-    labels      what `pack_s` and `store_s` are spent on
-
-    Parts add up; the seconds of a boundary are those that nothing hides.
-    """
-
-    seconds: float
-    compute_s: float
-    pack_s: float
-    store_s: float
-    fork_s: float
-    boundaries: tuple[Boundary, ...]
-    bound_s: float
-    flops_done: float
-    moved: float
-    bound_by: str = ''
-    labels: tuple[str, str] = ('copying inputs', 'storing results')
-
-    def __post_init__(self) -> None:
-        assert self.seconds >= self.bound_s * (1 - 1e-9), (
-            f'predicted {self.seconds} s, below the bound of {self.bound_s} s'
-        )
-
-    @property
-    def limit(self) -> str:
-        """The resource that takes longest, or whose compulsory traffic decides."""
-        if self.bound_by:
-            return self.bound_by
-        parts = {'compute': self.compute_s} | {b.name: b.seconds for b in self.boundaries[1:]}
-        parts |= dict(zip(self.labels, (self.pack_s, self.store_s), strict=True))
-        return max(parts, key=lambda name: parts[name])
-
-    def to_json(self) -> dict:
-        return {
-            'time_ms': 1e3 * self.seconds,
-            'compute_ms': 1e3 * self.compute_s,
-            'pack_ms': 1e3 * self.pack_s,
-            'store_ms': 1e3 * self.store_s,
-            'fork_ms': 1e3 * self.fork_s,
-            'bound_ms': 1e3 * self.bound_s,
-            'flops_done': self.flops_done,
-            'limit': self.limit,
-            'boundaries': [
-                {'name': b.name, 'bytes': b.bytes, 'time_ms': 1e3 * b.seconds}
-                for b in self.boundaries
-            ],
-        }
-
-
-def bound_times(flops: float, moved: float, machine: Machine, threads: int) -> dict[str, float]:
-    """Seconds that nothing can beat: `flops` at peak ('compute'), `moved` bytes by boundary.
-
-    What is moved crosses every boundary at least once, less what the caches inside it may hold from
-    the call before; a boundary inside which everything fits is left out.
-    """
-    times = {'compute': flops / (1e9 * machine.peak_gflops(threads))}
-    for number, cache in enumerate(machine.caches):
-        copies = -(-threads // cache.shared_by)
-        outside = moved - copies * cache.bytes
-        if outside > 0:
-            rate = 1e9 * machine.bandwidth_gbps(number + 1, threads)
-            times[machine.boundaries[number + 1]] = outside / rate
-    return times
-
-
-def lower_bound(group: Group, machine: Machine, threads: int) -> float:
-    """Seconds that no direct kernel of this group can beat: every product is computed."""
-    return max(bound_times(group.flops, group.compulsory_bytes, machine, threads).values())
 
 
 def predict(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
@@ -224,25 +136,6 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1) -
 def _lane_loads(run: int) -> int:
     """Loads of `run` neighbours: by four, two and one."""
     return run // 4 + (0, 1, 1, 2)[run % 4]
-
-
-def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
-    """How many register tiles of which extent cover `extent`, partial tiles of every level."""
-    return _tile_counts(extent, tuple(level.tile[name] for level in reversed(schedule.levels)))
-
-
-@lru_cache(maxsize=65536)
-def _tile_counts(extent: int, tiles: tuple[int, ...]) -> Counter[int]:
-    pieces = Counter({extent: 1})
-    for tile in tiles:
-        cut: Counter[int] = Counter()
-        for size, count in pieces.items():
-            if size >= tile:
-                cut[tile] += count * (size // tile)
-            if size % tile:
-                cut[size % tile] += count
-        pieces = cut
-    return pieces
 
 
 def _micro_cycles(
@@ -324,7 +217,7 @@ def _stored_together(group: Group, contraction: Contraction, schedule: Schedule)
 
 
 def _turned(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
-    """Whether register tiles of whole runs are stored as they are (codegen/cpu/outer.py)."""
+    """Whether register tiles of whole runs are stored as they are (codegen/cpu/outer_plan.py)."""
     result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
     if schedule.isa not in TURNING or not lane or lane != contraction.pixels[-1]:
         return False
@@ -342,64 +235,7 @@ def _stride(group: Group, access: Access, name: str) -> int:
 def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
     """Tiles of a reduction at the innermost cache level: one micro-kernel call for each."""
     tiles = tuple(level.tile[name] for level in reversed(schedule.levels[1:]))
-    return sum(_tile_counts(size, tiles).values())
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """All that copying input tiles does, tiles of every size counted: partial ones are many.
-
-    passes: how often the whole operand is copied; calls: tiles; rows: of any tile; strips: of any
-    row (rows, where there are none), and those of them that are not whole.
-    """
-
-    passes: float
-    calls: float
-    rows: float
-    strips: float
-    broken: float
-    elements: float
-
-
-def copies_of(
-    contraction: Contraction, schedule: Schedule, part: Mapping[str, int], buffer: operand.Operand
-) -> Copies:
-    """[Schedule] -> [Copies]: a tile is copied behind the last loop that moves the operand."""
-    index = [level.name for level in schedule.levels].index(schedule.pack)
-    levels = [level.tile for level in reversed(schedule.levels[index:])]
-    names = contraction.a.names
-    passes, around, largest = 1, {}, dict(part)
-    for level in reversed(schedule.levels[index:]):
-        tile = level.tile
-        for name in level.order:
-            if tile[name] >= largest[name]:
-                continue
-            largest[name] = tile[name]
-            if name in names:
-                passes = math.prod(
-                    sum(_tile_counts(part[d], tuple(tiles)).values()) for d, tiles in around.items()
-                )
-            else:
-                around.setdefault(name, []).append(tile[name])
-    calls = rows = elements = passes
-    strips = broken = 0.0
-    for split in buffer.splits:
-        tiles = [(1, 1)]
-        for name, step in contraction.a.index[split.axis].terms:
-            counts = _tile_counts(part[name], tuple(tile[name] for tile in levels))
-            tiles = [(e + step * (n - 1), m * k) for e, m in tiles for n, k in counts.items()]
-        runs = [((extent - 1) // split.factor + 1, times) for extent, times in tiles]
-        calls *= sum(times for _, times in runs)
-        if split is buffer.splits[-1]:
-            rows *= len(split.phases)
-            strip = split.strip or math.inf
-            strips = rows * sum(math.ceil(n / strip) * times for n, times in runs)
-            broken = rows * sum(times for n, times in runs if split.strip and n % strip)
-            rows *= sum(times for _, times in runs)
-        else:
-            rows *= len(split.phases) * sum(n * times for n, times in runs)
-        elements *= len(split.phases) * sum(n * times for n, times in runs)
-    return Copies(passes, calls, rows, strips, broken, elements)
+    return sum(pieces_of(size, tiles).values())
 
 
 def _pack_cycles(

@@ -28,13 +28,8 @@ from tilewright.codegen.cpu.nest import part_extents
 from tilewright.codegen.cpu.stencil_cover import Rows, Stencil, Strip, gather
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import (
-    ISSUE_PER_CYCLE,
-    MARGIN,
-    Boundary,
-    Prediction,
-    bound_times,
-)
+from tilewright.model.predict import ISSUE_PER_CYCLE, MARGIN
+from tilewright.model.prediction import Boundary, Prediction, bound_times
 from tilewright.model.traffic import footprint
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule

@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.codegen.cpu.nest import part_extents
-from tilewright.codegen.cpu.winograd import option, split_runs, tile, transform_lanes
+from tilewright.codegen.cpu.winograd_plan import option, split_runs, tile, transform_lanes
 from tilewright.codegen.cpu.winograd_transform import operations
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import MARGIN, Boundary, Prediction, bound_times, step_cycles
+from tilewright.model.predict import MARGIN, step_cycles
+from tilewright.model.prediction import Boundary, Prediction, bound_times
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage
 from tilewright.ops.winograd_matrices import Transform

@@ -221,7 +221,7 @@ def _searched(
 
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
-    from tilewright.model.predict import bound_times
+    from tilewright.model.prediction import bound_times
     from tilewright.search.choose import choose
     from tilewright.search.rank_winograd import rank_winograd
 

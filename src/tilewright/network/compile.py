@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -39,11 +40,21 @@ from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.network.arguments import (
+    check,
+    check_gpu,
+    check_saved,
+    how_of,
+    is_saved,
+    passes_of,
+)
 from tilewright.network.chooser import choose_all, choose_frugal
 from tilewright.network.fitting import fit, weight_limit
 from tilewright.network.kernels import Report, build_all, distinct
 from tilewright.network.tuning import measure_in_place
+from tilewright.network_gpu import saved as saved_gpu
 from tilewright.network_gpu.assemble import compile_program
+from tilewright.network_gpu.choose import GpuChoice
 from tilewright.network_gpu.cost import GpuCost
 from tilewright.network_gpu.place import by_levels
 from tilewright.ops.front import has_front
@@ -61,9 +72,6 @@ from tilewright.store.network_file import Saved
 if TYPE_CHECKING:
     from tilewright.fallback.network import Mixture
 
-GPU_TARGETS = ('cuda', 'opencl', 'host')
-TARGETS = ('cpu', *GPU_TARGETS)
-TUNES = ('model', 'measure')
 NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'fold': lambda graph, _: fold(graph),
     'simplify': lambda graph, _: simplify(graph),
@@ -90,7 +98,8 @@ CALL_S = 1e-6  # starting a kernel's threads
 
 
 def compile(
-    model: Any,
+    network: Any,
+    /,
     target: str = 'cpu',
     *,
     tune: str = 'model',
@@ -99,6 +108,8 @@ def compile(
     example_inputs: Sequence[Any] | None = None,
     threads: int | None = None,
     trials: int | None = None,
+    model: str = 'analytical',
+    search: str | None = None,
     max_rel_err: float = DEFAULT_LIMIT,
     passes: Collection[str] | None = None,
     machine: Machine | None = None,
@@ -109,10 +120,14 @@ def compile(
 ) -> Network:
     """A network that is ready to run.
 
-    model    the path of an .onnx or .tw file, the bytes or ModelProto of an ONNX model, a
+    network  the path of an .onnx or .tw file, the bytes or ModelProto of an ONNX model, a
              torch.nn.Module, or a Graph or Program of ours.
     tune     'model' times nothing and is the same every time; 'measure' times the `trials` best
              predicted kernels of each distinct group, where they will run: in the network.
+    model    what ranks the kernels that are timed: 'analytical', on GPUs also 'forest', 'gat',
+             'auto' or the file of a learned model (docs/learned.md).
+    search   how GPU kernels that are timed are found: 'local', 'random', 'top', 'genetic' or
+             'online'; on the CPU the best predicted are, 'top'.
     shapes   input -> shape, where the file leaves sizes open.
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
@@ -127,23 +142,38 @@ def compile(
     fallback 'onnxruntime': it runs the nodes of an ONNX model that are not supported; what comes
              out is then a `fallback.network.MixedNetwork`, which is called in the same way.
     """
-    _check(target, tune, trials)
+    check(target, tune, trials, machine, save)
+    how = how_of(target, tune, model, search)
     check_options(1, threads, 'auto', max_rel_err)
+    if is_saved(network):
+        check_saved(
+            network, shapes=shapes, constants=constants, example_inputs=example_inputs,
+            passes=passes, trials=trials, save=save, fallback=fallback,
+        )  # fmt: skip
     if target != 'cpu':
-        _check_gpu(target, model, threads=threads, machine=machine, save=save, fallback=fallback)
+        check_gpu(target, threads=threads, machine=machine, fallback=fallback)
+        if is_saved(network):
+            return saved_gpu.load(network, target, device, progress)
         opened = open_device(target, device)
         program = prepare(
-            model if isinstance(model, Program) else read(model, shapes, example_inputs, constants),
+            network if isinstance(network, Program)
+            else read(network, shapes, example_inputs, constants),
             shapes, passes, GpuCost(opened.machine), GPU_PASSES,
         )  # fmt: skip
+        keep = None
+        if save is not None:
+            keep = partial(
+                _keep, save, program=program, machine=opened.machine, target=target,
+                max_rel_err=max_rel_err,
+            )  # fmt: skip
         return compile_program(
             program, target, device, device=opened, tune=tune, trials=trials,
-            max_rel_err=max_rel_err, progress=progress,
+            max_rel_err=max_rel_err, progress=progress, how=how, keep=keep,
         )  # fmt: skip
-    if _is_saved(model):
-        return load(model, threads=threads, progress=progress)
+    if is_saved(network):
+        return load(network, threads=threads, device=device, progress=progress)
     if fallback is not None:
-        mixture = _mixture(model, shapes, fallback, _host(machine, threads)[1])
+        mixture = _mixture(network, shapes, fallback, _host(machine, threads)[1])
         if mixture.theirs:
             if save is not None:
                 raise InputError(
@@ -166,12 +196,12 @@ def compile(
                     )
                 ),
             )
-        model = mixture.traced.graph
+        network = mixture.traced.graph
     clock = _Clock()
-    if not isinstance(model, Program):
-        model = read(model, shapes, example_inputs, constants)
+    if not isinstance(network, Program):
+        network = read(network, shapes, example_inputs, constants)
     host, count = _host(machine, threads)
-    program = prepare(model, shapes, passes, RoughCost(host, count))
+    program = prepare(network, shapes, passes, RoughCost(host, count))
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)
     chosen = schedule(program, host, count, top, max_rel_err, progress)
@@ -185,21 +215,29 @@ def compile(
     saved = Saved(program, best, host, count, float(max_rel_err))
     if save is not None:
         network_file.write(save, saved)
-    network = assemble(saved, progress)
+    made = assemble(saved, progress)
     clock.say('ready')
     # The model's own weights are not needed any more.
-    del program, saved
+    del network, program, saved
     give_back()
-    return network
+    return made
 
 
 def load(
-    path: str | os.PathLike[str], *, threads: int | None = None, progress: Report | None = None
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    device: str = '',
+    progress: Report | None = None,
 ) -> Network:
-    """The network of a .tw file, for this host.
+    """The network of a .tw file, for this host, or for the GPU with `device` in its name.
 
     Schedules of another machine, or for another number of threads, are chosen again.
     """
+    target = network_file.target_of(path)
+    if target != 'cpu':
+        check_gpu(target, threads=threads)
+        return saved_gpu.load(path, target, device, progress)
     saved = network_file.read(path)
     host, most = _host(None, threads)
     count = most if threads is not None else min(saved.threads, most)
@@ -242,7 +280,7 @@ def prepare(
     program_passes: Mapping[str, Callable[[Program, Cost], Program]] = PROGRAM_PASSES,
 ) -> Program:
     """[model] -> [Program], with every pass that was asked for."""
-    wanted = _passes(passes)
+    wanted = passes_of(passes, PASSES)
     if isinstance(model, Program):
         program = model
     else:
@@ -255,10 +293,6 @@ def prepare(
         if name in wanted:
             program = program_pass(program, cost)
     return program
-
-
-def _is_saved(model: Any) -> bool:
-    return isinstance(model, str | os.PathLike) and os.fspath(model).endswith('.tw')
 
 
 def read(
@@ -350,15 +384,6 @@ def schedule(
     )
 
 
-def _check(target: str, tune: str, trials: int | None) -> None:
-    if target not in TARGETS:
-        raise InputError(f'target {target!r} is not known; networks run on {", ".join(TARGETS)}')
-    if tune not in TUNES:
-        raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
-    if trials is not None and (not isinstance(trials, int) or trials < 1):
-        raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
-
-
 def _mixture(
     model: Any, shapes: Mapping[str, Sequence[int]] | None, fallback: str, threads: int
 ) -> Mixture:
@@ -368,21 +393,8 @@ def _mixture(
     return split_model(model, shapes, fallback, threads)
 
 
-def _check_gpu(target: str, model: Any, **given: object) -> None:
-    """Refuse what only means something on a CPU."""
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong or _is_saved(model):
-        what = f'{wrong[0]}=' if wrong else 'a .tw file'
-        raise InputError(f'{what} means nothing with target={target!r}; leave it out')
-
-
-def _passes(passes: Collection[str] | None) -> set[str]:
-    if passes is None:
-        return set(PASSES)
-    unknown = sorted(set(passes) - set(PASSES))
-    if isinstance(passes, str) or unknown:
-        raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
-    return set(passes)
+def _keep(path: str | os.PathLike[str], choices: Mapping[str, GpuChoice], **what: Any) -> None:
+    saved_gpu.save(path, choices=choices, **what)
 
 
 def _host(machine: Machine | None, threads: int | None) -> tuple[Machine, int]:

@@ -19,7 +19,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.network.chooser import core
 from tilewright.network_gpu.bind import Work, bind
 from tilewright.network_gpu.choose import GpuChoice, choose_all, is_legal, search
-from tilewright.network_gpu.measure import Place, fastest
+from tilewright.network_gpu.measure import How, Place, fastest
 from tilewright.network_gpu.place import is_aligned
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
@@ -46,10 +46,13 @@ def compile_program(
     max_rel_err: float = 1e-4,
     parallel: bool = True,
     progress: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
+    keep: Callable[[Mapping[str, GpuChoice]], object] | None = None,
 ) -> GpuNetwork:
     """[Program] -> [GpuNetwork] on the device of a target, by a part of its name.
 
-    Options are those of `tilewright.compile`; `device` is the one that is meant, if it is open.
+    Options are those of `tilewright.compile`; `device` is the one that is meant, if it is open, and
+    `keep` is called with what was chosen.
     """
     device = device or open_device(target, name)
     begin = time.perf_counter()
@@ -59,12 +62,27 @@ def compile_program(
     best = {digest: found[0] for digest, found in chosen.items()}
     if tune == 'measure':
         place = Place.of(device, target, name)
-        best = measured(groups, chosen, place, trials or TRIALS, max_rel_err, progress)
+        best = measured(groups, chosen, place, trials or TRIALS, max_rel_err, progress, how)
         debug(1, f'{program.name}: measured after {_since(begin)}')
-    works = works_of(program, best, device.machine, max_rel_err)
-    made = bind(program, works, device, parallel=parallel, report=_building(progress))
+    if keep is not None:
+        keep(best)
+    made = bound(program, best, device, max_rel_err, parallel=parallel, progress=progress)
     debug(1, f'{program.name}: ready after {_since(begin)}')
     return made
+
+
+def bound(
+    program: Program,
+    best: Mapping[str, GpuChoice],
+    device: Device,
+    max_rel_err: float,
+    *,
+    parallel: bool = True,
+    progress: Report | None = None,
+) -> GpuNetwork:
+    """[Program, choice of each group] -> [GpuNetwork]: generated, compiled, bound to memory."""
+    works = works_of(program, best, device.machine, max_rel_err)
+    return bind(program, works, device, parallel=parallel, report=_building(progress))
 
 
 def chosen_by_model(
@@ -93,6 +111,7 @@ def measured(
     trials: int,
     max_rel_err: float,
     progress: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
 ) -> dict[str, GpuChoice]:
     """The fastest choice of every group; what is around a sum of products does not decide it.
 
@@ -106,7 +125,7 @@ def measured(
         if progress is not None:
             progress(Progress('measure', group.label, done, total, 0.0, None))
 
-    found = fastest(distinct, first, place, trials, max_rel_err, report)
+    found = fastest(distinct, first, place, trials, max_rel_err, report, how)
     return {
         digest: best
         if is_legal(groups[digest], (best := found[one.digest]).schedule, place.machine)

@@ -1,11 +1,11 @@
 """The fastest schedule of every group of a network, found by timing on the device.
 
 Goes in: groups, what the model chose for each, a device. Comes out: the fastest that computes its
-group's reference. Distinct cores (network/chooser.py) are searched once: `search.gpu_tune` from the
-model's choices on, the model ranking what is tried. Several groups are searched at a time, each with a
-process of its own on the device (runtime/gpu_worker.py), which may die without harm; kernels are
-compiled in many processes meanwhile, and only one is timed at any time. What was found is
-remembered.
+group's reference. Distinct cores (network/chooser.py) are searched once, from the model's choices
+on, by one of `SEARCHES`, with a model that ranks what is tried (learn/rankers.py). Several groups
+are searched at a time, each with a process of its own on the device (runtime/gpu_worker.py), which
+may die without harm; kernels are compiled in many processes meanwhile, and only one is timed at any
+time. What was found is remembered.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tilewright.codegen.gpu.generate import with_own_dims
-from tilewright.errors import CheckError, ScheduleError, TilewrightError
+from tilewright.errors import CheckError, InputError, TilewrightError
+from tilewright.learn.files import SEARCHED
+from tilewright.learn.online import Online
+from tilewright.learn.rankers import ranker_for
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu import predict_gpu
 from tilewright.network_gpu.choose import (
     MATRIX_ERROR,
     GpuChoice,
@@ -42,11 +44,13 @@ from tilewright.runtime.gpu_build import Built
 from tilewright.runtime.gpu_worker import GpuWorker
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu_moves import moves, schedule_text
-from tilewright.search.gpu_tune import tune
+from tilewright.search.gpu_tune import Measure, Tried, tune
+from tilewright.search.strategies import search
 from tilewright.store import choices
 
 AT_ONCE = 4  # groups that are searched at a time
 REPEATS = 7
+SAMPLED = 2_000  # candidates of a group; whether each is legal is found out by generating it
 HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
 
 Report = Callable[[Group, int, int], object]
@@ -66,6 +70,57 @@ class Place:
         return cls(target, name, device.machine, getattr(device, 'architecture', ''))
 
 
+SEARCHES = ('local', 'random', 'top', 'genetic', 'online')
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How schedules are searched.
+
+    model    what ranks them: analytical, forest, gat, auto, or a file of a model
+    search   local (search/gpu_tune.py: changes of the best), or one of search/strategies.py;
+             'genetic' goes on learning from what it measures, 'online' begins from nothing
+    """
+
+    model: str = 'analytical'
+    search: str = 'local'
+
+    def __post_init__(self) -> None:
+        if self.search not in SEARCHES:
+            raise InputError(f'search is {self.search!r}; choose one of {", ".join(SEARCHES)}')
+
+    def check(self, group: Group, machine: GpuMachine) -> None:
+        """Raise InputError where no such model knows the machine; warn where another one ranks."""
+        chosen = ranker_for(self.model, group, machine, SEARCHED)
+        if chosen.fell_back:
+            warnings.warn(chosen.note, stacklevel=3)
+
+    @property
+    def key(self) -> dict[str, str]:
+        """What the store remembers results by, beside the group."""
+        return {} if self == How() else {'model': self.model, 'search': self.search}
+
+    def search_for(
+        self, group: Group, machine: GpuMachine, measure: Measure, *, trials: int,
+        starts: Sequence[GpuSchedule], sampled: int | None = None,
+    ) -> list[Tried]:  # fmt: skip
+        """What was tried of a group, best first; `sampled`: candidates that a model looks at."""
+        chosen = ranker_for(self.model, group, machine, SEARCHED)
+        space, seed = moves(group, machine), Random(group.digest).getrandbits(32)
+        if self.search == 'local':
+            return tune(
+                space, measure, trials=trials, model=chosen.ranker, starts=starts, seed=seed,
+                batch=max(trials // 2, 1),
+            )  # fmt: skip
+        prior = None if self.search == 'online' else chosen.ranker
+        learns = self.search in ('online', 'genetic')
+        model = Online(group, machine, prior=prior, seed=seed) if learns else chosen.ranker
+        return search(
+            space, measure, self.search, trials=trials, model=model, starts=starts, seed=seed,
+            sampled=sampled or SAMPLED,
+        )  # fmt: skip
+
+
 def fastest(
     groups: Mapping[str, Group],
     chosen: Mapping[str, Sequence[GpuChoice]],
@@ -73,13 +128,14 @@ def fastest(
     trials: int,
     max_rel_err: float,
     report: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
 ) -> dict[str, GpuChoice]:
     """The fastest schedule for each of these groups, by the same names."""
     keys = {
         name: choices.key_of(
             {
                 'measured': group.digest, 'gpu': place.machine.to_json(), 'target': place.target,
-                'trials': trials, 'max_rel_err': max_rel_err,
+                'trials': trials, 'max_rel_err': max_rel_err, **how.key,
             }
         )
         for name, group in groups.items()
@@ -94,6 +150,7 @@ def fastest(
     left = [name for name in groups if name not in best]
     if not left:
         return best
+    how.check(groups[left[0]], place.machine)
     lock = threading.Lock()
     troubles: dict[str, str] = {}
     # The longest first, so that none works alone at the end.
@@ -108,7 +165,7 @@ def fastest(
 
         def work(name: str) -> GpuChoice:
             group = with_own_dims(groups[name])
-            one = _Search(group, chosen[name], place, max_rel_err, pool, lock)
+            one = _Search(group, chosen[name], place, max_rel_err, pool, lock, how)
             worker = workers.get()
             try:
                 return one.run(worker, trials)
@@ -142,8 +199,9 @@ class _Search:
         max_rel_err: float,
         pool: Pool,
         lock: threading.Lock,
+        how: How,
     ) -> None:
-        self.group, self.chosen, self.place = group, chosen, place
+        self.group, self.chosen, self.place, self.how = group, chosen, place, how
         self.max_rel_err, self.pool, self.lock = max_rel_err, pool, lock
         self.best_ms = math.inf
         self.trouble = 'nothing was tried'
@@ -159,11 +217,9 @@ class _Search:
             timed = [(s, t) for s, t in zip(starts, seconds, strict=False) if t is not None]
             timed.sort(key=lambda pair: pair[1])
         else:
-            tried = tune(
-                moves(self.group, self.place.machine), measure, trials=trials, rank=self._rank,
-                starts=starts, seed=Random(self.group.digest).getrandbits(32),
-                batch=max(trials // 2, 1),
-            )  # fmt: skip
+            tried = self.how.search_for(
+                self.group, self.place.machine, measure, trials=trials, starts=starts
+            )
             timed = [(t.schedule, t.seconds) for t in tried if t.seconds is not None]
         if not timed:
             raise CheckError(f'no kernel for {self.group.label} works: {self.trouble}')
@@ -172,12 +228,6 @@ class _Search:
                  f'{len(timed)} worked')  # fmt: skip
         found = choice_of(self.group, schedule, self.place.machine)
         return replace(found, predicted_s=took)
-
-    def _rank(self, schedule: GpuSchedule) -> float:
-        try:
-            return predict_gpu(self.group, schedule, self.place.machine).seconds
-        except ScheduleError:
-            return math.inf
 
     def _measured(
         self, worker: GpuWorker, schedules: Sequence[GpuSchedule]

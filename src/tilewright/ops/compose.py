@@ -185,10 +185,7 @@ def _through(group: Group, reader: Stage, tensor: str, producer: Stage) -> Stage
         if not _inside(group, reader, access):
             return None
         place = dict(zip((d.name for d in producer.dims), access.index, strict=True))
-        own = [
-            Expr('read', value=_numbered(reads, replace(a, index=_placed(a.index, place))))
-            for a in producer.reads
-        ]
+        own = [Expr('read', value=_numbered(reads, _moved(a, place))) for a in producer.reads]
         texts.append(_substituted(producer.expr, own))
     return replace(reader, reads=tuple(reads), expr=_substituted(reader.expr, texts))
 
@@ -199,19 +196,20 @@ def _numbered(reads: list[Access], access: Access) -> int:
     return reads.index(access)
 
 
-def _placed(index: tuple[Affine, ...], place: Mapping[str, Affine]) -> tuple[Affine, ...]:
-    """Affine indices with an affine index in the place of every iterator."""
-    placed = []
-    for expression in index:
-        terms: dict[str, int] = {}
-        const = expression.const
-        for name, coefficient in expression.terms:
-            inner = place[name]
-            const += coefficient * inner.const
-            for term, factor in inner.terms:
-                terms[term] = terms.get(term, 0) + coefficient * factor
-        placed.append(Affine(tuple(terms.items()), const))
-    return tuple(placed)
+def _moved(access: Access, place: Mapping[str, Affine]) -> Access:
+    return replace(access, index=tuple(placed(e, place) for e in access.index))
+
+
+def placed(expression: Affine, place: Mapping[str, Affine]) -> Affine:
+    """An affine index with an affine index in the place of every iterator."""
+    terms: dict[str, int] = {}
+    const = expression.const
+    for name, coefficient in expression.terms:
+        inner = place[name]
+        const += coefficient * inner.const
+        for term, factor in inner.terms:
+            terms[term] = terms.get(term, 0) + coefficient * factor
+    return Affine(tuple(terms.items()), const)
 
 
 def _substituted(expr: Expr, texts: list[Expr]) -> Expr:

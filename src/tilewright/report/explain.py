@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.cpu.winograd import tile
+from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import Prediction, bound_times
+from tilewright.model.prediction import Prediction, bound_times
 from tilewright.model.winograd_error import predicted_error
 from tilewright.report.machine_page import aligned, boundary_names, bytes_text
 from tilewright.report.tables import COUNTED, figures

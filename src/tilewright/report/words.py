@@ -12,7 +12,7 @@ from tilewright.codegen.cpu.contraction import Contraction, contract
 from tilewright.codegen.cpu.nest import part_extents
 from tilewright.codegen.cpu.operand import reads_outside
 from tilewright.codegen.cpu.stencil_cover import stencil
-from tilewright.codegen.cpu.winograd import tile
+from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.machine.isa import ISAS
 from tilewright.model.traffic import footprint
 from tilewright.ops.flatten import tiled_form

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,6 +35,10 @@ KERNELS = ('rs', 's')
 SEEDS = 5
 CHOSEN_FROM = ('forest', 'boosted', 'ranked', 'mixed')
 LEAST_PROBLEMS = 10  # training problems below which a kernel and stride has no model of its own
+# Rows of a problem, in the middle, below which strides are learned together, by several ensembles
+# whose mean is taken, and recipes are judged by more than one division into folds.
+FEW_ROWS = 10
+BAGS, DIVISIONS = 4, 3
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Part:
     """The layers of one kernel and stride, and what a model for them may learn from.
 
     borrowed   the training rows are of other strides too, since there are too few of this one
+    few        problems have few rows each
     """
 
     kernel: str
@@ -48,10 +54,23 @@ class Part:
     train: tuple[Measured, ...]
     layers: tuple[tuple[str, Measured], ...]
     borrowed: bool
+    few: bool = False
+
+    def recipe(self, name: str) -> Recipe:
+        return recipe_for(name, self.few)
 
     @property
     def name(self) -> str:
         return f'{self.kernel.upper()} kernel, stride {self.stride}'
+
+
+def has_few_rows(sets: Sequence[Measured]) -> bool:
+    return bool(sets) and statistics.median(map(len, sets)) < FEW_ROWS
+
+
+def recipe_for(name: str, few: bool) -> Recipe:
+    """A recipe by its name, with more ensembles where problems have few rows."""
+    return replace(RECIPES[name], bags=BAGS) if few else RECIPES[name]
 
 
 def machine_of(options: Options) -> GpuMachine:
@@ -78,6 +97,13 @@ def data_of(options: Options) -> Data:
     return read_data(options.data)
 
 
+def data_name(options: Options) -> str:
+    """The folder of the data as results name it: without what lies above it on this machine."""
+    if options.data is None:
+        return ''
+    return options.data.name if options.data.is_absolute() else str(options.data)
+
+
 def parts_of(data: Data) -> list[Part]:
     """[Data] -> [Part]: kernels of the paper that have layers and something to learn from."""
     named = {problem.shape: name for name, problem in suite_layers().items()}
@@ -87,15 +113,16 @@ def parts_of(data: Data) -> list[Part]:
             mine = data.of([kernel], stride)
             if not mine.layers:
                 continue
-            few = len(mine.train) < LEAST_PROBLEMS
-            train = data.of([kernel]).train if few else mine.train
+            short = has_few_rows(mine.train)
+            borrowed = short or len(mine.train) < LEAST_PROBLEMS
+            train = data.of([kernel]).train if borrowed else mine.train
             if len(train) < LEAST_PROBLEMS:
                 continue
             layers = sorted(
                 ((named.get(m.problem, shape_text(m.problem)), m) for m in mine.layers),
                 key=lambda pair: _place(pair[0]),
             )
-            found.append(Part(kernel, stride, train, tuple(layers), few))
+            found.append(Part(kernel, stride, train, tuple(layers), borrowed, short))
     if not found:
         raise InputError(
             f'the data have no layers of the kernels {", ".join(KERNELS)} with at least '
@@ -121,7 +148,7 @@ def volume_scores(m: Measured, machine: GpuMachine) -> np.ndarray:
 def _code() -> str:
     """A hash of what trains and evaluates, and of what its features give."""
     found = hashlib.sha256(repr(probe()).encode())
-    for name in ('trees.c', 'trees.py', 'model.py', 'evaluate.py', 'rankers.py'):
+    for name in ('trees.c', 'trees.py', 'model.py', 'evaluate.py', 'online.py'):
         found.update((resources.files('tilewright.learn') / name).read_bytes())
     return found.hexdigest()
 
@@ -168,17 +195,21 @@ class Training:
         scores = {}
         largest = max(m.batch.group.flops for _, m in self.part.layers)
         for name in CHOSEN_FROM:
-            recipe = RECIPES[name]
+            recipe = self.part.recipe(name)
 
             def validate(recipe: Recipe = recipe) -> dict:
                 say(f'{self.part.name}: validating {recipe.name}')
                 problems = judged(self.table, largest)
-                found = choose(self.table, [recipe], problems)[1][recipe.name]
-                return dict(found) | {'problems': len(problems)}
+                found = [
+                    choose(self.table, [recipe], problems, seed=seed)[1][recipe.name]
+                    for seed in range(DIVISIONS if self.part.few else 1)
+                ]
+                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
+                return means | {'problems': len(problems)}
 
             scores[name] = self.memory.get({'validate': asdict(recipe)}, validate)
         best = min(CHOSEN_FROM, key=lambda name: scores[name]['area'])
-        return RECIPES[best], scores
+        return self.part.recipe(best), scores
 
     def scores(self, recipe: Recipe, seed: int) -> list[list[float]]:
         """Scores of every layer's configurations by a model of a seed."""

@@ -31,6 +31,7 @@ class Figure:
     samples  schedules drawn for each layer; 0: the figure draws none
     threads  None: all usable cores
     gpu      evaluates data of a GPU, which --machine names
+    trains   trains networks, for as many epochs as --epochs says
     """
 
     name: str
@@ -40,6 +41,7 @@ class Figure:
     samples: int = 0
     threads: int | None = None
     gpu: bool = False
+    trains: bool = False
 
     def load(self) -> ModuleType:
         return importlib.import_module(f'tilewright.reproduce.{self.module}')
@@ -60,6 +62,13 @@ FIGURES = {
         Figure('scaling', 'scaling', 'time against batch, channels and image size'),
         Figure('cnnopt-table8', 'cnnopt_table8', 'trials to the best configuration', gpu=True),
         Figure('cnnopt-table9', 'cnnopt_table9', 'loss of learned and analytical models', gpu=True),
+        Figure('gtuner-table1', 'gtuner_table1', 'graph layers compared', gpu=True, trains=True),
+        Figure(
+            'gtuner-table2', 'gtuner_table2', 'without the graph, without attention', gpu=True,
+            trains=True,
+        ),
+        Figure('gtuner-fig7', 'gtuner_fig7', 'best time against trials', gpu=True, trains=True),
+        Figure('cpu-ranker', 'cpu_ranker', 'a learned ranking of CPU schedules, samples of fig5'),
     )
 }  # fmt: skip
 
@@ -116,6 +125,7 @@ class Options:
     data      existing measurements to evaluate, a file or a directory: nothing is measured
     seed      decides the schedules that are drawn and the data that kernels are run on
     gpu       the GPU that the data of a figure of GPUs were taken on
+    epochs    of a network's training; 0: as many as the figure has
     """
 
     name: str
@@ -127,3 +137,4 @@ class Options:
     data: Path | None = None
     report: Reporter = Silence()  # noqa: RUF009 (it has no state)
     gpu: GpuMachine | None = None
+    epochs: int = 0

@@ -18,7 +18,8 @@ from tilewright.bench.suites import expand
 from tilewright.errors import InputError
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
-from tilewright.model.predict import Prediction, predict
+from tilewright.model.predict import predict
+from tilewright.model.prediction import Prediction
 from tilewright.model.stencil_time import predict_stencil
 from tilewright.reproduce.collect import collect, finals
 from tilewright.reproduce.dataset import DataSet, LayerData, Recorder, read

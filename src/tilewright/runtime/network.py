@@ -141,10 +141,11 @@ class Network:
     def _build(self, program: Program, memory: Memory) -> None:
         loaded = {digest: _Library(kernel.library) for digest, kernel in self.kernels.items()}
         libraries = [loaded[task.group.digest] for task in program.tasks]
-        self._arena = aligned_empty((memory.arena_bytes,), np.uint8)
-        self._scratch = aligned_empty(
-            (max((library.scratch_bytes for library in libraries), default=0),), np.uint8
-        )
+        self._arena = _room(self.name, 'its values', memory.arena_bytes)
+        self._scratch = _room(
+            self.name, 'its kernels',
+            max((library.scratch_bytes for library in libraries), default=0),
+        )  # fmt: skip
         packed = self._packed(program, libraries)
         self._kept = {
             name: _contiguous(program.constants[name], program.values[name])
@@ -205,7 +206,7 @@ class Network:
             if key not in places:
                 places[key] = size
                 size += -(-library.packed_bytes // _LINE) * _LINE
-        self._weights = aligned_empty((size,), np.uint8)
+        self._weights = _room(self.name, 'its weights', size)
         base = self._weights.ctypes.data
 
         def pack(key: tuple, library: _Library) -> None:
@@ -264,24 +265,11 @@ class Network:
 
         Inputs by position, or by name where names can be words of Python; `run` takes any name.
         """
-        if len(arrays) > len(self.inputs):
-            raise ArrayError(
-                f'{self.name} takes {len(self.inputs)} inputs ({self._signature()}), got '
-                f'{len(arrays)}'
-            )
-        given = {v.name: a for v, a in zip(self.inputs, arrays, strict=False)}
+        given = by_position(self.name, self.inputs, arrays)
         twice = sorted(given.keys() & named)
         if twice:
             raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
-        if out is None:
-            wanted = {}
-        else:
-            listed = [out] if isinstance(out, np.ndarray) else list(out)
-            if len(listed) != len(self.outputs):
-                raise ArrayError(
-                    f'{self.name} has {len(self.outputs)} results, out has {len(listed)} arrays'
-                )
-            wanted = {v.name: a for v, a in zip(self.outputs, listed, strict=True)}
+        wanted = results_by_position(self.name, [v.name for v in self.outputs], out)
         results = tuple(self.run({**given, **named}, wanted).values())
         return results[0] if len(results) == 1 else results
 
@@ -311,7 +299,7 @@ class Network:
         if not isinstance(calls, int) or calls < 1:
             raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
         given = arrays or tuple(map(example, self.inputs))
-        named = {v.name: a for v, a in zip(self.inputs, given, strict=False)}
+        named = by_position(self.name, self.inputs, given)
         self.stamps(named, 2)
         starts, lengths, total = medians(self.stamps(named, calls))
         return Profile(
@@ -348,6 +336,7 @@ class Network:
     def _checked(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        check_named(self.name, arrays, out)
         names = {v.name for v in self.inputs}
         unknown = [name for name in arrays if name not in names]
         if unknown:
@@ -382,7 +371,7 @@ class Network:
         return checked_input(value, arrays[value.name])
 
     def _signature(self) -> str:
-        return ', '.join(map(_typed, self.inputs)) or 'no inputs'
+        return signature(self.inputs)
 
     def _bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Note the caller's arrays for the executor; the lock is held."""
@@ -454,8 +443,60 @@ def _contiguous(array: np.ndarray, value: Value) -> np.ndarray:
     return np.ascontiguousarray(array, DTYPES[value.dtype])
 
 
+def _room(network: str, what: str, size: int) -> np.ndarray:
+    """Memory for a network, if this machine has so much."""
+    there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    try:
+        if size > there:
+            raise MemoryError
+        return aligned_empty((size,), np.uint8)
+    except MemoryError:
+        raise ModelError(
+            f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
+            f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
+        ) from None
+
+
 def _new(value: Value) -> np.ndarray:
     return aligned_empty(value.shape, DTYPES[value.dtype])
+
+
+def signature(inputs: Sequence[Value]) -> str:
+    """'image f32[1,3,224,224]', for messages."""
+    return ', '.join(map(_typed, inputs)) or 'no inputs'
+
+
+def by_position(network: str, inputs: Sequence[Value], arrays: Sequence[Any]) -> dict[str, Any]:
+    """Arrays that a caller gives by position, by the names of the inputs."""
+    if len(arrays) > len(inputs):
+        raise ArrayError(
+            f'{network} takes {len(inputs)} inputs ({signature(inputs)}), got {len(arrays)}'
+        )
+    return {value.name: array for value, array in zip(inputs, arrays, strict=False)}
+
+
+def results_by_position(network: str, names: Sequence[str], out: Any) -> dict[str, Any]:
+    """`out` of a call, one array or a sequence, by the names of the results."""
+    if out is None:
+        return {}
+    if not isinstance(out, np.ndarray | Sequence):
+        raise ArrayError(
+            f'{network}: out is a {type(out).__name__}; give an array, or a list of {len(names)}'
+        )
+    listed = [out] if isinstance(out, np.ndarray) else list(out)
+    if len(listed) != len(names):
+        raise ArrayError(f'{network} has {len(names)} results, out has {len(listed)} arrays')
+    return dict(zip(names, listed, strict=True))
+
+
+def check_named(network: str, arrays: object, out: object) -> None:
+    """Raise unless both are by name, as `run` takes them."""
+    for what, given in (('inputs', arrays), ('out', out)):
+        if not isinstance(given, Mapping):
+            raise ArrayError(
+                f'{network}: run takes {what} by name, in a dictionary; got a '
+                f'{type(given).__name__}'
+            )
 
 
 def checked_input(value: Value, given: Any) -> np.ndarray:

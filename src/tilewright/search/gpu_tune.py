@@ -1,7 +1,8 @@
 """A search over GPU schedules by measuring: ranked random ones, then changes of the best.
 
 Goes in: a `Space` (draws legal schedules, names the neighbours of one), `measure` (schedules ->
-seconds, None for one that does not work) and, if there is one, `rank` (a predicted time; any unit).
+seconds, None for one that does not work) and, if there is one, what ranks them: `rank` (a predicted
+time of one, any unit), or `model` (scores of many, least first; learn/rankers.py).
 Comes out: everything that was tried, best first. No runtime is known here, so that every search can
 be replayed on recorded measurements. The same seed and measurements give the same search.
 
@@ -18,10 +19,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tilewright.errors import InputError
 from tilewright.schedule.gpu import GpuSchedule
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DRAWN = 8
 PARENTS = 6
@@ -30,6 +34,7 @@ PATIENCE = 200  # draws that give nothing new before a space counts as used up
 
 Measure = Callable[[Sequence[GpuSchedule]], Sequence['float | None']]
 Rank = Callable[[GpuSchedule], float]
+Scores = Callable[[Sequence[GpuSchedule]], 'Sequence[float] | np.ndarray']
 
 
 class Space(Protocol):
@@ -59,6 +64,7 @@ def tune(
     *,
     trials: int,
     rank: Rank | None = None,
+    model: Scores | None = None,
     starts: Sequence[GpuSchedule] = (),
     seed: int = 0,
     batch: int = 32,
@@ -70,7 +76,8 @@ def tune(
             f'trials {trials}, batch {batch} and seconds {seconds} must each be above 0'
         )
     rng = random.Random(seed)
-    state = _State(space, rank, rng)
+    scores = model if rank is None else _one_by_one(rank)
+    state = _State(space, scores, rng)
     until = time.monotonic() + seconds
     wanted = [*starts, *state.fresh(max(trials // 2, 1))]
     step = 0
@@ -88,9 +95,9 @@ def tune(
 class _State:
     """What was tried, and what to try next."""
 
-    def __init__(self, space: Space, rank: Rank | None, rng: random.Random) -> None:
+    def __init__(self, space: Space, scores: Scores | None, rng: random.Random) -> None:
         self.space, self.rng = space, rng
-        self.rank = rank
+        self.scores = scores
         self.tried: dict[str, Tried] = {}
 
     def ranked(self) -> list[Tried]:
@@ -104,7 +111,7 @@ class _State:
         """Untried ones: the best by rank of many, some at random among them."""
         found: dict[str, GpuSchedule] = {}
         misses = 0
-        while len(found) < (DRAWN if self.rank else 1) * count and misses < PATIENCE:
+        while len(found) < (DRAWN if self.scores else 1) * count and misses < PATIENCE:
             drawn = self.space.draw(self.rng)
             if drawn is None or drawn.digest in found or drawn.digest in self.tried:
                 misses += 1
@@ -129,11 +136,11 @@ class _State:
         """The best by rank of every kind, in proportion to how many there are of it, and some at
         random: a ranker may favour one schema over another wrongly.
         """
-        if self.rank is None:
+        if self.scores is None or not schedules:
             return schedules[:count]
         kinds: dict[tuple[str, str], list[tuple[float, str, GpuSchedule]]] = {}
-        for s in schedules:
-            kinds.setdefault((s.schema, s.intrinsic), []).append((self.rank(s), s.digest, s))
+        for s, score in zip(schedules, self.scores(schedules), strict=True):
+            kinds.setdefault((s.schema, s.intrinsic), []).append((float(score), s.digest, s))
         placed = [
             (place / len(members), digest, schedule)
             for members in kinds.values()
@@ -143,6 +150,10 @@ class _State:
         lucky = round(AT_RANDOM * count)
         chosen, rest = ordered[: count - lucky], ordered[count - lucky :]
         return chosen + self.rng.sample(rest, min(lucky, len(rest)))
+
+
+def _one_by_one(rank: Rank) -> Scores:
+    return lambda schedules: [rank(s) for s in schedules]
 
 
 def _distinct(schedules: Sequence[GpuSchedule]) -> list[GpuSchedule]:

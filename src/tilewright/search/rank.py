@@ -20,7 +20,8 @@ from tilewright.errors import InputError, MissingError
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.general_time import predict_general
-from tilewright.model.predict import MARGIN, Prediction, compute_seconds, predict
+from tilewright.model.predict import MARGIN, compute_seconds, predict
+from tilewright.model.prediction import Prediction
 from tilewright.model.traffic import PACKED, capacity
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group

@@ -7,10 +7,10 @@ runs on recorded measurements too (`replay`).
 
     exhaustive   everything, in the order of the space
     random       distinct ones at random
-    top          the best by the model: of all, or of `SAMPLED` draws where there is no list
-    genetic      a population of up to `SAMPLED` whose crossover and mutation stay legal, bred by
-                 the model's scores; the best untried are measured, and the model learns from them
-                 (GTuner Sec. 3.1)
+    top          the best by the model: of all, or of `sampled` draws where there is no list
+    genetic      a population whose crossover and mutation stay legal, bred by the model's scores,
+                 `sampled` candidates over all turns; the best untried are measured, and the model
+                 learns from them (GTuner Sec. 3.1)
     online       like genetic in what it measures, but the model is trained from nothing on this
                  run's own measurements, as Ansor's is, and a share of each turn is random
 
@@ -105,6 +105,8 @@ class State:
 
     taken   digests that are not to be offered again: tried, about to be, or passed over
     queue   what `top` has ordered
+    starts  what is tried before the strategy is asked
+    sampled, bred  candidates that are looked at in all, and by a population in one turn
     """
 
     space: Space
@@ -113,6 +115,9 @@ class State:
     tried: dict[str, Tried] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     queue: list[GpuSchedule] | None = None
+    starts: list[GpuSchedule] = field(default_factory=list)
+    sampled: int = SAMPLED
+    bred: int = SAMPLED
 
     @property
     def best_s(self) -> float:
@@ -170,7 +175,9 @@ def _random(state: State, count: int) -> list[GpuSchedule]:
 def _top(state: State, count: int) -> list[GpuSchedule]:
     if state.queue is None:
         everything = state.listed()
-        state.queue = state.by_score(state.fresh(SAMPLED) if everything is None else everything)
+        state.queue = state.by_score(
+            state.fresh(state.sampled) if everything is None else everything
+        )
     left = [s for s in state.queue if s.digest not in state.taken]
     return left[:count] or state.fresh(count)
 
@@ -209,7 +216,7 @@ def bred(state: State, count: int) -> list[GpuSchedule]:
     elite = [t.schedule for t in measured[: POPULATION // 4]]
     population = [*elite, *state.fresh(POPULATION - len(elite))]
     seen = {s.digest: s for s in population}
-    while population and len(seen) < SAMPLED:
+    while population and len(seen) < state.bred:
         ordered = state.by_score(population)
         parents = ordered[: max(round(PARENTS * len(ordered)), 2)]
         children = _children(state, parents, seen)
@@ -263,12 +270,15 @@ def search(
     seed: int = 0,
     known: Mapping[str, float | None] | None = None,
     bound: Callable[[GpuSchedule], float] | None = None,
+    starts: Sequence[GpuSchedule] = (),
+    sampled: int = SAMPLED,
     on_tried: Callable[[Tried], None] | None = None,
 ) -> list[Tried]:
     """Search with one of `STRATEGIES`; comes out: what was tried, best first.
 
-    `known`: seconds by digest. `on_tried` hears of each trial when it is known, in order: who
-    writes them down can resume. No new turn begins after `seconds`.
+    `known`: seconds by digest. `starts` are tried before all others, and count. `sampled`:
+    candidates that the model looks at. `on_tried` hears of each trial when it is known, in order:
+    who writes them down can resume. No new turn begins after `seconds`.
     """
     if strategy not in STRATEGIES:
         raise InputError(f'{strategy!r} is no search; choose one of {", ".join(STRATEGIES)}')
@@ -278,7 +288,11 @@ def search(
         )
     if model is None and strategy in ('top', 'genetic', 'online'):
         raise InputError(f'the search {strategy!r} asks a model first; give one')
-    state = State(space, model, random.Random(seed))
+    turns = -(-trials // batch)
+    state = State(
+        space, model, random.Random(seed), starts=list(starts), sampled=sampled,
+        bred=max(sampled // turns, POPULATION),
+    )  # fmt: skip
     until = time.monotonic() + seconds
     for step in range(trials):
         left = trials - len(state.tried)
@@ -305,7 +319,7 @@ def _turn(
     """Up to `count` schedules that may still be the best; none: nothing is left."""
     turn: list[GpuSchedule] = []
     while len(turn) < count:
-        offered = [s for s in strategy(state, count - len(turn)) if s.digest not in state.taken]
+        offered = _offered(state, strategy, count - len(turn))
         if not offered:
             break
         for schedule in offered:
@@ -315,6 +329,13 @@ def _turn(
             if bound is None or bound(schedule) < state.best_s:
                 turn.append(schedule)
     return turn
+
+
+def _offered(state: State, strategy: Strategy, count: int) -> list[GpuSchedule]:
+    """Untried ones: those to start with, then what the strategy says."""
+    left = [s for s in state.starts if s.digest not in state.taken]
+    state.starts = left[count:]
+    return left[:count] or [s for s in strategy(state, count) if s.digest not in state.taken]
 
 
 def _measured(

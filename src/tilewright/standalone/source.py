@@ -20,24 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from tilewright.codegen.cpu import expression
 from tilewright.codegen.cpu.abi import HEAD
 from tilewright.graph.graph import Value
 from tilewright.machine.isa import ISAS
 from tilewright.standalone.tables import Tables
 
-C_TYPES = {
-    'f32': 'float',
-    'f64': 'double',
-    'i64': 'int64_t',
-    'i32': 'int32_t',
-    'i16': 'int16_t',
-    'i8': 'int8_t',
-    'u64': 'uint64_t',
-    'u32': 'uint32_t',
-    'u16': 'uint16_t',
-    'u8': 'uint8_t',
-    'bool': 'bool',
-}
+C_TYPES = {**expression.C_TYPES, 'bool': 'bool'}
 _ARCHITECTURES = {'x86_64': '__x86_64__', 'aarch64': '__aarch64__'}
 _ATTRIBUTE = re.compile(r'__attribute__\(\(.*?\)\)+')
 _FUNCTION = re.compile(r'[\w\s*]*?(\w+)\s*\(')

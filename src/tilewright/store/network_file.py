@@ -21,16 +21,17 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tilewright.errors import InputError, ModelError, TilewrightError
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.graph.program import Program, Task
+from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine, Expr
@@ -43,6 +44,7 @@ ALIGNMENT = 64
 MOST_HEADER_BYTES = 256 << 20
 _HEAD_BYTES = len(MAGIC) + 8 + 32
 _CHUNK = 1 << 20
+_T = TypeVar('_T')
 _PLAIN = re.compile(r'[A-Za-z0-9_.+@:,=#>/ -]*')
 
 
@@ -57,9 +59,36 @@ class Saved:
     max_rel_err: float
 
 
+@dataclass(frozen=True)
+class SavedGpu:
+    """The same for a GPU; its choices are as JSON, since what they mean is known further up."""
+
+    program: Program
+    choices: Mapping[str, Mapping[str, Any]]
+    machine: GpuMachine
+    target: str
+    max_rel_err: float
+
+
 def write(path: str | os.PathLike[str], saved: Saved) -> None:
     """Write a file; it appears under its name only when it is complete."""
-    program = saved.program
+    choices = {digest: choice.to_json() for digest, choice in saved.choices.items()}
+    about = {'machine': saved.machine.to_json(), 'threads': saved.threads}
+    _write(path, saved.program, choices, about | {'max_rel_err': saved.max_rel_err})
+
+
+def write_gpu(path: str | os.PathLike[str], saved: SavedGpu) -> None:
+    """Write the file of a network on a GPU."""
+    about = {'machine': saved.machine.to_json(), 'target': saved.target}
+    _write(path, saved.program, saved.choices, about | {'max_rel_err': saved.max_rel_err})
+
+
+def _write(
+    path: str | os.PathLike[str],
+    program: Program,
+    choices: Mapping[str, Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> None:
     groups = {task.group.digest: _labelled(task.group) for task in program.tasks}
     arrays = {
         name: np.ascontiguousarray(array, _stored(program.values[name]))
@@ -75,11 +104,9 @@ def write(path: str | os.PathLike[str], saved: Saved) -> None:
         {
             'format': FORMAT,
             'version': VERSION,
-            'machine': saved.machine.to_json(),
-            'threads': saved.threads,
-            'max_rel_err': saved.max_rel_err,
+            **about,
             'groups': {digest: group.to_json() for digest, group in groups.items()},
-            'choices': {digest: saved.choices[digest].to_json() for digest in groups},
+            'choices': {digest: dict(choices[digest]) for digest in groups},
             'program': _program_json(program),
             'constants': listed,
             'data_bytes': offset,
@@ -144,11 +171,25 @@ def _program_json(program: Program) -> dict:
 
 def read(path: str | os.PathLike[str]) -> Saved:
     """Read a file; whatever is wrong with it is one sentence."""
+    return _read(path, _saved)
+
+
+def read_gpu(path: str | os.PathLike[str]) -> SavedGpu:
+    """Read the file of a network on a GPU."""
+    return _read(path, _saved_gpu)
+
+
+def target_of(path: str | os.PathLike[str]) -> str:
+    """What the network of a file runs on."""
+    return _read(path, lambda where, file, header, start: str(header.get('target', 'cpu')))
+
+
+def _read(path: str | os.PathLike[str], use: Callable[[Path, Any, dict, int], _T]) -> _T:
     where = Path(path)
     try:
         with open(where, 'rb') as file:
             header, start = _header(where, file)
-            return _saved(file, header, start)
+            return use(where, file, header, start)
     except OSError as error:
         raise ModelError(f'{where} cannot be read: {error.strerror or error}') from None
     except _RefusedError:
@@ -199,19 +240,47 @@ def _damaged(where: Path) -> ModelError:
     )
 
 
-def _saved(file: Any, header: dict, start: int) -> Saved:
+def _saved(where: Path, file: Any, header: dict, start: int) -> Saved:
+    if 'target' in header:
+        raise _RefusedError(
+            f'{where} was compiled for target {header["target"]!r}, which is none of the CPU; '
+            f'compile the model again without one'
+        )
+    program = _program(file, header, start)
+    choices = {digest: Choice.from_json(data) for digest, data in header['choices'].items()}
+    threads = int(header['threads'])
+    if threads < 1:
+        raise _RefusedError(f'{where} is for {threads} threads; compile the model again')
+    return Saved(
+        program, choices, Machine.from_json(header['machine']), threads,
+        float(header['max_rel_err']),
+    )  # fmt: skip
+
+
+def _saved_gpu(where: Path, file: Any, header: dict, start: int) -> SavedGpu:
+    if 'target' not in header:
+        raise _RefusedError(
+            f'{where} was compiled for the CPU; leave the target out, or compile the model again '
+            f'with it'
+        )
+    return SavedGpu(
+        _program(file, header, start), header['choices'], GpuMachine.from_json(header['machine']),
+        str(header['target']), float(header['max_rel_err']),
+    )  # fmt: skip
+
+
+def _program(file: Any, header: dict, start: int) -> Program:
     _check_plain(header['groups'])
     _check_plain(header['choices'])
     groups = {digest: Group.from_json(data) for digest, data in header['groups'].items()}
     for group in groups.values():
         _check_group(group)
-    choices = {digest: Choice.from_json(data) for digest, data in header['choices'].items()}
     named = {group.digest: digest for digest, group in groups.items()}
-    if any(one != other for one, other in named.items()) or choices.keys() != groups.keys():
+    if any(a != b for a, b in named.items()) or header['choices'].keys() != groups.keys():
         raise ModelError('its groups are not those that it names')
     body = header['program']
     values = {name: Value(name, tuple(shape), dtype) for name, shape, dtype in body['values']}
-    program = Program(
+    return Program(
         body['name'],
         tuple(body['inputs']),
         tuple((name, value) for name, value in body['outputs']),
@@ -226,10 +295,6 @@ def _saved(file: Any, header: dict, start: int) -> Saved:
         _mapped(file, header, values, start),
         body['views'],
         {value: (holder, offset) for value, (holder, offset) in body['inside'].items()},
-    )  # fmt: skip
-    return Saved(
-        program, choices, Machine.from_json(header['machine']), int(header['threads']),
-        float(header['max_rel_err']),
     )  # fmt: skip
 
 

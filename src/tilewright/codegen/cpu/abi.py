@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.codegen.cpu.writer import Writer
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -32,6 +34,27 @@ static inline long max_long(long a, long b) { return a > b ? a : b; }
 def aligned(floats: int) -> int:
     """Floats rounded up to whole cache lines of 64 bytes."""
     return -(-floats // 16) * 16
+
+
+def constant_places(group: Group, packed: str, ahead: int) -> dict[str, int]:
+    """Where each constant but `packed` lies, in floats: behind `ahead` of them, on whole lines."""
+    places, offset = {}, aligned(ahead)
+    for tensor in group.with_role('constant'):
+        if tensor.name != packed:
+            places[tensor.name] = offset
+            offset += aligned(tensor.size)
+    return places
+
+
+def write_constants(writer: Writer, group: Group, places: Mapping[str, int], ahead: int) -> int:
+    """In tw_pack: constants copied to their places. Comes out: floats of all that is packed."""
+    total = aligned(ahead)
+    for number, tensor in enumerate(group.with_role('constant')):
+        if tensor.name in places:
+            size = f'{tensor.size} * sizeof(float)'
+            writer.line(f'memcpy(packed + {places[tensor.name]}, constants[{number}], {size});')
+            total += aligned(tensor.size)
+    return total
 
 
 def write_head(writer: Writer, group: Group, schedule: Schedule) -> None:

@@ -15,8 +15,9 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.codegen.cpu.pointwise import axes_of, placed
+from tilewright.codegen.cpu.pointwise import axes_of
 from tilewright.codegen.cpu.writer import scaled, total
+from tilewright.ops.compose import placed
 from tilewright.ops.group import Group, row_major_strides
 from tilewright.ops.stage import Access, Affine, Expr, Stage
 

@@ -8,13 +8,14 @@ that let NaN through; kernels for GPUs those that every dialect has (`plan_epilo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.cpu.expression import Typed
 from tilewright.codegen.cpu.functions import write_functions
 from tilewright.codegen.cpu.writer import Writer
 from tilewright.errors import ScheduleError
+from tilewright.ops.compose import placed
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage
 
@@ -149,18 +150,6 @@ def axes_of(stage: Stage, axes: tuple[Affine, ...]) -> dict[str, Affine]:
             raise ScheduleError(f'stage {stage.name} does not write element by element')
         place[name] = Affine(tuple((n, c // step) for n, c in axis.terms), rest // step)
     return place
-
-
-def placed(expression: Affine, place: Mapping[str, Affine]) -> Affine:
-    """An affine index with an affine index in the place of every iterator."""
-    terms: dict[str, int] = {}
-    const = expression.const
-    for name, coefficient in expression.terms:
-        inner = place[name]
-        const += coefficient * inner.const
-        for term, factor in inner.terms:
-            terms[term] = terms.get(term, 0) + coefficient * factor
-    return Affine(tuple(terms.items()), const)
 
 
 def _operand(group: Group, access: Access, place: dict[str, Affine], name: str) -> Operand:

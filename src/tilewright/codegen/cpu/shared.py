@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.cpu.pointwise import axes_of, placed
+from tilewright.codegen.cpu.pointwise import axes_of
+from tilewright.ops.compose import placed
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine
 

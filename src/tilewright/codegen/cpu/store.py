@@ -24,7 +24,7 @@ from tilewright.codegen.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group
 
 if TYPE_CHECKING:
-    from tilewright.codegen.cpu.outer import Plan
+    from tilewright.codegen.cpu.outer_plan import Plan
 
 TRANSPOSE = """\
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));

@@ -103,7 +103,7 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     for axis in range(-rank, 0):
         found = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         if len(found) > 1:
-            raise ModelError(f'shapes {[list(s) for s in shapes]} do not broadcast')
+            raise ModelError(f'shapes {[list(s) for s in shapes if s]} do not broadcast')
         sizes.append(found.pop() if found else 1)
     return tuple(sizes)
 

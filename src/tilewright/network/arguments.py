@@ -1,0 +1,81 @@
+"""What `tilewright.compile` may be given: everything is checked before any work begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import InputError
+from tilewright.machine.machine import Machine
+from tilewright.network_gpu.measure import How
+
+GPU_TARGETS = ('cuda', 'opencl', 'host')
+TARGETS = ('cpu', *GPU_TARGETS)
+TUNES = ('model', 'measure')
+
+
+def check(
+    target: str, tune: str, trials: int | None, machine: object, save: str | os.PathLike[str] | None
+) -> None:
+    """Refuse words that are not known, and a file that could not be written when all is done."""
+    if target not in TARGETS:
+        raise InputError(f'target {target!r} is not known; networks run on {", ".join(TARGETS)}')
+    if tune not in TUNES:
+        raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
+    if trials is not None and (not isinstance(trials, int) or trials < 1):
+        raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
+    if machine is not None and not isinstance(machine, Machine):
+        raise InputError(
+            f'machine={machine!r} is no Machine; give one of tilewright.Machine, or leave it out'
+        )
+    if save is not None and not Path(save).parent.is_dir():
+        raise InputError(f'{save} cannot be written: {Path(save).parent} is no directory')
+
+
+def is_saved(network: Any) -> bool:
+    """Whether a network is the path of a .tw file."""
+    return isinstance(network, str | os.PathLike) and os.fspath(network).endswith('.tw')
+
+
+def check_saved(path: str | os.PathLike[str], **given: object) -> None:
+    """Refuse what a compiled file has decided already."""
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise InputError(
+            f'{wrong[0]}= means nothing with {os.fspath(path)}, which is compiled already; leave '
+            f'it out, or compile the model that it was made from'
+        )
+
+
+def check_gpu(target: str, **given: object) -> None:
+    """Refuse what only means something on a CPU."""
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise InputError(f'{wrong[0]}= means nothing with target={target!r}; leave it out')
+
+
+def how_of(target: str, tune: str, model: str, search: str | None) -> How:
+    """What ranks and finds the kernels that are timed; refuses what a target does not have."""
+    how = How(model, search or How().search) if target != 'cpu' or search != 'top' else How(model)
+    given = [f'model={model!r}'] if model != How().model else []
+    given += [] if search is None else [f'search={search!r}']
+    if given and tune != 'measure':
+        raise InputError(f"{given[0]} means nothing unless kernels are timed; add tune='measure'")
+    if target == 'cpu' and (model not in ('analytical', 'auto') or search not in (None, 'top')):
+        raise InputError(
+            f'{given[-1]} is for GPU kernels; on the CPU the analytical model ranks, and the best '
+            f'are timed: leave it out'
+        )
+    return how
+
+
+def passes_of(passes: Collection[str] | None, known: Collection[str]) -> set[str]:
+    """The passes that are asked for, all where nothing is."""
+    if passes is None:
+        return set(known)
+    listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
+    if not listed or set(passes) - set(known):
+        raise InputError(f'passes={passes!r}; give a list out of {", ".join(known)}')
+    return set(passes)
