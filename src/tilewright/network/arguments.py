@@ -26,7 +26,7 @@ def check(
         raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
     if trials is not None and (not isinstance(trials, int) or trials < 1):
         raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
-    if machine is not None and not isinstance(machine, Machine):
+    if target == 'cpu' and machine is not None and not isinstance(machine, Machine):
         raise InputError(
             f'machine={machine!r} is no Machine; give one of tilewright.Machine, or leave it out'
         )

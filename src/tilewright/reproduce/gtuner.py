@@ -189,12 +189,16 @@ def pairwise(scores: Array, seconds: Array) -> float:
 def network_losses(study: Study, scores: Sequence[Array], top: int) -> dict[str, float]:
     """By how much each test network is slower than with every group's best schedule, if the best of
     the first `top` of each group is taken; groups that were not measured count as nothing.
+    Networks that were learned from share a group or two with them, and are left out.
     """
+    learned = {network for rows in study.data.train for network in rows.networks}
     taken: dict[str, float] = {}
     best: dict[str, float] = {}
     for rows, said in zip(study.test, scores, strict=True):
         order = np.argsort(said, kind='stable')[:top]
         for network, number in study.counts[rows.group.digest].items():
+            if network in learned:
+                continue
             taken[network] = taken.get(network, 0.0) + number * float(rows.seconds[order].min())
             best[network] = best.get(network, 0.0) + number * rows.best
     return {network: taken[network] / best[network] - 1 for network in sorted(taken)}
