@@ -234,7 +234,7 @@ class Instant:
         if any(s['split'] == self.deadly for s in made.schedules):
             future.set_exception(LostError('its process died (SIGSEGV)'))
         else:
-            future.set_result([Row(made.problem, s, 'ok', 1.0) for s in made.schedules])
+            future.set_result([Row(made.of, s, 'ok', 1.0) for s in made.schedules])
         return future
 
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from tilewright.bench.gpu_flow import untranslated
-from tilewright.bench.gpu_group_code import Made, compile_families, loosened
+from tilewright.bench.gpu_group_code import compile_families, loosened
 from tilewright.bench.gpu_group_flow import GroupFlow, GroupSets, chunks
 from tilewright.bench.gpu_group_meter import GroupMeter, GroupRow
 from tilewright.bench.gpu_group_sample import (
@@ -24,7 +24,7 @@ from tilewright.bench.gpu_group_sample import (
     has_products,
     sources,
 )
-from tilewright.bench.gpu_measure import host_meter
+from tilewright.bench.gpu_measure import Compiled, host_meter
 from tilewright.bench.gpu_rows import read_rows
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.language import Kernel
@@ -156,7 +156,7 @@ def test_one_family_that_is_refused_leaves_the_others() -> None:
     assert len(said) == 3
 
 
-def measured(made: Made) -> list[GroupRow]:
+def measured(made: Compiled[str]) -> list[GroupRow]:
     return list(GroupMeter(host_meter(), {CONV.digest: CONV}).measure(made))
 
 
@@ -202,12 +202,12 @@ class Lossy:
     def __init__(self, deadly: GpuSchedule) -> None:
         self.deadly = deadly
 
-    def submit(self, _: object, made: Made) -> Future:
+    def submit(self, _: object, made: Compiled[str]) -> Future:
         future: Future = Future()
         if self.deadly in made.schedules:
             future.set_exception(LostError('it had not ended'))
         else:
-            future.set_result([GroupRow(made.digest, s, 'ok', 1.0) for s in made.schedules])
+            future.set_result([GroupRow(made.of, s, 'ok', 1.0) for s in made.schedules])
         return future
 
 

@@ -27,7 +27,7 @@ from tilewright.bench.gpu_measure import (
     cuda_meter,
     host_meter,
 )
-from tilewright.bench.gpu_problems import Source, Unit, units_of
+from tilewright.bench.gpu_problems import Problem, Source, Unit, units_of
 from tilewright.bench.gpu_sets import README, Sets, chunks
 from tilewright.codegen.gpu.language import Kernel
 from tilewright.errors import StoreError
@@ -57,7 +57,7 @@ def begin_compiling(architecture: str) -> None:
     _translate = cubins(architecture) if architecture else untranslated
 
 
-def compiled(units: Sequence[Unit]) -> list[Compiled]:
+def compiled(units: Sequence[Unit]) -> list[Compiled[Problem]]:
     return compile_units(units, _translate)
 
 
@@ -66,7 +66,7 @@ def begin_measuring(target: str) -> None:
     _meter = cuda_meter() if target == 'cuda' else host_meter()
 
 
-def measured(made: Compiled) -> list[Row]:
+def measured(made: Compiled[Problem]) -> list[Row]:
     """Rows of some units. A device that gives errors is not used again: this process ends."""
     try:
         return list(_meter.measure(made))
@@ -107,7 +107,7 @@ class Flow:
         size = self.workers or max((os.cpu_count() or 2) - 1, 1)
         left = deque(self.sources)
         compiling: dict[Future, tuple[Unit, ...]] = {}
-        measuring: dict[Future, Compiled] = {}
+        measuring: dict[Future, Compiled[Problem]] = {}
         shown = time.monotonic()
         with (
             Crew(size, COMPILE_LIMIT_S, begin_compiling, (self.architecture,)) as makers,
@@ -160,7 +160,7 @@ class Flow:
             chunk = self._units.popleft()
             compiling[makers.submit(compiled, chunk)] = chunk
 
-    def _made(self, future: Future, chunk: tuple[Unit, ...]) -> list[Compiled]:
+    def _made(self, future: Future, chunk: tuple[Unit, ...]) -> list[Compiled[Problem]]:
         """What was compiled. Where the process was lost, all of it is refused."""
         try:
             return future.result()
@@ -168,18 +168,18 @@ class Flow:
             said = tuple((s, str(error)) for unit in chunk for s in unit.schedules)
             return [Compiled(chunk[0].problem, b'', (), (), said)]
 
-    def _rows(self, device: Crew, future: Future, made: Compiled, measuring: dict) -> None:
+    def _rows(self, device: Crew, future: Future, made: Compiled[Problem], measuring: dict) -> None:
         """Write rows. Where the process was lost, try again in smaller parts, to know which."""
         try:
             rows: list[Row] = future.result()
         except LostError as error:
-            self.say(f'{made.problem}: {error}')
+            self.say(f'{made.of}: {error}')
             if len(made.schedules) > 1 and made.parts:
                 for part in made.smaller():
                     measuring[device.submit(measured, part)] = part
-                rows = [Row(made.problem, schedule, 'refused') for schedule, _ in made.refused]
+                rows = [Row(made.of, schedule, 'refused') for schedule, _ in made.refused]
             else:
-                rows = [Row(made.problem, schedule, 'crashed') for schedule in made.schedules]
+                rows = [Row(made.of, schedule, 'crashed') for schedule in made.schedules]
         for row in rows:
             self.sets.add(row)
             self.counts[row.status] += 1

@@ -1,7 +1,7 @@
 """Families of schedules -> machine code: one kernel for all splits of the same tiles.
 
-Goes in: a group and some `Family`s. Comes out: `Made`: machine code of all of them by one run of
-the compiler, and how each schedule launches it. Nothing here needs a GPU.
+Goes in: a group and some `Family`s. Comes out: `Compiled`: machine code of all of them by one run
+of the compiler, and how each schedule launches it. Nothing here needs a GPU.
 
 Kernels whose blocks share a tile's sum differ, between one number of parts and another, in three
 numbers of their source: pieces of a part, parts to wait for, parts to add up. `loosened` makes
@@ -19,46 +19,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from tilewright.bench.gpu_group_sample import Family
-from tilewright.bench.gpu_measure import Launch, Part, Translate, Variant
+from tilewright.bench.gpu_measure import Compiled, Launch, Part, Translate, Variant
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.language import Array, Kernel, Scalar
 from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import ScheduleError, TilewrightError
 from tilewright.ops.group import Group
-from tilewright.runtime.device import Resources
 from tilewright.schedule.gpu import GpuSchedule
 
 Sized = TypeVar('Sized', Array, Buffer)
 
 _SHARE = re.compile(r'\bbegin = BLOCK_Z \* (\d+);')
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Machine code of some families; `refused` are schedules with the sentence that says why."""
-
-    digest: str
-    binary: bytes
-    kernels: tuple[tuple[Kernel, Resources], ...]
-    parts: tuple[Part, ...]
-    refused: tuple[tuple[GpuSchedule, str], ...] = ()
-
-    @property
-    def schedules(self) -> list[GpuSchedule]:
-        made = [variant.schedule for part in self.parts for variant in part.variants]
-        return [*(schedule for schedule, _ in self.refused), *made]
-
-    def smaller(self) -> list[Made]:
-        """The same, family by family, or schedule by schedule where there is one family."""
-        if len(self.parts) > 1:
-            pieces = [(part,) for part in self.parts]
-        else:
-            pieces = [(replace(p, variants=(v,)),) for p in self.parts for v in p.variants]
-        return [replace(self, parts=piece, refused=()) for piece in pieces]
 
 
 def loosened(kernel: Kernel, split: int, most: int) -> tuple[Kernel, tuple[tuple[str, int], ...]]:
@@ -109,8 +84,8 @@ class _Kernels:
 
 def compile_families(
     group: Group, families: Sequence[Family], translate: Translate
-) -> list[Made]:  # fmt: skip
-    """[Family] -> [Made]; schedules that cannot be generated or compiled are `refused`.
+) -> list[Compiled[str]]:  # fmt: skip
+    """[Family] -> [Compiled]; schedules that cannot be generated or compiled are `refused`.
 
     One compilation for all families; where it fails, one for each.
     """
@@ -126,18 +101,18 @@ def compile_families(
         except TilewrightError as error:
             refused += [(schedule, str(error)) for schedule in family.schedules]
     if not made:
-        return [Made(digest, b'', (), (), tuple(refused))]
+        return [Compiled(digest, b'', (), (), tuple(refused))]
     named = kernels.named
     try:
         binary, resources = translate(named)
     except TilewrightError as error:
         if len(fine) == 1:
             refused += [(schedule, str(error)) for schedule in fine[0].schedules]
-            return [Made(digest, b'', (), (), tuple(refused))]
+            return [Compiled(digest, b'', (), (), tuple(refused))]
         alone = [one for family in fine for one in compile_families(group, (family,), translate)]
-        return [*alone, *([Made(digest, b'', (), (), tuple(refused))] if refused else [])]
+        return [*alone, *([Compiled(digest, b'', (), (), tuple(refused))] if refused else [])]
     taken = tuple((kernel, resources[kernel.name]) for kernel in named)
-    return [Made(digest, binary, taken, tuple(made), tuple(refused))]
+    return [Compiled(digest, binary, taken, tuple(made), tuple(refused))]
 
 
 def _part(group: Group, family: Family, kernels: _Kernels) -> Part:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilewright.bench.gpu_flow import untranslated
-from tilewright.bench.gpu_group_code import Made, compile_families
+from tilewright.bench.gpu_group_code import compile_families
 from tilewright.bench.gpu_group_meter import BusyTimer, GroupMeter, GroupRow
 from tilewright.bench.gpu_group_sample import Family, Source, families
-from tilewright.bench.gpu_measure import Translate, cubins, cuda_meter, host_meter
+from tilewright.bench.gpu_measure import Compiled, Translate, cubins, cuda_meter, host_meter
 from tilewright.bench.gpu_rows import RowFile
 from tilewright.errors import StoreError, TilewrightError
 from tilewright.learn.group_data import (
@@ -60,7 +60,7 @@ def drawn(source: Source, machine: GpuMachine) -> list[Family]:
     return families(source, _known[source.digest].group, machine)
 
 
-def compiled(chunk: Sequence[Family]) -> list[Made]:
+def compiled(chunk: Sequence[Family]) -> list[Compiled[str]]:
     return compile_families(_known[chunk[0].digest].group, chunk, _translate)
 
 
@@ -74,7 +74,7 @@ def begin_measuring(folder: Path, target: str) -> None:
     )
 
 
-def measured(made: Made) -> list[GroupRow]:
+def measured(made: Compiled[str]) -> list[GroupRow]:
     """Rows of some families. A device that gives errors is not used again: this process ends."""
     try:
         return list(_meter.measure(made))
@@ -174,7 +174,7 @@ class GroupFlow:
         size = self.workers or max((os.cpu_count() or 2) - 1, 1)
         left = deque(self.sources)
         compiling: dict[Future, tuple[Family, ...]] = {}
-        measuring: dict[Future, Made] = {}
+        measuring: dict[Future, Compiled[str]] = {}
         shown = time.monotonic()
         folder = self.sets.folder
         with (
@@ -233,26 +233,26 @@ class GroupFlow:
             chunk = self._open.popleft()
             compiling[makers.submit(compiled, chunk)] = chunk
 
-    def _made(self, future: Future, chunk: tuple[Family, ...]) -> list[Made]:
+    def _made(self, future: Future, chunk: tuple[Family, ...]) -> list[Compiled[str]]:
         """What was compiled. Where the process was lost, all of it is refused."""
         try:
             return future.result()
         except TilewrightError as error:
             said = tuple((s, str(error)) for family in chunk for s in family.schedules)
-            return [Made(chunk[0].digest, b'', (), (), said)]
+            return [Compiled(chunk[0].digest, b'', (), (), said)]
 
-    def _rows(self, device: Crew, future: Future, made: Made, measuring: dict) -> None:
+    def _rows(self, device: Crew, future: Future, made: Compiled[str], measuring: dict) -> None:
         """Write rows. Where the process was lost, try again in smaller parts, to know which."""
         try:
             rows: list[GroupRow] = future.result()
         except TilewrightError as error:
-            self.say(f'{made.digest}: {error}')
+            self.say(f'{made.of}: {error}')
             if len(made.schedules) > 1 and made.parts:
                 for part in made.smaller():
                     measuring[device.submit(measured, part)] = part
-                rows = [GroupRow(made.digest, schedule, 'refused') for schedule, _ in made.refused]
+                rows = [GroupRow(made.of, schedule, 'refused') for schedule, _ in made.refused]
             else:
-                rows = [GroupRow(made.digest, schedule, 'crashed') for schedule in made.schedules]
+                rows = [GroupRow(made.of, schedule, 'crashed') for schedule in made.schedules]
         for row in rows:
             self.sets.add(row)
             self.counts[row.status] += 1

@@ -1,6 +1,6 @@
 """Fused groups on a device: inputs and references that stay there, schedules checked and timed.
 
-Goes in: `Made` families (bench/gpu_group_code.py). Comes out: a `GroupRow` for each schedule. A
+Goes in: `Compiled` families (bench/gpu_group_code.py). Comes out: a `GroupRow` for each schedule. A
 group's reference is computed in float64 by the host, once; results are compared with it on the
 device, after the output was poisoned. Groups stay on the device, so that turns may mix them.
 """
@@ -15,8 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.bench.gpu_group_code import Made
-from tilewright.bench.gpu_measure import TOLERANCE, Launch, Meter, Part, Variant
+from tilewright.bench.gpu_measure import (
+    TOLERANCE,
+    Compiled,
+    Launch,
+    Meter,
+    Part,
+    Variant,
+    add_buffers,
+    free_buffers,
+)
 from tilewright.bench.gpu_oracle import COUNT_THREADS, NAN_BITS
 from tilewright.bench.gpu_timing import COPIES, LONG_S, REPLAYS, TARGET_S
 from tilewright.codegen.gpu.generate import with_own_dims
@@ -25,7 +33,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime.cuda import CudaDevice, checked
 from tilewright.runtime.cuda_graph import captured, stopwatch
-from tilewright.runtime.device import NUMPY, Call, NDArray, Program
+from tilewright.runtime.device import Call, NDArray, Program
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -64,12 +72,12 @@ class GroupMeter:
         self.seconds = seconds or meter.seconds
         self.present: dict[str, _Present] = {}
 
-    def measure(self, made: Made) -> Iterator[GroupRow]:
+    def measure(self, made: Compiled[str]) -> Iterator[GroupRow]:
         """Rows of some families, in the order of their schedules."""
-        yield from (GroupRow(made.digest, schedule, 'refused') for schedule, _ in made.refused)
+        yield from (GroupRow(made.of, schedule, 'refused') for schedule, _ in made.refused)
         if not made.parts:
             return
-        here = self._prepared(made.digest)
+        here = self._prepared(made.of)
         fitting, places = [], {}
         for number, (kernel, resources) in enumerate(made.kernels):
             with suppress(ScheduleError):  # more registers or shared memory than the device has
@@ -82,24 +90,19 @@ class GroupMeter:
         at = {number: programs[place] for number, place in places.items()}
         try:
             for part in made.parts:
-                yield from self._part(made.digest, here, part, at)
+                yield from self._part(made.of, here, part, at)
         finally:
             self.meter.unload(programs)
 
     def _part(
         self, digest: str, here: _Present, part: Part, programs: Mapping[int, Program]
     ) -> Iterator[GroupRow]:
-        arrays, own = dict(here.tensors), []
+        arrays = dict(here.tensors)
         try:
             if any(launch.kernel not in programs for launch in part.ahead):
                 yield from (GroupRow(digest, v.schedule, 'refused') for v in part.variants)
                 return
-            for buffer in part.buffers:
-                if buffer.name not in arrays:
-                    arrays[buffer.name] = self.device.empty(buffer.dims, buffer.sizes, buffer.dtype)
-                    own.append(arrays[buffer.name])
-                    if buffer.zeroed:
-                        self.device.write(own[-1], np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
+            add_buffers(self.device, part, arrays)
             for launch in part.ahead:
                 self.device.launch(_call(launch, programs, arrays))
             for variant in part.variants:
@@ -108,8 +111,7 @@ class GroupMeter:
                 else:
                     yield self._variant(digest, here, variant, programs, arrays)
         finally:
-            for array in own:
-                self.device.free(array)
+            free_buffers(self.device, here.tensors, arrays)
 
     def _variant(
         self, digest: str, here: _Present, variant: Variant, programs: Mapping[int, Program],

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 LOOSE = ('rs', 's')  # schemas whose kernels take their share at the call
+Of = TypeVar('Of')
 TOLERANCE = 1e-4  # of the largest element; products are in fp32 or as exact
 
 
@@ -66,10 +68,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """Machine code of some units; `refused` are schedules with the sentence that says why."""
+class Compiled(Generic[Of]):
+    """Machine code of some units of a problem, or of some families of a group (by its digest);
+    `refused` are schedules with the sentence that says why.
+    """
 
-    problem: Problem
+    of: Of
     binary: bytes
     kernels: tuple[tuple[Kernel, Resources], ...]
     parts: tuple[Part, ...]
@@ -80,13 +84,31 @@ class Compiled:
         made = [variant.schedule for part in self.parts for variant in part.variants]
         return [*(schedule for schedule, _ in self.refused), *made]
 
-    def smaller(self) -> list[Compiled]:
+    def smaller(self) -> list[Compiled[Of]]:
         """The same, unit by unit, or schedule by schedule where there is one unit."""
         if len(self.parts) > 1:
             pieces = [(part,) for part in self.parts]
         else:
             pieces = [(replace(p, variants=(v,)),) for p in self.parts for v in p.variants]
         return [replace(self, parts=piece, refused=()) for piece in pieces]
+
+
+def add_buffers(device: Device, part: Part, arrays: dict[str, NDArray]) -> None:
+    """Buffers of a part that are not among the arrays yet; those that count arrivals are zero."""
+    for buffer in part.buffers:
+        if buffer.name not in arrays:
+            arrays[buffer.name] = device.empty(buffer.dims, buffer.sizes, buffer.dtype)
+            if buffer.zeroed:
+                device.write(arrays[buffer.name], np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
+
+
+def free_buffers(
+    device: Device, kept: Mapping[str, NDArray], arrays: Mapping[str, NDArray]
+) -> None:
+    """Give back all arrays but those that are kept."""
+    for name, array in arrays.items():
+        if name not in kept:
+            device.free(array)
 
 
 Translate = Callable[[Sequence[Kernel]], tuple[bytes, Mapping[str, Resources]]]
@@ -109,7 +131,7 @@ class _Kernels:
 
 def compile_units(
     units: Sequence[Unit], translate: Translate, prefix: str = ''
-) -> list[Compiled]:  # fmt: skip
+) -> list[Compiled[Problem]]:  # fmt: skip
     """[Unit] -> [Compiled]; schedules that cannot be generated or compiled are `refused`.
 
     One compilation for all units; where it fails, one for each. Names of kernels begin with
@@ -218,9 +240,9 @@ class Meter:
             device.compile(kernel) for kernel in (direct(), poison(), compare())
         )
 
-    def measure(self, compiled: Compiled) -> Iterator[Row]:
+    def measure(self, compiled: Compiled[Problem]) -> Iterator[Row]:
         """Rows of some units, in the order of their schedules."""
-        problem = compiled.problem
+        problem = compiled.of
         yield from (Row(problem, schedule, 'refused') for schedule, _ in compiled.refused)
         if not compiled.parts:
             return
@@ -242,14 +264,9 @@ class Meter:
             self.unload(programs)
 
     def _part(self, problem: Problem, part: Part, programs: Mapping[int, Program]) -> Iterator[Row]:
-        arrays, own = dict(self.tensors), []
+        arrays = dict(self.tensors)
         try:
-            for buffer in part.buffers:
-                if buffer.name not in arrays:
-                    arrays[buffer.name] = self.device.empty(buffer.dims, buffer.sizes, buffer.dtype)
-                    own.append(arrays[buffer.name])
-                    if buffer.zeroed:
-                        self.device.write(own[-1], np.zeros(buffer.sizes, NUMPY[buffer.dtype]))
+            add_buffers(self.device, part, arrays)
             for launch in part.ahead:
                 self.device.launch(_call(launch, programs, arrays))
             for variant in part.variants:
@@ -258,8 +275,7 @@ class Meter:
                 else:
                     yield self._variant(problem, variant, programs, arrays)
         finally:
-            for array in own:
-                self.device.free(array)
+            free_buffers(self.device, self.tensors, arrays)
 
     def _variant(
         self, problem: Problem, variant: Variant, programs: Mapping[int, Program],
