@@ -11,8 +11,8 @@ A table stands between two marks, the first of which says what it is made from:
 
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
 `kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
-row for each layer of a bench with --target, `networks` a row for each network, of all files of a
-pattern. `lists` has a row for each file of a pattern such as
+row for each layer of a bench with --target, `networks` and `gpu-networks` a row for each network,
+of all files of a pattern. `lists` has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
 papers (src/tilewright/bench/figure_tables.py). Numbers in tables are so never typed, and a test
@@ -51,6 +51,8 @@ def rendered(what: str, path: Path) -> str:
         return list_rows(files) if what == 'lists' else tuned_rows(files)
     if what == 'networks':
         return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
+    if what == 'gpu-networks':
+        return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     data = _read(path)
     if what in FIGURES:
         return FIGURES[what](data)
@@ -72,8 +74,8 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is no table; use gpu, lists, networks, tuned, {", ".join(FIGURES)}, or layers, '
-        f'kinds and full, these three also with -flushed'
+        f'{what!r} is no table; use gpu, gpu-networks, lists, networks, tuned, '
+        f'{", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
     )
 
 
@@ -157,6 +159,27 @@ def gpu_rows(layers: list[dict]) -> str:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     rows.append(('geometric mean', *[''] * 5, f'{mean:.2f}', *[''] * len(beside), ''))
     return Grid((*head, *beside.values(), 'by'), tuple(rows)).markdown()
+
+
+def gpu_network_rows(files: list[dict]) -> str:
+    """Networks on a GPU: ours, the fastest form of each peer, and what a tuner took."""
+    peers = list(dict.fromkeys(peer for data in files for peer in data['peers']))
+    times_of = (f'{peer} us' for peer in peers)
+    head = ('network', 'ours us', 'compiled in s', 'kernels', 'TFLOP/s', *times_of)
+    rows, ratios = [], []
+    for one in (one for data in files for one in data['networks']):
+        ours, times = one['ours_us'], [_fastest(one, peer) for peer in peers]
+        mine = next(c for c in one['contestants'] if c['name'].startswith('tilewright'))
+        tuned = [c['tuning_s'] for c in one['contestants'] if c['name'].startswith('inductor')]
+        ratios.append(one['best_peer_over_ours'])
+        rows.append((
+            one['name'], f'{ours:.1f}', f'{mine["tuning_s"]:.1f}', str(mine['settings']['kernels']),
+            f'{one["flops"] / ours / 1e6:.2f}', *(f'{t:.1f}' if t else '-' for t in times),
+            f'{sum(t for t in tuned if t):.0f}' if any(tuned) else '-', f'{ratios[-1]:.2f}',
+        ))  # fmt: skip
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    rows.append(('geometric mean', *[''] * (len(head)), f'{mean:.2f}'))
+    return Grid((*head, 'Inductor tuned s', 'best peer / ours'), tuple(rows)).markdown()
 
 
 def _fastest(layer: dict, contestant: str) -> float | None:
