@@ -164,8 +164,9 @@ def plot(data: dict[str, Any], path: Path) -> None:
     grid = figure.subplots(len(charts), max(len(rows), 1), squeeze=False, sharex='col')
     for column, row in enumerate(rows):
         for axes, (what, unit, label) in zip(grid[:, column], charts, strict=True):
-            axes.plot([point[what] / unit for point in row['points']], 'o', ms=3)
-            axes.set_ylim(bottom=0)
+            values = [point[what] / unit for point in row['points']]
+            axes.plot(values, 'o', ms=3)
+            axes.set_ylim(0, 1.08 * max(values) or 1)
             rank = row['rank_correlation'].get('measured_ms' if unit == 1.0 else what)
             said = '' if rank is None else f'rank correlation {rank:.2f}'
             axes.set_title(said, loc='right', fontsize=7, pad=2)
