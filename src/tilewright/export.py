@@ -22,6 +22,7 @@ from tilewright.errors import InputError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.network.arguments import check_saved, is_saved
 from tilewright.network.compile import compile as compile_network
 from tilewright.network.compile import load
 from tilewright.network.kernels import Report
@@ -69,7 +70,11 @@ def export(
     if name is not None and not is_c_name(name):
         raise InputError(f'name {name!r} cannot begin names of C; use letters, digits and _')
     with tempfile.TemporaryDirectory(prefix='tilewright-') as scratch:
-        if isinstance(model, str | os.PathLike) and os.fspath(model).endswith('.tw'):
+        if is_saved(model):
+            check_saved(
+                model, shapes=shapes, trials=trials, tune=tune != 'model',
+                max_rel_err=max_rel_err != DEFAULT_LIMIT,
+            )  # fmt: skip
             path = Path(model)
             network = load(path, threads=threads, progress=progress)
         else:

@@ -12,7 +12,7 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.ops.stage import FUNCTIONS, Expr, call, const, read
+from tilewright.ops.stage import Expr, call, const, read
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import Kernel
 from tilewright.schedule.schedule import Schedule
@@ -41,9 +41,7 @@ CONVOLUTIONS = {
 
 def followed(schema: str, expr: Expr) -> Group:
     conv = CONVOLUTIONS[schema]
-    joined = append(
-        conv, elementwise(expr, conv.output.shape, name='then'), 'In', frozenset(FUNCTIONS)
-    )
+    joined = append(conv, elementwise(expr, conv.output.shape, name='then'), 'In')
     assert joined is not None
     return joined.group
 

@@ -97,6 +97,7 @@ def test_models_in_every_form(tmp_path):
         ({'passes': 5}, 'passes'),
         ({'machine': 'i7-9700k'}, 'machine'),
         ({'save': 'no/such/folder/x.tw'}, 'is no directory'),
+        ({'save': 'x.zip'}, 'does not end in .tw'),
         ({'max_rel_err': -1}, 'max_rel_err'),
     ],
 )
@@ -339,6 +340,7 @@ def test_contents_that_make_no_sense_are_one_sentence(saved, tmp_path, change):
     [
         {'shapes': {'x': (1, 3, 8, 8)}}, {'constants': {'x': np.zeros(1)}}, {'passes': ['fuse']},
         {'tune': 'measure', 'trials': 2}, {'save': 'again.tw'}, {'fallback': 'onnxruntime'},
+        {'tune': 'measure'}, {'max_rel_err': 1e-3},
     ],
 )  # fmt: skip
 def test_a_compiled_file_has_nothing_left_to_decide(saved, options):

@@ -128,3 +128,18 @@ def test_what_cannot_be_explained(model, capsys):
     assert 'times this host' in capsys.readouterr().err
     assert invoke(['explain', 'there-is-none.onnx']) == 2
     assert 'cannot be read' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('words', 'said'),
+    [
+        (['net.tw', '--shape', 'x=1,3,8,8'], '--shape means nothing with net.tw'),
+        (['mopt/R9', '--shape', 'x=1,3,8,8'], '--shape x=1,3,8,8 is for networks'),
+        (['resnet18', '--algorithm', 'direct'], '--algorithm direct is for layers'),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(words, said, capsys):
+    assert invoke(['explain', *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count('\n') == 1

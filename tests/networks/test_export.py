@@ -365,5 +365,7 @@ def test_export_on_the_command_line(tmp_path, capsys):
     ).returncode == 0  # fmt: skip
     assert invoke(['export', str(model), '-o', str(tmp_path / 'c')]) == 2
     assert 'is not empty' in capsys.readouterr().err
+    assert invoke(['export', str(saved), '-o', str(tmp_path / 'd'), '--tune', 'measure']) == 2
+    assert 'tune= means nothing with' in capsys.readouterr().err
     assert invoke(['export', 'nothing', '-o', str(tmp_path / 'd')]) == 2
     assert 'no network of the zoo' in capsys.readouterr().err

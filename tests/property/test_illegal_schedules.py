@@ -12,7 +12,7 @@ from problems import SEEDS, convolutions, groups, schedule_of
 
 from tilewright.codegen.cpu.front import plan_front
 from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.pointwise import plan_epilogue
+from tilewright.codegen.cpu.pointwise import typed_epilogue
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.convolution import conv2d
@@ -136,7 +136,7 @@ def test_an_epilogue_that_reads_another_point_is_refused():
     assert 'tw_part' in generate(good, general_schedule(good, 'portable', 1, 1))
     bad = pointwise_pair(turned)
     with pytest.raises(ScheduleError, match='another point'):
-        plan_epilogue(bad)
+        typed_epilogue(bad)
 
 
 def test_a_value_read_at_another_point_is_a_part_of_its_own(check):

@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tilewright.bench.gpu_lost import compiled_or_refused, rows_or_again
 from tilewright.bench.gpu_measure import (
     Compiled,
     Meter,
@@ -32,7 +33,7 @@ from tilewright.bench.gpu_sets import README, Sets, chunks
 from tilewright.codegen.gpu.language import Kernel
 from tilewright.errors import StoreError
 from tilewright.machine.gpu import GpuMachine
-from tilewright.runtime.crew import Crew, LostError
+from tilewright.runtime.crew import Crew
 from tilewright.runtime.device import Resources
 from tilewright.version import VERSION
 
@@ -161,25 +162,13 @@ class Flow:
             compiling[makers.submit(compiled, chunk)] = chunk
 
     def _made(self, future: Future, chunk: tuple[Unit, ...]) -> list[Compiled[Problem]]:
-        """What was compiled. Where the process was lost, all of it is refused."""
-        try:
-            return future.result()
-        except LostError as error:
-            said = tuple((s, str(error)) for unit in chunk for s in unit.schedules)
-            return [Compiled(chunk[0].problem, b'', (), (), said)]
+        schedules = [schedule for unit in chunk for schedule in unit.schedules]
+        return compiled_or_refused(future, chunk[0].problem, schedules)
 
     def _rows(self, device: Crew, future: Future, made: Compiled[Problem], measuring: dict) -> None:
-        """Write rows. Where the process was lost, try again in smaller parts, to know which."""
-        try:
-            rows: list[Row] = future.result()
-        except LostError as error:
-            self.say(f'{made.of}: {error}')
-            if len(made.schedules) > 1 and made.parts:
-                for part in made.smaller():
-                    measuring[device.submit(measured, part)] = part
-                rows = [Row(made.of, schedule, 'refused') for schedule, _ in made.refused]
-            else:
-                rows = [Row(made.of, schedule, 'crashed') for schedule in made.schedules]
-        for row in rows:
+        def again(part: Compiled[Problem]) -> None:
+            measuring[device.submit(measured, part)] = part
+
+        for row in rows_or_again(future, made, Row, again, self.say):
             self.sets.add(row)
             self.counts[row.status] += 1

@@ -21,6 +21,7 @@ from tilewright.bench.gpu_flow import untranslated
 from tilewright.bench.gpu_group_code import compile_families
 from tilewright.bench.gpu_group_meter import BusyTimer, GroupMeter, GroupRow
 from tilewright.bench.gpu_group_sample import Family, Source, families
+from tilewright.bench.gpu_lost import compiled_or_refused, rows_or_again
 from tilewright.bench.gpu_measure import Compiled, Translate, cubins, cuda_meter, host_meter
 from tilewright.bench.gpu_rows import RowFile
 from tilewright.errors import StoreError, TilewrightError
@@ -234,25 +235,13 @@ class GroupFlow:
             compiling[makers.submit(compiled, chunk)] = chunk
 
     def _made(self, future: Future, chunk: tuple[Family, ...]) -> list[Compiled[str]]:
-        """What was compiled. Where the process was lost, all of it is refused."""
-        try:
-            return future.result()
-        except TilewrightError as error:
-            said = tuple((s, str(error)) for family in chunk for s in family.schedules)
-            return [Compiled(chunk[0].digest, b'', (), (), said)]
+        schedules = [schedule for family in chunk for schedule in family.schedules]
+        return compiled_or_refused(future, chunk[0].digest, schedules)
 
     def _rows(self, device: Crew, future: Future, made: Compiled[str], measuring: dict) -> None:
-        """Write rows. Where the process was lost, try again in smaller parts, to know which."""
-        try:
-            rows: list[GroupRow] = future.result()
-        except TilewrightError as error:
-            self.say(f'{made.of}: {error}')
-            if len(made.schedules) > 1 and made.parts:
-                for part in made.smaller():
-                    measuring[device.submit(measured, part)] = part
-                rows = [GroupRow(made.of, schedule, 'refused') for schedule, _ in made.refused]
-            else:
-                rows = [GroupRow(made.of, schedule, 'crashed') for schedule in made.schedules]
-        for row in rows:
+        def again(part: Compiled[str]) -> None:
+            measuring[device.submit(measured, part)] = part
+
+        for row in rows_or_again(future, made, GroupRow, again, self.say):
             self.sets.add(row)
             self.counts[row.status] += 1

@@ -27,7 +27,6 @@ from tilewright.errors import ScheduleError
 from tilewright.learn.group_data import Known
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import predict_gpu
-from tilewright.ops.compose import BEHIND_PRODUCTS
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
@@ -108,11 +107,9 @@ def families(source: Source, group: Group, machine: GpuMachine) -> list[Family]:
     random = Random(f'{SEED} {source.digest} {source.turn}')
     found = [(schedule,) for schedule in _general(group, machine)] if source.turn == 0 else []
     if has_products(group):
-        used = {name for stage in group.stages for name in stage.expr.functions()}
-        if used <= BEHIND_PRODUCTS:
-            for kind, table in tables(group, machine).items():
-                if kind in SHARES:
-                    found += _drawn(group, machine, kind, table, random)
+        for kind, table in tables(group, machine).items():
+            if kind in SHARES:
+                found += _drawn(group, machine, kind, table, random)
     return [Family(source.digest, schedules) for schedules in found]
 
 

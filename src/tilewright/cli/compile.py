@@ -45,7 +45,7 @@ def run(
 
         def made(**more: Any) -> Network:
             return compile_network(
-                found, target, tune=tune, trials=trials, shapes=read_shapes(shapes),
+                found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, max_rel_err=max_rel_err, device=device, progress=bar.report,
                 **more,
             )  # fmt: skip
@@ -93,6 +93,16 @@ def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
             f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.NAMES)}'
         )
     return Path(model)
+
+
+def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """What --shape says of a model; a .tw file leaves no sizes open."""
+    if texts and model.endswith('.tw'):
+        raise InputError(
+            f'--shape {texts[0]} means nothing with {model}, which is compiled already; leave it '
+            f'out, or name the model that it was made from'
+        )
+    return read_shapes(texts)
 
 
 def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -83,6 +83,11 @@ def _scheduled(
 ) -> tuple[Saved, dict[str, tuple[Choice, ...]]]:
     """What would be compiled, and the choices for each group; a .tw file has one for each."""
     if model.endswith('.tw'):
+        if shapes:
+            raise InputError(
+                f'--shape means nothing with {model}, which is compiled already; leave it out, or '
+                f'name the model that it was made from'
+            )
         saved = network_file.read(model)
         if (saved.machine.isa, saved.threads) == (machine.isa, threads):
             saved = replace(saved, machine=machine)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright.cli.compile import model_of, network_json, read_shapes, summary
+from tilewright.cli.compile import model_of, network_json, shapes_for, summary
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
 from tilewright.export import export
@@ -33,7 +33,7 @@ def run(
         bar.begin(model)
         made = export(
             model_of(model, seed), output, name=name, tune=tune, trials=trials,
-            shapes=read_shapes(shapes), threads=threads, max_rel_err=max_rel_err,
+            shapes=shapes_for(model, shapes), threads=threads, max_rel_err=max_rel_err,
             progress=bar.report,
         )  # fmt: skip
         bar.finish()

@@ -216,6 +216,13 @@ def explain(
     from tilewright.machine.gpu import known_gpus
 
     networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
+    if networks is None and shape:
+        raise InputError(f'--shape {shape[0]} is for networks; leave it out for {spec}')
+    if networks is not None and algorithm is not AlgorithmName.AUTO:
+        raise InputError(
+            f'--algorithm {algorithm.value} is for layers; a network takes what is fastest within '
+            f'--max-rel-err'
+        )
     if machine in known_gpus() and networks is not None:
         from tilewright.cli import explain_gpu_network
         from tilewright.cli.compile import read_shapes
@@ -407,6 +414,21 @@ def reproduce(
     epochs: Annotated[
         int | None, typer.Option('--epochs', metavar='N', help='Of a training, in GTuner figures.')
     ] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option('--networks', metavar='NAMES', help='Of gtuner-table3, from the zoo.'),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option('--target', metavar='T', help='Where they run: cuda [default], opencl, host.'),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option('--seconds', metavar='S', help='After which no other network is begun.'),
+    ] = None,
+    small: Annotated[
+        bool, typer.Option('--small', help='Small networks of the same structure.')
+    ] = False,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -417,7 +439,8 @@ def reproduce(
     mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
     predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
     cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
-    gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise. What is
+    gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise;
+    gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others. What is
     measured is kept, and a run that was interrupted goes on where it stopped.
     """
     from tilewright.cli import reproduce as verb
@@ -425,7 +448,8 @@ def reproduce(
 
     return verb.run(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
-        samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs,
+        samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs, networks=networks,
+        target=target, seconds=seconds, small=small,
     )  # fmt: skip
 
 

@@ -110,6 +110,7 @@ def compile(
     epilog=examples(
         'tilewright run model.tw --input x.npz --output y.npz',
         'tilewright run model.onnx --profile --trace trace.json',
+        'tilewright run model.tw --check model.onnx --input x.npz',
         'tilewright run resnet18 --target opencl',
     )
 )
@@ -132,6 +133,18 @@ def run(
         Path | None,
         typer.Option('--trace', metavar='FILE', help='Write a trace for chrome://tracing.'),
     ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            '--check', metavar='FILE', help='Compare with what ONNX Runtime makes of an .onnx file.'
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            '--tolerance', metavar='E', help='Share of the largest value for --check [1e-4].'
+        ),
+    ] = None,
     shape: Shapes = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
@@ -140,7 +153,10 @@ def run(
     json: Json = None,
     seed: Seed = None,
 ) -> int:
-    """Run a network, compiled or not, and say how long it takes."""
+    """Run a network, compiled or not, and say how long it takes.
+
+    --check makes the exit code 1 where results differ by more than the tolerance.
+    """
     from tilewright.cli import run as verb
     from tilewright.cli.output import Output
 
@@ -148,6 +164,7 @@ def run(
         model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
+        check_file=check, tolerance=tolerance,
     )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tilewright.bench.suites import expand
 from tilewright.cli.optimize import INTERRUPTED, check_early, machine_of
@@ -57,6 +59,10 @@ def run(
     threads: int | None,
     seed: int | None,
     epochs: int | None = None,
+    networks: str | None = None,
+    target: str | None = None,
+    seconds: float | None = None,
+    small: bool = False,
 ) -> int:
     """Make a figure: text, JSON and, if asked for, a picture; comes out: the exit code."""
     figure = figure_of(name)
@@ -66,7 +72,9 @@ def run(
             f'--epochs {epochs}: '
             + ('ask for at least 1' if figure.trains else f'{figure.name} trains no network')
         )
-    if data is None and not figure.gpu:
+    compiled = {'networks': networks, 'target': target, 'seconds': seconds, 'small': small or None}
+    _check_networks(figure, compiled, machine)
+    if data is None and not figure.gpu and not figure.networks:
         check_early(machine, threads, seed=seed)
     else:
         check_options(threads=threads, seed=seed)
@@ -76,6 +84,7 @@ def run(
     with contextlib.ExitStack() as stack:
         options = _options(figure, out, stack, data, machine, layers, samples, threads, seed)
         options = replace(options, epochs=epochs or 0)
+        options = replace(options, **{k: v for k, v in compiled.items() if v is not None})
         if figure.name == 'mopt-fig7' and data is None:
             options = replace(options, data=_bench(options, out))
         module = figure.load()
@@ -115,6 +124,19 @@ def _check(
         raise InputError(f'--plot {plot} is no directory; name one for the pictures')
 
 
+def _check_networks(figure: Figure, given: Mapping[str, Any], machine: str | None) -> None:
+    """Refuse what only figures of compiled networks know, and a machine where a device decides."""
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong and not figure.networks:
+        raise InputError(f'{figure.name} compiles no networks; leave out --{wrong[0]}')
+    if machine is not None and figure.networks:
+        raise InputError(
+            f'{figure.name} measures on the device of --target; leave out --machine {machine}'
+        )
+    if given['seconds'] is not None and not given['seconds'] > 0:
+        raise InputError(f'--seconds {given["seconds"]}; ask for more than 0')
+
+
 def _options(
     figure: Figure, out: Output, stack: contextlib.ExitStack, data: Path | None,
     machine: str | None, layers: str | None, samples: int | None, threads: int | None,
@@ -126,6 +148,11 @@ def _options(
         return Options(
             figure.name, None, '', 0, 1, seed or 0, data, _Reporter(out, stack),
             None if machine is None else load_gpu(machine),
+        )  # fmt: skip
+    if figure.networks:
+        return Options(
+            figure.name, None, '', samples or figure.samples, 1, seed or 0, data,
+            _Reporter(out, stack), networks=figure.networks,
         )  # fmt: skip
     if data is None:
         target = machine_of(machine, True, out)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.cli.compile import model_of, network_json, read_shapes
+from tilewright.cli.check import check, check_options
+from tilewright.cli.compile import model_of, network_json, shapes_for
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
-from tilewright.errors import InputError
+from tilewright.errors import CheckError, InputError
 from tilewright.graph.graph import DTYPES
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.network import Network
@@ -34,9 +35,12 @@ def run(
     fallback: str | None = None,
     target: str = 'cpu',
     device: str = '',
+    check_file: Path | None = None,
+    tolerance: float | None = None,
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
+    limit = check_options(check_file, tolerance)
     if repeat < 1:
         raise InputError(f'--repeat {repeat}; ask for at least one call')
     for option, path in (('--output', output_file), ('--trace', trace)):
@@ -49,7 +53,7 @@ def run(
     with Bar(1) as bar:
         bar.begin(model.name)
         network = compile_network(
-            known, target, shapes=read_shapes(shapes), threads=threads,
+            known, target, shapes=shapes_for(str(model), shapes), threads=threads,
             fallback=fallback, device=device, progress=bar.report,
         )  # fmt: skip
         bar.finish()
@@ -69,6 +73,11 @@ def run(
         'samples_ms': times,
         'outputs': {name: [str(a.dtype), list(a.shape)] for name, a in results.items()},
     }
+    checked = None
+    if check_file is not None:
+        checked = check(check_file, network.inputs, arrays, results, limit)
+        out.say(str(checked))
+        data['check'] = checked.to_json()
     if profile or trace is not None:
         found = network.profile(*(arrays[v.name] for v in network.inputs), calls=repeat)
         if profile:
@@ -78,6 +87,9 @@ def run(
             out.say(f'wrote {trace}')
         data['profile'] = found.to_json()
     out.write(data)
+    if checked is not None and not checked.ok:
+        drawn = '' if input_file is not None else f' (random inputs of --seed {seed})'
+        raise CheckError(f'{checked.sentence}{drawn}')
     return 0
 
 
@@ -101,7 +113,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 return {'': loaded}
             return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        reason = getattr(error, 'strerror', None) or str(error) or 'it is no .npz file'
+        # What numpy says of other files is about pickles, which are not for us.
+        reason = getattr(error, 'strerror', None) or 'it holds no arrays; write it by numpy.savez'
         raise InputError(f'--input {path} cannot be read: {reason}') from None
 
 

@@ -11,11 +11,11 @@ else the consumer reads is there by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilewright.graph.program import Program, Task
-from tilewright.ops.compose import BEHIND_PRODUCTS, Composed, append, prepend
+from tilewright.ops.compose import Composed, append, prepend
 from tilewright.ops.group import Group
 
 Cost = Callable[[Group], float]
@@ -24,16 +24,13 @@ Cost = Callable[[Group], float]
 MOST_STAGES = 32
 
 
-def fuse(program: Program, cost: Cost, behind: Set[str] = BEHIND_PRODUCTS) -> Program:
-    """[Program] -> [Program] with as few tasks as the cost allows.
-
-    `behind` are the functions that kernels can apply to sums of products as they store them.
-    """
+def fuse(program: Program, cost: Cost) -> Program:
+    """[Program] -> [Program] with as few tasks as the cost allows."""
     tasks: list[Task | None] = []
     made: dict[str, int] = {}  # value -> the number of the task that writes all of it
     for original in program.tasks:
         task = original
-        while (found := _joined(program, tasks, made, task, cost, behind)) is not None:
+        while (found := _joined(program, tasks, made, task, cost)) is not None:
             tasks[found.producer] = None
             task = found.task
         if not task.writes_part:
@@ -49,9 +46,8 @@ class _Joined:
 
 
 def _joined(
-    program: Program, tasks: list[Task | None], made: dict[str, int], task: Task, cost: Cost,
-    behind: Set[str],
-) -> _Joined | None:  # fmt: skip
+    program: Program, tasks: list[Task | None], made: dict[str, int], task: Task, cost: Cost
+) -> _Joined | None:
     """The task with one of its producers; the latest one that it pays to join."""
     for number, tensor in sorted(_producers(program, made, task), reverse=True):
         producer = tasks[number]
@@ -59,7 +55,7 @@ def _joined(
             continue
         if len(producer.group.stages) + len(task.group.stages) > MOST_STAGES:
             continue
-        found = _compose(producer.group, task.group, tensor, behind)
+        found = _compose(producer.group, task.group, tensor)
         if found is None or cost(found.group) > cost(producer.group) + cost(task.group):
             continue
         operands = {new: producer.operands[old] for old, new in found.producer_names.items()}
@@ -82,10 +78,10 @@ def _works(group: Group) -> bool:
     return any(stage.combiner is not None for stage in group.stages)
 
 
-def _compose(producer: Group, consumer: Group, tensor: str, behind: Set[str]) -> Composed | None:
+def _compose(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     if _works(consumer):
         return prepend(producer, consumer, tensor)
-    return append(producer, consumer, tensor, behind)
+    return append(producer, consumer, tensor)
 
 
 def _producers(program: Program, made: dict[str, int], task: Task) -> Iterator[tuple[int, str]]:

@@ -284,7 +284,7 @@ class _Importer:
             if has is None or len(sizes) != len(has):
                 raise ModelError(
                     f'{what} has shape {shown}, which is open; fix it with '
-                    f'shapes={{{name!r}: (..)}}'
+                    f'shapes={{{name!r}: (..)}} (--shape on the command line)'
                 )
             return sizes
         fits = has is None or (

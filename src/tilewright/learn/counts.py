@@ -8,8 +8,9 @@ configurations, a training set tens of thousands); other schemas are counted one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -236,8 +237,17 @@ _NAMES = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=64)
+def _counter(group: Group) -> Callable[[GpuSchedule], Work]:
+    """`work` of a group's schedules, remembered: a population is scored again every generation, and
+    some schemas are counted from the source that they generate.
+    """
+    return lru_cache(maxsize=1 << 15)(partial(work, group))
+
+
 def _one_by_one(batch: Batch) -> Counts:
-    done = [work(batch.group, batch.schedule(row)) for row in range(len(batch))]
+    counted_once = _counter(batch.group)
+    done = [counted_once(batch.schedule(row)) for row in range(len(batch))]
     none = np.zeros(len(batch))
     named = _NAMES.get(batch.schema, {})
     counted = {f.name for f in fields(Counts)} & {f.name for f in fields(Work)}

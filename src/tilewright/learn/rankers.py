@@ -25,7 +25,7 @@ from tilewright.learn.gat import Gat
 from tilewright.learn.gat_files import find_gat
 from tilewright.learn.model import LearnedModel
 from tilewright.learn.online import Trial, features_of
-from tilewright.machine.gpu import GpuMachine
+from tilewright.machine.gpu import GpuMachine, known_by
 from tilewright.model.gpu import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -121,6 +121,12 @@ class Choice:
     fell_back: bool = False
 
 
+def names_of(machine: GpuMachine) -> tuple[str, ...]:
+    """Names that models know a GPU by: its own, 'NVIDIA H200', and that of its file, 'h200'."""
+    known = known_by(machine.name)
+    return tuple(dict.fromkeys((machine.name, machine.name if known is None else known.name)))
+
+
 def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -> Choice:
     """[analytical | forest | gat | auto | a file .npz] -> [Choice] for a kind of kernels
 
@@ -137,7 +143,7 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -
             f'{name!r} is no model; choose one of {", ".join(NAMES)}, or name a file .npz'
         )
     if name == 'gat':
-        graph = find_gat(machine.name)
+        graph = next((found for known in names_of(machine) if (found := find_gat(known))), None)
         if graph is None:
             raise InputError(
                 f'no graph-attention model knows {machine.name}; train one (tilewright model train '
@@ -147,7 +153,8 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -
     what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
     why = f'no learned model knows {what} on {machine.name}'
     try:
-        found = find_model(machine.name, kind)
+        named = (find_model(known, kind) for known in names_of(machine))
+        found = next((model for model in named if model), None)
     except InputError as error:  # a file that is damaged, or older than the features
         found, why = None, str(error)
     if found is not None:
@@ -162,7 +169,7 @@ def load_model_for(path: str, machine: GpuMachine) -> tuple[LearnedModel, str]:
     """(model, a sentence): a model for another machine is used, and said to be."""
     model = load_model(Path(path))
     trained = model.header['machine']
-    if trained != machine.name:
+    if trained not in names_of(machine):
         return model, (
             f'{path} was trained on {trained}, and this is for {machine.name}: its ranking may be '
             f'wrong'

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.machine.machine import Machine
 from tilewright.network_gpu.measure import How
 
@@ -30,6 +30,8 @@ def check(
         raise InputError(
             f'machine={machine!r} is no Machine; give one of tilewright.Machine, or leave it out'
         )
+    if save is not None and Path(save).suffix != '.tw':
+        raise InputError(f'save={os.fspath(save)!r} does not end in .tw, by which files are known')
     if save is not None and not Path(save).parent.is_dir():
         raise InputError(f'{save} cannot be written: {Path(save).parent} is no directory')
 
@@ -47,6 +49,20 @@ def check_saved(path: str | os.PathLike[str], **given: object) -> None:
             f'{wrong[0]}= means nothing with {os.fspath(path)}, which is compiled already; leave '
             f'it out, or compile the model that it was made from'
         )
+
+
+def is_onnx(network: Any) -> bool:
+    """Whether a network is an ONNX model: a path, bytes or a ModelProto."""
+    return isinstance(network, str | os.PathLike | bytes) or type(network).__name__ == 'ModelProto'
+
+
+def with_fallback(error: UnsupportedError) -> UnsupportedError:
+    """The sentence about nodes that are not supported, with who else could run them."""
+    return UnsupportedError(
+        f"{error}; fallback='onnxruntime', on the command line --fallback onnxruntime, has ONNX "
+        f'Runtime run them, in a network that cannot be saved or exported',
+        error.nodes,
+    )
 
 
 def check_gpu(target: str, **given: object) -> None:

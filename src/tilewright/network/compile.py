@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tilewright.errors import InputError, ModelError
+from tilewright.errors import InputError, ModelError, UnsupportedError
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
@@ -45,8 +45,10 @@ from tilewright.network.arguments import (
     check_gpu,
     check_saved,
     how_of,
+    is_onnx,
     is_saved,
     passes_of,
+    with_fallback,
 )
 from tilewright.network.chooser import choose_all, choose_frugal
 from tilewright.network.fitting import fit, weight_limit
@@ -60,7 +62,6 @@ from tilewright.network_gpu.place import by_levels
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
-from tilewright.ops.stage import FUNCTIONS
 from tilewright.pipeline import check_options, debug, thread_count
 from tilewright.runtime.gpu_session import open_device
 from tilewright.runtime.measure import Progress
@@ -80,14 +81,13 @@ NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'dead': lambda graph, _: drop_dead(graph),
 }
 PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
-    'fuse': lambda program, cost: fuse(program, cost, frozenset(FUNCTIONS)),
+    'fuse': fuse,
     'prologue': put_before,
     'concat': lambda program, _: concat(program),
     'layout': assign_layouts,
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
-# On a GPU, epilogues have the functions that every dialect has, images are not changed as they are
-# copied, and branches run side by side.
+# On a GPU images are not changed as they are copied, and branches run side by side.
 GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'fuse': lambda program, cost: fuse(by_levels(program), cost),
     'concat': lambda program, _: concat(program),
@@ -148,7 +148,8 @@ def compile(
     if is_saved(network):
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
-            passes=passes, trials=trials, save=save, fallback=fallback,
+            passes=passes, trials=trials, save=save, fallback=fallback, tune=tune != 'model',
+            max_rel_err=max_rel_err != DEFAULT_LIMIT,
         )  # fmt: skip
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
@@ -198,10 +199,14 @@ def compile(
             )
         network = mixture.traced.graph
     clock = _Clock()
+    from_onnx = is_onnx(network)
     if not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)
     host, count = _host(machine, threads)
-    program = prepare(network, shapes, passes, RoughCost(host, count))
+    try:
+        program = prepare(network, shapes, passes, RoughCost(host, count))
+    except UnsupportedError as error:
+        raise (with_fallback(error) if from_onnx else error) from None
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)
     chosen = schedule(program, host, count, top, max_rel_err, progress)
@@ -308,7 +313,7 @@ def read(
         from tilewright.importers.torch import import_torch
 
         return import_torch(model, shapes, example_inputs)
-    if isinstance(model, str | os.PathLike | bytes) or type(model).__name__ == 'ModelProto':
+    if is_onnx(model):
         from tilewright.importers.onnx import import_onnx
 
         return import_onnx(model, shapes, constants)

@@ -31,6 +31,7 @@ from tilewright.runtime.measure import Progress
 TARGETS = ('cuda', 'opencl', 'host')
 TRIALS = 32  # schedules that are timed for each distinct group
 KEPT = 4  # choices of the model that are kept
+LOOKED = 16  # schedules that the model looks at where a search is to begin from nothing
 
 Report = Callable[[Progress], object]
 
@@ -57,7 +58,8 @@ def compile_program(
     device = device or open_device(target, name)
     begin = time.perf_counter()
     groups = {task.group.digest: task.group for task in program.tasks}
-    chosen = chosen_by_model(groups, device.machine, KEPT, max_rel_err, progress)
+    looked = LOOKED if tune == 'measure' and how.from_nothing else None
+    chosen = chosen_by_model(groups, device.machine, KEPT, max_rel_err, progress, looked)
     debug(1, f'{program.name}: {len(groups)} groups scheduled after {_since(begin)}')
     best = {digest: found[0] for digest, found in chosen.items()}
     if tune == 'measure':
@@ -91,8 +93,9 @@ def chosen_by_model(
     top: int,
     max_rel_err: float,
     progress: Report | None = None,
+    looked: int | None = None,
 ) -> dict[str, tuple[GpuChoice, ...]]:
-    """The choices for every distinct group, by its digest, the best first."""
+    """The choices for every distinct group, by its digest, the best first, out of so many."""
     begin = time.perf_counter()
 
     def report(group: Group, done: int, total: int) -> None:
@@ -100,7 +103,7 @@ def chosen_by_model(
             left = (time.perf_counter() - begin) / done * (total - done)
             progress(Progress('search', group.label, done, total, left, None))
 
-    found = choose_all(list(groups.values()), machine, top, max_rel_err, report)
+    found = choose_all(list(groups.values()), machine, top, max_rel_err, report, trials=looked)
     return dict(zip(groups, found, strict=True))
 
 

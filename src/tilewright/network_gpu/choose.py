@@ -28,7 +28,6 @@ from tilewright.model.gpu import COSTS, predict_gpu
 from tilewright.model.gpu_bounds import gpu_bounds
 from tilewright.network.chooser import core
 from tilewright.network_gpu.labour import each
-from tilewright.ops.compose import BEHIND_PRODUCTS
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
@@ -81,10 +80,15 @@ def choose_all(
     max_rel_err: float,
     report: Report | None = None,
     processes: int | None = None,
+    trials: int | None = None,
 ) -> list[tuple[GpuChoice, ...]]:
-    """For each group its best choices, at least one and at most `top`, in the order given."""
+    """For each group its best choices, at least one and at most `top`, in the order given.
+
+    `trials`: schedules of a group that the model looks at.
+    """
+    looked = trials or TRIALS
     cores = [core(group) for group in groups]
-    keys = [_key(one, machine, top, max_rel_err) for one in cores]
+    keys = [_key(one, machine, top, max_rel_err, looked) for one in cores]
     found: dict[str, tuple[GpuChoice, ...]] = {}
     left: dict[str, Group] = {}
     for key, one in zip(keys, cores, strict=True):
@@ -94,7 +98,7 @@ def choose_all(
         else:
             left[key] = one
     for done, (key, answer) in enumerate(
-        _searched(left, machine, top, max_rel_err, processes), len(found) + 1
+        _searched(left, machine, top, max_rel_err, processes, looked), len(found) + 1
     ):
         found[key] = answer
         choices.keep(key, [choice.to_json() for choice in answer])
@@ -114,11 +118,11 @@ def recalled(key: str) -> tuple[GpuChoice, ...]:
         return ()
 
 
-def _key(group: Group, machine: GpuMachine, top: int, max_rel_err: float) -> str:
+def _key(group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int) -> str:
     return choices.key_of(
         {
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
-            'matrix': max_rel_err >= MATRIX_ERROR, 'trials': TRIALS,
+            'matrix': max_rel_err >= MATRIX_ERROR, 'trials': trials,
         }
     )  # fmt: skip
 
@@ -133,9 +137,6 @@ def _legal(
 
 def is_legal(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
     """Whether kernels can be generated, and their blocks fit the machine."""
-    used = {name for stage in group.stages for name in stage.expr.functions()}
-    if schedule.schema not in (general.NAME, rows.NAME) and not used <= BEHIND_PRODUCTS:
-        return False
     try:
         for kernel in generate(group, schedule).kernels:
             machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
@@ -150,13 +151,14 @@ def _searched(
     top: int,
     max_rel_err: float,
     processes: int | None,
+    trials: int,
 ) -> Iterable[tuple[str, tuple[GpuChoice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
-    slow = [key for key, group in left.items() if has_products(group) and not _is_thin(group)]
+    slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
     for key, group in left.items():
         if key not in slow:
-            yield key, search(group, machine, top, max_rel_err, True, TRIALS)
-    pieces = [(left[key], machine, top, max_rel_err, True, TRIALS) for key in slow]
+            yield key, search(group, machine, top, max_rel_err, True, trials)
+    pieces = [(left[key], machine, top, max_rel_err, True, trials) for key in slow]
     yield from zip(slow, each(search, pieces, processes), strict=True)
 
 
@@ -173,7 +175,7 @@ def search(
     Without `products` by schemas that move one element at a time.
     """
     if products and has_products(group):
-        if _is_thin(group):
+        if is_thin(group):
             return _general(group, machine)[:top]
         made = _by_model(group, machine, top, max_rel_err, trials)
         return tuple(made[:top]) or _general(group, machine)[:top]
@@ -208,7 +210,7 @@ def has_products(group: Group) -> bool:
     return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
 
 
-def _is_thin(group: Group) -> bool:
+def is_thin(group: Group) -> bool:
     """Whether it multiplies a matrix that is read once by few rows."""
     found = vector_candidates(group)
     if not found:

@@ -2,10 +2,14 @@
 
 Goes in: groups, what the model chose for each, a device. Comes out: the fastest that computes its
 group's reference. Distinct cores (network/chooser.py) are searched once, from the model's choices
-on, by one of `SEARCHES`, with a model that ranks what is tried (learn/rankers.py). Several groups
-are searched at a time, each with a process of its own on the device (runtime/gpu_worker.py), which
-may die without harm; kernels are compiled in many processes meanwhile, and only one is timed at any
-time. What was found is remembered.
+on, by one of `SEARCHES`, with a model that ranks what is tried (learn/rankers.py). What was found
+is remembered. Several groups are searched at a time, and the work of all of them is in processes:
+
+    search    one a group (labour.py): proposes and ranks, and asks this process for times
+    compiler  as many as there are cores, for whatever group has kernels to compile
+    session   one a group (runtime/gpu_worker.py): has the device, and may die without harm
+
+Only one kernel is timed at any time. Whatever else runs meanwhile gives way to the sessions.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from tilewright.codegen.gpu.generate import with_own_dims
@@ -27,12 +32,14 @@ from tilewright.learn.files import SEARCHED
 from tilewright.learn.online import Online
 from tilewright.learn.rankers import ranker_for
 from tilewright.machine.gpu import GpuMachine
+from tilewright.network.chooser import usable_cores
 from tilewright.network_gpu.choose import (
     MATRIX_ERROR,
     GpuChoice,
     choice_of,
     has_products,
     is_legal,
+    is_thin,
     recalled,
 )
 from tilewright.network_gpu.code import build
@@ -48,12 +55,14 @@ from tilewright.search.gpu_tune import Measure, Tried, tune
 from tilewright.search.strategies import search
 from tilewright.store import choices
 
-AT_ONCE = 4  # groups that are searched at a time
+AT_ONCE = 4, 16  # groups that are searched at a time: as many as cores, but no fewer and no more
 REPEATS = 7
 SAMPLED = 2_000  # candidates of a group; whether each is legal is found out by generating it
 HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
 
 Report = Callable[[Group, int, int], object]
+# What finds schedules: (measure, trials, starts) -> what was tried, best first.
+Find = Callable[[Measure, int, Sequence[GpuSchedule]], list[Tried]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,8 @@ class How:
 
     model    what ranks them: analytical, forest, gat, auto, or a file of a model
     search   local (search/gpu_tune.py: changes of the best), or one of search/strategies.py;
-             'genetic' goes on learning from what it measures, 'online' begins from nothing
+             'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
+             with a model nor with what one has chosen
     """
 
     model: str = 'analytical'
@@ -88,6 +98,10 @@ class How:
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
             raise InputError(f'search is {self.search!r}; choose one of {", ".join(SEARCHES)}')
+
+    @property
+    def from_nothing(self) -> bool:
+        return self.search == 'online'
 
     def check(self, group: Group, machine: GpuMachine) -> None:
         """Raise InputError where no such model knows the machine; warn where another one ranks."""
@@ -112,13 +126,21 @@ class How:
                 space, measure, trials=trials, model=chosen.ranker, starts=starts, seed=seed,
                 batch=max(trials // 2, 1),
             )  # fmt: skip
-        prior = None if self.search == 'online' else chosen.ranker
+        prior = None if self.from_nothing else chosen.ranker
         learns = self.search in ('online', 'genetic')
         model = Online(group, machine, prior=prior, seed=seed) if learns else chosen.ranker
         return search(
             space, measure, self.search, trials=trials, model=model, starts=starts, seed=seed,
             sampled=sampled or SAMPLED,
         )  # fmt: skip
+
+
+def hunt(
+    measure: Measure, how: How, group: Group, machine: GpuMachine, trials: int,
+    starts: Sequence[GpuSchedule], sampled: int,
+) -> list[Tried]:  # fmt: skip
+    """`How.search_for` as a piece of work for another process, which asks here for times."""
+    return how.search_for(group, machine, measure, trials=trials, starts=starts, sampled=sampled)
 
 
 def fastest(
@@ -141,34 +163,48 @@ def fastest(
         for name, group in groups.items()
     }  # fmt: skip
     best = {name: kept[0] for name, key in keys.items() if (kept := recalled(key))}
-    # Sessions hold floats; and one choice is the best of its kind.
+    # Sessions hold floats; and where nothing is searched, one choice is the best of its kind.
     best |= {
         name: chosen[name][0]
         for name, group in groups.items()
-        if name not in best and (not group.is_plain or len(chosen[name]) == 1)
+        if name not in best
+        and (not group.is_plain or (len(chosen[name]) == 1 and not is_searched(group)))
     }
     left = [name for name in groups if name not in best]
     if not left:
         return best
     how.check(groups[left[0]], place.machine)
-    lock = threading.Lock()
+    lock, stopped = threading.Lock(), threading.Event()
     troubles: dict[str, str] = {}
     # The longest first, so that none works alone at the end.
     left.sort(key=lambda name: -groups[name].flops)
-    count = min(AT_ONCE, len(left))
+    count = min(max(AT_ONCE[0], min(usable_cores(), AT_ONCE[1])), len(left))
     workers: queue.SimpleQueue[GpuWorker] = queue.SimpleQueue()
     with ExitStack() as stack:
         pool = stack.enter_context(Pool())
-        threads = stack.enter_context(ThreadPoolExecutor(count))
+        searchers = stack.enter_context(Pool(count))
         for _ in range(count):
             workers.put(stack.enter_context(GpuWorker(place.target, place.name, seed=0)))
+        threads = stack.enter_context(ThreadPoolExecutor(count))
+        # First of all when it ends, also by an error: no thread goes on with what is left.
+        stack.callback(searchers.end)
+        stack.callback(stopped.set)
 
         def work(name: str) -> GpuChoice:
             group = with_own_dims(groups[name])
-            one = _Search(group, chosen[name], place, max_rel_err, pool, lock, how)
+
+            def find(
+                measure: Measure, count: int, starts: Sequence[GpuSchedule]
+            ) -> list[Tried]:  # fmt: skip
+                words = (how, group, place.machine, count, starts, SAMPLED)
+                if len(left) == 1:
+                    return hunt(measure, *words)
+                return searchers.submit(hunt, *words, answer=measure).result()
+
+            one = _Search(group, chosen[name], place, max_rel_err, pool, lock, stopped)
             worker = workers.get()
             try:
-                return one.run(worker, trials)
+                return one.run(worker, trials, find, how.from_nothing)
             except TilewrightError as error:
                 troubles[name] = str(error)
                 return chosen[name][0]
@@ -188,6 +224,11 @@ def fastest(
     return best
 
 
+def is_searched(group: Group) -> bool:
+    """Whether schedules are searched; of other groups those are timed that the model names."""
+    return has_products(group) and not is_thin(group)
+
+
 class _Search:
     """One group: candidates are compiled, checked and timed batch by batch."""
 
@@ -199,27 +240,22 @@ class _Search:
         max_rel_err: float,
         pool: Pool,
         lock: threading.Lock,
-        how: How,
+        stopped: threading.Event,
     ) -> None:
-        self.group, self.chosen, self.place, self.how = group, chosen, place, how
-        self.max_rel_err, self.pool, self.lock = max_rel_err, pool, lock
+        self.group, self.chosen, self.place = group, chosen, place
+        self.max_rel_err, self.pool, self.lock, self.stopped = max_rel_err, pool, lock, stopped
         self.best_ms = math.inf
         self.trouble = 'nothing was tried'
 
-    def run(self, worker: GpuWorker, trials: int) -> GpuChoice:
+    def run(self, worker: GpuWorker, trials: int, find: Find, from_nothing: bool) -> GpuChoice:
         starts = [choice.schedule for choice in self.chosen]
-
-        def measure(schedules: Sequence[GpuSchedule]) -> list[float | None]:
-            return self._measured(worker, schedules)
-
-        if not has_products(self.group):
+        measure = partial(self._measured, worker)
+        if not is_searched(self.group):
             seconds = measure(starts[:trials])
             timed = [(s, t) for s, t in zip(starts, seconds, strict=False) if t is not None]
             timed.sort(key=lambda pair: pair[1])
         else:
-            tried = self.how.search_for(
-                self.group, self.place.machine, measure, trials=trials, starts=starts
-            )
+            tried = find(measure, trials, () if from_nothing else starts)
             timed = [(t.schedule, t.seconds) for t in tried if t.seconds is not None]
         if not timed:
             raise CheckError(f'no kernel for {self.group.label} works: {self.trouble}')
@@ -233,17 +269,21 @@ class _Search:
         self, worker: GpuWorker, schedules: Sequence[GpuSchedule]
     ) -> list[float | None]:  # fmt: skip
         exact = self.max_rel_err < MATRIX_ERROR
+        target = self.place.architecture
+        # Who compiles also finds out what is not legal.
         good = [
-            (s.intrinsic == 'fma' or not exact) and is_legal(self.group, s, self.place.machine)
+            (s.intrinsic == 'fma' or not exact)
+            and (bool(target) or is_legal(self.group, s, self.place.machine))
             for s in schedules
         ]
-        target = self.place.architecture
         built = [
             self.pool.submit(build, self.group, s, target) if fine and target else None
             for s, fine in zip(schedules, good, strict=True)
         ]
         seconds: list[float | None] = []
         for schedule, fine, future in zip(schedules, good, built, strict=True):
+            if self.stopped.is_set():
+                raise CheckError(f'the search for {self.group.label} was given up')
             made = future.result() if future else None
             if not fine or (made is not None and made.error):
                 self.trouble = made.error if made else 'it is not legal'

@@ -11,20 +11,12 @@ in as few parts (ops/parts.py), so that nothing would be saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access, Affine, Expr, Stage
-
-# Functions that every schema for sums of products has in its epilogue, on CPUs and GPUs.
-BEHIND_PRODUCTS = frozenset(
-    {
-        'add', 'sub', 'mul', 'div', 'max', 'min', 'neg', 'exp', 'tanh', 'sigmoid', 'sqrt', 'abs',
-        'pow',
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +28,11 @@ class Composed:
     consumer_names: Mapping[str, str]
 
 
-def append(
-    producer: Group, consumer: Group, tensor: str, behind: Set[str] = BEHIND_PRODUCTS
-) -> Composed | None:
+def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     """The producer with the consumer, whose input `tensor` is the producer's output, as epilogue.
 
     The consumer has to be element by element and to read `tensor` where it writes; the result keeps
-    the producer's names, and the name of its output. Behind a sum of products it may call the
-    functions `behind`. None where that cannot be.
+    the producer's names, and the name of its output. None where that cannot be.
     """
     source, made = producer.output, consumer.tensor(tensor)
     if (source.shape, source.dtype) != (made.shape, made.dtype) or made.role != 'input':
@@ -52,7 +41,8 @@ def append(
         return None
     if consumer.output.shape != source.shape:
         return None
-    if producer.main.is_product_sum and not _fits_products(producer, consumer, behind):
+    # Schemas for sums of products have float32 at affine indices alone.
+    if producer.main.is_product_sum and not (producer.is_plain and consumer.is_plain):
         return None
     taken = {t.name for t in producer.tensors}
     value = fresh('Acc0', taken)
@@ -84,12 +74,6 @@ def append(
         return None
     given = {t.name: t.name for t in producer.tensors if t.role in ('input', 'constant')}
     return Composed(joined, given, _given(consumer, names, tensor))
-
-
-def _fits_products(producer: Group, consumer: Group, behind: Set[str]) -> bool:
-    """Whether the schemas for sums of products know all that the consumer does."""
-    used = {name for stage in consumer.stages for name in stage.expr.functions()}
-    return producer.is_plain and consumer.is_plain and used <= behind
 
 
 def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:

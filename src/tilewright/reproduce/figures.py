@@ -32,6 +32,8 @@ class Figure:
     threads  None: all usable cores
     gpu      evaluates data of a GPU, which --machine names
     trains   trains networks, for as many epochs as --epochs says
+    networks compiles networks of the zoo on a GPU: those that --networks names, on --target, with
+             --samples trials a group
     """
 
     name: str
@@ -42,6 +44,7 @@ class Figure:
     threads: int | None = None
     gpu: bool = False
     trains: bool = False
+    networks: str = ''
 
     def load(self) -> ModuleType:
         return importlib.import_module(f'tilewright.reproduce.{self.module}')
@@ -68,6 +71,10 @@ FIGURES = {
             trains=True,
         ),
         Figure('gtuner-fig7', 'gtuner_fig7', 'best time against trials', gpu=True, trains=True),
+        Figure(
+            'gtuner-table3', 'gtuner_table3', 'latency and tuning of networks, Tables 3 and 4',
+            samples=80, networks='mobilenet_v1,squeezenet,resnet18,resnet34',
+        ),
         Figure('cpu-ranker', 'cpu_ranker', 'a learned ranking of CPU schedules, samples of fig5'),
     )
 }  # fmt: skip
@@ -126,6 +133,8 @@ class Options:
     seed      decides the schedules that are drawn and the data that kernels are run on
     gpu       the GPU that the data of a figure of GPUs were taken on
     epochs    of a network's training; 0: as many as the figure has
+    networks, target, seconds, small   of a figure that compiles networks: their names, where they
+              run, when no new one is begun any more, and whether they are to be small
     """
 
     name: str
@@ -138,3 +147,7 @@ class Options:
     report: Reporter = Silence()  # noqa: RUF009 (it has no state)
     gpu: GpuMachine | None = None
     epochs: int = 0
+    networks: str = ''
+    target: str = 'cuda'
+    seconds: float | None = None
+    small: bool = False

@@ -30,6 +30,7 @@ from tilewright.codegen.cpu.general_plan import (
     at_point,
     inside,
     is_windowed,
+    read_texts,
     strip_of,
     unrolled,
 )
@@ -399,23 +400,10 @@ class PieceWriter:
         piece = self.piece
         places = [replace(p, tests=tuple(filter(kept, p.tests))).at(point) for p in piece.reads]
         iterators = {n: affine_text(at_point(at, point)) for n, at in piece.iterators.items()}
-        text, dtype = self.typed.text(piece.stage.expr, self._elements(places, []), iterators)
+        text, dtype = self.typed.text(
+            piece.stage.expr, read_texts(places, [], self._element), iterators
+        )
         return self.typed.convert(text, dtype, piece.dtype)
-
-    def _elements(
-        self, reads: Sequence[Place | int], values: Sequence[str]
-    ) -> list[tuple[str, str]]:
-        """(C text, dtype) of every read: an element, or one of the values with these dtypes."""
-        made: dict[int, tuple[str, str]] = {}
-        indirect = [n for n, r in enumerate(reads) if isinstance(r, Place) and r.lookups]
-        for n in (*(n for n in range(len(reads)) if n not in indirect), *indirect):
-            item = reads[n]
-            if isinstance(item, Place):
-                known = {k: text for k, (text, _) in made.items()}
-                made[n] = self._element(item, known), item.dtype
-            else:
-                made[n] = f'value_{item}', values[item]
-        return [made[n] for n in range(len(reads))]
 
     def _element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if place.lookups:
@@ -433,7 +421,7 @@ class PieceWriter:
         for n, after in enumerate(piece.after, 1):
             iterators = {name: affine_text(at) for name, at in after.iterators.items()}
             text, dtype = self.typed.text(
-                after.expr, self._elements(after.reads, dtypes), iterators
+                after.expr, read_texts(after.reads, dtypes, self._element), iterators
             )
             value = self.typed.convert(text, dtype, after.dtype)
             writer.line(f'const {C_TYPES[after.dtype]} value_{n} = {value};')

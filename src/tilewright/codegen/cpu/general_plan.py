@@ -410,3 +410,24 @@ def at_point(at: Affine, point: Mapping[str, int]) -> Affine:
     """An affine index with numbers for some iterators."""
     rest = tuple((n, c) for n, c in at.terms if n not in point)
     return Affine(rest, at.const + sum(c * point[n] for n, c in at.terms if n in point))
+
+
+def read_texts(
+    reads: Sequence[Place | int],
+    values: Sequence[str],
+    element: Callable[[Place, Mapping[int, str]], str],
+) -> list[tuple[str, str]]:
+    """(C text, dtype) of every read: an element, or one of the values with these dtypes.
+
+    `element` writes one, given the texts of reads that are looked up in it: those come first.
+    """
+    made: dict[int, tuple[str, str]] = {}
+    indirect = [n for n, r in enumerate(reads) if isinstance(r, Place) and r.lookups]
+    for n in (*(n for n in range(len(reads)) if n not in indirect), *indirect):
+        item = reads[n]
+        if isinstance(item, Place):
+            known = {k: text for k, (text, _) in made.items()}
+            made[n] = element(item, known), item.dtype
+        else:
+            made[n] = f'value_{item}', values[item]
+    return [made[n] for n in range(len(reads))]

@@ -2,14 +2,15 @@
 
 Every operand of an epilogue stage is turned into an affine address over the *main* stage's
 iterators, so that a bias, a residual of any shape or a per-pixel scale are all the same thing.
-CPU kernels take the functions of codegen/cpu/functions.py (`typed_epilogue`), among them maxima
-that let NaN through; kernels for GPUs those that every dialect has (`plan_epilogue`).
+Expressions go by codegen/cpu/expression.py on a CPU (`typed_epilogue`) and by codegen/gpu/typed.py
+on a GPU (codegen/gpu/epilogue.py): both know every function, and maxima let NaN through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilewright.codegen.cpu.expression import Typed
 from tilewright.codegen.cpu.functions import write_functions
@@ -18,31 +19,6 @@ from tilewright.errors import ScheduleError
 from tilewright.ops.compose import placed
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage
-
-_TEMPLATES = {
-    'add': '({} + {})',
-    'sub': '({} - {})',
-    'mul': '({} * {})',
-    'div': '({} / {})',
-    'max': 'fmaxf({}, {})',
-    'min': 'fminf({}, {})',
-    'neg': '(-{})',
-    'exp': 'expf({})',
-    'tanh': 'tanhf({})',
-    'sigmoid': '(1.0f / (1.0f + expf(-{})))',
-    'sqrt': 'sqrtf({})',
-    'abs': 'fabsf({})',
-    'pow': 'powf({}, {})',
-}
-
-
-def c_expr(expr: Expr, operands: list[str]) -> str:
-    """[Expr] -> [C expression]"""
-    if expr.op == 'read':
-        return operands[int(expr.value)]
-    if expr.op == 'const':
-        return c_float(expr.value)
-    return _TEMPLATES[expr.op].format(*(c_expr(a, operands) for a in expr.args))
 
 
 def c_float(value: float) -> str:
@@ -68,7 +44,7 @@ class Operand:
 class Epilogue:
     """`value` is the accumulated sum; `expression` a C expression over it and the operands.
 
-    `functions` are those of codegen/cpu/functions.py that it calls.
+    `functions` are those that it calls, of codegen/cpu/functions.py or codegen/gpu/typed.py.
     """
 
     expression: str
@@ -79,7 +55,7 @@ class Epilogue:
 def typed_epilogue(group: Group) -> Epilogue:
     """[Group] -> [Epilogue] for a CPU: every function that expressions may have."""
     typed = Typed()
-    planned = plan_epilogue(group, text=lambda expr, operands: typed_text(typed, expr, operands))
+    planned = plan_epilogue(group, partial(typed_text, typed))
     return replace(planned, functions=tuple(typed.functions))
 
 
@@ -97,16 +73,8 @@ def write_epilogue(writer: Writer, functions: tuple[str, ...]) -> None:
         write_functions(writer, functions)
 
 
-def plan_epilogue(
-    group: Group,
-    element: str = '{}[{}]',
-    text: Callable[[Expr, list[str]], str] = c_expr,
-) -> Epilogue:
-    """[Group] -> [Epilogue].
-
-    element  formats an operand's pointer name and its local index
-    text     writes an expression over the C texts of what it reads
-    """
+def plan_epilogue(group: Group, text: Callable[[Expr, list[str]], str]) -> Epilogue:
+    """[Group] -> [Epilogue]; `text` writes an expression over the C texts of what it reads."""
     main = group.main
     axes = main.write.index
     value, operands = 'value', []
@@ -125,7 +93,7 @@ def plan_epilogue(
                 continue
             operand = _operand(group, access, place, f'e{len(operands)}')
             operands.append(operand)
-            texts.append(element.format(operand.name, f'{operand.name}_at'))
+            texts.append(f'{operand.name}[{operand.name}_at]')
         value = values[stage.write.tensor] = text(stage.expr, texts)
     return Epilogue(value, tuple(operands))
 

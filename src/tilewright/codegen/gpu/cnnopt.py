@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import cnnopt_join, pieces
 from tilewright.codegen.gpu.cnnopt_plan import WARP, Axis, Plan, plan
+from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel, Scalar
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.ops.group import Group
@@ -110,7 +111,8 @@ def main_kernel(p: Plan, loose: bool = False) -> Kernel:
         p.grid,
         p.threads,
         tuple(shared),
-        needs=cnnopt_join.needs(p),
+        helpers(p.group, p.epilogue),
+        cnnopt_join.needs(p),
     )
 
 

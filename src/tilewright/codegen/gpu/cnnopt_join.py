@@ -16,6 +16,7 @@ import math
 
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.cnnopt_plan import Plan
+from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer
 
@@ -259,4 +260,7 @@ def _pointwise(
         *last,
     ]
     out = pieces.argument(p.group.tensor(result), written=True)
-    return Kernel(name, (*arrays, out), '\n'.join(body), (-(-points // THREADS), 1, 1), THREADS)
+    return Kernel(
+        name, (*arrays, out), '\n'.join(body), (-(-points // THREADS), 1, 1), THREADS,
+        helpers=helpers(p.group, p.epilogue),
+    )  # fmt: skip

@@ -26,7 +26,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.gpu.epilogue import gpu_epilogue
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
@@ -204,7 +205,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     ]
     if not wrong:
         p = Plan(
-            group, contraction, plan_epilogue(group), y, x, registers, lanes, warps, cb, stages,
+            group, contraction, gpu_epilogue(group), y, x, registers, lanes, warps, cb, stages,
             split, join, schedule.schema == 's',
         )  # fmt: skip
         if split <= p.iterations:

@@ -27,6 +27,7 @@ from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.depthwise_plan import Plan, plan
+from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Kernel
 from tilewright.codegen.gpu.module import Module, Step, tensor_buffers
 from tilewright.ops.group import Group
@@ -60,6 +61,7 @@ def kernel(p: Plan) -> Kernel:
         (math.prod(p.tiles), 1, 1),
         p.threads,
         (('tile', p.shared_floats),) if p.shared else (),
+        helpers(p.group, p.epilogue),
     )
 
 

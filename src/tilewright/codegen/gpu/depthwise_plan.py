@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.gpu.epilogue import gpu_epilogue
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -122,7 +123,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     image, weights, rows, columns = _roles(group)
     numbers = th, tw, bh, bw, bp = [schedule[name] for name in ('th', 'tw', 'bh', 'bw', 'bp')]
     p = Plan(
-        group, image, weights, plan_epilogue(group), rows, columns, th, tw, bh, bw, bp,
+        group, image, weights, gpu_epilogue(group), rows, columns, th, tw, bh, bw, bp,
         bool(schedule['shared']),
     )  # fmt: skip
     wrong = [

@@ -28,6 +28,7 @@ from types import ModuleType
 from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import patch_warp, patch_warpgroup, pieces
+from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.codegen.gpu.patch_plan import WARP, Plan, plan
@@ -119,7 +120,7 @@ def main_kernel(p: Plan) -> Kernel:
     return Kernel(
         f'patch_{p.group.main.name}', tuple(args), '\n'.join(body),
         (p.pixel_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
-        needs=frozenset(needs),
+        helpers(p.group, p.epilogue), frozenset(needs),
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.gpu.epilogue import gpu_epilogue
 from tilewright.codegen.gpu.language import Array
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
@@ -194,7 +195,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         )
     tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
     p = Plan(
-        group, c, plan_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
+        group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
         schedule.intrinsic == 'wgmma_tf32x3',
         _axes(group, c, dict(tile), dict(schedule.tiles).get('gap', 0)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.codegen.cpu.expression import C_TYPES, number
-from tilewright.codegen.cpu.general_plan import Loop, Piece, Place, Tables, affine_text
+from tilewright.codegen.cpu.general_plan import Loop, Piece, Place, Tables, affine_text, read_texts
 from tilewright.codegen.gpu.typed import GpuTyped, narrow
 from tilewright.ops.stage import COMBINERS
 
@@ -35,7 +35,9 @@ class Point:
         """What one point of the reductions adds, in the dtype that is accumulated."""
         piece = self.piece
         iterators = {name: affine_text(at) for name, at in piece.iterators.items()}
-        text, dtype = self.typed.text(piece.stage.expr, self._elements(piece.reads, []), iterators)
+        text, dtype = self.typed.text(
+            piece.stage.expr, read_texts(piece.reads, [], self._element), iterators
+        )
         return narrow(self.typed.convert(text, dtype, piece.dtype))
 
     def combined(self, left: str, right: str) -> str:
@@ -48,28 +50,13 @@ class Point:
         dtypes = [piece.dtype]
         for count, after in enumerate(piece.after, 1):
             iterators = {name: affine_text(at) for name, at in after.iterators.items()}
-            reads = self._elements(after.reads, dtypes)
+            reads = read_texts(after.reads, dtypes, self._element)
             text, dtype = self.typed.text(after.expr, reads, iterators)
             made = narrow(self.typed.convert(text, dtype, after.dtype))
             lines.append(f'const {C_TYPES[after.dtype]} value_{count} = {made};')
             dtypes.append(after.dtype)
         target = f'{piece.write.pointer}[{piece.write.index({})}]'
         return [*lines, f'{target} = value_{len(piece.after)};']
-
-    def _elements(
-        self, reads: Sequence[Place | int], values: Sequence[str]
-    ) -> list[tuple[str, str]]:
-        """(C text, dtype) of every read: an element, or one of the values with these dtypes."""
-        made: dict[int, tuple[str, str]] = {}
-        indirect = [n for n, r in enumerate(reads) if isinstance(r, Place) and r.lookups]
-        for n in (*(n for n in range(len(reads)) if n not in indirect), *indirect):
-            item = reads[n]
-            if isinstance(item, Place):
-                known = {k: text for k, (text, _) in made.items()}
-                made[n] = self._element(item, known), item.dtype
-            else:
-                made[n] = f'value_{item}', values[item]
-        return [made[n] for n in range(len(reads))]
 
     def _element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if place.lookups:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.codegen.gpu.tiled_plan import WARP, Plan, plan
@@ -124,9 +125,8 @@ def main_kernel(p: Plan) -> Kernel:
         (p.row_tiles, p.column_tiles * p.groups, p.split),
         p.threads,
         tuple(shared),
-        needs=frozenset(
-            (['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])
-        ),
+        helpers(p.group, p.epilogue),
+        frozenset((['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])),
     )
 
 

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.codegen.cpu.pointwise import Epilogue, plan_epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.gpu.epilogue import gpu_epilogue
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -143,7 +144,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     matrix = schedule.intrinsic == 'mma_tf32x3'
     bk, bp, tk, tp, kb, stages, split = numbers
     p = Plan(
-        group, contraction, plan_epilogue(group), bk, bp, tk, tp, kb, stages, split,
+        group, contraction, gpu_epilogue(group), bk, bp, tk, tp, kb, stages, split,
         bool(schedule['joint']), matrix,
     )  # fmt: skip
     unit = 16 if matrix else 4

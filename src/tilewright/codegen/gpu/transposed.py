@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilewright.codegen.cpu.pointwise import Epilogue, c_expr, plan_epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue
 from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu.epilogue import device_text, gpu_epilogue, helpers
 from tilewright.codegen.gpu.language import Kernel
 from tilewright.codegen.gpu.module import Module, Step, tensor_buffers
+from tilewright.codegen.gpu.typed import GpuTyped
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
@@ -63,7 +65,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     if side < 1 or rows < 1 or side % rows:
         raise ScheduleError(f'{group.label}: {rows} rows do not divide a square of {side}')
     a, b = _ends(group.main)
-    return Plan(group, plan_epilogue(group), a, b, side, rows)
+    return Plan(group, gpu_epilogue(group), a, b, side, rows)
 
 
 def _why_not(group: Group) -> str:
@@ -102,7 +104,7 @@ def kernel(p: Plan) -> Kernel:
     source = stage.reads[0]
     taken = pieces.element(group, source)
     result = replace(stage.write, tensor=group.output.name)
-    value = c_expr(stage.expr, [f'tile[lane * {p.side + 1} + row]'])
+    value = device_text(GpuTyped(), stage.expr, [f'tile[lane * {p.side + 1} + row]'])
     body = [
         *pieces.decode('BLOCK_X', p.grid),
         f'const int lane = THREAD % {p.side}, first = THREAD / {p.side};',
@@ -128,6 +130,7 @@ def kernel(p: Plan) -> Kernel:
         (math.prod(size for _, size in p.grid), 1, 1),
         p.side * p.rows,
         (('tile', p.side * (p.side + 1)),),
+        helpers(group, p.epilogue),
     )
 
 

@@ -8,13 +8,17 @@ doubles; in plain C they compute in double. Whole numbers have the same function
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from tilewright.codegen.cpu.expression import Typed
 from tilewright.codegen.cpu.functions import INLINE, write_functions
 from tilewright.codegen.cpu.writer import Writer
 from tilewright.ops.dtypes import is_float
 
+# Kernels of one source may each bring what they need: what is there already is not defined again.
 TYPES = """\
+#ifndef TW_TYPES
+#define TW_TYPES
 typedef long int64_t;
 typedef unsigned long uint64_t;
 typedef int int32_t;
@@ -26,17 +30,23 @@ typedef unsigned char uint8_t;
 #ifndef NAN
 #define NAN (INFINITY - INFINITY)
 #endif
+#endif
 """
 _LOOKUP = """\
+#ifndef TW_LOOKUP
+#define TW_LOOKUP
 /* An index from data: negative ones count from the end; never outside. */
 FUNCTION int lookup(long at, int size)
 {
     at = at < 0 ? at + size : at;
     return (int)(at < 0 ? 0 : at >= size ? size - 1 : at);
 }
+#endif
 """
 # A maximum with NaN is NaN. `max_number` is with a number that is not.
 _FLOATS = """\
+#ifndef TW_FUNCTIONS_{kind}
+#define TW_FUNCTIONS_{kind}
 FUNCTION {type} max_{kind}({type} a, {type} b) {{ return (a < b) | (b != b) ? b : a; }}
 FUNCTION {type} min_{kind}({type} a, {type} b) {{ return (b < a) | (b != b) ? b : a; }}
 FUNCTION {type} max_number_{kind}({type} x, {type} number) {{ return x < number ? number : x; }}
@@ -56,6 +66,7 @@ FUNCTION {type} quarters_{kind}({type} x, int quarters)
         * (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1)
         * (quarters & 16 ? square * square : 1);
 }}
+#endif
 """
 _OWN = ('max', 'min', 'max_number', 'min_number', 'sign', 'sigmoid', 'mod', 'quarters')
 _KINDS = {'f32': 'float', 'f64': 'double'}
@@ -79,18 +90,24 @@ class GpuTyped(Typed):
         return f'(({_KINDS[dtype]}){call})'
 
     def helpers(self) -> str:
-        """Types and functions, what others need first; '' where floats alone were combined."""
-        floats = sorted({n[-3:] for n in self.functions if is_float(n[-3:])})
-        whole = [n for n in self.functions if not is_float(n[-3:]) and n != 'lookup']
-        lines = Writer()
-        write_functions(lines, whole)
-        texts = [TYPES]
-        if 'lookup' in self.functions:
-            texts.append(_LOOKUP)
-        texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]
-        if whole:
-            texts.append(narrow('\n'.join(lines.lines).replace(INLINE, 'FUNCTION')))
-        return '\n'.join(texts)
+        """Definitions of what the texts call."""
+        return definitions(self.functions)
+
+
+def definitions(functions: Iterable[str]) -> str:
+    """Types, and the functions of these names, what others need first."""
+    names = list(functions)
+    floats = sorted({n[-3:] for n in names if is_float(n[-3:])})
+    whole = [n for n in names if not is_float(n[-3:]) and n != 'lookup']
+    lines = Writer()
+    write_functions(lines, whole)
+    texts = [TYPES]
+    if 'lookup' in names:
+        texts.append(_LOOKUP)
+    texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]
+    if whole:
+        texts.append(narrow('\n'.join(lines.lines).replace(INLINE, 'FUNCTION')))
+    return '\n'.join(texts)
 
 
 def narrow(text: str) -> str:

@@ -1,0 +1,145 @@
+"""`tilewright run --check`: results against the model's own file, on a user's data."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tilewright.cli.check import check, difference
+from tilewright.cli.main import invoke
+from tilewright.errors import MissingError
+from tilewright.fallback import sessions
+from tilewright.graph.graph import Value
+
+
+def written(path, weights, **names) -> None:
+    """x -> Conv -> Relu -> y and the place of its largest channel, with an open batch size."""
+    image, result = names.get('image', 'x'), names.get('result', 'y')
+    graph = helper.make_graph(
+        [
+            helper.make_node('Conv', [image, 'w'], ['c']),
+            helper.make_node('Relu', ['c'], [result]),
+            helper.make_node('ArgMax', [result], ['best'], axis=1),
+        ],
+        'small',
+        [helper.make_tensor_value_info(image, TensorProto.FLOAT, ['batch', 3, 4, 4])],
+        [
+            helper.make_tensor_value_info(result, TensorProto.FLOAT, None),
+            helper.make_tensor_value_info('best', TensorProto.INT64, None),
+        ],
+        [numpy_helper.from_array(weights, 'w')],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+    onnx.save(made, path)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A compiled network, the file that it was made from, and files that are something else."""
+    made = tmp_path_factory.mktemp('check')
+    weights = graphs.floats(4, 3, 1, 1)
+    written(made / 'right.onnx', weights)
+    weights[2, 1] += 0.01
+    written(made / 'wrong.onnx', weights)
+    written(made / 'input.onnx', weights, image='image')
+    written(made / 'result.onnx', weights, result='z')
+    np.savez(made / 'x.npz', x=graphs.floats(2, 3, 4, 4, seed=1))
+    words = ['compile', str(made / 'right.onnx'), '-o', str(made / 'net.tw')]
+    assert invoke([*words, '--shape', 'x=2,3,4,4']) == 0
+    return made
+
+
+def run(folder, file, *words) -> int:
+    return invoke(['run', str(folder / 'net.tw'), '--repeat', '1', '--check', str(folder / file),
+                   *words])  # fmt: skip
+
+
+@pytest.fixture(params=['ONNX Runtime', 'the reference in numpy'])
+def by(request, monkeypatch):
+    if request.param == 'ONNX Runtime':
+        pytest.importorskip('onnxruntime')
+    else:
+
+        def absent():
+            raise MissingError('not here')
+
+        monkeypatch.setattr(sessions, '_onnxruntime', absent)
+    return request.param
+
+
+def test_right_results_pass(folder, by, tmp_path, capsys):
+    report = tmp_path / 'report.json'
+    assert run(folder, 'right.onnx', '--input', str(folder / 'x.npz'), '--json', str(report)) == 0
+    said = capsys.readouterr().out
+    assert f'y: largest difference from {by}' in said
+    assert f'best: largest difference from {by} 0.0e+00' in said
+    data = json.loads(report.read_text())['check']
+    assert data['ok']
+    assert data['by'] == by
+    assert data['differences']['best'] == 0.0
+    assert data['differences']['y'] <= data['tolerance'] == 1e-4
+
+
+def test_wrong_results_make_the_exit_code_1(folder, by, capsys):
+    assert run(folder, 'wrong.onnx', '--seed', '5') == 1
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1
+    assert f'differs from what {by} computes for' in error
+    assert 'the tolerance is 0.0001 (random inputs of --seed 5)' in error
+
+
+def test_a_tolerance_may_be_given(folder):
+    arrays = {'x': graphs.floats(2, 3, 4, 4, seed=1)}
+    inputs = [Value('x', (2, 3, 4, 4), 'f32')]
+    weights = numpy_helper.to_array(onnx.load(folder / 'right.onnx').graph.initializer[0])
+    y = np.maximum(np.einsum('nchw,kc->nkhw', arrays['x'], weights[:, :, 0, 0]), 0)
+    results = {'y': y.astype(np.float32), 'best': y.argmax(1, keepdims=True)}
+    assert check(folder / 'right.onnx', inputs, arrays, results, 1e-4).ok
+    results['y'] = results['y'] + np.float32(0.01) * np.abs(y).max()
+    found = check(folder / 'right.onnx', inputs, arrays, results, 1e-4)
+    assert not found.ok
+    assert found.differences[0].share == pytest.approx(0.01, rel=1e-3)
+    assert check(folder / 'right.onnx', inputs, arrays, results, 0.02).ok
+
+
+def test_differences():
+    want = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
+    assert difference('y', want, want).share == 0.0
+    assert difference('y', want + np.float32([0, 1, 0, 0]), want).share == 0.25
+    for wrong in (0, 2, 3):
+        got = want.copy()
+        got[wrong] = np.nan if wrong == 0 else 1.0
+        found = difference('y', got, want)
+        assert found.share == math.inf
+        assert f'at [{wrong}]' in found.worst
+    assert difference('y', np.array([3, 4]), np.array([3, 5])).share == math.inf
+    assert difference('y', np.zeros(3), np.zeros(4)).share == math.inf
+    assert difference('y', np.zeros(3, np.float32), np.zeros(3)).share == math.inf
+    assert difference('y', np.float32(2.0), np.asarray(np.float32(4.0))).share == 0.5
+
+
+@pytest.mark.parametrize(
+    ('words', 'said'),
+    [
+        (['--check', 'missing.onnx'], 'No such file'),
+        (['--check', 'x.npz'], 'no .onnx file'),
+        (['--check', 'input.onnx'], "no input 'x'"),
+        (['--check', 'result.onnx'], 'gives best, z, the network best, y'),
+        (['--check', 'right.onnx', '--tolerance', '-1'], '--tolerance'),
+        (['--tolerance', '1e-3'], 'means nothing without --check'),
+        (['--shape', 'x=2,3,4,4'], '--shape x=2,3,4,4 means nothing'),
+        (['--input', 'net.tw'], 'it holds no arrays'),
+    ],
+)
+def test_what_cannot_be_checked_is_one_sentence(folder, words, said, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert invoke(['run', 'net.tw', '--repeat', '1', *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count('\n') == 1
