@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
 from tilewright.codegen.gpu.cnnopt_plan import plan
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.module import Module
-from tilewright.errors import MissingError, ScheduleError
+from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
@@ -43,18 +42,6 @@ SCHEDULES = [
     schedule('s', 1, 1, 4, 8, 2, 2, 1, 1, 1, 3, 2, 2, 1),
     schedule('s', 8, 1, 2, 1, 4, 8, 2, 1, 1, 2, 3, 2, 2),
 ]
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def groups() -> dict[str, Group]:

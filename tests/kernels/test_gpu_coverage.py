@@ -5,20 +5,18 @@ and through NVRTC for three architectures. What a schema does beyond that is in 
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import SCHEMAS, generate
-from tilewright.errors import MissingError, ScheduleError
+from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.elementwise import transpose
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
@@ -56,18 +54,6 @@ def problem(schema: str, edge: int) -> Group:
         c=groups * (8 + edge), k=groups * (16 + edge), groups=groups, pad=dilation,
         dilation=dilation, **common,
     )  # fmt: skip
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def test_every_schema_is_here() -> None:

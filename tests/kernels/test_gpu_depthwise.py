@@ -6,36 +6,23 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
 from tilewright.codegen.gpu.depthwise_plan import schedules as depthwise_schedules
 from tilewright.codegen.gpu.generate import generate
-from tilewright.errors import MissingError, ScheduleError
+from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def groups() -> dict[str, Group]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
-from tilewright.errors import MissingError
 from tilewright.machine.gpu import known_gpu
 from tilewright.network_gpu.choose import is_legal
 from tilewright.ops.compose import append
@@ -20,7 +19,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import FUNCTIONS, Expr, call, cast, const, read
 from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
@@ -95,18 +93,6 @@ BITS = cast(
     'f32',
 )  # fmt: skip
 ALL = added(SMOOTH, STEPS, TRUTHS, BITS)
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def problem(name: str) -> Group:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from functools import cache
 from random import Random
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
-from tilewright.errors import MissingError, ScheduleError
+from tilewright.errors import ScheduleError
 from tilewright.machine.isa import host_isas
 from tilewright.ops.elementwise import activate, elementwise, transpose
 from tilewright.ops.fully_connected import fully_connected
@@ -27,23 +27,10 @@ from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 from tilewright.ops.winograd import lower, matrices
 from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.space import random_schedule
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def groups() -> dict[str, Group]:

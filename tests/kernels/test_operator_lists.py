@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 from tilewright.bench.networks import NETWORKS, inception_v1, network
 from tilewright.bench.operator_lists import (
@@ -18,28 +18,14 @@ from tilewright.bench.operator_lists import (
 from tilewright.bench.run_lists import ListRunner, check, first_choice, general_choice
 from tilewright.bench.suites import suite
 from tilewright.bench.torch_oracle import torch_values
-from tilewright.errors import ArrayError, MissingError, SpecError
+from tilewright.errors import ArrayError, SpecError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import transpose
-from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
 
 TORCH = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None, reason='torch is not installed (extra: torch)'
 )
-
-
-@cache
-def device(name: str) -> Device:
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
-    try:
-        return OpenCLDevice()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 def small(name: str) -> OperatorList:
