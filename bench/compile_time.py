@@ -3,7 +3,8 @@
     python bench/compile_time.py [NETWORK] [--threads T] [--peer] [--json FILE]
 
 NETWORK is a name of the zoo [resnet18]. Each compilation is a process of its own with the ONNX file
-in hand; what is counted is the call of `tw.compile`, not the start of Python and the imports. All
+in hand; what is counted is the call of `tw.compile`, not the start of Python and the imports. In
+the JSON `threads` is null where T is not given, which means all usable cores. All compilations
 share one cache directory that is empty at first:
 
     cold      tune='model', nothing there: the machine is measured, every kernel is built
@@ -77,7 +78,10 @@ def main() -> None:
             found['peer'] = seconds(PEER, [given.network, '', str(given.threads)], caches)
             print(f'{given.network}, torch.compile: {found["peer"]:.2f} s')
     if given.json is not None:
-        result = {'network': given.network, 'seconds': found, 'versions': versions()}
+        result = {
+            'network': given.network, 'threads': given.threads or None, 'seconds': found,
+            'versions': versions(),
+        }  # fmt: skip
         given.json.write_text(json.dumps(result, indent=1) + '\n')
 
 

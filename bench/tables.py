@@ -138,12 +138,16 @@ BESIDE = {'cudnn_tf32': 'cuDNN TF32 us', 'inductor': 'Inductor us'}
 
 def gpu_rows(layers: list[dict]) -> str:
     """Layers on a GPU, and the geometric mean of all ratios there are."""
-    beside = {name: word for name, word in BESIDE.items() if any(_fastest(x, name) for x in layers)}
+    beside = {
+        name: word
+        for name, word in BESIDE.items()
+        if any(_fastest(layer['contestants'], name) for layer in layers)
+    }
     head = ('layer', 'ours us', 'TFLOP/s', '% of fp32 peak', 'bound us', 'cuDNN us', 'ratio')
     rows = []
     for layer in layers:
         name = layer['name'].rpartition('/')[2].partition('@')[0]
-        others = [_fastest(layer, other) for other in beside]
+        others = [_fastest(layer['contestants'], other) for other in beside]
         shown = tuple(f'{time:.2f}' if time else '-' for time in others)
         if layer['ours_us'] is None or layer['rival_us'] is None:
             rows.append((name, *['-'] * 6, *shown, layer['message']))
@@ -156,38 +160,55 @@ def gpu_rows(layers: list[dict]) -> str:
         figures = (f'{value:.{digits}f}' for value, digits in numbers)
         rows.append((name, *figures, *shown, how))
     ratios = [layer['ratio'] for layer in layers if layer['ratio'] is not None]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    rows.append(('geometric mean', *[''] * 5, f'{mean:.2f}', *[''] * len(beside), ''))
+    mean = f'{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}' if ratios else '-'
+    rows.append(('geometric mean', *[''] * 5, mean, *[''] * len(beside), ''))
     return Grid((*head, *beside.values(), 'by'), tuple(rows)).markdown()
 
 
 def gpu_network_rows(files: list[dict]) -> str:
-    """Networks on a GPU: ours, the fastest form of each peer, and what a tuner took."""
+    """Networks on a GPU: ours, the fastest form of each peer, and what a tuner took.
+
+    Where ours has no time, '-' stands for its figures, and why in place of the ratio.
+    """
     peers = list(dict.fromkeys(peer for data in files for peer in data['peers']))
     times_of = (f'{peer} us' for peer in peers)
     head = ('network', 'ours us', 'compiled in s', 'kernels', 'TFLOP/s', *times_of)
     rows, ratios = [], []
     for one in (one for data in files for one in data['networks']):
-        ours, times = one['ours_us'], [_fastest(one, peer) for peer in peers]
-        mine = next(c for c in one['contestants'] if c['name'].startswith('tilewright'))
-        tuned = [c['tuning_s'] for c in one['contestants'] if c['name'].startswith('inductor')]
-        ratios.append(one['best_peer_over_ours'])
+        timed = [c for c in one['contestants'] if c['status'] == 'ok' and c.get('median_us')]
+        times = [_fastest(timed, peer) for peer in peers]
+        tuned = [c.get('tuning_s') for c in timed if c['name'].startswith('inductor')]
+        shown = (
+            *(f'{t:.1f}' if t else '-' for t in times),
+            f'{sum(t for t in tuned if t):.0f}' if any(tuned) else '-',
+        )
+        ours = [c for c in one['contestants'] if c['name'].startswith('tilewright')]
+        mine = min((c for c in ours if c in timed), key=lambda c: c['median_us'], default=None)
+        if mine is None:
+            why = f'{ours[0]["status"]}: {ours[0]["message"]}' if ours else 'not there'
+            rows.append((one['name'], *['-'] * 4, *shown, why))
+            continue
+        took, ratio = mine['median_us'], one['best_peer_over_ours']
+        ratios += [ratio] * (ratio is not None)
         rows.append((
-            one['name'], f'{ours:.1f}', f'{mine["tuning_s"]:.1f}', str(mine['settings']['kernels']),
-            f'{one["flops"] / ours / 1e6:.2f}', *(f'{t:.1f}' if t else '-' for t in times),
-            f'{sum(t for t in tuned if t):.0f}' if any(tuned) else '-', f'{ratios[-1]:.2f}',
+            one['name'], f'{took:.1f}', f'{mine["tuning_s"]:.1f}', str(mine['settings']['kernels']),
+            f'{one["flops"] / took / 1e6:.2f}', *shown, f'{ratio:.2f}' if ratio else '-',
         ))  # fmt: skip
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    rows.append(('geometric mean', *[''] * (len(head)), f'{mean:.2f}'))
+    mean = f'{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}' if ratios else '-'
+    rows.append(('geometric mean', *[''] * len(head), mean))
     return Grid((*head, 'Inductor tuned s', 'best peer / ours'), tuple(rows)).markdown()
 
 
-def _fastest(layer: dict, contestant: str) -> float | None:
-    """Least median of the contestants of this name, whatever their settings."""
+def _fastest(contestants: list[dict], name: str) -> float | None:
+    """Least median of the contestants of this name, whatever their settings.
+
+    One that could not be prepared has no median. Of layers those whose answers are wrong count too:
+    TF32 is timed for being another precision.
+    """
     times = [
         one['median_us']
-        for one in layer['contestants']
-        if one['name'].partition('/')[0] == contestant and one['median_us'] is not None
+        for one in contestants
+        if one['name'].partition('/')[0] == name and one.get('median_us') is not None
     ]
     return min(times, default=None)
 

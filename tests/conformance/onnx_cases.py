@@ -125,7 +125,10 @@ def page() -> str:
             left_out[operator][reason] += 1
         else:
             passed[operator] += 1
-    lines = [*_HEAD.splitlines(), '']
+    total = sum(passed.values()) + mixed[None]
+    rest = sum(sum(c.values()) for c in left_out.values()) + sum(mixed.values()) - mixed[None]
+    lines = [*_HEAD.splitlines(), '', f'In all {total} node cases pass, and {rest} are left out.',
+             *_TORCH.splitlines(), '']  # fmt: skip
     for family, operators in FAMILIES.items():
         titles = '| operator | elements | known ahead; forms | cases | left out |'
         lines += [f'## {family}', '', titles, '|---|---|---|---|---|']
@@ -135,8 +138,6 @@ def page() -> str:
                 f'| {name} | {_dtypes(operator)} | {_forms(operator)} | {passed[name]} | {out} |'
             )
         lines.append('')
-    total = sum(passed.values()) + mixed[None]
-    rest = sum(sum(c.values()) for c in left_out.values()) + sum(mixed.values()) - mixed[None]
     lines += ['## Cases that are left out', '',
               f'{total} cases pass, {mixed[None]} of them functions that the standard expands into '
               f'several of these operators; {rest} are left out, for no other reasons than these:',
@@ -177,6 +178,11 @@ file leaves open. Other inputs may be constant or computed, weights too.
 
 *Cases*: node tests of the operator alone that pass; *left out*: those that do not run, and why, see
 the end of the page."""
+
+_TORCH = """\
+Beside them stand the 2,496 distinct samples that PyTorch 2.13 has (OpInfo) of 18 convolutions and
+poolings, and 97 calls that have to be refused ([torch.md](torch.md)): some samples of each operator
+in every run of the tests, all of them by `pytest -m slow`."""
 
 _OTHERS = """\
 `--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: recurrences,

@@ -327,7 +327,9 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(['model', 'show', str(made)]) == 0
     assert 'cross-validated on 5 problems' in capsys.readouterr().out
     assert invoke(['model', 'show']) == 0
-    assert 'log2 us: arithmetic at peak' in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert 'log2 us: arithmetic at peak' in listed
+    assert 'h200-gat, h200-' in listed
     assert invoke(['model', 'train', *common, '--recipe', 'oak', '-o', str(made)]) == 2
     assert invoke(['model', 'train', *common, '--kind', 'patch', '-o', str(made)]) == 2
     other = ['--data', str(where), '--machine', 'h200']

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -139,11 +140,75 @@ def test_every_search_of_a_network_keeps_its_budget(
     assert found[0].seconds == min(t.seconds for t in found if t.seconds is not None)
 
 
-def test_what_a_search_is_remembered_by() -> None:
-    assert How().key == {}
-    assert How('forest', 'genetic').key == {'model': 'forest', 'search': 'genetic'}
+def test_what_a_search_is_remembered_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by what the model was learned from: another one of the same name asks anew."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    assert How().key(LAYER, MACHINE) == {}
+    key = How('forest', 'genetic').key(LAYER, MACHINE)
+    assert key == How('auto', 'genetic').key(LAYER, MACHINE) | {'model': 'forest'}
+    assert (key['model'], key['search'], key['seed'], len(key['content'])) == (
+        'forest', 'genetic', 0, 16,
+    )  # fmt: skip
+    gat = How('gat', 'genetic').key(LAYER, MACHINE)
+    assert gat['content'] not in ('', key['content'])
+    assert How(search='genetic').key(LAYER, MACHINE)['content'] == ''
+    assert How('forest', 'genetic', 1).key(LAYER, MACHINE) == key | {'seed': 1}
+    schedules, own = drawn(60), files.own_folder() / 'h200-search.npz'
+    seen = {key['content']}
+    for fastest in (1e-6, 2e-6):
+        save_model(model_of(schedules, np.linspace(fastest, 3e-6, 60).tolist()), own)
+        seen.add(How('forest', 'genetic').key(LAYER, MACHINE)['content'])
+    assert len(seen) == 3
+    own.write_text('damaged')
+    assert How('forest').key(LAYER, MACHINE)['content'] == ''
     with pytest.raises(InputError, match="search is 'magic'"):
         How(search='magic')
+
+
+@pytest.mark.parametrize('search', SEARCHES)
+def test_a_seed_draws_other_candidates(search: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, 'POPULATION', 24)
+
+    def asked(seed: int) -> list[str]:
+        def measure(schedules: Sequence[GpuSchedule]) -> list[float | None]:
+            return [predict_gpu(LAYER, s, MACHINE).seconds for s in schedules]
+
+        found = How(search=search, seed=seed).search_for(
+            LAYER, MACHINE, measure, trials=8, starts=(), sampled=40
+        )
+        return sorted(t.schedule.digest for t in found)
+
+    assert asked(0) == asked(0)
+    assert asked(1) == asked(1) != asked(0)
+
+
+@pytest.mark.parametrize('name', ['forest', 'gat', 'auto'])
+def test_a_damaged_own_model_does_not_hide_the_shipped_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver calls the machine otherwise than the file of the shipped model does."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    there = replace(MACHINE, name='NVIDIA H200')
+    good = ranker_for(name, LAYER, there, SEARCHED)
+    assert not good.fell_back
+    own = files.own_folder()
+    own.mkdir(parents=True)
+    for file in ('NVIDIA H200-search.npz', 'NVIDIA H200-gat.safetensors'):
+        (own / file).write_text('damaged')
+    found = ranker_for(name, LAYER, there, SEARCHED)
+    assert (found.name, found.content) == (good.name, good.content)
+    assert found.fell_back
+    assert 'NVIDIA H200-' in found.note
+    assert f'meanwhile {good.note}' in found.note
+    with pytest.warns(UserWarning, match='meanwhile h200-'):
+        How(name).check(LAYER, there)
+    monkeypatch.setattr(files, 'shipped', lambda: [])
+    monkeypatch.setattr(gat_files, 'shipped_gats', lambda: [])
+    if name == 'auto':
+        assert ranker_for(name, LAYER, there, SEARCHED).name == 'analytical'
+        return
+    with pytest.raises(InputError, match='NVIDIA H200-'):
+        ranker_for(name, LAYER, there, SEARCHED)
 
 
 def test_scores_of_many_and_ranks_of_one_search_alike() -> None:

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.cli.check import check, difference
+from tilewright.cli.check import Checked, Difference, check, difference
 from tilewright.cli.main import invoke
-from tilewright.errors import MissingError
+from tilewright.errors import InputError, MissingError
 from tilewright.fallback import sessions
 from tilewright.graph.graph import Value
 
@@ -123,6 +123,52 @@ def test_differences():
     assert difference('y', np.zeros(3), np.zeros(4)).share == math.inf
     assert difference('y', np.zeros(3, np.float32), np.zeros(3)).share == math.inf
     assert difference('y', np.float32(2.0), np.asarray(np.float32(4.0))).share == 0.5
+
+
+def test_what_has_no_share_says_none():
+    wrong = difference('best', np.array([3, 4]), np.array([3, 5]))
+    found = Checked('f.onnx', 'ONNX Runtime', 1e-4, (Difference('y', 1e-6, 'at [0]'), wrong))
+    said = f'{found}\n{found.sentence}'
+    assert 'inf' not in said
+    assert 'y: largest difference from ONNX Runtime 1.0e-06 of its largest value, within' in said
+    assert 'best: differs from ONNX Runtime, at [1]: 4 instead of 5' in said
+    assert 'computes for f.onnx, at [1]: 4 instead of 5; the tolerance is 0.0001' in said
+
+
+def test_an_input_that_was_made_a_constant(folder):
+    with pytest.raises(InputError, match='compiled with constants=, which --check does not know'):
+        check(folder / 'right.onnx', [Value('x', (2, 3, 4, 4), 'f32')], {}, {}, 1e-4)
+
+
+@pytest.mark.parametrize('file', ['right.onnx', 'wrong.onnx'])
+def test_kernels_of_a_gpu_are_checked_too(folder, by, file, capsys):
+    words = ['--shape', 'x=2,3,4,4', '--target', 'host', '--repeat', '1', '--seed', '5']
+    code = invoke(['run', str(folder / 'right.onnx'), *words, '--check', str(folder / file)])
+    assert code == (0 if file == 'right.onnx' else 1)
+    assert f'y: largest difference from {by}' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('shift', [0.0, 0.5])
+def test_parts_that_others_compute_are_checked_with_the_rest(tmp_path, shift, capsys):
+    """The whole file is computed by ONNX Runtime, the nodes that it runs for the network too."""
+    pytest.importorskip('onnxruntime')
+    for name, add in (('model.onnx', 0.0), ('other.onnx', shift)):
+        graph = helper.make_graph(
+            [
+                helper.make_node('Det', ['x'], ['d']),  # of square matrices: not ours
+                helper.make_node('Add', ['d', 'b'], ['y']),
+            ],
+            'mixed',
+            [helper.make_tensor_value_info('x', TensorProto.FLOAT, [2, 3, 3])],
+            [helper.make_tensor_value_info('y', TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(np.array([1.0 + add], np.float32), 'b')],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+        onnx.save(made, tmp_path / name)
+    words = ['run', str(tmp_path / 'model.onnx'), '--fallback', 'onnxruntime', '--repeat', '1']
+    code = invoke([*words, '--seed', '5', '--check', str(tmp_path / 'other.onnx')])
+    assert code == (1 if shift else 0)
+    assert 'y: largest difference from ONNX Runtime' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,12 @@ def test_an_answer_that_is_damaged_is_no_answer(tmp_path, monkeypatch):
     assert choices.recall(key) is None
 
 
+def test_what_is_chosen_for_gpus_also_depends_on_their_own_code():
+    question = {'a': 1}
+    assert choices.key_of(question) == choices.key_of(question, ())
+    assert choices.key_of(question, choices.GPU_DECIDES) != choices.key_of(question)
+
+
 def test_measuring_in_the_network(made, network, monkeypatch):
     tuned = tw.compile(made, tune='measure', trials=2)
     x = graphs.floats(1, 4, 6, 6, seed=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
@@ -22,9 +23,12 @@ from tilewright.network_gpu import choose, measure
 from tilewright.network_gpu.labour import Pool
 from tilewright.network_gpu.measure import How, Place, fastest, hunt, is_searched
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.reproduce import gtuner_table3, gtuner_table3_text
+from tilewright.reproduce.figures import Options
 from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu_moves import moves
 from tilewright.zoo.layers import Builder, Network
@@ -124,6 +128,7 @@ def test_networks_by_some_methods(cache: Path, call, tmp_path: Path, monkeypatch
         assert one['tasks'][0]['schedule'] == other['tasks'][0]['schedule']
     assert 'pooled tunes no group that tiny has not' in out
     assert not (cache / 'chosen').exists()
+    assert (cache / found['data']).is_file()
     assert len(made) == 5
     call(*words)
     assert len(made) == 5
@@ -149,6 +154,89 @@ def test_a_method_without_a_model_and_a_budget(
     states = {r['method']: r['status'] for r in json.loads(made.read_text())['layers']}
     assert states == {'forest': 'failed', 'gat': 'failed'}
     assert 'tiny, gat: no graph-attention model knows' in out
+
+
+def journal(**changed: object) -> gtuner_table3.Journal:
+    options = Options(
+        'gtuner-table3', None, '', 2, 1, 0, target='host', networks='tiny', **changed  # type: ignore
+    )  # fmt: skip
+    return gtuner_table3.Journal.of(options, open_device('host'))
+
+
+def test_rows_that_failed_are_made_again(cache: Path) -> None:
+    first = journal()
+    first.add({'network': 'tiny', 'method': 'gat', 'status': 'failed'}, cache / 'nothing')
+    first.add({'network': 'tiny', 'method': 'online', 'status': 'ok'}, cache / 'nothing')
+    assert first.row('tiny', 'gat') is not None
+    again = journal()
+    assert again.path == first.path
+    assert again.row('tiny', 'gat') is None
+    assert again.row('tiny', 'online') == first.rows[1]
+
+
+def test_rows_are_kept_by_what_they_depend_on(cache: Path, monkeypatch) -> None:
+    paths = [journal().path, journal(small=True).path]
+    own = next((cache / 'models').iterdir())
+    own.write_bytes(own.read_bytes() + b'x')
+    paths.append(journal().path)
+    monkeypatch.setattr(gtuner_table3, 'ROUNDS', 2)
+    paths.append(journal().path)
+    monkeypatch.setattr(gtuner_table3, 'METHODS', {'gat': How('gat', 'top')})
+    paths.append(journal().path)
+    monkeypatch.setattr(gtuner_table3, 'METHODS', {'gat': How('gat', 'top', seed=1)})
+    paths.append(journal().path)
+    assert len(set(paths)) == len(paths)
+    assert journal().path == paths[-1]
+
+
+def test_the_graph_is_made_before_the_clock_starts(
+    cache: Path, call, tmp_path: Path, monkeypatch
+) -> None:
+    """Only what `compile` does is timed: nothing asks for weights or a graph meanwhile."""
+    timed = []
+    whole = zoo.graph
+
+    def graph(*words: object, **named: object):
+        timed.append(os.environ['TILEWRIGHT_CACHE_DIR'] != str(cache))
+        return whole(*words, **named)  # type: ignore
+
+    monkeypatch.setattr(zoo, 'graph', graph)
+    monkeypatch.setattr(gtuner_table3, 'METHODS', {'online': How('analytical', 'online')})
+    words = ('--target', 'host', '--samples', 1, '--networks', 'tiny')
+    assert call(*words)[0] == 0
+    assert timed
+    assert not any(timed)
+
+
+def test_sessions_by_the_memory_of_the_device(monkeypatch) -> None:
+    monkeypatch.setattr(measure, 'usable_cores', lambda: 12)
+    place = Place.of(open_device('host'), 'host')
+    assert place.free_bytes is None
+    assert place.sessions == 4  # it cannot tell
+    for gib, count in ((0.5, 1), (5, 2), (24, 12), (130, 12)):
+        assert replace(place, free_bytes=int(gib * 2**30)).sessions == count
+    monkeypatch.setattr(measure, 'usable_cores', lambda: 2)
+    assert replace(place, free_bytes=1 << 40).sessions == 4
+
+
+def test_nothing_is_launched_while_another_kernel_is_timed() -> None:
+    """Only the reference is computed meanwhile: candidates run when it is their turn."""
+    lock, seen = threading.Lock(), []
+
+    class Worker:
+        def prepare(self, group: Group) -> None:
+            seen.append(('prepare', lock.locked()))
+
+        def attempt(self, *_: object) -> tuple[Answer, dict]:
+            seen.append(('attempt', lock.locked()))
+            return Answer('ok', '', 0.0, (1.0, 2.0, 3.0)), {}
+
+    place = Place.of(open_device('host'), 'host')
+    with Pool(1) as pool:
+        one = measure._Search(LAYER, (), place, 1e-4, pool, lock, threading.Event())
+        start = GpuSchedule.of('general', threads=128)
+        assert one._measured(Worker(), [start, start]) == [2e-3, 2e-3]  # type: ignore
+    assert seen == [('prepare', False), ('attempt', True), ('attempt', True)]
 
 
 def test_bad_words(cache: Path, call, tmp_path: Path) -> None:

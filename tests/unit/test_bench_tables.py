@@ -161,11 +161,13 @@ def test_columns_of_the_table():
     assert '(MOpt-1), over the best direct one measured: geometric mean 1.250' in text
     brief = grid([layer()], brief=True)
     assert brief.markdown().splitlines() == [
-        '| layer | ours ms | GFLOP/s | direct ms | OpenVINO ms | PyTorch ms | best peer / ours '
-        '| best peer / direct | best direct / direct |',
-        '| --- | --- | --- | --- | --- | --- | --- | --- | --- |',
-        '| a | 1.000 W | 80.0 | 4.000 | 2.000 W | 6.000 | 2.00 | 0.50 | 1.50 |',
+        '| layer | ours ms | GFLOP/s | direct ms | MOpt-1 ms | OpenVINO ms | PyTorch ms '
+        '| best peer / ours | best peer / direct | best direct / direct |',
+        '| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |',
+        '| a | 1.000 W | 80.0 | 4.000 | 5.000 | 2.000 W | 6.000 | 2.00 | 0.50 | 1.50 |',
     ]
+    without = grid([layer(others=(), roles={})], brief=True)
+    assert 'MOpt-1 ms' not in without.head
 
 
 @pytest.mark.parametrize('status', ['missing', 'failed', 'crashed', 'hung', 'wrong'])
@@ -227,6 +229,56 @@ def test_a_page_is_made_from_a_file(tmp_path):
         tables.renewed(page, tmp_path)
     with pytest.raises(InputError, match='is no table'):
         tables.renewed(page.replace('layers', 'rows'), tmp_path)
+
+
+def test_networks_on_a_gpu_where_contestants_failed():
+    """What could not be prepared has neither median nor seconds; a network may have lost ours."""
+
+    def entrant(name, us, status='ok', seconds=None):
+        return {
+            'name': name, 'status': status, 'median_us': us, 'tuning_s': seconds,
+            'settings': {'kernels': 9}, 'message': '' if status == 'ok' else 'it differs',
+        }  # fmt: skip
+
+    lost = {'name': 'inductor', 'status': 'missing', 'message': 'no torch'}
+    networks = [
+        {
+            'name': 'a', 'flops': 4e8, 'ours_us': 100.0, 'best_peer_over_ours': 3.0,
+            'contestants': [
+                entrant('tilewright/model, side by side', 90.0, 'wrong', 5.0),
+                entrant('tilewright/model, in a row', 100.0, seconds=6.0),
+                entrant('torch/0', 300.0), entrant('torch/1', 200.0, 'wrong'), lost,
+            ],
+        },
+        {
+            'name': 'b', 'flops': 4e8, 'ours_us': None, 'best_peer_over_ours': None,
+            'contestants': [
+                entrant('torch/0', 50.0), entrant('inductor/aten', 40.0, seconds=7.0),
+                {'name': 'tilewright', 'status': 'failed', 'message': 'no kernel'},
+            ],
+        },
+    ]  # fmt: skip
+    tables = _tables()
+    data = {'peers': ['torch', 'inductor'], 'networks': networks}
+    assert tables.gpu_network_rows([data]).splitlines()[2:] == [
+        '| a | 100.0 | 6.0 | 9 | 4.00 | 300.0 | - | - | 3.00 |',
+        '| b | - | - | - | - | 50.0 | 40.0 | 7 | failed: no kernel |',
+        '| geometric mean |  |  |  |  |  |  |  | 3.00 |',
+    ]
+    last = tables.gpu_network_rows([data | {'networks': networks[1:]}]).splitlines()[-1]
+    assert last.endswith('|  | - |')
+
+
+def test_layers_on_a_gpu_where_nothing_was_compared():
+    lost = {'name': 'cudnn', 'status': 'missing', 'message': 'no torch'}
+    layer = {
+        'name': 'cnnopt/R9', 'ours_us': 9.0, 'rival_us': None, 'ratio': None,
+        'message': 'no torch', 'contestants': [lost],
+    }  # fmt: skip
+    rows = _tables().gpu_rows([layer]).splitlines()[2:]
+    assert rows == [
+        '| R9 | - | - | - | - | - | - | no torch |', '| geometric mean |  |  |  |  |  | - |  |',
+    ]  # fmt: skip
 
 
 def test_a_journal_is_read_back_and_ends(tmp_path, monkeypatch):

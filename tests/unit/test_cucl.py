@@ -23,6 +23,7 @@ from tilewright.codegen.gpu.language import (
     lower_all,
     resolve,
 )
+from tilewright.codegen.gpu.typed import definitions
 from tilewright.errors import ArrayError, CheckError, InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.runtime.device import Call
@@ -189,6 +190,23 @@ def test_kernels_of_one_source() -> None:
     assert text.count('extern "C"') == 2
     with pytest.raises(ScheduleError, match='names of their own'):
         lower_all((first, second), CUDA)
+
+
+def test_functions_that_several_kernels_of_a_source_bring_are_defined_once() -> None:
+    """Each brings what it needs itself, of floats and of whole numbers."""
+    names = ('max_i32',), ('max_f32', 'mod_i32', 'max_i32', 'lookup'), ('pow_i64', 'max_f32')
+    out = Array('Out', ('i',), (3,), written=True)
+    body = """
+        @Out[i=0] = max_i32(3, 4);
+        @Out[i=1] = mod_i32(-7, 5);
+        @Out[i=2] = max_f32(0.5f, (float)pow_i64(3, 4));
+    """
+    device = HostDevice()
+    program = device.compile(kernel(body, out, helpers='\n'.join(map(definitions, names))))
+    array = device.empty(('i',), (3,))
+    device.launch(Call(program, {'Out': array}))
+    assert array.numpy().tolist() == [4.0, 3.0, 81.0]
+    assert definitions(('max_f32',)).count('#ifndef') == 3  # types, NaN, functions
 
 
 def test_a_runner_gives_its_memory_back() -> None:

@@ -366,7 +366,8 @@ def test_fig5_of_a_file(samples):
     text = mopt_fig5.text(data)
     assert 'paper: below 4.5% on every layer' in text
     assert text.count('target: ') == 4
-    assert str(samples) in text
+    assert samples.name in text
+    assert str(samples) not in text
 
 
 @pytest.mark.usefixtures('two_layers')
@@ -447,7 +448,7 @@ def test_fig7_finds_the_fullest_file_of_a_directory_and_shows_what_failed(tmp_pa
     bench_file(tmp_path / 'a.json', comparison=None)
     (tmp_path / 'b.json').write_text('{"verb": "machine"}')
     data = mopt_fig7.run(options('mopt-fig7', tmp_path))
-    assert data['data'] == str(tmp_path / 'a.json')
+    assert data['data'] == 'a.json'
     assert data['baseline'] is None
     assert 'ours no candidate worked' in mopt_fig7.text(data)
     with pytest.raises(InputError, match='was not written by `tilewright bench'):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -66,7 +65,7 @@ def test_help_names_the_figures(call):
         assert word in out
 
 
-def test_fig5_is_measured_resumed_and_evaluated_from_its_data(call, host, tmp_path):
+def test_fig5_is_measured_resumed_and_evaluated_from_its_data(call, cache, host, tmp_path):
     words = ('mopt-fig5', '--layers', f'{SMALL},{OTHER}', '--machine', host, '--seed', 3)
     result = tmp_path / 'result.json'
     code, out, err = call(*words, '--samples', 3, '--json', result)
@@ -78,7 +77,7 @@ def test_fig5_is_measured_resumed_and_evaluated_from_its_data(call, host, tmp_pa
     assert [row['samples'] for row in data['layers']] == [3, 3]
     assert all(row['retimed'] and not row['failed'] for row in data['layers'])
     assert 'target: mean rank correlation' in out
-    samples = lines_of(Path(data['data']))
+    samples = lines_of(cache / data['data'])
     assert [line['kind'] for line in samples[:3]] == ['run', 'layer', 'sample']
     turns = [line for line in samples if line['kind'] == 'turn']
     assert 2 * 3 <= len(turns) <= 2 * 3 * collect.ROUNDS
@@ -86,13 +85,13 @@ def test_fig5_is_measured_resumed_and_evaluated_from_its_data(call, host, tmp_pa
 
     code, _, err = call(*words, '--samples', 4)  # goes on: one more sample a layer
     assert (code, err) == (0, '')
-    more = lines_of(Path(data['data']))
+    more = lines_of(cache / data['data'])
     assert more[: len(samples)] == samples
     assert sum(line['kind'] == 'sample' for line in more) == 8
 
     folder = tmp_path / 'data'
     folder.mkdir()
-    (folder / 'samples.jsonl').write_text(Path(data['data']).read_text())
+    (folder / 'samples.jsonl').write_text((cache / data['data']).read_text())
     before = (folder / 'samples.jsonl').read_bytes()
     code, out, err = call(
         'mopt-fig5', '--layers', SMALL, '--data', folder, '--machine', 'i7-9700k', '--json', '-'

@@ -50,12 +50,12 @@ def grid(
     """Layers as rows: our times, rates and shares, the peers' times, the ratios.
 
     `peak_gflops` is the machine's FMA peak at this thread count; with it, our share of it is shown.
-    `brief` leaves out intervals, shares of bounds and what the model chose alone, for a page.
+    `brief` leaves out intervals and shares of bounds, for a page.
     """
     several = any(r.ours.family != 'direct' and r.kernel('direct') is not None for r in results)
     bounds = any(r.bounds for r in results) and not brief
     tops = {r.top for r in results} - {None}
-    first = any(r.kernel('direct_first') for r in results) and tops != {1} and not brief
+    first = any(r.kernel('direct_first') for r in results) and tops != {1}
     mopt = f' (MOpt-{tops.pop()})' if len(tops) == 1 and not brief else ''
     peers = list(dict.fromkeys(p.name for r in results for p in r.peers))
     head = ['layer', 'ours ms', 'GFLOP/s', *['% peak'] * bool(peak_gflops), *['% bound'] * bounds]

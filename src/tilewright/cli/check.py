@@ -51,20 +51,25 @@ class Checked:
         return all(found.share <= self.tolerance for found in self.differences)
 
     def __str__(self) -> str:
-        return '\n'.join(
+        return '\n'.join(map(self._line, self.differences))
+
+    def _line(self, found: Difference) -> str:
+        if math.isinf(found.share):
+            return f'{found.name}: differs from {self.by}, {found.worst}'
+        verdict = 'within' if found.share <= self.tolerance else 'beyond'
+        return (
             f'{found.name}: largest difference from {self.by} {found.share:.1e} of its largest '
-            f'value, {"within" if found.share <= self.tolerance else "beyond"} {self.tolerance:g}'
-            for found in self.differences
+            f'value, {verdict} {self.tolerance:g}'
         )
 
     @property
     def sentence(self) -> str:
         """What is wrong, of the result that is furthest off."""
         found = max(self.differences, key=lambda found: found.share)
+        share = f' by {found.share:.2g} of its largest value' if math.isfinite(found.share) else ''
         return (
-            f'{found.name!r} differs from what {self.by} computes for {self.file} by '
-            f'{found.share:.2g} of its largest value, {found.worst}; the tolerance is '
-            f'{self.tolerance:g}'
+            f'{found.name!r} differs from what {self.by} computes for {self.file}{share}, '
+            f'{found.worst}; the tolerance is {self.tolerance:g}'
         )
 
     def to_json(self) -> dict:
@@ -131,7 +136,8 @@ def _right(file: Path, inputs: Sequence[Value], arrays: Arrays) -> tuple[Arrays,
     if missing:
         raise InputError(
             f'--check {file} has an input {missing[0]!r} that the network has not; name the file '
-            f'that it was compiled from'
+            f'that it was compiled from, or it was compiled with constants=, which --check does '
+            f'not know'
         )
     stored = {tensor.name for tensor in source.graph.initializer}
     model = sub_model(

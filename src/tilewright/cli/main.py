@@ -393,20 +393,30 @@ def bench(
         'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
         'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
         'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
+        'tilewright reproduce gtuner-table3 --data bench/results/h200/networks-inductor.json',
     )
 )
 def reproduce(
     name: Annotated[str, typer.Argument(metavar='NAME', help=f'One of {", ".join(FIGURES)}.')],
     data: Annotated[
         Path | None,
-        typer.Option('--data', metavar='DIR', help='Evaluate data that exist; measure nothing.'),
+        typer.Option(
+            '--data',
+            metavar='PATH',
+            help='Data that exist, instead of measuring; of gtuner-table3 the times of rivals.',
+        ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option('--layers', metavar='SPEC', help="Layers [the paper's]; SPEC as in optimize."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option('--samples', metavar='N', help='Schedules drawn for each layer.')
+        int | None,
+        typer.Option(
+            '--samples',
+            metavar='N',
+            help='Schedules drawn for each layer; of gtuner-table3 trials for each group [80].',
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option('--plot', metavar='DIR', help='Draw NAME.png into a directory.')

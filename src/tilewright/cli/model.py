@@ -28,6 +28,7 @@ from tilewright.learn.files import (
     save_model,
     shipped,
 )
+from tilewright.learn.gat_files import SUFFIX, shipped_gats
 from tilewright.learn.model import RECIPES, LearnedModel, table_of, train
 from tilewright.machine.gpu import GpuMachine
 from tilewright.reproduce.cnnopt import has_few_rows, load_gpu, recipe_for
@@ -114,8 +115,10 @@ def run_show(out: Output, *, model: str | None) -> int:
         out.say(_text(learned))
         out.write({'model': model, 'header': dict(learned.header)})
         return 0
-    own = sorted(p.stem for p in own_folder().glob('*.npz')) if own_folder().is_dir() else []
-    out.say(f'shipped: {", ".join(shipped()) or "none"}')
+    files = own_folder().iterdir() if own_folder().is_dir() else ()
+    own = sorted(p.stem for p in files if p.suffix in ('.npz', SUFFIX))
+    there = sorted(shipped() + shipped_gats())
+    out.say(f'shipped: {", ".join(there) or "none"}')
     out.say(f'own ({own_folder()}): {", ".join(own) or "none"}')
     out.say('\nfeatures:')
     width = max(len(f.name) for f in FEATURES)
@@ -123,7 +126,7 @@ def run_show(out: Output, *, model: str | None) -> int:
         out.say(f'  {feature.name.ljust(width)}  {feature.group:10s}  {feature.formula}')
     out.write(
         {
-            'shipped': shipped(), 'own': own,
+            'shipped': there, 'own': own,
             'features': [
                 {'name': f.name, 'group': f.group, 'formula': f.formula} for f in FEATURES
             ],

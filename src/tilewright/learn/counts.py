@@ -242,7 +242,7 @@ def _counter(group: Group) -> Callable[[GpuSchedule], Work]:
     """`work` of a group's schedules, remembered: a population is scored again every generation, and
     some schemas are counted from the source that they generate.
     """
-    return lru_cache(maxsize=1 << 15)(partial(work, group))
+    return lru_cache(maxsize=1 << 13)(partial(work, group))
 
 
 def _one_by_one(batch: Batch) -> Counts:

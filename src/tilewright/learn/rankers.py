@@ -11,10 +11,13 @@ where one knows the machine, else the analytical ranking, and it says so.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 NAMES = ('analytical', 'forest', 'gat', 'auto')
+_Found = TypeVar('_Found')
 HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
 
 
@@ -120,6 +124,14 @@ class Choice:
     note: str
     fell_back: bool = False
 
+    @property
+    def content(self) -> str:
+        """A hash of what a learned model was made from: data, options, seed; else ''."""
+        if not isinstance(self.ranker, Learned | Gat):
+            return ''
+        text = json.dumps(dict(self.ranker.model.header), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 def names_of(machine: GpuMachine) -> tuple[str, ...]:
     """Names that models know a GPU by: its own, 'NVIDIA H200', and that of its file, 'h200'."""
@@ -143,26 +155,44 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -
             f'{name!r} is no model; choose one of {", ".join(NAMES)}, or name a file .npz'
         )
     if name == 'gat':
-        graph = next((found for known in names_of(machine) if (found := find_gat(known))), None)
+        graph, bad = _first(find_gat, machine)
         if graph is None:
             raise InputError(
-                f'no graph-attention model knows {machine.name}; train one (tilewright model train '
-                f'--model gat), or choose the model analytical, forest or auto'
+                bad
+                or f'no graph-attention model knows {machine.name}; train one (tilewright model '
+                f'train --model gat), or choose the model analytical, forest or auto'
             )
-        return Choice(Gat(group, machine, graph[0]), name, graph[1])
+        return Choice(Gat(group, machine, graph[0]), name, _instead(graph[1], bad), bool(bad))
     what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
-    why = f'no learned model knows {what} on {machine.name}'
-    try:
-        named = (find_model(known, kind) for known in names_of(machine))
-        found = next((model for model in named if model), None)
-    except InputError as error:  # a file that is damaged, or older than the features
-        found, why = None, str(error)
+    found, bad = _first(lambda known: find_model(known, kind), machine)
     if found is not None:
-        return Choice(Learned(group, machine, found[0]), 'forest', found[1])
+        ranker = Learned(group, machine, found[0])
+        return Choice(ranker, 'forest', _instead(found[1], bad), bool(bad))
+    why = bad or f'no learned model knows {what} on {machine.name}'
     if name == 'forest':
         raise InputError(f'{why}; choose the model analytical or auto')
     note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
     return Choice(plain(group, machine), 'analytical', note, True)
+
+
+def _first(find: Callable[[str], _Found | None], machine: GpuMachine) -> tuple[_Found | None, str]:
+    """What is found by the first name of a machine that has one, and why not by an earlier one: a
+    file that is damaged, or older than the features.
+    """
+    bad = ''
+    for known in names_of(machine):
+        try:
+            found = find(known)
+        except InputError as error:
+            bad = bad or str(error)
+            continue
+        if found is not None:
+            return found, bad
+    return None, bad
+
+
+def _instead(source: str, bad: str) -> str:
+    return f'{bad}; meanwhile {source}, ranks' if bad else source
 
 
 def load_model_for(path: str, machine: GpuMachine) -> tuple[LearnedModel, str]:

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
 from tilewright.machine.machine import Machine
+from tilewright.network.child import Child
 from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
 from tilewright.runtime.worker import die_with
@@ -238,21 +237,13 @@ def search(question: Question) -> tuple[Choice, ...]:
     return tuple(made)
 
 
-class _Child:
+class _Child(Child):
     """The parent's end of one searching process."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
         # The death signal follows the thread that starts the child, so only the main one sets it.
         guarded = threading.current_thread() is threading.main_thread()
-        self.process = subprocess.Popen(
-            [sys.executable, '-P', '-c', _CHILD, str(os.getpid() if guarded else 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
+        super().__init__(_CHILD, str(os.getpid() if guarded else 0))
 
     def ask(self, question: Question) -> tuple[Choice, ...]:
         assert self.process.stdin is not None
@@ -272,14 +263,6 @@ class _Child:
         if 'error' in answer:
             raise InputError(answer['error'])
         return tuple(Choice.from_json(item) for item in answer['choices'])
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
 
 
 def usable_cores() -> int:

@@ -123,7 +123,8 @@ def _key(group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials
         {
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'trials': trials,
-        }
+        },
+        choices.GPU_DECIDES,
     )  # fmt: skip
 
 

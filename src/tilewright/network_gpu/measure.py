@@ -14,6 +14,7 @@ Only one kernel is timed at any time. Whatever else runs meanwhile gives way to 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import statistics
@@ -25,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any
 
 from tilewright.codegen.gpu.generate import with_own_dims
 from tilewright.errors import CheckError, InputError, TilewrightError
@@ -56,6 +58,7 @@ from tilewright.search.strategies import search
 from tilewright.store import choices
 
 AT_ONCE = 4, 16  # groups that are searched at a time: as many as cores, but no fewer and no more
+SESSION_BYTES = 2 << 30  # of the device's memory for each of them, where it is known
 REPEATS = 7
 SAMPLED = 2_000  # candidates of a group; whether each is legal is found out by generating it
 HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
@@ -67,16 +70,26 @@ Find = Callable[[Measure, int, Sequence[GpuSchedule]], list[Tried]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device that is measured on; `architecture` of CUDA's, else ''."""
+    """The device that is measured on; `architecture` of CUDA's, else ''; `free_bytes` of its memory
+    where it can tell, else None.
+    """
 
     target: str
     name: str
     machine: GpuMachine
     architecture: str
+    free_bytes: int | None = None
 
     @classmethod
     def of(cls, device: Device, target: str, name: str = '') -> Place:
-        return cls(target, name, device.machine, getattr(device, 'architecture', ''))
+        architecture = getattr(device, 'architecture', '')
+        return cls(target, name, device.machine, architecture, device.free_bytes())
+
+    @property
+    def sessions(self) -> int:
+        """Groups that may be searched at a time."""
+        fitting = AT_ONCE[0] if self.free_bytes is None else self.free_bytes // SESSION_BYTES
+        return max(1, min(max(AT_ONCE[0], min(usable_cores(), AT_ONCE[1])), fitting))
 
 
 SEARCHES = ('local', 'random', 'top', 'genetic', 'online')
@@ -90,10 +103,12 @@ class How:
     search   local (search/gpu_tune.py: changes of the best), or one of search/strategies.py;
              'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
              with a model nor with what one has chosen
+    seed     another one draws other candidates
     """
 
     model: str = 'analytical'
     search: str = 'local'
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
@@ -109,10 +124,14 @@ class How:
         if chosen.fell_back:
             warnings.warn(chosen.note, stacklevel=3)
 
-    @property
-    def key(self) -> dict[str, str]:
-        """What the store remembers results by, beside the group."""
-        return {} if self == How() else {'model': self.model, 'search': self.search}
+    def key(self, group: Group, machine: GpuMachine) -> dict[str, Any]:
+        """What the store remembers results by, beside the group: also what a model learned from."""
+        if self == How():
+            return {}
+        content = ''
+        with contextlib.suppress(InputError):  # `check` says so, where something is searched
+            content = ranker_for(self.model, group, machine, SEARCHED).content
+        return {'model': self.model, 'content': content, 'search': self.search, 'seed': self.seed}
 
     def search_for(
         self, group: Group, machine: GpuMachine, measure: Measure, *, trials: int,
@@ -120,7 +139,8 @@ class How:
     ) -> list[Tried]:  # fmt: skip
         """What was tried of a group, best first; `sampled`: candidates that a model looks at."""
         chosen = ranker_for(self.model, group, machine, SEARCHED)
-        space, seed = moves(group, machine), Random(group.digest).getrandbits(32)
+        drawn = f'{group.digest} {self.seed}' if self.seed else group.digest
+        space, seed = moves(group, machine), Random(drawn).getrandbits(32)
         if self.search == 'local':
             return tune(
                 space, measure, trials=trials, model=chosen.ranker, starts=starts, seed=seed,
@@ -153,12 +173,14 @@ def fastest(
     how: How = How(),  # noqa: B008 (it is a value)
 ) -> dict[str, GpuChoice]:
     """The fastest schedule for each of these groups, by the same names."""
+    asked = how.key(next(iter(groups.values())), place.machine) if groups else {}
     keys = {
         name: choices.key_of(
             {
                 'measured': group.digest, 'gpu': place.machine.to_json(), 'target': place.target,
-                'trials': trials, 'max_rel_err': max_rel_err, **how.key,
-            }
+                'trials': trials, 'max_rel_err': max_rel_err, **asked,
+            },
+            choices.GPU_DECIDES,
         )
         for name, group in groups.items()
     }  # fmt: skip
@@ -178,7 +200,7 @@ def fastest(
     troubles: dict[str, str] = {}
     # The longest first, so that none works alone at the end.
     left.sort(key=lambda name: -groups[name].flops)
-    count = min(max(AT_ONCE[0], min(usable_cores(), AT_ONCE[1])), len(left))
+    count = min(place.sessions, len(left))
     workers: queue.SimpleQueue[GpuWorker] = queue.SimpleQueue()
     with ExitStack() as stack:
         pool = stack.enter_context(Pool())
@@ -296,8 +318,7 @@ class _Search:
         self, worker: GpuWorker, schedule: GpuSchedule, built: Built | None
     ) -> float | None:
         if self.best_ms == math.inf:
-            # The reference of the group is computed here, while others are timed.
-            worker.attempt(self.group, schedule, built, 0, None)
+            worker.prepare(self.group)  # its reference is computed here, while others are timed
         worth = None if self.best_ms == math.inf else HOPELESS * self.best_ms
         with self.lock:
             answer, _ = worker.attempt(self.group, schedule, built, REPEATS, worth)

@@ -21,6 +21,7 @@ from typing import Protocol
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
+from tilewright.runtime.build import cache_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +152,11 @@ class Options:
     target: str = 'cuda'
     seconds: float | None = None
     small: bool = False
+
+
+def place_of(path: Path) -> str:
+    """A file as results name it, the same on every machine: below the cache directory by the way
+    from there, any other by its name.
+    """
+    root = cache_dir()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name

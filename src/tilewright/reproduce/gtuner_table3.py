@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from tilewright.network_gpu import measure
 from tilewright.network_gpu.cost import GpuCost
 from tilewright.network_gpu.measure import How, is_searched
 from tilewright.reproduce import gtuner_table3_text as tables
-from tilewright.reproduce.figures import Options
+from tilewright.reproduce.figures import Options, place_of
 from tilewright.runtime.build import cache_dir
 from tilewright.runtime.device import Device
 from tilewright.runtime.gpu_network import GpuNetwork
@@ -53,7 +53,7 @@ from tilewright.runtime.gpu_recorded import recorded
 from tilewright.runtime.gpu_session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.search.gpu_moves import schedule_text
-from tilewright.store.choices import code_version
+from tilewright.store.choices import GPU_DECIDES, code_version
 
 ROUNDS = 10  # turns of timing a network
 # What the names of the tables stand for; 'genetic' goes on learning from what it measures.
@@ -113,7 +113,7 @@ def run(options: Options) -> dict[str, Any]:
         'methods': {name: {'model': how.model, 'search': how.search}
                     for name, how in METHODS.items()},
         'rivals': rivals, 'paper': tables.paper_of(networks), 'layers': rows,
-        'data': str(journal.path), 'interrupted': interrupted,
+        'data': place_of(journal.path), 'interrupted': interrupted,
         'complete': len(rows) == len(networks) * len(METHODS),
     }  # fmt: skip
 
@@ -139,15 +139,17 @@ class Journal:
 
     @classmethod
     def of(cls, options: Options, device: Device) -> Journal:
-        """By everything that rows depend on."""
+        """By everything that rows depend on. Rows that failed are made again."""
         parts = [
             options.target, device.name, device.machine.to_json(), options.samples, options.seed,
-            options.small, measure.SAMPLED, code_version(),
+            options.small, measure.SAMPLED, ROUNDS, code_version(GPU_DECIDES), _own_models(),
+            {name: asdict(how) for name, how in METHODS.items()},
         ]  # fmt: skip
         key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
         path = cache_dir() / 'reproduce' / f'{options.name}-{options.target}-{key}.json'
         try:
-            return cls(path, list(json.loads(path.read_text())['rows']))
+            rows = json.loads(path.read_text())['rows']
+            return cls(path, [row for row in rows if row['status'] == OK])
         except (OSError, ValueError, KeyError, TypeError):
             return cls(path)
 
@@ -215,13 +217,13 @@ class _Bench:
             found = self.journal.chosen(before['network'], method)
             shutil.copytree(found, store / _CHOSEN)
         try:
+            graph = zoo.graph(**self.subject(network).arguments)  # not a part of what is timed
             with _empty(store), warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter('always')
                 self.begin, self.stages = time.perf_counter(), {}
                 net = compile(
-                    zoo.graph(**self.subject(network).arguments), self.options.target,
-                    tune='measure', trials=self.options.samples, model=how.model,
-                    search=how.search, progress=self._tell,
+                    graph, self.options.target, tune='measure', trials=self.options.samples,
+                    model=how.model, search=how.search, progress=self._tell,
                 )  # fmt: skip
                 seconds = time.perf_counter() - self.begin
             assert isinstance(net, GpuNetwork)
@@ -302,6 +304,13 @@ def _entrant(net: GpuNetwork, subject: Subject) -> Entrant:
         return stream.time(repeats, COPIES)
 
     return Entrant(OURS, timed, answer, keep=net)
+
+
+def _own_models() -> dict[str, str]:
+    """What a user's own models are, by the names of their files."""
+    folder = own_folder()
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.reproduce.evaluate import NOISE_FACTOR, TOPS, Evaluation, evaluate
-from tilewright.reproduce.figures import Options
+from tilewright.reproduce.figures import Options, place_of
 from tilewright.reproduce.measured import Priced, layers, source
 from tilewright.reproduce.pictures import aligned, canvas, save, short
 from tilewright.runtime.measure import moved
@@ -46,7 +46,7 @@ def run(options: Options) -> dict[str, Any]:
             'seed': found.data.seed,
             'machine': found.machine.to_json(),
             'measured_on': found.data.machine.name,
-            'data': str(found.path),
+            'data': place_of(found.path),
             'data_versions': found.data.versions,
             'complete': not interrupted,
             'interrupted': interrupted,

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilewright.machine.machine import Machine
 from tilewright.reproduce.evaluate import spearman
-from tilewright.reproduce.figures import Options, Reporter
+from tilewright.reproduce.figures import Options, Reporter, place_of
 from tilewright.reproduce.measured import Priced, layers, source
 from tilewright.reproduce.pictures import aligned, canvas, save, short
 from tilewright.reproduce.replay import Traffic, traffic
@@ -48,7 +48,7 @@ def run(options: Options) -> dict[str, Any]:
             'seed': found.data.seed,
             'machine': found.machine.to_json(),
             'measured_on': found.data.machine.name,
-            'data': str(found.path),
+            'data': place_of(found.path),
             'data_versions': found.data.versions,
             'simulated': SIMULATED,
             'complete': not interrupted,

@@ -24,7 +24,7 @@ from typing import Any
 from tilewright.bench.results import Contestant, LayerResult, geometric_mean, ratio_of
 from tilewright.bench.suites import expand
 from tilewright.errors import InputError
-from tilewright.reproduce.figures import Options
+from tilewright.reproduce.figures import Options, place_of
 from tilewright.reproduce.pictures import aligned, canvas, save, short
 
 BASELINES = ('tvm', 'torch', 'onnxruntime', 'openvino')
@@ -47,7 +47,7 @@ def run(options: Options) -> dict[str, Any]:
     return {
         'figure': options.name,
         'layers_asked': options.layers,
-        'data': str(path),
+        'data': place_of(path),
         'machine': bench['machine'],
         'versions_of_data': bench.get('versions'),
         'caches': bench.get('caches'),

@@ -33,7 +33,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.specs import parse_conv
 from tilewright.pipeline import optimize
 from tilewright.plan import Plan
-from tilewright.reproduce.figures import Options
+from tilewright.reproduce.figures import Options, place_of
 from tilewright.reproduce.pictures import aligned, canvas, save
 from tilewright.store.records import Store, open_store
 
@@ -120,7 +120,7 @@ def run(options: Options) -> dict[str, Any]:
             points = _again(points, options)
         except KeyboardInterrupt:
             interrupted = True
-        kept = str(store.path)
+        kept = '' if store.path is None else place_of(store.path)
     return _data(options.machine, options, points, len(wanted), interrupted, kept)
 
 

@@ -192,6 +192,10 @@ class CudaDevice(Device):
         memory = checked(self.cu.cuMemAlloc(size), f' for {size} bytes')
         return NDArray(tuple(dims), tuple(sizes), dtype, self, memory)
 
+    def free_bytes(self) -> int | None:
+        self.use()
+        return int(checked(self.cu.cuMemGetInfo())[0])
+
     def use(self) -> None:
         checked(self.cu.cuCtxSetCurrent(self.context))
 

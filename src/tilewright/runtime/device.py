@@ -104,6 +104,10 @@ class Device(abc.ABC):
     ) -> NDArray:
         """Memory of `whole` from a byte on, a multiple of `alignment`; it goes with the whole."""
 
+    def free_bytes(self) -> int | None:
+        """Bytes of memory that nobody uses; by default it cannot tell."""
+        return None
+
     def free(self, array: NDArray) -> None:
         """Give memory back now; by default it goes with the array."""
         return

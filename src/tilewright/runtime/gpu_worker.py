@@ -143,7 +143,7 @@ class GpuWorker:
 
     def ask(self, group: Group, request: dict, limit: float) -> dict | Answer:
         """Any request of the session about a group; an Answer says how the child ended."""
-        self._ready(group)
+        self.prepare(group)
         reply = self._request(request, limit)
         if isinstance(reply, Answer) or reply['status'] == 'crashed':
             self.close()
@@ -151,8 +151,8 @@ class GpuWorker:
             raise MissingError(reply['message'])
         return reply
 
-    def _ready(self, group: Group) -> None:
-        """The child holds the data of this group."""
+    def prepare(self, group: Group) -> None:
+        """The child holds the data and the reference of this group; nothing is launched."""
         if self._child is not None and self._child.alive and self._group == group:
             return
         request: dict[str, Any] = {

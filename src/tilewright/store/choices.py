@@ -26,6 +26,7 @@ from tilewright.version import VERSION
 
 MOST_FILES = 8192
 _DECIDES = ('codegen', 'machine', 'model', 'ops', 'schedule', 'search')
+GPU_DECIDES = ('learn', 'network_gpu')  # of what is chosen for GPUs, beside those
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +56,22 @@ class Choice:
 
 
 @cache
-def code_version() -> str:
-    """Version, and a hash of the sources that decide which schedules are chosen."""
+def code_version(also: tuple[str, ...] = ()) -> str:
+    """Version, and a hash of the sources that decide which schedules are chosen: folders of the
+    package, and `also` further ones.
+    """
     root = Path(__file__).parents[1]
     total = hashlib.sha256(VERSION.encode())
-    for folder in _DECIDES:
+    for folder in (*_DECIDES, *also):
         for path in sorted((root / folder).rglob('*.py')):
             total.update(path.relative_to(root).as_posix().encode() + b'\0')
             total.update(path.read_bytes())
     return total.hexdigest()[:16]
 
 
-def key_of(question: Mapping[str, Any]) -> str:
-    """The name of a question: what is asked, and the version that is asked."""
-    text = json.dumps([code_version(), question], sort_keys=True)
+def key_of(question: Mapping[str, Any], also: tuple[str, ...] = ()) -> str:
+    """The name of a question: what is asked, and the version that is asked (`code_version`)."""
+    text = json.dumps([code_version(also), question], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

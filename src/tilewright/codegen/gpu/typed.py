@@ -71,6 +71,7 @@ FUNCTION {type} quarters_{kind}({type} x, int quarters)
 _OWN = ('max', 'min', 'max_number', 'min_number', 'sign', 'sigmoid', 'mod', 'quarters')
 _KINDS = {'f32': 'float', 'f64': 'double'}
 _RENAMED = {'round': 'rint', 'abs': 'fabs'}
+_NAME = re.compile(r'(\w+)\(')
 _WIDE = re.compile(r'\b(\d+)(u?)ll\b')
 
 
@@ -106,8 +107,19 @@ def definitions(functions: Iterable[str]) -> str:
         texts.append(_LOOKUP)
     texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]
     if whole:
-        texts.append(narrow('\n'.join(lines.lines).replace(INLINE, 'FUNCTION')))
+        texts.append(narrow(_guarded('\n'.join(lines.lines).replace(INLINE, 'FUNCTION'))))
     return '\n'.join(texts)
+
+
+def _guarded(text: str) -> str:
+    """Functions with a line between them -> the same, each unless it is there already."""
+    found = []
+    for function in text.strip('\n').split('\n\n'):
+        name = _NAME.findall(function)[0]
+        found.append(
+            f'#ifndef TW_FUNCTION_{name}\n#define TW_FUNCTION_{name}\n{function}\n#endif\n'
+        )
+    return '\n'.join(found)
 
 
 def narrow(text: str) -> str:
