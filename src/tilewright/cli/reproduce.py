@@ -93,8 +93,8 @@ def run(
         out.say('\n' + module.text(found))
     if found.get('interrupted'):
         out.warn(
-            f'interrupted; every measurement taken so far is in {cache_dir()} ({found["data"]}), and '
-            f'running the same command again goes on from there'
+            f'interrupted; every measurement taken so far is in {cache_dir()} ({found["data"]}), '
+            f'and running the same command again goes on from there'
         )
     if plot is not None and not missing and found.get('layers', True):
         picture = plot / f'{figure.name}{PICTURE}'
