@@ -161,3 +161,17 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
         return outputs
 
     return run
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line; comes out: exit code, standard output, standard error."""
+    from tilewright.cli.main import invoke
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = invoke([str(word) for word in words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run

@@ -11,7 +11,6 @@ import pytest
 from groups import HOPPER, fused, schedules_of, write_groups
 
 from tilewright.cli import model_gat
-from tilewright.cli.main import invoke
 from tilewright.errors import InputError
 from tilewright.learn import safetensors
 from tilewright.learn.gat import (
@@ -322,17 +321,6 @@ def test_a_group_is_foretold_alike_in_any_table(model, table) -> None:
     one = side_by_side([graph_of(group)])
     single = model.log_seconds(part.x, part.base, one, np.zeros(len(rows), int))
     np.testing.assert_allclose(single, alone, rtol=1e-4)
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        code = invoke([str(word) for word in words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def test_the_verbs_train_evaluate_and_show(folder, tmp_path, call, monkeypatch) -> None:

@@ -15,7 +15,6 @@ import pytest
 from tilewright import knobs
 from tilewright.bench import peers
 from tilewright.cli import bench, demo, machine, optimize, output
-from tilewright.cli.main import invoke
 from tilewright.cli.options import AlgorithmName
 from tilewright.errors import MissingError
 from tilewright.machine.detect import describe_host
@@ -48,17 +47,6 @@ def host(tmp_path):
     path = tmp_path / 'host.json'
     path.write_text(json.dumps(nominal_machine(describe_host(), best_isa()).to_json()))
     return str(path)
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        code = invoke([str(word) for word in words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def test_help_lists_the_verbs_and_the_knobs(call):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +28,7 @@ from tilewright.learn.features import probe
 from tilewright.learn.model import RECIPES, Recipe, Table, fit, table_of
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.reproduce.figures import Options
+from tilewright.reproduce.remembered import remembered
 from tilewright.runtime.build import cache_dir
 
 KERNELS = ('rs', 's')
@@ -164,16 +164,7 @@ class Memory:
         """What `make` gives, from the file where it was kept."""
         text = f'{self._key} {json.dumps(what, sort_keys=True)}'
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
-        path = cache_dir() / 'reproduce' / 'learned' / f'{name}.json'
-        try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError):
-            value = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f'.{os.getpid()}')
-        fresh.write_text(json.dumps(value))
-        os.replace(fresh, path)
-        return value
+        return remembered(cache_dir() / 'reproduce' / 'learned' / f'{name}.json', make)
 
 
 class Training:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from tilewright.learn.statistics import NAMES, probe
 from tilewright.machine.gpu import GpuMachine
 from tilewright.reproduce.evaluate import spearman
 from tilewright.reproduce.figures import Options
+from tilewright.reproduce.remembered import remembered
 from tilewright.runtime.build import cache_dir
 
 if TYPE_CHECKING:
@@ -97,16 +97,7 @@ class Study:
 
     def kept(self, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """What `make` gives, from the file where it was kept."""
-        path = self.file(what, '.json')
-        try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError):
-            value = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f'.{os.getpid()}')
-        fresh.write_text(json.dumps(value))
-        os.replace(fresh, path)
-        return value
+        return remembered(self.file(what, '.json'), make)
 
     def file(self, what: Mapping[str, Any], suffix: str) -> Path:
         text = f'{self.key} {json.dumps(what, sort_keys=True)}'
