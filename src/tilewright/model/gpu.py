@@ -9,8 +9,8 @@ out: a `GpuPrediction` with its parts. It ranks; absolute times are right within
                  warp's instructions, or the copy of a later piece where that takes longer
     wave         of r resident blocks: between latency and r times throughput, whichever is longer
     join         parts of a split: a fence, an atomic, and the last block's reads, one after another
-    L2, DRAM     bytes of all blocks at L2's bandwidth; compulsory bytes at memory's where L2 cannot
-                 hold them
+    L2, DRAM     bytes of all blocks at L2's bandwidth; compulsory bytes, and those that kernels of
+                 a call leave for each other, at memory's where L2 cannot hold them
 
 `Costs` were set by least absolute logarithmic error on 9,573 schedules of all schemas, 176 random
 problems and an H200 (`python bench/gpu_model.py fit`, docs/gpu_model.md), and are cycles: other
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu_transactions import Work, work
+from tilewright.model.gpu_transactions import Work, between_bytes, work
 from tilewright.model.occupancy import Occupancy, Waves, occupancy, waves
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -113,13 +113,14 @@ def predict_gpu(
     `registers` of a thread are those that the compiler told, where it was asked; raises
     ScheduleError where a block does not fit the machine.
     """
-    return time_of(work(group, schedule, registers), machine, group.compulsory_bytes)
+    moved = group.compulsory_bytes + between_bytes(group, schedule)
+    return time_of(work(group, schedule, registers), machine, moved)
 
 
 def time_of(
     done: Work, machine: GpuMachine, compulsory: float, costs: Costs = COSTS
 ) -> GpuPrediction:
-    """[Work, bytes that move at least once] -> [GpuPrediction]"""
+    """[Work, bytes that move through memory] -> [GpuPrediction]"""
     held = occupancy(machine, done.threads, done.registers, done.shared_bytes)
     grid = waves(machine, done.blocks, held.blocks)
     parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs)

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilewright.codegen.gpu import cnnopt_join, cnnopt_plan, depthwise_plan, patch, tiled
+from tilewright.codegen.gpu import (
+    cnnopt_join,
+    cnnopt_plan,
+    depthwise_plan,
+    patch,
+    tiled,
+    winograd_plan,
+)
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.patch_plan import STEP
 from tilewright.errors import ScheduleError
@@ -145,7 +152,7 @@ def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
-        pieces * (p.kb * p.plane / WARP + weights / (4 * WARP)),
+        pieces * (p.kb * p.copied / WARP + weights / (4 * WARP)),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
         wide=wide, turns=turns,
     )  # fmt: skip
@@ -178,6 +185,23 @@ def _depthwise(group: Group, schedule: GpuSchedule, registers: int | None) -> Wo
         image / WARP if p.shared else 0.0, 4.0 * image, float(products),
         4.0 * p.threads * p.th * p.tw, 0.0,
     )  # fmt: skip
+
+
+def _winograd(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """The products, and two kernels beside them: image to V, M to the result."""
+    p = winograd_plan.plan(group, schedule)
+    done = work(p.product, p.schedule, registers)
+    v, _, made = p.product.tensors
+    beside = sum(t.bytes for t in group.tensors if t.role != 'inner') - p.weights.bytes
+    return replace(done, extra_kernels=2, extra_bytes=float(v.bytes + made.bytes + beside))
+
+
+def between_bytes(group: Group, schedule: GpuSchedule) -> int:
+    """Bytes that kernels of a call leave for each other in memory, written and read."""
+    if schedule.schema != winograd_plan.NAME:
+        return 0
+    v, _, made = winograd_plan.plan(group, schedule).product.tensors
+    return 2 * (v.bytes + made.bytes)
 
 
 def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
@@ -242,6 +266,7 @@ _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
     'rs': _cnnopt,
     's': _cnnopt,
     'tiled': _tiled,
+    'winograd': _winograd,
 }
 
 

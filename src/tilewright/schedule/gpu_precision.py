@@ -11,28 +11,56 @@ towards zero. A sum of signed numbers is in the mean less than half of what it b
 12,544 terms or more.
 
 Parts of a split are added in fp32, so that only the longest of them counts.
+
+Winograd's transforms amplify errors of the products at its points, by a factor of 32 for F(4, 3)
+(ops/winograd_error.py), but not all of this. What an addition cuts off in the mean is proportional
+to the sum so far, and a sum of shares of every channel's product is still what the transforms make
+a convolution of: that part comes through as it is. Amplified is what cuts differ by: about as much
+as roundings do, so that 3/8 of the channels count as additions in fp32, and `SPREAD`, the deviation
+of what is left out of a product. Emulated units (tests/models/test_gpu_model.py) are off by 0.7 to
+1.4 of this.
 """
 
 from __future__ import annotations
 
 import math
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import geometry
+from tilewright.ops.winograd_error import transform_error
 from tilewright.schedule.gpu import GpuSchedule
 
 LARGEST_ERROR = 1e-4  # tighter than Boda's 1e-3: plain TF32 products do not pass
-TERM = 0.4 * 3 / 8 * 2**-24
+ADDITIONS = 3 / 8  # of a matrix unit for each term
+TERM = 0.4 * ADDITIONS * 2**-24
 CUT = 2**-21
+SPREAD = 2**-22
 PARTS = 'tf32x3'  # how the names of such intrinsics end
 
 
 def sum_error(group: Group, schedule: GpuSchedule) -> float:
     """[Group, GpuSchedule] -> [share of the largest result]; 0 for multiply-adds in fp32."""
+    if schedule.schema == winograd_plan.NAME:
+        return _winograd_error(group, schedule)
     if not schedule.intrinsic.endswith(PARTS):
         return 0.0
     stage = group.main
     terms = math.prod(stage.sizes[name] for name in stage.reduction)
     return CUT + TERM * math.ceil(terms / dict(schedule.tiles).get('split', 1))
+
+
+def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
+    """The same with transforms around the products, in fp32 as well; inf where they cannot be."""
+    tiles = dict(schedule.tiles)
+    if tiles.get('m') not in winograd_plan.TILES or winograd_plan.why_not(group):
+        return math.inf
+    shape = geometry(group, tiles['m'])
+    terms = math.ceil(shape.c / tiles.get('split', 1))
+    if not schedule.intrinsic.endswith(PARTS):
+        return transform_error(shape.down, shape.across, terms)
+    amplified = transform_error(shape.down, shape.across, ADDITIONS * terms, SPREAD)
+    return amplified + TERM * terms
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

@@ -14,10 +14,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.codegen.gpu.generate import SCHEMAS, generate
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import COSTS
+from tilewright.model.gpu_bounds import compute_gflops
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import geometry
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_precision import precise
 
@@ -28,6 +32,10 @@ Kind = tuple[str, str]
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 WARP = 32
+# With fewer tiles, some images of a network at batch 1, a product for each of 36 points is thin:
+# its weights are read for two blocks of pixels.
+MANY_TILES = 512
+REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
 UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not name it
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # How often a schema is drawn, where it applies; the others once.
@@ -35,6 +43,7 @@ _WEIGHTS: dict[Kind, float] = {
     ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
     ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
+    ('winograd', 'wgmma_tf32x3'): 3.0, ('winograd', 'mma_tf32x3'): 2.0,
 }  # fmt: skip
 
 
@@ -114,6 +123,43 @@ def _depthwise() -> Table:
     )  # fmt: skip
 
 
+def winograd_pays(group: Group, machine: GpuMachine) -> bool:
+    """Whether winograd applies, and may win: there are many of the largest tiles, and the products
+    that they save would take longer, at what direct kernels reach of the machine's peak, than all
+    that is written between kernels and read again, and two more launches.
+    """
+    if winograd_plan.why_not(group):
+        return False
+    m = max(winograd_plan.TILES)
+    if group.main.sizes['n'] * geometry(group, m).ph * geometry(group, m).pw < MANY_TILES:
+        return False
+    peak = max(compute_gflops(machine, i) for i in winograd_plan.PRODUCTS if machine.has(i))
+    saved = group.flops * (1 - 1 / geometry(group, m).saving) / (REACHED * peak)
+    moved = 2 * sum(t.bytes for t in winograd_plan.product_group(group, m).tensors)
+    return (saved - moved / machine.global_gbps) / 1e9 > 2 * COSTS.launch_s
+
+
+def _winograd(group: Group) -> dict[Kind, Table]:
+    """The size of a tile, and tables of the products: rows without a window, many blocks."""
+    size, splits = _each(m=winograd_plan.TILES), (1, 2, 3, 4)
+    plain = {('joint',): [(0,)]}
+    depths = [n for n in (8, 16, 32) if n <= max(group.main.sizes['c'], 8)]
+    return {
+        ('winograd', 'fma'): size | _tiled(False) | _each(split=splits) | plain,
+        ('winograd', 'mma_tf32x3'): size | plain | _each(
+            bk=(16, 32, 64, 128, 256), bp=(32, 64, 128, 256), tk=(16, 32, 64),
+            tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
+        ),
+        ('winograd', 'wgmma_tf32x3'): size | plain | {
+            ('bk', 'tk'): [(n, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)],
+            **_each(
+                bp=(64, 128, 192, 256, 384, 512), tp=(64, 128, 192, 256), kb=depths,
+                stages=(1, 2, 3, 4), split=splits, queue=(1, 2),
+            ),
+        },
+    }  # fmt: skip
+
+
 def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
     """(schema, intrinsic) -> its table, for those that the machine has instructions for."""
     made: dict[Kind, Table] = {
@@ -125,6 +171,7 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('tiled', 'mma_tf32x3'): _tiled(True),
         ('patch', 'mma_tf32x3'): _patch(group),
         ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
+        **(_winograd(group) if winograd_pays(group, machine) else {}),
     }
     return {
         (schema, intrinsic): table

@@ -159,13 +159,14 @@ def _copied_places(p: Plan) -> list[str]:
     fixed = const - sum(axis.const * axis.memory for axis in p.axes)
     lines = []
     for i in range(p.places):
-        lines.append(f'const int place{i} = THREAD % {p.lanes} + {i * p.lanes};')
+        number = f'THREAD % {p.lanes} + {i * p.lanes}'
+        lines.append(f'const int place{i} = {number if p.unit == 1 else f"({number}) * {p.unit}"};')
         lines += pieces.decode(
             f'place{i}', [(str(a.number), a.extent) for a in p.axes], prefix=f'place{i}_'
         )
         spot = total([scaled(f'place{i}_{a.number}', a.stride) for a in p.axes])
         lines.append(f'const int spot{i} = {spot if p.spread else f"place{i}"};')
-        tests = [f'place{i} < {p.plane}'] if p.lanes * p.places > p.plane else []
+        tests = [f'place{i} < {p.plane}'] if p.lanes * p.places > p.copied else []
         terms = []
         for axis in p.axes:
             name = f'at{i}_{axis.number}'
@@ -225,10 +226,10 @@ def _copies(p: Plan) -> list[str]:
     for i in range(p.places):
         there = f'inside{i}' + (f' && next * {p.kb} + channel < {p.channels}' if ragged else '')
         copy = (
-            f'COPY1(to_a + channel * {p.plane_pitch} + spot{i}, '
+            f'COPY{p.unit}(to_a + channel * {p.plane_pitch} + spot{i}, '
             f'{f"({there}) ? image + from{i} + channel * {step} : @{c.a.tensor}"}, {there});'
         )
-        beyond = p.lanes * p.places > p.plane and i == p.places - 1
+        beyond = p.lanes * p.places > p.copied and i == p.places - 1
         copies.append(f'if (place{i} < {p.plane}) {copy}' if beyond else copy)
     loop = pieces.dealt('channel', 'team', p.kb, teams, copies)
     lines += [f'if (team < {teams}) {{', *loop, '}'] if short else loop

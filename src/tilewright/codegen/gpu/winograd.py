@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from tilewright.codegen.cpu.winograd_transform import linear
 from tilewright.codegen.gpu import patch, pieces, tiled
 from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Module, Step, tensor_buffers
-from tilewright.codegen.gpu.winograd_plan import Plan, plan, result
+from tilewright.codegen.gpu.winograd_plan import Plan, cut, plan, result
 from tilewright.ops.group import Group, Tensor
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -42,13 +43,22 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     product = _PRODUCTS[p.schedule.schema](p.product, p.schedule)
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
+    ahead, first, last = _transforms(group, p.m)
     return Module(
         group,
         (*tensor_buffers(group), *product.buffers),
-        (Step.of(input_kernel(p)), *product.steps, Step.of(output_kernel(p), **operands)),
-        (Step.of(filter_kernel(p)), *product.ahead),
+        (first, *product.steps, last),
+        (ahead, *product.ahead),
     )
+
+
+@lru_cache(maxsize=256)
+def _transforms(group: Group, m: int) -> tuple[Step, Step, Step]:
+    """Of weights, image and products: the same for all schedules of the products."""
+    p = cut(group, m)
+    operands = {item.name: item.tensor for item in p.epilogue.operands}
+    made = Step.of(output_kernel(p), **operands)
+    return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), made
 
 
 def _threads(count: int) -> tuple[list[str], tuple[int, int, int]]:

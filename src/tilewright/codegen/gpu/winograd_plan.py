@@ -1,13 +1,14 @@
-"""What the winograd schema decides before it writes a line, and which groups and schedules it takes.
+"""What the winograd schema decides before it writes a line, and where it applies.
 
-Goes in: a group and a schedule. Comes out: a `Plan`: the tiles of the image, and the sums of products
-between the transforms as a group of their own with a schedule of its own, which other schemas
-compute. winograd.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `Plan`: tiles of the image, and the products between
+the transforms as a group of their own with a schedule of its own, which other schemas compute.
+winograd.py says what the decisions mean.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilewright.codegen.cpu.pointwise import Epilogue
 from tilewright.codegen.gpu.epilogue import gpu_epilogue
@@ -87,8 +88,14 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
             f'{group.label}: winograd multiplies by one of {", ".join(PRODUCTS)}, not by '
             f'{schedule.intrinsic}'
         )
-    shape = geometry(group, m)
-    return Plan(group, gpu_epilogue(group), shape, product_group(group, m), of_product(schedule))
+    return replace(cut(group, m), schedule=of_product(schedule))
+
+
+@lru_cache(maxsize=256)
+def cut(group: Group, m: int) -> Plan:
+    """What all schedules with the same tiles have in common."""
+    shape, product = geometry(group, m), product_group(group, m)
+    return Plan(group, gpu_epilogue(group), shape, product, GpuSchedule(NAME))
 
 
 def of_product(schedule: GpuSchedule) -> GpuSchedule:
