@@ -174,7 +174,7 @@ class Plan:
 
     @property
     def unit(self) -> int:
-        """Places that are copied at once: fours where pixels lie in one row and these are aligned."""
+        """Places that are copied at once: fours where pixels lie in one aligned row."""
         strides, const = access_strides(self.group, self.contraction.a)
         axis = self.axes[0]
         steps = [stride for name, stride in strides.items() if name != axis.pixel]
