@@ -17,7 +17,7 @@ Winograd's transforms amplify errors of the products at its points, by a factor 
 to the sum so far, and a sum of shares of every channel's product is still what the transforms make
 a convolution of: that part comes through as it is. Amplified is what cuts differ by: about as much
 as roundings do, so that 3/8 of the channels count as additions in fp32, and `SPREAD`, the deviation
-of what is left out of a product. Emulated units (tests/models/test_gpu_model.py) are off by 0.7 to
+of what is left out of a product. Emulated units (tests/unit/test_gpu_space.py) are off by 0.7 to
 1.4 of this.
 """
 
