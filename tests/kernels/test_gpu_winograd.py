@@ -111,6 +111,15 @@ def test_rows_are_stored_as_they_are_aligned(w: int, run: str, m: int) -> None:
     close(joined.group, schedule)
 
 
+@pytest.mark.parametrize(('m', 'w', 'run'), [(4, 12, 'LOAD4'), (4, 14, 'LOAD2'), (2, 12, 'LOAD2')])
+@pytest.mark.parametrize('pad', [0, 1, 2, (1, 0, 2, 3)])
+def test_rows_are_loaded_as_they_are_aligned(pad: int, m: int, w: int, run: str) -> None:
+    group = tw.conv2d(n=2, c=3, h=5, w=w, k=4, r=3, s=3, pad=pad)
+    schedule = schedule_of('fma', m, group)
+    assert run in generate(group, schedule).steps[0].kernel.body
+    close(group, schedule)
+
+
 def test_the_result_may_have_longer_rows() -> None:
     group = into_slice(tw.conv2d(c=4, h=6, w=8, k=5, r=3, s=3, pad=1), 3, 0, 11)
     schedule = GpuSchedule.of('winograd', m=4, **FMA)

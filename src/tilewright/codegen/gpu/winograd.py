@@ -126,11 +126,9 @@ def input_kernel(p: Plan) -> Kernel:
     for name, tests in (('row', rows), ('column', columns)):
         lines += [f'const bool {name}{i} = {test};' for i, test in tests.items()]
     for i in range(down.length):
-        for j in range(across.length):
+        for j, run in _runs(p):
             guards = [f'row{i}'] * (i in rows) + [f'column{j}'] * (j in columns)
-            value = f'(@{image.name})[at + {i * shape.width + j}]'
-            text = f'{" && ".join(guards)} ? {value} : 0.0f' if guards else value
-            lines.append(f'const float x{i}_{j} = {text};')
+            lines += _loaded(p, i, j, run, ' && '.join(guards))
         inputs = [f'x{i}_{j}' for j in range(across.length)]
         outputs = [f'y{i}_{j}' for j in range(across.t)]
         lines += linear(across.bt, inputs, outputs, 'float', f'r{i}')
@@ -142,6 +140,41 @@ def input_kernel(p: Plan) -> Kernel:
             lines.append(f'to[{_point(p, i, j, points)}] = {value};')
     args = (pieces.argument(image), pieces.argument(points, written=True))
     return Kernel('winograd_input', args, '\n'.join(lines), grid, THREADS)
+
+
+def _runs(p: Plan) -> list[tuple[int, int]]:
+    """(first column, how many) of what is loaded at once of a tile's row, four or two if aligned.
+
+    Rows are whole numbers of these, so that each is inside the image or outside as a whole.
+    """
+    across, found, j = p.shape.across, [], 0
+    while j < across.length:
+        run = next(
+            n
+            for n in (4, 2, 1)
+            if across.m % n == p.shape.width % n == (j - p.shape.pad_left) % n == 0
+            and j + n <= across.length
+        )
+        found.append((j, run))
+        j += run
+    return found
+
+
+def _loaded(p: Plan, i: int, j: int, run: int, guard: str) -> list[str]:
+    """Row i of a tile from column j on, zeros where the guard does not hold."""
+    place = f'at + {i * p.shape.width + j}'
+    if run == 1:
+        value, zeros = f'(@{p.image.name})[{place}]', '0.0f'
+    else:
+        value = f'LOAD{run}(GLOBAL, @{p.image.name} + ({place}))'
+        zeros = f'FLOAT{run}({", ".join(["0.0f"] * run)})'
+    text = f'{guard} ? {value} : {zeros}' if guard else value
+    if run == 1:
+        return [f'const float x{i}_{j} = {text};']
+    return [
+        f'const float{run} q{i}_{j} = {text};',
+        *(f'const float x{i}_{j + lane} = q{i}_{j}.{"xyzw"[lane]};' for lane in range(run)),
+    ]
 
 
 def _leaving(
