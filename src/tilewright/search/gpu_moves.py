@@ -35,6 +35,7 @@ WARP = 32
 # With fewer tiles, some images of a network at batch 1, a product for each of 36 points is thin:
 # its weights are read for two blocks of pixels.
 MANY_TILES = 512
+MOST_HELD = 208  # registers for sums and pixels of a warpgroup's thread: more do not leave enough
 REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
 UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not name it
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -151,10 +152,15 @@ def _winograd(group: Group) -> dict[Kind, Table]:
             tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
         ),
         ('winograd', 'wgmma_tf32x3'): size | plain | {
-            ('bk', 'tk'): [(n, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)],
+            ('bk', 'tk', 'tp'): [
+                (n, n, pixels)
+                for n in (32, 48, 64, 96, 128, 192, 256)
+                for pixels in (64, 128, 192, 256)
+                if n * pixels // 128 + pixels // 4 <= MOST_HELD
+            ],
             **_each(
-                bp=(64, 128, 192, 256, 384, 512), tp=(64, 128, 192, 256), kb=depths,
-                stages=(1, 2, 3, 4), split=splits, queue=(1, 2),
+                bp=(64, 128, 192, 256, 384, 512), kb=depths, stages=(1, 2, 3, 4), split=splits,
+                queue=(1, 2),
             ),
         },
     }  # fmt: skip
