@@ -30,13 +30,15 @@ CASES = {
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
+    'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
 }
-MATRIX = ('patch', 'patch/wgmma', 'tiled/mma')  # no OpenCL that runs on a CPU has these
+WARPGROUPS = ('patch/mixed', 'patch/wgmma')
+MATRIX = ('patch', *WARPGROUPS, 'tiled/mma')  # no OpenCL that runs on a CPU has these
 
 
 def problem(schema: str, edge: int) -> Group:
@@ -95,7 +97,7 @@ def test_nvrtc_compiles_it(schema: str, architecture: str) -> None:
 
     if schema in MATRIX and architecture == 'sm_75':
         pytest.skip('matrix instructions for tf32 came with sm_80')
-    if schema == 'patch/wgmma':
+    if schema in WARPGROUPS:
         if architecture != 'sm_90':
             pytest.skip('warpgroup instructions are those of sm_90a')
         architecture = 'sm_90a'

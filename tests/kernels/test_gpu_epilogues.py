@@ -33,6 +33,7 @@ SCHEDULES = {
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, tp=64),
+    'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, tp=64),
     'rs': GpuSchedule.of('rs', **CNNOPT, split=1, join=2),
     'rs/atomics': GpuSchedule.of('rs', **CNNOPT, split=2, join=0),
     's/second pass': GpuSchedule.of('s', **CNNOPT, split=2, join=1),
@@ -190,7 +191,7 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
 def test_nvrtc_compiles_every_function(name: str) -> None:
     from tilewright.runtime.cuda import compile_cubins
 
-    architecture = 'sm_90a' if name == 'patch/wgmma' else 'sm_90'
+    architecture = 'sm_90a' if name in ('patch/mixed', 'patch/wgmma') else 'sm_90'
     kernels = generate(followed(name, ALL), SCHEDULES[name]).kernels
     binary, _, _ = compile_cubins(kernels, architecture)
     assert binary.startswith(b'\x7fELF')

@@ -21,6 +21,7 @@ from tilewright.runtime.device import Device
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import sum_error
 
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90')
 
@@ -124,10 +125,24 @@ WIDE = (
 
 @pytest.mark.parametrize('name', [n for n in groups() if n != 'product'])
 @pytest.mark.parametrize('number', range(len(WIDE)))
-def test_the_patch_schema_of_warpgroups_on_the_host(name: str, number: int) -> None:
+@pytest.mark.parametrize('intrinsic', ['wgmma_tf32x3', 'wgmma_tf32_bf16'])
+def test_the_patch_schema_of_warpgroups_on_the_host(name: str, number: int, intrinsic: str) -> None:
     joint = int(WIDE[number]['kb'] % 8 > 0)
-    schedule = GpuSchedule.of('patch', 'wgmma_tf32x3', **WIDE[number], joint=joint)
+    schedule = GpuSchedule.of('patch', intrinsic, **WIDE[number], joint=joint)
     close(*run(fitted(groups()[name], schedule), device('host'), number))
+
+
+@pytest.mark.parametrize('intrinsic', ['wgmma_tf32x3', 'wgmma_tf32_bf16'])
+def test_a_single_product_in_parts_is_nearly_one_of_fp32(intrinsic: str) -> None:
+    """One channel and one window point: every result is one product, so its error is the parts'."""
+    group = tw.conv2d(n=1, c=1, h=40, w=50, k=16, r=1, s=1)
+    tiles = {'bn': 1, 'bh': 4, 'bw': 16, 'tp': 64, 'bk': 16, 'tk': 16, 'stages': 1, 'split': 1}
+    schedule = GpuSchedule.of('patch', intrinsic, **tiles, kb=1, joint=1)
+    got, want = run(generate(group, schedule), device('host'), 3)
+    share = np.abs(got - want) / np.abs(want)
+    assert share.max() < 2**-18
+    assert np.sqrt((share**2).mean()) < 2**-20
+    assert sum_error(group, schedule) < 2**-19
 
 
 @pytest.mark.parametrize('edge', range(-1, 2))

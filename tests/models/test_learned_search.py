@@ -72,7 +72,7 @@ def test_the_time_model_ranks_all_kernels_of_a_search() -> None:
 
 
 def test_kernels_that_a_model_has_not_seen_are_ranked_by_the_time_model() -> None:
-    schedules = drawn(80)
+    schedules = drawn(120)
     seen = [s for s in schedules if s.schema == 'tiled']
     model = model_of(seen, np.linspace(1e-6, 2e-6, len(seen)).tolist())
     ranker = Learned(LAYER, MACHINE, model)
@@ -88,10 +88,10 @@ def test_kernels_that_a_model_has_not_seen_are_ranked_by_the_time_model() -> Non
 
 
 def test_a_model_that_only_ranks_cannot_be_compared_with_times() -> None:
-    seen = [s for s in drawn(80) if s.schema == 'tiled']
+    seen = [s for s in drawn(120) if s.schema == 'tiled']
     model = model_of(seen, np.linspace(1e-6, 2e-6, len(seen)).tolist())
     ranker = Learned(LAYER, MACHINE, LearnedModel(None, model.time, model.header))
-    other = next(s for s in drawn(80) if s.schema != 'tiled')
+    other = next(s for s in drawn(120) if s.schema != 'tiled')
     with pytest.raises(InputError, match='knows no times'):
         ranker([*seen[:3], other])
 

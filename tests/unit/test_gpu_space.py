@@ -56,6 +56,8 @@ def test_sums_that_are_too_long_for_matrix_units_are_refused() -> None:
     assert moves(LONG, H200).legal(halved)
     assert precise(LONG, whole, tolerance=1e-3)
     assert sum_error(LONG, GpuSchedule.of('tiled', 'fma', **TILED, split=1)) == 0.0
+    mixed = GpuSchedule.of('patch', 'wgmma_tf32_bf16', split=2)
+    assert sum_error(LONG, mixed) == pytest.approx(2 * CUT + 2 / 3 * 6400 * TERM)
 
 
 def test_the_error_of_a_sum_that_is_cut_at_every_addition() -> None:

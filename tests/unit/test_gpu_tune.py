@@ -92,6 +92,22 @@ def test_a_ranker_is_followed_mostly() -> None:
     assert max(t for t in first if t) > 3.0
 
 
+def test_climbs_by_rank_come_before_any_draw() -> None:
+    """What the ranker thinks best is measured first, however few are drawn; it need not be drawn.
+
+    The ranker is off by a step along `a`: its best is a neighbour of the best.
+    """
+    measure = Recorder()
+
+    def rank(schedule: GpuSchedule) -> float:
+        return math.hypot(schedule['a'] - BEST[0] - 1, schedule['b'] - BEST[1])
+
+    found = tune(Grid(), measure, trials=12, batch=4, rank=rank)
+    first = measure.turns[0][0]
+    assert (first['a'], first['b']) == (BEST[0] + 1, BEST[1])
+    assert found[0].seconds == 1.0  # by its neighbours
+
+
 def test_a_ranker_that_favours_a_schema_does_not_starve_another() -> None:
     class Two(Grid):
         def draw(self, rng: random.Random) -> GpuSchedule | None:

@@ -26,6 +26,7 @@ from tilewright.schedule.gpu_precision import precise
 # Registers beside operands and sums: addresses, bounds, counters. Medians over some thousand
 # kernels compiled for sm_90.
 OTHER_REGISTERS = {'tiled': 35, 'patch': 45, 'rs': 20, 's': 24, 'general': 30}
+MIXED_REGISTERS = 30  # of a warpgroup's patch in TF32 and bf16, which keeps two steps of pixels
 LARGEST_WASTE = 2.0  # a tile may compute at most this much more than the result has
 LARGEST_CODE = 2048  # instructions of one piece; more take seconds to compile, and leave caches
 CUT_CODE = 40  # of those, for the 64 pixels of a warpgroup's step: reads, cuts, three products
@@ -113,7 +114,8 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
     tk, tp = schedule['tk'], schedule['tp']
     steps = p.depth // 8
     if p.wide:
-        registers = tk * tp // 128 + 16 * (tp // 64) + OTHER_REGISTERS['patch']
+        other = MIXED_REGISTERS if p.mixed else OTHER_REGISTERS['patch']
+        registers = tk * tp // 128 + (32 if p.mixed else 16) * (tp // 64) + other
         code = (steps if steps <= patch_plan.UNROLLED else 4) * (tp // 64) * CUT_CODE
     else:
         registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']

@@ -32,7 +32,7 @@ UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
-    ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 3.0,
+    ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
     ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
 }  # fmt: skip
@@ -125,6 +125,7 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('tiled', 'mma_tf32x3'): _tiled(True),
         ('patch', 'mma_tf32x3'): _patch(group),
         ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
+        ('patch', 'wgmma_tf32_bf16'): _patch_of_warpgroups(group),
     }
     return {
         (schema, intrinsic): table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.gpu import ptx
-from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.dialects import Dialect, warpgroup_products
 from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
@@ -77,6 +77,7 @@ _WARPGROUP = f"""\
 #define MATRIX_WAIT(n) asm volatile("{ptx.MATRIX_WAIT} %0;" :: "n"(n) : "memory")
 #define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 
 static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int across, int row8)
 {{
@@ -84,18 +85,25 @@ static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, i
     return ((at & 0x3ffff) >> 4) | (unsigned long long)(across / 4) << 16
         | (unsigned long long)(row8 / 4) << 32;
 }}
+static __device__ __forceinline__ unsigned BF16_PAIR(float low, float high)
+{{
+    unsigned both;
+    asm("{ptx.BF16_PAIR}" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}}
 """
 
 
-def _wgmma(columns: int) -> str:
-    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nNk8, tf32)."""
+def _wgmma(kind: str, columns: int) -> str:
+    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
+    name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
     count = columns // 2
     outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
     inputs = ', '.join(f'"r"(a[{i}])' for i in range(4))
-    text = '\\n'.join(ptx.wgmma(columns))
+    text = '\\n'.join(ptx.wgmma(columns, kind))
     return f"""\
 static __device__ __forceinline__ void
-tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
+{name}_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
 {{
     asm volatile("{text}"
                  : {outputs}
@@ -105,9 +113,8 @@ tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long lo
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    needs = {need for kernel in kernels for need in kernel.needs}
-    columns = sorted(int(need.split('/')[1]) for need in needs if '/' in need)
-    return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
+    wanted = warpgroup_products(kernels)
+    return '\n'.join([_WARPGROUP, *(_wgmma(*one) for one in wanted)]) if wanted else ''
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
@@ -135,5 +142,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'device_fence'}), extra=_extra,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'device_fence'}), extra=_extra,
 )  # fmt: skip

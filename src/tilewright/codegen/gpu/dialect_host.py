@@ -56,13 +56,20 @@ typedef struct { float x, y, z, w; } __attribute__((aligned(16))) float4;
         d0 = tw_d[0], d1 = tw_d[1], d2 = tw_d[2], d3 = tw_d[3]; \\
     } while (0)
 void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int across, int row8);
+void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int across, int row8);
 #define MATRIX_BEGIN
 #define MATRIX_COMMIT
 #define MATRIX_WAIT(n)
 #define SHARED_TO_MATRIX
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_tf32(n, d, a, b, across, row8)
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16(n, d, a, b, across, row8)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float BITS_FLOAT(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+static inline unsigned BF16_PAIR(float low, float high)
+{
+    const unsigned l = FLOAT_BITS(low), h = FLOAT_BITS(high);
+    return (l + 0x7fffu + (l >> 16 & 1u)) >> 16 | ((h + 0x7fffu + (h >> 16 & 1u)) & 0xffff0000u);
+}
 """
 
 
@@ -100,5 +107,5 @@ def _tail(kernel: Kernel) -> str:
 
 HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'device_fence'}), tail=_tail,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'device_fence'}), tail=_tail,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilewright.codegen.gpu import ptx
 from tilewright.codegen.gpu.dialect_opencl import COMMON, OPENCL, PLAIN_COPIES, local_arrays
-from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.dialects import Dialect, warpgroup_products
 from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 from tilewright.errors import CompilerError
 from tilewright.machine.nvidia import instructions_of
@@ -80,31 +80,37 @@ _WARPGROUP = f"""\
 #define MATRIX_WAIT(n) asm volatile(TW_OWN("{ptx.MATRIX_WAIT} " #n ";") ::: "memory")
 #define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 
 static inline ulong tw_matrix(const __local float *b, int across, int row8)
 {{
     const ulong at = (ulong)(size_t)b & 0x3ffff;
     return at >> 4 | (ulong)(across / 4) << 16 | (ulong)(row8 / 4) << 32;
 }}
+static inline uint BF16_PAIR(float low, float high)
+{{
+    uint both;
+    asm("{ptx.BF16_PAIR}" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}}
 """
 
 
-def _wgmma(columns: int) -> str:
+def _wgmma(kind: str, columns: int) -> str:
     """A macro: sums are elements of a private array, which a call might move to memory."""
-    count = columns // 2
-    text = ' '.join(f'TW_OWN("{line}")' for line in ptx.wgmma(columns))
+    name, count = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}', columns // 2
+    text = ' '.join(f'TW_OWN("{line}")' for line in ptx.wgmma(columns, kind))
     outputs = ', '.join(f'"+f"((d)[{i}])' for i in range(count))
     inputs = ', '.join(f'"r"((a)[{i}])' for i in range(4))
     return (
-        f'#define tw_wgmma_{columns}(d, a, b) \\\n    asm volatile({text} \\\n'
+        f'#define {name}_{columns}(d, a, b) \\\n    asm volatile({text} \\\n'
         f'                 : {outputs} \\\n                 : {inputs}, "l"(b), "r"(1))\n'
     )
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    needs = {need for kernel in kernels for need in kernel.needs}
-    columns = sorted(int(need.split('/')[1]) for need in needs if '/' in need)
-    return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
+    wanted = warpgroup_products(kernels)
+    return '\n'.join([_WARPGROUP, *(_wgmma(*one) for one in wanted)]) if wanted else ''
 
 
 def _shared(kernel: Kernel) -> list[str]:
@@ -128,6 +134,8 @@ def _shared(kernel: Kernel) -> list[str]:
 def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dialect:
     """The dialect of one device; `own_target` is whether its OpenCL runs code for sm_90a."""
     found = instructions_of(capability) - (frozenset() if own_target else {'wgmma_tf32'})
+    if 'wgmma_tf32' in found:
+        found |= {'wgmma_bf16'}
     modern = capability >= (8, 0)
     return replace(
         OPENCL,

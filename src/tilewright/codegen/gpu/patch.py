@@ -16,7 +16,8 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
                    0: each window point takes eight channels at a time
 
 Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
-patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py. A lane keeps the
+patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
+patch_mixed.py, which takes two thirds of their time. A lane keeps the
 offsets of its pixels in registers, so that a tile may have any shape, whole rows of odd length
 included; `tp` pixels that a tile does not fill are computed and dropped.
 """
@@ -27,7 +28,7 @@ from types import ModuleType
 
 from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import patch_warp, patch_warpgroup, pieces
+from tilewright.codegen.gpu import patch_mixed, patch_warp, patch_warpgroup, pieces
 from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
@@ -58,6 +59,8 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def how(p: Plan) -> ModuleType:
     """What is particular to the instructions of a schedule: its file has one function for each."""
+    if p.mixed:
+        return patch_mixed
     return patch_warpgroup if p.wide else patch_warp
 
 
@@ -71,18 +74,21 @@ def pack_kernel(p: Plan) -> Kernel:
         else (f'e % {p.kb}', f'e / {p.kb}')
     )
     lines, value = how(p).packed_element(p)
-    body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {packed.elements})',
-        '    return;',
-        *lines,
-        *(pieces.decode('g_', p.batch) if p.batch else []),
+    one = [
         f'const int inner = {channel}, window = {window};',
         f'const int {c.loop} = piece * {p.kb} + inner;',
         *(pieces.decode('window', p.windows) if p.windows else []),
         f'const bool there = {c.vector} < {p.columns} && {c.loop} < {p.channels} && '
         f'inner < {p.kb} && window < {p.window_points};',
         f'const float weight = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+    ]
+    body = [
+        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
+        f'if (flat >= {packed.elements})',
+        '    return;',
+        *lines,
+        *(pieces.decode('g_', p.batch) if p.batch else []),
+        *(patch_mixed.both(one) if p.mixed else one),
         f'{packed.name}[flat] = {value};',
     ]
     args = (pieces.argument(p.group.tensor(c.b.tensor)), written)
@@ -115,8 +121,8 @@ def main_kernel(p: Plan) -> Kernel:
         *(pieces.joined(columns, rows, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *how(p).store(p),
     ]
-    need = f'{how(p).NEEDS}/{p.bk}' if p.wide else how(p).NEEDS
-    needs = {need} | ({'device_fence'} if p.split > 1 else set())
+    needs = {f'{need}/{p.bk}' if p.wide else need for need in how(p).NEEDS}
+    needs |= {'device_fence'} if p.split > 1 else set()
     return Kernel(
         f'patch_{p.group.main.name}', tuple(args), '\n'.join(body),
         (p.pixel_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),

@@ -17,7 +17,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'patch'
-INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3')
+INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
 WARP, WARPGROUP = 32, 128
 STEP = 8  # depths of one matrix instruction
 UNROLLED = 48  # steps of a warpgroup that are written out; more are a loop
@@ -57,6 +57,7 @@ class Plan:
     split: int
     joint: bool
     wide: bool
+    mixed: bool
     axes: tuple[Axis, ...]
     queue: int
 
@@ -119,6 +120,16 @@ class Plan:
         return -(-self.kb * self.window_points // STEP) * STEP
 
     @property
+    def steps(self) -> int:
+        """Steps of eight depths in one piece."""
+        return self.depth // STEP
+
+    @property
+    def pairs(self) -> int:
+        """Steps of sixteen depths; the last one may be half empty."""
+        return -(-self.steps // 2)
+
+    @property
     def columns(self) -> int:
         return self.sizes[self.contraction.vector]
 
@@ -166,11 +177,13 @@ class Plan:
         if not self.wide:
             sizes = (self.groups, self.iterations * self.depth, self.column_tiles * self.bk)
             return Array(name, ('g', 'e', 'k'), sizes)
-        sizes = (
-            self.groups, self.iterations, self.column_tiles, self.depth // STEP, 2, 2,
-            self.bk // 8, 8, 4,
+        pieces = (self.groups, self.iterations, self.column_tiles)
+        parts = (self.steps + 2 * self.pairs,) if self.mixed else (self.steps, 2)
+        named = ('part',) if self.mixed else ('step', 'low')
+        return Array(
+            name, ('g', 'piece', 'tile', *named, 'four', 'row8', 'row', 'q'),
+            (*pieces, *parts, 2, self.bk // 8, 8, 4),
         )  # fmt: skip
-        return Array(name, ('g', 'piece', 'tile', 'step', 'low', 'four', 'row8', 'row', 'q'), sizes)
 
     @property
     def lanes(self) -> int:
@@ -197,7 +210,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     p = Plan(
         group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
-        schedule.intrinsic == 'wgmma_tf32x3',
+        schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
         _axes(group, c, dict(tile), dict(schedule.tiles).get('gap', 0)),
         dict(schedule.tiles).get('queue', 1),
     )  # fmt: skip
@@ -212,7 +225,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
         (
             f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
-            p.queue == 1 or (p.queue == 2 and p.wide and p.depth // STEP <= UNROLLED),
+            p.queue == 1 or (p.queue == 2 and p.wide and p.steps <= UNROLLED),
         ),
         ('no tile is larger than the image', all(e <= p.sizes[d] for d, e in tile)),
     ]

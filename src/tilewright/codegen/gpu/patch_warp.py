@@ -11,7 +11,7 @@ from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.patch_plan import STEP, Plan, window_stride
 
-NEEDS = 'mma_tf32'
+NEEDS = ('mma_tf32',)
 UNROLLED = 9  # window points that are written out; more are a loop
 
 

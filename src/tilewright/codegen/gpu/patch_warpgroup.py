@@ -12,11 +12,13 @@ t + 4 of the first operand, columns 8 j + 2 t and 8 j + 2 t + 1 of the result.
 
 from __future__ import annotations
 
+import math
+
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.patch_plan import STEP, UNROLLED, WARP, WARPGROUP, Plan, window_stride
 
-NEEDS = 'wgmma_tf32'
+NEEDS = ('wgmma_tf32',)
 
 
 def packed_element(p: Plan) -> tuple[list[str], str]:
@@ -31,7 +33,7 @@ def packed_element(p: Plan) -> tuple[list[str], str]:
 
 def shared_weights(p: Plan) -> int:
     """Floats of one piece of the constant operand in shared memory."""
-    return 2 * p.depth * p.bk
+    return math.prod(p.packed.sizes[3:])
 
 
 def offsets(p: Plan) -> list[str]:
@@ -77,7 +79,7 @@ def multiply(p: Plan) -> list[str]:
     registers, which is free once all but the youngest step have ended.
     """
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
-    tiles, steps = p.tp // 64, p.depth // STEP
+    tiles, steps = p.tp // 64, p.steps
     lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
         f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
@@ -144,8 +146,8 @@ def _products(p: Plan, half: str) -> list[str]:
     return [*lines, 'MATRIX_COMMIT;']
 
 
-def _pixels(p: Plan, high: str, low: str) -> list[str]:
-    """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
+def places(p: Plan) -> list[str]:
+    """at0 and at1: where depths t and t + 4 of `step` begin in the patch."""
     stride = {d: window_stride(p, d) for d, _ in p.windows}
     lines = []
     for q in range(2):
@@ -164,7 +166,12 @@ def _pixels(p: Plan, high: str, low: str) -> list[str]:
             channel = f'(step % {per_window} * {STEP} + lane % 4 + {4 * q})'
         moved = [scaled(f'q{q}_{d}', stride[d]) for d, _ in p.windows]
         lines.append(f'const int at{q} = {total([f"{channel} * {p.plane_pitch}", *moved])};')
-    lines += ['#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
+    return lines
+
+
+def _pixels(p: Plan, high: str, low: str) -> list[str]:
+    """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
+    lines = [*places(p), '#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
     for q in range(2):
         for h in range(2):
             lines += [
