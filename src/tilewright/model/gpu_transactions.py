@@ -250,6 +250,7 @@ _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
     'patch': _patch,
     'rs': _cnnopt,
     's': _cnnopt,
+    'strip': _patch,
     'tiled': _tiled,
 }
 

@@ -121,14 +121,9 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
         registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']
         written = steps if p.window_points <= patch_warp.UNROLLED else p.kb // 8
         code = (4 if p.joint else written) * _matrix_code(tk, tp)
-    stage = group.main
-    pixels = [d for d in stage.parallel if f'b{d.rstrip("_")}' in dict(schedule.tiles)]
-    waste = math.prod(
-        -(-stage.sizes[d] // schedule[f'b{d.rstrip("_")}'])
-        * schedule[f'b{d.rstrip("_")}']
-        / stage.sizes[d]
-        for d in pixels
-    )
+    sizes = p.sizes | ({} if p.strip is None else {patch_plan.STRIP: p.strip.pixels})
+    tiles = zip(p.tile, p.grid, strict=True)
+    waste = math.prod(count * extent / sizes[d] for (d, extent), (_, count) in tiles)
     return Need(
         main.threads, main.shared_bytes, registers, math.prod(main.grid), schedule['split'], waste,
         code,
@@ -147,6 +142,7 @@ _NEEDS: dict[str, Callable[[Group, GpuSchedule], Need]] = {
     'patch': _patch,
     'rs': _cnnopt,
     's': _cnnopt,
+    'strip': _patch,
     'tiled': _tiled,
 }
 

@@ -34,7 +34,7 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WEIGHTS: dict[Kind, float] = {
     ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
-    ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
+    ('strip', 'wgmma_tf32_bf16'): 2.0, ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
 }  # fmt: skip
 
 
@@ -90,6 +90,13 @@ def _patch_of_warpgroups(group: Group) -> Table:
     }
 
 
+def _strip(table: Table) -> Table:
+    """The same with pixels of a block through rows and images instead of an extent along each."""
+    boxes = {('bn',), ('bh',), ('bw',), ('gap',)}
+    kept = {names: values for names, values in table.items() if names not in boxes}
+    return {**_each(bp=(64, 128, 192, 256, 320, 384, 448, 512)), **kept}
+
+
 def _cnnopt() -> Table:
     lanes = [
         (k, y, WARP // (k * y)) for k in (1, 2, 4, 8, 16, 32) for y in (1, 2, 4, 8) if k * y <= WARP
@@ -126,6 +133,8 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('patch', 'mma_tf32x3'): _patch(group),
         ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
         ('patch', 'wgmma_tf32_bf16'): _patch_of_warpgroups(group),
+        ('strip', 'mma_tf32x3'): _strip(_patch(group)),
+        ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_warpgroups(group)),
     }
     return {
         (schema, intrinsic): table

@@ -77,7 +77,6 @@ _WARPGROUP = f"""\
 #define MATRIX_WAIT(n) asm volatile("{ptx.MATRIX_WAIT} %0;" :: "n"(n) : "memory")
 #define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
-#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 
 static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int across, int row8)
 {{
@@ -85,6 +84,10 @@ static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, i
     return ((at & 0x3ffff) >> 4) | (unsigned long long)(across / 4) << 16
         | (unsigned long long)(row8 / 4) << 32;
 }}
+"""
+
+_BF16 = f"""\
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 static __device__ __forceinline__ unsigned BF16_PAIR(float low, float high)
 {{
     unsigned both;
@@ -114,7 +117,8 @@ static __device__ __forceinline__ void
 
 def _extra(kernels: Sequence[Kernel]) -> str:
     wanted = warpgroup_products(kernels)
-    return '\n'.join([_WARPGROUP, *(_wgmma(*one) for one in wanted)]) if wanted else ''
+    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:

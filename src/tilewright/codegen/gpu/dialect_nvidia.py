@@ -80,13 +80,16 @@ _WARPGROUP = f"""\
 #define MATRIX_WAIT(n) asm volatile(TW_OWN("{ptx.MATRIX_WAIT} " #n ";") ::: "memory")
 #define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
-#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 
 static inline ulong tw_matrix(const __local float *b, int across, int row8)
 {{
     const ulong at = (ulong)(size_t)b & 0x3ffff;
     return at >> 4 | (ulong)(across / 4) << 16 | (ulong)(row8 / 4) << 32;
 }}
+"""
+
+_BF16 = f"""\
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
 static inline uint BF16_PAIR(float low, float high)
 {{
     uint both;
@@ -110,7 +113,8 @@ def _wgmma(kind: str, columns: int) -> str:
 
 def _extra(kernels: Sequence[Kernel]) -> str:
     wanted = warpgroup_products(kernels)
-    return '\n'.join([_WARPGROUP, *(_wgmma(*one) for one in wanted)]) if wanted else ''
+    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
 def _shared(kernel: Kernel) -> list[str]:

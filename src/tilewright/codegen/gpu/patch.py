@@ -1,4 +1,4 @@
-"""The patch schema: a block's piece of the image lies in shared memory once for all window points.
+"""The patch and strip schemas: a block's piece of the image is in shared memory for all windows.
 
 Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
 Comes out: a module. Where the tiled schema gathers a row once for each window point, here the
@@ -6,6 +6,7 @@ patch under a block's pixels is copied once for a piece of channels, and every w
 at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a schedule:
 
     bk, b<pixel>   columns of a block, and its extent along every pixel dimension (bn bh bw)
+    bp             in the strip schema, instead: pixels of a block, through rows and images
     tk tp          columns and pixels of a warp, or of a warpgroup (then tk is bk)
     kb stages      channels of a piece, pieces in flight
     split          blocks that share a tile's channels
@@ -27,8 +28,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from tilewright.codegen.cpu.pointwise import access_strides
-from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import patch_mixed, patch_warp, patch_warpgroup, pieces
+from tilewright.codegen.gpu import patch_mixed, patch_pixels, patch_warp, patch_warpgroup, pieces
 from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
@@ -115,7 +115,7 @@ def main_kernel(p: Plan) -> Kernel:
     args.append(pieces.argument(p.group.output, written=True))
     body = [
         *_place(p),
-        *_copied_places(p),
+        *patch_pixels.copied(p),
         *how(p).offsets(p),
         *_accumulate(p),
         *(pieces.joined(columns, rows, p.threads, p.tiles, p.split) if p.split > 1 else []),
@@ -133,10 +133,8 @@ def main_kernel(p: Plan) -> Kernel:
 def _place(p: Plan) -> list[str]:
     """Which tile this block owns, and which part of it this warp."""
     across, share = p.bp // p.tp, -(-p.iterations // p.split)
-    first = [f'const int first_{d} = tile_{d} * {extent};' for d, extent in p.tile]
     return [
-        *pieces.decode('BLOCK_X', p.grid, prefix='tile_'),
-        *first,
+        *patch_pixels.begun(p),
         f'const int group = {f"BLOCK_Y / {p.column_tiles}" if p.groups > 1 else "0"};',
         f'const int first_column = (BLOCK_Y - group * {p.column_tiles}) * {p.bk};',
         *(pieces.decode('group', p.batch) if p.batch else []),
@@ -155,36 +153,6 @@ def _part(p: Plan, share: int) -> list[str]:
         f'const int begin = BLOCK_Z * {share};',
         f'const int end = min(begin + {share}, {p.iterations});',
     ]
-
-
-def _copied_places(p: Plan) -> list[str]:
-    """The places of a channel that this thread copies: where each is in memory, if anywhere."""
-    group, c = p.group, p.contraction
-    strides, const = access_strides(group, c.a)
-    batch = [scaled(d, strides[d]) for d, _ in p.batch if strides.get(d)]
-    fixed = const - sum(axis.const * axis.memory for axis in p.axes)
-    lines = []
-    for i in range(p.places):
-        lines.append(f'const int place{i} = THREAD % {p.lanes} + {i * p.lanes};')
-        lines += pieces.decode(
-            f'place{i}', [(str(a.number), a.extent) for a in p.axes], prefix=f'place{i}_'
-        )
-        spot = total([scaled(f'place{i}_{a.number}', a.stride) for a in p.axes])
-        lines.append(f'const int spot{i} = {spot if p.spread else f"place{i}"};')
-        tests = [f'place{i} < {p.plane}'] if p.lanes * p.places > p.plane else []
-        terms = []
-        for axis in p.axes:
-            name = f'at{i}_{axis.number}'
-            place = total([scaled(f'first_{axis.pixel}', axis.step), f'place{i}_{axis.number}'])
-            lines.append(f'const int {name} = {total([place, str(axis.const)])};')
-            terms.append(scaled(name, axis.memory))
-            if axis.guarded:
-                tests.append(f'(unsigned){name} < {axis.size}u')
-        lines += [
-            f'const bool inside{i} = {" && ".join(tests) or "true"};',
-            f'const int from{i} = inside{i} ? {total([*terms, *batch, str(fixed)])} : 0;',
-        ]
-    return lines
 
 
 def _accumulate(p: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the patch schema decides before it writes a line, and which schedules are legal.
+"""What the patch and strip schemas decide before a line is written, and which schedules are legal.
 
 Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the decisions mean.
 """
@@ -6,7 +6,9 @@ Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the dec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.codegen.cpu.pointwise import Epilogue
@@ -16,7 +18,7 @@ from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-NAME = 'patch'
+NAME, STRIP = 'patch', 'strip'
 INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
 WARP, WARPGROUP = 32, 128
 STEP = 8  # depths of one matrix instruction
@@ -41,6 +43,33 @@ class Axis:
     guarded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Pixels in the order of the result, through rows of `width` and images of `height` rows.
+
+    padded   rows of the input under one image, halo included    step   those from row to row
+    window   rows under one row of pixels                        image  floats between two images
+    """
+
+    pixels: int
+    width: int
+    height: int
+    padded: int
+    step: int
+    window: int
+    image: int
+
+    def rows(self, block: int) -> int:
+        """Rows of the input under a block's pixels, at most, windows included."""
+        first = np.arange(0, self.pixels, block)
+        last = np.minimum(first + block, self.pixels) - 1
+        return int(np.max(self._row(last) - self._row(first))) + self.window
+
+    def _row(self, pixel: np.ndarray) -> np.ndarray:
+        row = pixel // self.width
+        return row // self.height * self.padded + row % self.height * self.step
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that is decided before a line is written."""
@@ -60,6 +89,7 @@ class Plan:
     mixed: bool
     axes: tuple[Axis, ...]
     queue: int
+    strip: Strip | None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,8 +120,9 @@ class Plan:
 
     @property
     def grid(self) -> list[tuple[str, int]]:
-        """Tiles along every pixel dimension."""
-        return [(d, -(-self.sizes[d] // extent)) for d, extent in self.tile]
+        """Tiles along every pixel dimension, or of the strip that they all make."""
+        sizes = self.sizes | ({} if self.strip is None else {STRIP: self.strip.pixels})
+        return [(d, -(-sizes[d] // extent)) for d, extent in self.tile]
 
     @property
     def pixel_tiles(self) -> int:
@@ -206,13 +237,18 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         raise ScheduleError(
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
-    tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
+    gap = dict(schedule.tiles).get('gap', 0)
+    if schedule.schema == STRIP:
+        tile = ((STRIP, schedule['bp']),)
+        strip, axes = _strip(group, c, schedule['bp'])
+    else:
+        tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
+        strip, axes = None, _axes(group, c, dict(tile), gap)
     p = Plan(
         group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
-        _axes(group, c, dict(tile), dict(schedule.tiles).get('gap', 0)),
-        dict(schedule.tiles).get('queue', 1),
+        axes, dict(schedule.tiles).get('queue', 1), strip,
     )  # fmt: skip
     numbers = [value for name, value in schedule.tiles if name not in ('joint', 'gap')]
     checks = [
@@ -227,7 +263,10 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
             f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
             p.queue == 1 or (p.queue == 2 and p.wide and p.steps <= UNROLLED),
         ),
-        ('no tile is larger than the image', all(e <= p.sizes[d] for d, e in tile)),
+        (
+            'no tile is larger than the image, and a strip is a multiple of tp',
+            not p.pixels % p.tp if p.strip else all(e <= p.sizes[d] for d, e in tile),
+        ),
     ]
     for text, holds in checks:
         if not holds:
@@ -272,6 +311,27 @@ def _axes(
             found, reversed(strides), strict=True
         )
     )
+
+
+def _strip(group: Group, c: Contraction, block: int) -> tuple[Strip, tuple[Axis, ...]]:
+    """The strip of all pixels, and the two axes of its patch: rows through all images, columns."""
+    sizes, tensor = group.main.sizes, group.tensor(c.a.tensor)
+    whole = _axes(group, c, {d: sizes[d] for d in c.pixels}, 0)
+    if len(c.pixels) != 3 or [a.pixel for a in whole] != list(c.pixels):
+        raise ScheduleError(
+            f'{group.label}: a strip needs images, rows and columns, each along an input axis'
+        )
+    images, down, across = whole
+    if (images.step, images.const, images.extent) != (1, 0, sizes[c.pixels[0]]) or block < 1:
+        raise ScheduleError(f'{group.label}: a strip of {block} pixels needs whole images')
+    count, height, width = (sizes[d] for d in c.pixels)
+    window = down.extent - (height - 1) * down.step
+    strip = Strip(
+        count * height * width, width, height, down.extent, down.step, window,
+        tensor.strides[images.number],
+    )  # fmt: skip
+    rows = replace(down, extent=strip.rows(block), stride=across.extent, guarded=True)
+    return strip, (rows, replace(across, stride=1))
 
 
 def window_stride(p: Plan, name: str) -> int:

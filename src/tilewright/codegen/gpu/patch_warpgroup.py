@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu import patch_pixels, pieces
 from tilewright.codegen.gpu.patch_plan import STEP, UNROLLED, WARP, WARPGROUP, Plan, window_stride
 
 NEEDS = ('wgmma_tf32',)
@@ -38,15 +38,13 @@ def shared_weights(p: Plan) -> int:
 
 def offsets(p: Plan) -> list[str]:
     """Where the pixels of this lane begin in the patch: two for every 64 of the warpgroup."""
-    step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
-    place = total([scaled(f'my_{d}', step.get(d, 0)) for d, _ in p.tile]) or '0'
-    chosen = f'pixel < {p.pixels} ? {place} : 0' if p.bp > p.pixels else place
+    lines, chosen = patch_pixels.place(p)
     return [
         f'int offset[{p.tp // 64}][2];',
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 32}; j++) {{',
         f'    const int pixel = {_pixel("j / 2", "j % 2")};',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
+        *(f'    {line}' for line in lines),
         f'    offset[j / 2][j % 2] = {chosen};',
         '}',
     ]
@@ -190,15 +188,11 @@ def store(p: Plan) -> list[str]:
     c, out, write = p.contraction, p.group.output, p.group.main.write
     places = zip(out.dims, write.index, strict=True)
     target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
-    tests = [f'pixel < {p.pixels}'] if p.bp > p.pixels else []
-    tests += [f'{d} < {p.sizes[d]}' for d, extent in p.tile if p.sizes[d] % extent]
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 32}; j++) {{',
         f'    const int pixel = {_pixel("j / 2", "j % 2")};',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
-        *(f'    const int {d} = first_{d} + my_{d};' for d, _ in p.tile),
-        *([f'    if (!({" && ".join(tests)}))', '        continue;'] if tests else []),
+        *(f'    {line}' for line in patch_pixels.coordinates(p)),
         '#pragma unroll',
         f'    for (int i = 0; i < {p.bk // 4}; i++) {{',
         f'        const int {c.vector} = first_column + i / 2 * 8 + lane % 4 * 2 + i % 2;',
