@@ -25,6 +25,7 @@ TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1,
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
           'cb': 2, 'stages': 2, 'split': 2, 'join': 2}  # fmt: skip
 PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'general': GpuSchedule.of('general', threads=64),
@@ -33,12 +34,15 @@ CASES = {
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),
+    'strip': GpuSchedule.of('strip', 'mma_tf32x3', **STRIP, bk=16, tk=16, tp=16),
+    'strip/mixed': GpuSchedule.of('strip', 'wgmma_tf32_bf16', **STRIP, bk=16, tk=16, tp=64, late=1,
+                                  bulk=1),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
-}
-WARPGROUPS = ('patch/mixed', 'patch/wgmma')
-MATRIX = ('patch', *WARPGROUPS, 'tiled/mma')  # no OpenCL that runs on a CPU has these
+}  # fmt: skip
+WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed')
+MATRIX = ('patch', 'strip', *WARPGROUPS, 'tiled/mma')  # no OpenCL that runs on a CPU has these
 
 
 def problem(schema: str, edge: int) -> Group:

@@ -24,8 +24,8 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
-PATCH = {'bn': 1, 'bh': 4, 'bw': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0, 'bk': 16,
-         'tk': 16}  # fmt: skip
+BLOCK = {'kb': 8, 'stages': 2, 'split': 1, 'joint': 0, 'bk': 16, 'tk': 16}
+PATCH = {'bn': 1, 'bh': 4, 'bw': 4, **BLOCK}
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
           'cb': 2, 'stages': 2}  # fmt: skip
 SCHEDULES = {
@@ -37,6 +37,7 @@ SCHEDULES = {
     'rs': GpuSchedule.of('rs', **CNNOPT, split=1, join=2),
     'rs/atomics': GpuSchedule.of('rs', **CNNOPT, split=2, join=0),
     's/second pass': GpuSchedule.of('s', **CNNOPT, split=2, join=1),
+    'strip': GpuSchedule.of('strip', 'mma_tf32x3', bp=32, **BLOCK, tp=16),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),

@@ -154,7 +154,7 @@ def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
-        pieces * (p.kb * p.plane / WARP + weights / (4 * WARP)),
+        pieces * (p.kb * p.plane / WARP + (0 if p.bulk else weights / (4 * WARP))),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
         wide=wide, turns=turns,
     )  # fmt: skip

@@ -28,7 +28,12 @@ Kind = tuple[str, str]
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 WARP = 32
-UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not name it
+UNSAID = {
+    'queue': 1,
+    'gap': 0,
+    'late': 0,
+    'bulk': 0,
+}  # what a decision is where a schedule does not name it
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
@@ -90,6 +95,14 @@ def _patch_of_warpgroups(group: Group) -> Table:
     }
 
 
+def _patch_of_two_precisions(group: Group) -> Table:
+    """As `_patch_of_warpgroups`; pieces in flight are asked for late and in bulk."""
+    table = dict(_patch_of_warpgroups(group))
+    del table['stages',]
+    ways = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
+    return {**table, ('stages', 'late', 'bulk'): ways}
+
+
 def _strip(table: Table) -> Table:
     """The same with pixels of a block through rows and images instead of an extent along each."""
     boxes = {('bn',), ('bh',), ('bw',), ('gap',)}
@@ -132,9 +145,9 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('tiled', 'mma_tf32x3'): _tiled(True),
         ('patch', 'mma_tf32x3'): _patch(group),
         ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
-        ('patch', 'wgmma_tf32_bf16'): _patch_of_warpgroups(group),
+        ('patch', 'wgmma_tf32_bf16'): _patch_of_two_precisions(group),
         ('strip', 'mma_tf32x3'): _strip(_patch(group)),
-        ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_warpgroups(group)),
+        ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_two_precisions(group)),
     }
     return {
         (schema, intrinsic): table

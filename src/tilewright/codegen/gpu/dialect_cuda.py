@@ -97,6 +97,32 @@ static __device__ __forceinline__ unsigned BF16_PAIR(float low, float high)
 """
 
 
+_BULK = f"""\
+static __device__ __forceinline__ void BULK_BEGIN(float *barrier)
+{{
+    asm volatile("{ptx.BULK_BEGIN}" :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+    asm volatile("{ptx.BULK_BEGUN}" ::: "memory");
+}}
+static __device__ __forceinline__ void
+BULK_COPY(float *to, const float *from, int floats, float *barrier)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("{ptx.BULK_EXPECT}" :: "r"(4 * floats), "r"(bar) : "memory");
+    asm volatile("{ptx.BULK_COPY}"
+                 :: "r"(at), "l"(from), "r"(4 * floats), "r"(bar) : "memory");
+}}
+static __device__ __forceinline__ void BULK_WAIT(const float *barrier, int used)
+{{
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned come;
+    do
+        asm volatile("{ptx.BULK_TEST}" : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+    while (!come);
+}}
+"""
+
+
 def _wgmma(kind: str, columns: int) -> str:
     """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
     name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
@@ -118,6 +144,7 @@ static __device__ __forceinline__ void
 def _extra(kernels: Sequence[Kernel]) -> str:
     wanted = warpgroup_products(kernels)
     heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
     return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
@@ -146,5 +173,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'device_fence'}), extra=_extra,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), extra=_extra,
 )  # fmt: skip

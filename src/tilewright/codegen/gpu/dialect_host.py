@@ -47,6 +47,9 @@ typedef struct { float x, y, z, w; } __attribute__((aligned(16))) float4;
 #define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
 #define COPY4(to, from, there) \\
     (*(float4 *)(to) = (there) ? *(const float4 *)(from) : (float4){0.0f, 0.0f, 0.0f, 0.0f})
+#define BULK_BEGIN(barrier) ((void)(barrier))
+#define BULK_COPY(to, from, floats, barrier) ((void)(barrier), memcpy(to, from, 4 * (floats)))
+#define BULK_WAIT(barrier, used) ((void)(barrier), (void)(used))
 #define COPY_COMMIT
 #define COPY_WAIT(n)
 #define MMA_TF32(d0, d1, d2, d3, a, b) \\
@@ -107,5 +110,5 @@ def _tail(kernel: Kernel) -> str:
 
 HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'device_fence'}), tail=_tail,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), tail=_tail,
 )  # fmt: skip

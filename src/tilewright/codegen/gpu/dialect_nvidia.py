@@ -99,6 +99,32 @@ static inline uint BF16_PAIR(float low, float high)
 """
 
 
+_BULK = f"""\
+static inline void BULK_BEGIN(__local float *barrier)
+{{
+    asm volatile(TW_OWN("{ptx.BULK_BEGIN}") :: "r"((uint)(size_t)barrier) : "memory");
+    asm volatile(TW_OWN("{ptx.BULK_BEGUN}") ::: "memory");
+}}
+static inline void
+BULK_COPY(__local float *to, const __global float *from, int floats, __local float *barrier)
+{{
+    const uint bar = (uint)(size_t)barrier;
+    asm volatile(TW_OWN("{ptx.BULK_EXPECT}") :: "r"(4 * floats), "r"(bar) : "memory");
+    asm volatile(TW_OWN("{ptx.BULK_COPY}")
+                 :: "r"((uint)(size_t)to), "l"((ulong)from), "r"(4 * floats), "r"(bar) : "memory");
+}}
+static inline void BULK_WAIT(const __local float *barrier, int used)
+{{
+    const uint bar = (uint)(size_t)barrier;
+    uint come;
+    do
+        asm volatile("mov.u32 %0, 1;" TW_OWN("{ptx.BULK_TEST}")
+                     : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+    while (!come);
+}}
+"""
+
+
 def _wgmma(kind: str, columns: int) -> str:
     """A macro: sums are elements of a private array, which a call might move to memory."""
     name, count = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}', columns // 2
@@ -114,6 +140,7 @@ def _wgmma(kind: str, columns: int) -> str:
 def _extra(kernels: Sequence[Kernel]) -> str:
     wanted = warpgroup_products(kernels)
     heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
     return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
@@ -139,7 +166,7 @@ def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dial
     """The dialect of one device; `own_target` is whether its OpenCL runs code for sm_90a."""
     found = instructions_of(capability) - (frozenset() if own_target else {'wgmma_tf32'})
     if 'wgmma_tf32' in found:
-        found |= {'wgmma_bf16'}
+        found |= {'wgmma_bf16', 'bulk_copy'}
     modern = capability >= (8, 0)
     return replace(
         OPENCL,

@@ -34,7 +34,8 @@ class Dialect:
     entry         (kernel, parameters) -> the line that opens its function
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
-    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'device_fence'
+    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy',
+                  'device_fence'
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     """

@@ -13,6 +13,10 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
     gap            floats between two images of a patch beside their own, against collisions of
                    pixels of neighbouring images in a bank; 0 where it is not said
     queue          steps that a warpgroup's matrix units are handed at once, 1 where it is not said
+    late           1: a later piece is asked for once the matrix units of this one have work, not
+                   before; 0 where it is not said
+    bulk           1: one thread asks for the whole of a piece's columns, 0 where it is not said:
+                   all threads copy sixteen bytes at a time
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
@@ -107,6 +111,8 @@ def main_kernel(p: Plan) -> Kernel:
         ('a_tile', p.stages * p.kb * p.plane_pitch),
         ('b_tile', p.stages * how(p).shared_weights(p)),
     ]
+    if p.bulk:
+        shared.append(('full', 2 * p.stages))
     if p.split > 1:
         sizes = (p.split, p.tiles, p.bk * p.bp)
         args.append(Array('partial', ('part', 'tile', 'i'), sizes, written=True))
@@ -122,7 +128,7 @@ def main_kernel(p: Plan) -> Kernel:
         *how(p).store(p),
     ]
     needs = {f'{need}/{p.bk}' if p.wide else need for need in how(p).NEEDS}
-    needs |= {'device_fence'} if p.split > 1 else set()
+    needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
     return Kernel(
         f'patch_{p.group.main.name}', tuple(args), '\n'.join(body),
         (p.pixel_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
@@ -157,25 +163,64 @@ def _part(p: Plan, share: int) -> list[str]:
 
 def _accumulate(p: Plan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
-    ahead = p.stages - 1
     columns, rows = p.own
-    visible = ['    SHARED_TO_MATRIX;'] if p.wide else []
+    cleared = [f'float acc[{columns}][{rows}];', *pieces.cleared(columns, rows)]
+    begun = [
+        'if (THREAD == 0) {',
+        *(f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)),
+        '}',
+        'BARRIER;',
+    ]
+    return [*cleared, *(begun if p.bulk else []), *(_late(p) if p.late else _early(p))]
+
+
+def _asked(p: Plan) -> list[str]:
+    """Ask for the piece that is `stages - 1` further on."""
     return [
-        f'float acc[{columns}][{rows}];',
-        *pieces.cleared(columns, rows),
+        f'const int next = now + {p.stages - 1};',
+        'if (next < end) {',
+        *(f'    {line}' for line in _copies(p)),
+        '}',
+        'COPY_COMMIT;',
+    ]
+
+
+def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
+    """Until all but the youngest `others` pieces are here, for all threads to see; the one that is
+    multiplied `now` among them, unless it is asked for only then.
+    """
+    used = f'(now - begin) / {p.stages}'
+    slot = f' + now % {p.stages} * 2' if p.stages > 1 else ''
+    return [
+        f'COPY_WAIT({others});',
+        *(['SHARED_TO_MATRIX;'] if p.wide else []),
+        *([f'BULK_WAIT(full{slot}, {used});'] if p.bulk and now else []),
+        'BARRIER;',
+    ]
+
+
+def _early(p: Plan) -> list[str]:
+    ahead = p.stages - 1
+    return [
         f'for (int now = begin - {ahead}; now < end; now++) {{',
-        f'    COPY_WAIT({max(ahead - 1, 0)});',
-        *visible,
-        '    BARRIER;',
-        f'    const int next = now + {ahead};',
-        '    if (next < end) {',
-        *(f'        {line}' for line in _copies(p)),
-        '    }',
-        '    COPY_COMMIT;',
-        *(['    COPY_WAIT(0);', *visible, '    BARRIER;'] if ahead == 0 else []),
+        *(f'    {line}' for line in _arrived(p, max(ahead - 1, 0), now=False)),
+        *(f'    {line}' for line in _asked(p)),
+        *(f'    {line}' for line in (_arrived(p, 0) if ahead == 0 else [])),
         '    if (now >= begin) {',
         *(f'        {line}' for line in how(p).multiply(p)),
         '    }',
+        '}',
+    ]
+
+
+def _late(p: Plan) -> list[str]:
+    return [
+        f'for (int now = begin - {p.stages - 1}; now < begin; now++) {{',
+        *(f'    {line}' for line in _asked(p)),
+        '}',
+        'for (int now = begin; now < end; now++) {',
+        *(f'    {line}' for line in _arrived(p, p.stages - 2)),
+        *(f'    {line}' for line in how(p).multiply(p, _asked(p))),
         '}',
     ]
 

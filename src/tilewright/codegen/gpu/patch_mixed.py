@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from tilewright.codegen.gpu import pieces
 from tilewright.codegen.gpu.patch_plan import STEP, UNROLLED, Plan
 from tilewright.codegen.gpu.patch_warpgroup import (
+    handed,
     offsets,
     places,
     shared_weights,
@@ -70,11 +71,9 @@ def both(one: Sequence[str]) -> list[str]:
     ]
 
 
-def multiply(p: Plan) -> list[str]:
-    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut.
-
-    With a queue of two, a step is handed over before the one before it has ended (see
-    patch_warpgroup.multiply).
+def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
+    """One piece, as patch_warpgroup.multiply: with a queue of two, a step is handed over before the
+    one before it has ended; what there is to do `meanwhile` is done during the first.
     """
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
     tiles, unroll = p.tp // 64, '#pragma unroll' if p.steps <= UNROLLED else '#pragma unroll 2'
@@ -91,6 +90,7 @@ def multiply(p: Plan) -> list[str]:
         unroll,
         f'for (int now_pair = 0; now_pair < {p.pairs}; now_pair++) {{',
         *(f'    {line}' for line in _products(p, f'now_pair % {sets}' if sets > 1 else '0')),
+        *(f'    {line}' for line in handed('now_pair', meanwhile)),
     ]
     if sets > 1:
         set_ = ('high_x[pair % 2]', 'round_x[pair % 2]', 'low_x[pair % 2]')

@@ -21,7 +21,9 @@ from tilewright.schedule.gpu import GpuSchedule
 NAME, STRIP = 'patch', 'strip'
 INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
 WARP, WARPGROUP = 32, 128
+ZEROS = ('joint', 'gap', 'late', 'bulk')  # decisions that may be 0
 STEP = 8  # depths of one matrix instruction
+MIXED_HELD = 224  # registers of a thread's 255 that may hold sums and parts of pixels
 UNROLLED = 48  # steps of a warpgroup that are written out; more are a loop
 
 
@@ -89,6 +91,8 @@ class Plan:
     mixed: bool
     axes: tuple[Axis, ...]
     queue: int
+    late: bool
+    bulk: bool
     strip: Strip | None
 
     @property
@@ -237,32 +241,42 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         raise ScheduleError(
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
-    gap = dict(schedule.tiles).get('gap', 0)
+    told = dict(schedule.tiles)
     if schedule.schema == STRIP:
         tile = ((STRIP, schedule['bp']),)
         strip, axes = _strip(group, c, schedule['bp'])
     else:
         tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
-        strip, axes = None, _axes(group, c, dict(tile), gap)
+        strip, axes = None, _axes(group, c, dict(tile), told.get('gap', 0))
     p = Plan(
         group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
-        axes, dict(schedule.tiles).get('queue', 1), strip,
+        axes, told.get('queue', 1), bool(told.get('late', 0)),
+        bool(told.get('bulk', 0)), strip,
     )  # fmt: skip
-    numbers = [value for name, value in schedule.tiles if name not in ('joint', 'gap')]
+    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     checks = [
         ('every decision is at least 1', min(numbers) >= 1),
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
         ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
         (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),
         ('tk is bk, and at most 256, for a warpgroup', not p.wide or p.tk == p.bk <= 256),
+        (
+            f'sums of a thread and parts of its pixels are at most {MIXED_HELD} in two precisions',
+            not p.mixed or p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64) <= MIXED_HELD,
+        ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
         ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
         (
             f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
             p.queue == 1 or (p.queue == 2 and p.wide and p.steps <= UNROLLED),
         ),
+        (
+            'bulk is for warpgroups, late or with one stage',
+            not p.bulk or (p.wide and (p.late or p.stages == 1)),
+        ),
+        ('late is for warpgroups with several stages', not p.late or (p.wide and p.stages > 1)),
         (
             'no tile is larger than the image, and a strip is a multiple of tp',
             not p.pixels % p.tp if p.strip else all(e <= p.sizes[d] for d, e in tile),

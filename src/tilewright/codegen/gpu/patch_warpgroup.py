@@ -13,6 +13,7 @@ t + 4 of the first operand, columns 8 j + 2 t and 8 j + 2 t + 1 of the result.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tilewright.codegen.cpu.writer import scaled, total
 from tilewright.codegen.gpu import patch_pixels, pieces
@@ -60,8 +61,12 @@ def weight_copies(p: Plan) -> list[str]:
     """A piece lies in memory as it will lie in shared memory."""
     floats = shared_weights(p)
     piece = f'(group * {p.iterations} + next) * {p.column_tiles} + first_column / {p.bk}'
+    begin = f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};'
+    if p.bulk:
+        slot = f' + next % {p.stages} * 2' if p.stages > 1 else ''
+        return [begin, 'if (THREAD == 0)', f'    BULK_COPY(to_b, from_b, {floats}, full{slot});']
     return [
-        f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};',
+        begin,
         *pieces.dealt(
             'four', 'THREAD * 4', floats, 4 * p.threads,
             ['COPY4(to_b + four, from_b + four, true);'],
@@ -69,8 +74,9 @@ def weight_copies(p: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def multiply(p: Plan) -> list[str]:
-    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut.
+def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
+    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut, and
+    what there is to do `meanwhile` is done during the first.
 
     With a queue of two, the next step is handed over before the one before it has ended, so that
     the matrix units need not wait for the hand-over; its pixels are in the other half of the
@@ -93,6 +99,7 @@ def multiply(p: Plan) -> list[str]:
             '#pragma unroll',
             f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
             *(f'    {line}' for line in _products(p, '[now_step % 2]')),
+            *(f'    {line}' for line in handed('now_step', meanwhile)),
             f'    if (now_step + 1 < {steps}) {{',
             '        MATRIX_WAIT(1);',
             '        const int step = now_step + 1;',
@@ -111,6 +118,7 @@ def multiply(p: Plan) -> list[str]:
         '#pragma unroll' if steps <= UNROLLED else '#pragma unroll 4',
         f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
         *(f'    {line}' for line in _products(p, '')),
+        *(f'    {line}' for line in handed('now_step', meanwhile)),
         f'    unsigned next_high[{tiles}][4], next_low[{tiles}][4];',
         f'    if (now_step + 1 < {steps}) {{',
         '        const int step = now_step + 1;',
@@ -128,6 +136,12 @@ def multiply(p: Plan) -> list[str]:
         '    }',
         '}',
     ]
+
+
+def handed(step: str, meanwhile: Sequence[str]) -> list[str]:
+    """What is done once, when the first step has been handed to the matrix units."""
+    inside = [f'    {line}' for line in meanwhile]
+    return [f'if ({step} == 0) {{', *inside, '}'] if meanwhile else []
 
 
 def _products(p: Plan, half: str) -> list[str]:
