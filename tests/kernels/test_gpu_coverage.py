@@ -25,23 +25,30 @@ TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1,
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
           'cb': 2, 'stages': 2, 'split': 2, 'join': 2}  # fmt: skip
 PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
+    'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),
+    'strip': GpuSchedule.of('strip', 'mma_tf32x3', **STRIP, bk=16, tk=16, tp=16),
+    'strip/mixed': GpuSchedule.of('strip', 'wgmma_tf32_bf16', **STRIP, bk=16, tk=16, tp=64, late=1,
+                                  bulk=1),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
     'winograd': GpuSchedule.of('winograd', m=2, **TILED),
     'winograd/mma': GpuSchedule.of('winograd', 'mma_tf32x3', **WINOGRAD, tp=16),
     'winograd/wgmma': GpuSchedule.of('winograd', 'wgmma_tf32x3', **WINOGRAD, tp=64),
-}
+    'winograd/mixed': GpuSchedule.of('winograd', 'wgmma_tf32_bf16', **WINOGRAD, tp=64),
+}  # fmt: skip
+WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
 # No OpenCL that runs on a CPU has these.
-MATRIX = ('patch', 'patch/wgmma', 'tiled/mma', 'winograd/mma', 'winograd/wgmma')
+MATRIX = ('patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
 
 def problem(schema: str, edge: int) -> Group:
@@ -101,7 +108,7 @@ def test_nvrtc_compiles_it(schema: str, architecture: str) -> None:
 
     if schema in MATRIX and architecture == 'sm_75':
         pytest.skip('matrix instructions for tf32 came with sm_80')
-    if schema.endswith('/wgmma'):
+    if schema in WARPGROUPS:
         if architecture != 'sm_90':
             pytest.skip('warpgroup instructions are those of sm_90a')
         architecture = 'sm_90a'

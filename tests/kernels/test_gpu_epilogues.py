@@ -24,8 +24,8 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
-PATCH = {'bn': 1, 'bh': 4, 'bw': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0, 'bk': 16,
-         'tk': 16}  # fmt: skip
+BLOCK = {'kb': 8, 'stages': 2, 'split': 1, 'joint': 0, 'bk': 16, 'tk': 16}
+PATCH = {'bn': 1, 'bh': 4, 'bw': 4, **BLOCK}
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
           'cb': 2, 'stages': 2}  # fmt: skip
 SCHEDULES = {
@@ -33,9 +33,11 @@ SCHEDULES = {
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, tp=64),
+    'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, tp=64),
     'rs': GpuSchedule.of('rs', **CNNOPT, split=1, join=2),
     'rs/atomics': GpuSchedule.of('rs', **CNNOPT, split=2, join=0),
     's/second pass': GpuSchedule.of('s', **CNNOPT, split=2, join=1),
+    'strip': GpuSchedule.of('strip', 'mma_tf32x3', bp=32, **BLOCK, tp=16),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
@@ -191,7 +193,7 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
 def test_nvrtc_compiles_every_function(name: str) -> None:
     from tilewright.runtime.cuda import compile_cubins
 
-    architecture = 'sm_90a' if name == 'patch/wgmma' else 'sm_90'
+    architecture = 'sm_90a' if name in ('patch/mixed', 'patch/wgmma') else 'sm_90'
     kernels = generate(followed(name, ALL), SCHEDULES[name]).kernels
     binary, _, _ = compile_cubins(kernels, architecture)
     assert binary.startswith(b'\x7fELF')

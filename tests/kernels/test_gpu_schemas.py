@@ -14,6 +14,7 @@ from devices import device
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.module import Module
+from tilewright.codegen.gpu.patch_plan import plan
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
@@ -21,6 +22,7 @@ from tilewright.runtime.device import Device
 from tilewright.runtime.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import sum_error
 
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90')
 
@@ -119,15 +121,88 @@ WIDE = (
     {'bk': 32, 'bn': 1, 'bh': 4, 'bw': 3, 'tk': 32, 'tp': 128, 'kb': 2, 'stages': 1, 'split': 2},
     {'bk': 16, 'bn': 1, 'bh': 3, 'bw': 4, 'tk': 16, 'tp': 64, 'kb': 4, 'stages': 2, 'split': 1,
      'queue': 2, 'gap': 6},
+    {'bk': 32, 'bn': 1, 'bh': 3, 'bw': 5, 'tk': 32, 'tp': 64, 'kb': 1, 'stages': 3, 'split': 2,
+     'queue': 2, 'late': 1, 'bulk': 1},
+    {'bk': 16, 'bn': 1, 'bh': 4, 'bw': 5, 'tk': 16, 'tp': 64, 'kb': 3, 'stages': 1, 'split': 1,
+     'bulk': 1},
+    {'bk': 16, 'bn': 1, 'bh': 2, 'bw': 3, 'tk': 16, 'tp': 64, 'kb': 8, 'stages': 2, 'split': 1,
+     'late': 1},
 )  # fmt: skip
 
 
 @pytest.mark.parametrize('name', [n for n in groups() if n != 'product'])
 @pytest.mark.parametrize('number', range(len(WIDE)))
-def test_the_patch_schema_of_warpgroups_on_the_host(name: str, number: int) -> None:
+@pytest.mark.parametrize('intrinsic', ['wgmma_tf32x3', 'wgmma_tf32_bf16'])
+def test_the_patch_schema_of_warpgroups_on_the_host(name: str, number: int, intrinsic: str) -> None:
     joint = int(WIDE[number]['kb'] % 8 > 0)
-    schedule = GpuSchedule.of('patch', 'wgmma_tf32x3', **WIDE[number], joint=joint)
+    schedule = GpuSchedule.of('patch', intrinsic, **WIDE[number], joint=joint)
     close(*run(fitted(groups()[name], schedule), device('host'), number))
+
+
+STRIPS = (
+    ('mma_tf32x3', {'bp': 48, 'bk': 32, 'tk': 16, 'tp': 24, 'kb': 8, 'stages': 2}),
+    ('wgmma_tf32x3', {'bp': 64, 'bk': 16, 'tk': 16, 'tp': 64, 'kb': 3, 'stages': 2, 'queue': 2}),
+    ('wgmma_tf32_bf16', {'bp': 128, 'bk': 32, 'tk': 32, 'tp': 64, 'kb': 8, 'stages': 2, 'late': 1,
+                         'bulk': 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('number', range(len(STRIPS)))
+@pytest.mark.parametrize('images', [1, 2, 5])
+@pytest.mark.parametrize(
+    ('stride', 'dilation', 'window'), [(1, 1, 3), (2, 1, 3), (1, 2, 3), (1, 1, 1)]
+)
+def test_strips_run_through_rows_and_images(
+    number: int, images: int, stride: int, dilation: int, window: int
+) -> None:
+    """Odd rows, so that a strip begins and ends anywhere in a row or an image."""
+    intrinsic, tiles = STRIPS[number]
+    group = tw.conv2d(
+        n=images, c=9, h=7, w=5, k=19, r=window, s=window, stride=stride, dilation=dilation,
+        pad=dilation * (window // 2), bias=True,
+    )  # fmt: skip
+    joint = int(tiles['kb'] % 8 > 0)
+    for split in (1, 2):
+        schedule = GpuSchedule.of('strip', intrinsic, **tiles, joint=joint, split=split)
+        close(*run(generate(group, schedule), device('host'), 3 * number + images))
+
+
+def test_rows_under_a_strip_are_counted_from_its_pixels() -> None:
+    """By hand: images of 3 rows with 4 pixels, 3x3 windows, so 5 rows of input under each."""
+    group = tw.conv2d(n=3, c=8, h=3, w=4, k=16, r=3, s=3, pad=1)
+    tiles = {'bk': 16, 'tk': 16, 'tp': 8, 'kb': 8, 'stages': 1, 'split': 1, 'joint': 0}
+    p = plan(group, GpuSchedule.of('strip', 'mma_tf32x3', bp=8, **tiles))
+    # pixels 0-7: rows 0-1 of image 0: input rows 0-3; 8-15: row 2 of image 0, row 0 of image 1:
+    # input rows 2-4, then 5-7 of the next: 2 to 7
+    assert p.axes[0].extent == 6
+    assert p.plane == 6 * 6
+    assert p.pixel_tiles == -(-36 // 8)
+    with pytest.raises(ScheduleError, match='a multiple of tp'):
+        plan(group, GpuSchedule.of('strip', 'mma_tf32x3', bp=12, **tiles))
+    with pytest.raises(ScheduleError, match='images, rows and columns'):
+        plan(tw.matmul(m=16, n=16, k=16), GpuSchedule.of('strip', 'mma_tf32x3', bp=8, **tiles))
+
+
+def test_ways_of_copying_that_do_not_go_together() -> None:
+    group = tw.conv2d(n=1, c=16, h=8, w=8, k=16, r=3, s=3, pad=1)
+    tiles = {'bp': 64, 'bk': 16, 'tk': 16, 'tp': 64, 'kb': 8, 'split': 1, 'joint': 0}
+    with pytest.raises(ScheduleError, match='late is for warpgroups with several stages'):
+        plan(group, GpuSchedule.of('strip', 'wgmma_tf32_bf16', **tiles, stages=1, late=1))
+    with pytest.raises(ScheduleError, match='bulk is for warpgroups'):
+        plan(group, GpuSchedule.of('strip', 'wgmma_tf32_bf16', **tiles, stages=2, bulk=1))
+
+
+@pytest.mark.parametrize('intrinsic', ['wgmma_tf32x3', 'wgmma_tf32_bf16'])
+def test_a_single_product_in_parts_is_nearly_one_of_fp32(intrinsic: str) -> None:
+    """One channel and one window point: every result is one product, so its error is the parts'."""
+    group = tw.conv2d(n=1, c=1, h=40, w=50, k=16, r=1, s=1)
+    tiles = {'bn': 1, 'bh': 4, 'bw': 16, 'tp': 64, 'bk': 16, 'tk': 16, 'stages': 1, 'split': 1}
+    schedule = GpuSchedule.of('patch', intrinsic, **tiles, kb=1, joint=1)
+    got, want = run(generate(group, schedule), device('host'), 3)
+    share = np.abs(got - want) / np.abs(want)
+    assert share.max() < 2**-18
+    assert np.sqrt((share**2).mean()) < 2**-20
+    assert sum_error(group, schedule) < 2**-19
 
 
 @pytest.mark.parametrize('edge', range(-1, 2))

@@ -27,7 +27,10 @@ from tilewright.schedule.gpu_precision import sum_error
 FMA = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WARPS = {'bk': 16, 'bp': 32, 'tk': 16, 'tp': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WIDE = WARPS | {'tp': 64, 'queue': 2}
-DECISIONS = {'fma': FMA, 'mma_tf32x3': WARPS, 'wgmma_tf32x3': WIDE}
+DECISIONS = {
+    'fma': FMA, 'mma_tf32x3': WARPS, 'wgmma_tf32x3': WIDE,
+    'wgmma_tf32_bf16': WIDE | {'late': 1, 'bulk': 1},
+}  # fmt: skip
 
 
 def schedule_of(intrinsic: str, m: int, group: Group, **changes: int) -> GpuSchedule:
@@ -71,7 +74,7 @@ def test_images_around_the_edges_of_tiles(place: int, m: int) -> None:
     n, c, k = (1, 2, 5)[place % 3], (3, 8, 9)[place % 3], (17, 5, 16)[(place + 1) % 3]
     group = tw.conv2d(n=n, c=c, h=h, w=w, k=k, r=3, s=3, pad=pad, bias=place % 2 > 0)
     kinds = list(DECISIONS)
-    for intrinsic in ('fma', kinds[1 + place % 2]):
+    for intrinsic in ('fma', kinds[1 + place % 3]):
         close(group, schedule_of(intrinsic, m, group), 'host', place)
 
 
@@ -91,6 +94,7 @@ def test_splits_stages_and_fours(intrinsic: str) -> None:
     group = tw.conv2d(n=4, c=24, h=11, w=12, k=20, r=3, s=3, pad=1, bias=True)
     for number, changes in enumerate(({'split': 2, 'stages': 3}, {'split': 3, 'stages': 1})):
         wide = {'bp': (20, 18)[number]} if intrinsic != 'fma' else {}
+        wide |= {'late': 1 - number} if intrinsic == 'wgmma_tf32_bf16' else {}
         schedule = schedule_of(intrinsic, 4, group, **changes, **wide)
         text = generate(group, schedule).steps[1].kernel.body
         assert intrinsic == 'fma' or ('COPY4(to_a' in text) == (number == 0)
@@ -132,7 +136,7 @@ def test_the_result_may_have_longer_rows() -> None:
 
 
 @pytest.mark.parametrize('m', [2, 4])
-@pytest.mark.parametrize('intrinsic', ['fma', 'wgmma_tf32x3'])
+@pytest.mark.parametrize('intrinsic', ['fma', 'wgmma_tf32x3', 'wgmma_tf32_bf16'])
 def test_errors_are_as_expected(intrinsic: str, m: int) -> None:
     """Of normal numbers. The host rounds where matrix units cut, so that it is off by less."""
     group = tw.conv2d(n=2, c=96, h=16, w=16, k=32, r=3, s=3, pad=1)

@@ -93,6 +93,22 @@ def test_a_ranker_is_followed_mostly() -> None:
     assert max(t for t in first if t) > 3.0
 
 
+def test_climbs_by_rank_come_before_any_draw() -> None:
+    """What the ranker thinks best is measured first, however few are drawn; it need not be drawn.
+
+    The ranker is off by a step along `a`: its best is a neighbour of the best.
+    """
+    measure = Recorder()
+
+    def rank(schedule: GpuSchedule) -> float:
+        return math.hypot(schedule['a'] - BEST[0] - 1, schedule['b'] - BEST[1])
+
+    found = tune(Grid(), measure, trials=12, batch=4, rank=rank)
+    first = measure.turns[0][0]
+    assert (first['a'], first['b']) == (BEST[0] + 1, BEST[1])
+    assert found[0].seconds == 1.0  # by its neighbours
+
+
 def test_a_ranker_that_favours_a_schema_does_not_starve_another() -> None:
     class Two(Grid):
         def draw(self, rng: random.Random) -> GpuSchedule | None:
@@ -154,7 +170,7 @@ def test_depthwise_layers_have_their_own_space() -> None:
     assert 'general' in {s for s, _ in moves(group, known_gpu('h200'), ['general']).tables}
 
 
-WINOGRAD = {('winograd', kind) for kind in ('fma', 'mma_tf32x3', 'wgmma_tf32x3')}
+WINOGRAD = {('winograd', kind) for kind in ('fma', 'mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')}
 
 
 def test_winograd_is_drawn_where_it_may_win() -> None:

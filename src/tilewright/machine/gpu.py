@@ -16,7 +16,9 @@ from typing import Any
 from tilewright.errors import InputError, ScheduleError
 
 # The matrix instruction that an intrinsic of a schedule is made of; others need none.
-NEEDED = {'mma_tf32x3': 'mma_tf32', 'wgmma_tf32x3': 'wgmma_tf32'}
+NEEDED = {
+    'mma_tf32x3': 'mma_tf32', 'wgmma_tf32x3': 'wgmma_tf32', 'wgmma_tf32_bf16': 'wgmma_tf32'
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

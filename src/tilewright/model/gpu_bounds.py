@@ -20,7 +20,8 @@ from tilewright.schedule.gpu import GpuSchedule
 _TF32_LANES = {
     (8, 0): 512, (8, 6): 128, (8, 9): 128, (9, 0): 1024, (10, 0): 2048, (12, 0): 128
 }  # fmt: skip
-_PRODUCTS = {'mma_tf32x3': 3, 'wgmma_tf32x3': 3}  # matrix products for each one of fp32
+# Times of a TF32 product that one of fp32 takes; bf16's take half of one.
+_PRODUCTS = {'mma_tf32x3': 3, 'wgmma_tf32x3': 3, 'wgmma_tf32_bf16': 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tilewright.codegen.gpu import (
     cnnopt_plan,
     depthwise_plan,
     patch,
+    patch_warpgroup,
     tiled,
     winograd_plan,
 )
@@ -138,22 +139,24 @@ def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     steps = pieces * p.depth / STEP  # of a team
     if p.wide:
         tiles = p.tp / 64
-        matrix, turns = warps * steps * 3 * tiles, steps
-        wide = warps / 4 * steps * 3 * tiles * p.bk / 2
+        # A product of bf16 takes as long, and as many bytes, as one of TF32 with half the depths.
+        products = pieces * (p.steps + 2 * p.pairs) if p.mixed else steps * 3
+        matrix, turns = warps * products * tiles, pieces * p.pairs if p.mixed else steps
+        wide = warps / 4 * products * tiles * p.bk / 2
         reads = warps * steps * 4 * tiles
         # The matrix units read the columns of a step from shared memory themselves.
-        wavefronts = reads + warps / 4 * steps * 3 * tiles * p.bk * STEP * 4 / BANKS_BYTES
+        wavefronts = reads + warps / 4 * products * tiles * p.bk * STEP * 4 / BANKS_BYTES
     else:
         across, down = p.tp // 8, p.tk // 16
         matrix, wide, turns = warps * steps * 3 * across * down, 0.0, 0.0
         reads = warps * steps * (across * 2 + down * 4)
         wavefronts = reads
-    weights = p.depth * p.bk * (2 if p.wide else 1)
+    weights = patch_warpgroup.shared_weights(p) if p.wide else p.depth * p.bk
     tile = 4.0 * p.bk * p.bp
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
-        pieces * (p.kb * p.copied / WARP + weights / (4 * WARP)),
+        pieces * (p.kb * p.copied / WARP + (0 if p.bulk else weights / (4 * WARP))),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
         wide=wide, turns=turns,
     )  # fmt: skip
@@ -271,6 +274,7 @@ _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
     'patch': _patch,
     'rs': _cnnopt,
     's': _cnnopt,
+    'strip': _patch,
     'tiled': _tiled,
     'winograd': _winograd,
 }

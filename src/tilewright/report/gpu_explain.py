@@ -23,6 +23,7 @@ INTRINSICS = {
     'fma': 'multiply-adds',
     'mma_tf32x3': 'matrix instructions, three for each product',
     'wgmma_tf32x3': 'matrix instructions of warpgroups, three for each product',
+    'wgmma_tf32_bf16': 'matrix instructions of warpgroups, one of TF32 and two of bf16',
 }
 
 

@@ -6,9 +6,13 @@ what the matrix units cut off the lower parts, is some 2^-21 of a product and do
 sum. What grows is that these units add without rounding: each addition of eight terms, three for
 each of the products of parts, cuts up to 2^-23 off the sum so far, 2^-24 in the mean and always
 towards zero. A sum of signed numbers is in the mean less than half of what it becomes at most, so
-`TERM` is 0.4 * 3 / 8 * 2^-24. On an H200, 263 kernels with 27 to 2,304 terms were off by 0.72 to
-1.25 of this; of a training set's schedules ten were wrong by a tolerance of 1e-4, all of them with
-12,544 terms or more.
+`TERM` is 0.4 * 3 / 8 * 2^-24 for three products of eight depths. On an H200, 263 kernels with 27 to
+2,304 terms were off by 0.72 to 1.25 of this; of a training set's schedules ten were wrong by a
+tolerance of 1e-4, all of them with 12,544 terms or more.
+
+Where the two smaller products are of bf16 (codegen/gpu/patch_mixed.py), their factors are rounded
+to 8 bits: what is left out is some 2^-20 of a product, again without growing, and as they add
+sixteen depths at once the sum is cut four times for sixteen depths instead of six.
 
 Parts of a split are added in fp32, so that only the longest of them counts.
 
@@ -16,9 +20,9 @@ Winograd's transforms amplify errors of the products at its points, by a factor 
 (ops/winograd_error.py), but not all of this. What an addition cuts off in the mean is proportional
 to the sum so far, and a sum of shares of every channel's product is still what the transforms make
 a convolution of: that part comes through as it is. Amplified is what cuts differ by: about as much
-as roundings do, so that 3/8 of the channels count as additions in fp32, and `SPREAD`, the deviation
-of what is left out of a product. Emulated units (tests/unit/test_gpu_space.py) are off by 0.7 to
-1.4 of this.
+as roundings do, so that 3/8 of the channels count as additions in fp32 (1/4 with bf16), and the
+deviation of what is left out of a product, half of it. Emulated units
+(tests/unit/test_gpu_space.py) are off by 0.6 to 1.4 of this.
 """
 
 from __future__ import annotations
@@ -35,19 +39,21 @@ LARGEST_ERROR = 1e-4  # tighter than Boda's 1e-3: plain TF32 products do not pas
 ADDITIONS = 3 / 8  # of a matrix unit for each term
 TERM = 0.4 * ADDITIONS * 2**-24
 CUT = 2**-21
-SPREAD = 2**-22
-PARTS = 'tf32x3'  # how the names of such intrinsics end
+# How the names of such intrinsics end: (what is left out of a product, what a term cuts off).
+PARTS = {'tf32x3': (CUT, TERM), 'tf32_bf16': (2 * CUT, 2 / 3 * TERM)}
+SPREAD = 0.5  # the deviation of what is left out, as a share of it
 
 
 def sum_error(group: Group, schedule: GpuSchedule) -> float:
     """[Group, GpuSchedule] -> [share of the largest result]; 0 for multiply-adds in fp32."""
     if schedule.schema == winograd_plan.NAME:
         return _winograd_error(group, schedule)
-    if not schedule.intrinsic.endswith(PARTS):
+    _, _, kind = schedule.intrinsic.partition('mma_')
+    if kind not in PARTS:
         return 0.0
-    stage = group.main
+    stage, (left_out, cut_off) = group.main, PARTS[kind]
     terms = math.prod(stage.sizes[name] for name in stage.reduction)
-    return CUT + TERM * math.ceil(terms / dict(schedule.tiles).get('split', 1))
+    return left_out + cut_off * math.ceil(terms / dict(schedule.tiles).get('split', 1))
 
 
 def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
@@ -57,10 +63,13 @@ def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
         return math.inf
     shape = geometry(group, tiles['m'])
     terms = math.ceil(shape.c / tiles.get('split', 1))
-    if not schedule.intrinsic.endswith(PARTS):
+    _, _, kind = schedule.intrinsic.partition('mma_')
+    if kind not in PARTS:
         return transform_error(shape.down, shape.across, terms)
-    amplified = transform_error(shape.down, shape.across, ADDITIONS * terms, SPREAD)
-    return amplified + TERM * terms
+    left_out, cut_off = PARTS[kind]
+    added = ADDITIONS * cut_off / TERM * terms
+    amplified = transform_error(shape.down, shape.across, added, SPREAD * left_out)
+    return amplified + cut_off * terms
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

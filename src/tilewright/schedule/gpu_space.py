@@ -33,6 +33,7 @@ from tilewright.schedule.gpu_precision import precise
 # Registers beside operands and sums: addresses, bounds, counters. Medians over some thousand
 # kernels compiled for sm_90.
 OTHER_REGISTERS = {'tiled': 35, 'patch': 45, 'rs': 20, 's': 24, 'general': 30}
+MIXED_REGISTERS = 30  # of a warpgroup's patch in TF32 and bf16, which keeps two steps of pixels
 LARGEST_WASTE = 2.0  # a tile may compute at most this much more than the result has
 LARGEST_CODE = 2048  # instructions of one piece; more take seconds to compile, and leave caches
 CUT_CODE = 40  # of those, for the 64 pixels of a warpgroup's step: reads, cuts, three products
@@ -120,20 +121,16 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
     tk, tp = schedule['tk'], schedule['tp']
     steps = p.depth // 8
     if p.wide:
-        registers = tk * tp // 128 + 16 * (tp // 64) + OTHER_REGISTERS['patch']
+        other = MIXED_REGISTERS if p.mixed else OTHER_REGISTERS['patch']
+        registers = tk * tp // 128 + (32 if p.mixed else 16) * (tp // 64) + other
         code = (steps if steps <= patch_plan.UNROLLED else 4) * (tp // 64) * CUT_CODE
     else:
         registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS['patch']
         written = steps if p.window_points <= patch_warp.UNROLLED else p.kb // 8
         code = (4 if p.joint else written) * _matrix_code(tk, tp)
-    stage = group.main
-    pixels = [d for d in stage.parallel if f'b{d.rstrip("_")}' in dict(schedule.tiles)]
-    waste = math.prod(
-        -(-stage.sizes[d] // schedule[f'b{d.rstrip("_")}'])
-        * schedule[f'b{d.rstrip("_")}']
-        / stage.sizes[d]
-        for d in pixels
-    )
+    sizes = p.sizes | ({} if p.strip is None else {patch_plan.STRIP: p.strip.pixels})
+    tiles = zip(p.tile, p.grid, strict=True)
+    waste = math.prod(count * extent / sizes[d] for (d, extent), (_, count) in tiles)
     return Need(
         main.threads, main.shared_bytes, registers, math.prod(main.grid), schedule['split'], waste,
         code,
@@ -158,6 +155,7 @@ _NEEDS: dict[str, Callable[[Group, GpuSchedule], Need]] = {
     'patch': _patch,
     'rs': _cnnopt,
     's': _cnnopt,
+    'strip': _patch,
     'tiled': _tiled,
     'winograd': _winograd,
 }

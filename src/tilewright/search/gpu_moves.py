@@ -36,15 +36,22 @@ WARP = 32
 # its weights are read for two blocks of pixels.
 MANY_TILES = 512
 MOST_HELD = 208  # registers for sums and pixels of a warpgroup's thread: more do not leave enough
-REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
-UNSAID = {'queue': 1, 'gap': 0}  # what a decision is where a schedule does not name it
+REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
+UNSAID = {
+    'queue': 1,
+    'gap': 0,
+    'late': 0,
+    'bulk': 0,
+}  # what a decision is where a schedule does not name it
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Pieces in flight, whether they are asked for late, and in bulk.
+_WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
-    ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 3.0,
+    ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
-    ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
-    ('winograd', 'wgmma_tf32x3'): 3.0, ('winograd', 'mma_tf32x3'): 2.0,
+    ('strip', 'wgmma_tf32_bf16'): 2.0, ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
+    ('winograd', 'wgmma_tf32_bf16'): 3.0, ('winograd', 'wgmma_tf32x3'): 2.0,
 }  # fmt: skip
 
 
@@ -100,6 +107,20 @@ def _patch_of_warpgroups(group: Group) -> Table:
     }
 
 
+def _patch_of_two_precisions(group: Group) -> Table:
+    """As `_patch_of_warpgroups`; pieces in flight are asked for late and in bulk."""
+    table = dict(_patch_of_warpgroups(group))
+    del table['stages',]
+    return {**table, ('stages', 'late', 'bulk'): _WAYS}
+
+
+def _strip(table: Table) -> Table:
+    """The same with pixels of a block through rows and images instead of an extent along each."""
+    boxes = {('bn',), ('bh',), ('bw',), ('gap',)}
+    kept = {names: values for names, values in table.items() if names not in boxes}
+    return {**_each(bp=(64, 128, 192, 256, 320, 384, 448, 512)), **kept}
+
+
 def _cnnopt() -> Table:
     lanes = [
         (k, y, WARP // (k * y)) for k in (1, 2, 4, 8, 16, 32) for y in (1, 2, 4, 8) if k * y <= WARP
@@ -145,24 +166,23 @@ def _winograd(group: Group) -> dict[Kind, Table]:
     size, splits = _each(m=winograd_plan.TILES), (1, 2, 3, 4)
     plain = {('joint',): [(0,)]}
     depths = [n for n in (8, 16, 32) if n <= max(group.main.sizes['c'], 8)]
+    wide = size | plain | {
+        ('bk', 'tk', 'tp'): [
+            (n, n, pixels)
+            for n in (32, 48, 64, 96, 128, 192, 256)
+            for pixels in (64, 128, 192, 256)
+            if n * pixels // 128 + pixels // 4 <= MOST_HELD
+        ],
+        **_each(bp=(64, 128, 192, 256, 384, 512), kb=depths, split=splits, queue=(1, 2)),
+    }  # fmt: skip
     return {
         ('winograd', 'fma'): {**size, **_tiled(False), **_each(split=splits), **plain},
         ('winograd', 'mma_tf32x3'): size | plain | _each(
             bk=(16, 32, 64, 128, 256), bp=(32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
         ),
-        ('winograd', 'wgmma_tf32x3'): size | plain | {
-            ('bk', 'tk', 'tp'): [
-                (n, n, pixels)
-                for n in (32, 48, 64, 96, 128, 192, 256)
-                for pixels in (64, 128, 192, 256)
-                if n * pixels // 128 + pixels // 4 <= MOST_HELD
-            ],
-            **_each(
-                bp=(64, 128, 192, 256, 384, 512), kb=depths, stages=(1, 2, 3, 4), split=splits,
-                queue=(1, 2),
-            ),
-        },
+        ('winograd', 'wgmma_tf32x3'): wide | _each(stages=(1, 2, 3, 4)),
+        ('winograd', 'wgmma_tf32_bf16'): {**wide, ('stages', 'late', 'bulk'): _WAYS},
     }  # fmt: skip
 
 
@@ -177,6 +197,9 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('tiled', 'mma_tf32x3'): _tiled(True),
         ('patch', 'mma_tf32x3'): _patch(group),
         ('patch', 'wgmma_tf32x3'): _patch_of_warpgroups(group),
+        ('patch', 'wgmma_tf32_bf16'): _patch_of_two_precisions(group),
+        ('strip', 'mma_tf32x3'): _strip(_patch(group)),
+        ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_two_precisions(group)),
         **(_winograd(group) if winograd_pays(group, machine) else {}),
     }
     return {

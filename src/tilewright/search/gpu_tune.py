@@ -6,9 +6,12 @@ time of one, any unit), or `model` (scores of many, least first; learn/rankers.p
 Comes out: everything that was tried, best first. No runtime is known here, so that every search can
 be replayed on recorded measurements. The same seed and measurements give the same search.
 
-    1  draw `DRAWN` times as many as half the trials; of every schema the best by rank are measured,
-       and some at random, since the ranker may be wrong in the same way everywhere
-    2  until the trials are used up: the untried neighbours of the best few, one decision changed,
+    1  draw many, `DRAWN` times as many as a quarter of the trials; from the best of them climb by
+       rank alone, one decision a step, until no neighbour is better. Without a ranker: draw half of
+       the trials
+    2  measure where the climbs ended, of every schema the best by rank, and some at random, since
+       the ranker may be wrong in the same way everywhere
+    3  until the trials are used up: the untried neighbours of the best few, one decision changed,
        again the best by rank first; where none are left, new random ones
 """
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 DRAWN = 8
+CLIMBS = 8
 PARENTS = 6
 AT_RANDOM = 0.25
 PATIENCE = 200  # draws that give nothing new before a space counts as used up
@@ -79,7 +83,8 @@ def tune(
     scores = model if rank is None else _one_by_one(rank)
     state = _State(space, scores, rng)
     until = time.monotonic() + seconds
-    wanted = [*starts, *state.fresh(max(trials // 2, 1))]
+    drawn = max(trials // (4 if scores else 2), 1)
+    wanted = [*starts, *state.first(drawn)]
     step = 0
     while wanted and len(state.tried) < trials and time.monotonic() < until:
         turn = [s for s in _distinct(wanted) if s.digest not in state.tried][:batch]
@@ -87,7 +92,7 @@ def tune(
         for schedule, took in zip(turn, measure(turn), strict=True):
             state.tried[schedule.digest] = Tried(schedule, took, step)
         left = [s for s in wanted if s.digest not in state.tried]
-        wanted = left if step * batch < trials // 2 and left else state.changed(batch)
+        wanted = left if step * batch < drawn and left else state.changed(batch)
         step += 1
     return state.ranked()
 
@@ -107,8 +112,37 @@ class _State:
             key=lambda t: (math.inf if t.seconds is None else t.seconds, t.schedule.digest),
         )
 
+    def first(self, count: int) -> list[GpuSchedule]:
+        """Where climbs from the best by rank of many end, then those as `fresh` has them."""
+        drawn = self._drawn(count)
+        if self.scores is None or not drawn:
+            return drawn[:count]
+        known = dict(zip((s.digest for s in drawn), self._scores_of(drawn), strict=True))
+        best = sorted(drawn, key=lambda s: (known[s.digest], s.digest))
+        ends = [self._climbed(start, known) for start in best[:CLIMBS]]
+        ends.sort(key=lambda s: (known[s.digest], s.digest))
+        return _distinct([*ends, *self._first(drawn, count)])
+
     def fresh(self, count: int) -> list[GpuSchedule]:
         """Untried ones: the best by rank of many, some at random among them."""
+        return self._first(self._drawn(count), count)
+
+    def _climbed(self, start: GpuSchedule, known: dict[str, float]) -> GpuSchedule:
+        """The end of steepest descent by rank; scores that it needs are added to `known`."""
+        while True:
+            near = self.space.neighbours(start)
+            new = _distinct([s for s in near if s.digest not in known])
+            known.update(zip((s.digest for s in new), self._scores_of(new), strict=True))
+            best = min(near, key=lambda s: (known[s.digest], s.digest), default=start)
+            if known[best.digest] >= known[start.digest]:
+                return start
+            start = best
+
+    def _scores_of(self, schedules: list[GpuSchedule]) -> list[float]:
+        return [float(s) for s in self.scores(schedules)] if self.scores and schedules else []
+
+    def _drawn(self, count: int) -> list[GpuSchedule]:
+        """Distinct untried ones: `count`, or `DRAWN` times as many where they are ranked."""
         found: dict[str, GpuSchedule] = {}
         misses = 0
         while len(found) < (DRAWN if self.scores else 1) * count and misses < PATIENCE:
@@ -118,7 +152,7 @@ class _State:
                 continue
             found[drawn.digest] = drawn
             misses = 0
-        return self._first(list(found.values()), count)
+        return list(found.values())
 
     def changed(self, count: int) -> list[GpuSchedule]:
         """Neighbours of the best few, nearest to the best first; new ones if there are none."""
@@ -127,7 +161,7 @@ class _State:
         for parent in working[:PARENTS]:
             near = [s for s in self.space.neighbours(parent) if s.digest not in self.tried]
             self.rng.shuffle(near)
-            share = max(2, count // 3 if parent is working[0] else count // (2 * PARENTS))
+            share = max(2, count // 3 if parent is working[0] else count // (PARENTS + 2))
             found += self._first(_distinct(near), share)
         found = _distinct(found)[:count]
         return found or self.fresh(count)

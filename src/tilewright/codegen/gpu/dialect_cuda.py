@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.gpu import ptx
-from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.dialects import Dialect, warpgroup_products
 from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
@@ -88,16 +88,53 @@ static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, i
 }}
 """
 
+_BF16 = f"""\
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
+static __device__ __forceinline__ unsigned BF16_PAIR(float low, float high)
+{{
+    unsigned both;
+    asm("{ptx.BF16_PAIR}" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}}
+"""
 
-def _wgmma(columns: int) -> str:
-    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nNk8, tf32)."""
+
+_BULK = f"""\
+static __device__ __forceinline__ void BULK_BEGIN(float *barrier)
+{{
+    asm volatile("{ptx.BULK_BEGIN}" :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+    asm volatile("{ptx.BULK_BEGUN}" ::: "memory");
+}}
+static __device__ __forceinline__ void
+BULK_COPY(float *to, const float *from, int floats, float *barrier)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("{ptx.BULK_EXPECT}" :: "r"(4 * floats), "r"(bar) : "memory");
+    asm volatile("{ptx.BULK_COPY}"
+                 :: "r"(at), "l"(from), "r"(4 * floats), "r"(bar) : "memory");
+}}
+static __device__ __forceinline__ void BULK_WAIT(const float *barrier, int used)
+{{
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned come;
+    do
+        asm volatile("{ptx.BULK_TEST}" : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+    while (!come);
+}}
+"""
+
+
+def _wgmma(kind: str, columns: int) -> str:
+    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
+    name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
     count = columns // 2
     outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
     inputs = ', '.join(f'"r"(a[{i}])' for i in range(4))
-    text = '\\n'.join(ptx.wgmma(columns))
+    text = '\\n'.join(ptx.wgmma(columns, kind))
     return f"""\
 static __device__ __forceinline__ void
-tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
+{name}_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
 {{
     asm volatile("{text}"
                  : {outputs}
@@ -107,9 +144,10 @@ tw_wgmma_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long lo
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    needs = {need for kernel in kernels for need in kernel.needs}
-    columns = sorted(int(need.split('/')[1]) for need in needs if '/' in need)
-    return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
+    wanted = warpgroup_products(kernels)
+    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
@@ -137,5 +175,5 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'device_fence'}), extra=_extra,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), extra=_extra,
 )  # fmt: skip

@@ -50,6 +50,9 @@ typedef struct { float x, y; } __attribute__((aligned(8))) float2;
 #define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
 #define COPY4(to, from, there) \\
     (*(float4 *)(to) = (there) ? *(const float4 *)(from) : (float4){0.0f, 0.0f, 0.0f, 0.0f})
+#define BULK_BEGIN(barrier) ((void)(barrier))
+#define BULK_COPY(to, from, floats, barrier) ((void)(barrier), memcpy(to, from, 4 * (floats)))
+#define BULK_WAIT(barrier, used) ((void)(barrier), (void)(used))
 #define COPY_COMMIT
 #define COPY_WAIT(n)
 #define MMA_TF32(d0, d1, d2, d3, a, b) \\
@@ -59,13 +62,20 @@ typedef struct { float x, y; } __attribute__((aligned(8))) float2;
         d0 = tw_d[0], d1 = tw_d[1], d2 = tw_d[2], d3 = tw_d[3]; \\
     } while (0)
 void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int across, int row8);
+void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int across, int row8);
 #define MATRIX_BEGIN
 #define MATRIX_COMMIT
 #define MATRIX_WAIT(n)
 #define SHARED_TO_MATRIX
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_tf32(n, d, a, b, across, row8)
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16(n, d, a, b, across, row8)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float BITS_FLOAT(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+static inline unsigned BF16_PAIR(float low, float high)
+{
+    const unsigned l = FLOAT_BITS(low), h = FLOAT_BITS(high);
+    return (l + 0x7fffu + (l >> 16 & 1u)) >> 16 | ((h + 0x7fffu + (h >> 16 & 1u)) & 0xffff0000u);
+}
 """
 
 
@@ -103,5 +113,5 @@ def _tail(kernel: Kernel) -> str:
 
 HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'device_fence'}), tail=_tail,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), tail=_tail,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilewright.codegen.gpu import ptx
 from tilewright.codegen.gpu.dialect_opencl import COMMON, OPENCL, PLAIN_COPIES, local_arrays
-from tilewright.codegen.gpu.dialects import Dialect
+from tilewright.codegen.gpu.dialects import Dialect, warpgroup_products
 from tilewright.codegen.gpu.language import ALIGNED, Kernel, padded
 from tilewright.errors import CompilerError
 from tilewright.machine.nvidia import instructions_of
@@ -88,23 +88,60 @@ static inline ulong tw_matrix(const __local float *b, int across, int row8)
 }}
 """
 
+_BF16 = f"""\
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
+static inline uint BF16_PAIR(float low, float high)
+{{
+    uint both;
+    asm("{ptx.BF16_PAIR}" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}}
+"""
 
-def _wgmma(columns: int) -> str:
+
+_BULK = f"""\
+static inline void BULK_BEGIN(__local float *barrier)
+{{
+    asm volatile(TW_OWN("{ptx.BULK_BEGIN}") :: "r"((uint)(size_t)barrier) : "memory");
+    asm volatile(TW_OWN("{ptx.BULK_BEGUN}") ::: "memory");
+}}
+static inline void
+BULK_COPY(__local float *to, const __global float *from, int floats, __local float *barrier)
+{{
+    const uint bar = (uint)(size_t)barrier;
+    asm volatile(TW_OWN("{ptx.BULK_EXPECT}") :: "r"(4 * floats), "r"(bar) : "memory");
+    asm volatile(TW_OWN("{ptx.BULK_COPY}")
+                 :: "r"((uint)(size_t)to), "l"((ulong)from), "r"(4 * floats), "r"(bar) : "memory");
+}}
+static inline void BULK_WAIT(const __local float *barrier, int used)
+{{
+    const uint bar = (uint)(size_t)barrier;
+    uint come;
+    do
+        asm volatile("mov.u32 %0, 1;" TW_OWN("{ptx.BULK_TEST}")
+                     : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+    while (!come);
+}}
+"""
+
+
+def _wgmma(kind: str, columns: int) -> str:
     """A macro: sums are elements of a private array, which a call might move to memory."""
-    count = columns // 2
-    text = ' '.join(f'TW_OWN("{line}")' for line in ptx.wgmma(columns))
+    name, count = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}', columns // 2
+    text = ' '.join(f'TW_OWN("{line}")' for line in ptx.wgmma(columns, kind))
     outputs = ', '.join(f'"+f"((d)[{i}])' for i in range(count))
     inputs = ', '.join(f'"r"((a)[{i}])' for i in range(4))
     return (
-        f'#define tw_wgmma_{columns}(d, a, b) \\\n    asm volatile({text} \\\n'
+        f'#define {name}_{columns}(d, a, b) \\\n    asm volatile({text} \\\n'
         f'                 : {outputs} \\\n                 : {inputs}, "l"(b), "r"(1))\n'
     )
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    needs = {need for kernel in kernels for need in kernel.needs}
-    columns = sorted(int(need.split('/')[1]) for need in needs if '/' in need)
-    return '\n'.join([_WARPGROUP, *map(_wgmma, columns)]) if columns else ''
+    wanted = warpgroup_products(kernels)
+    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
 
 
 def _shared(kernel: Kernel) -> list[str]:
@@ -128,6 +165,8 @@ def _shared(kernel: Kernel) -> list[str]:
 def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dialect:
     """The dialect of one device; `own_target` is whether its OpenCL runs code for sm_90a."""
     found = instructions_of(capability) - (frozenset() if own_target else {'wgmma_tf32'})
+    if 'wgmma_tf32' in found:
+        found |= {'wgmma_bf16', 'bulk_copy'}
     modern = capability >= (8, 0)
     return replace(
         OPENCL,

@@ -17,6 +17,13 @@ def _nothing(_: object) -> str:
     return ''
 
 
+def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
+    """('tf32' or 'bf16', columns) of every product that a need such as 'wgmma_tf32/64' names."""
+    needs = sorted({need for kernel in kernels for need in kernel.needs if '/' in need})
+    split = [need.removeprefix('wgmma_').split('/') for need in needs]
+    return sorted((kind, int(columns)) for kind, columns in split)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One target language.
@@ -27,7 +34,8 @@ class Dialect:
     entry         (kernel, parameters) -> the line that opens its function
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
-    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'device_fence'
+    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy',
+                  'device_fence'
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     """

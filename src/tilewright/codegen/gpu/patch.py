@@ -1,4 +1,4 @@
-"""The patch schema: a block's piece of the image lies in shared memory once for all window points.
+"""The patch and strip schemas: a block's piece of the image is in shared memory for all windows.
 
 Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
 Comes out: a module. Where the tiled schema gathers a row once for each window point, here the
@@ -6,17 +6,23 @@ patch under a block's pixels is copied once for a piece of channels, and every w
 at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a schedule:
 
     bk, b<pixel>   columns of a block, and its extent along every pixel dimension (bn bh bw)
+    bp             in the strip schema, instead: pixels of a block, through rows and images
     tk tp          columns and pixels of a warp, or of a warpgroup (then tk is bk)
     kb stages      channels of a piece, pieces in flight
     split          blocks that share a tile's channels
     gap            floats between two images of a patch beside their own, against collisions of
                    pixels of neighbouring images in a bank; 0 where it is not said
     queue          steps that a warpgroup's matrix units are handed at once, 1 where it is not said
+    late           1: a later piece is asked for once the matrix units of this one have work, not
+                   before; 0 where it is not said
+    bulk           1: one thread asks for the whole of a piece's columns, 0 where it is not said:
+                   all threads copy sixteen bytes at a time
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
 Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
-patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py. A lane keeps the
+patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
+patch_mixed.py, which takes two thirds of their time. A lane keeps the
 offsets of its pixels in registers, so that a tile may have any shape, whole rows of odd length
 included; `tp` pixels that a tile does not fill are computed and dropped.
 """
@@ -26,8 +32,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from tilewright.codegen.cpu.pointwise import access_strides
-from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import patch_warp, patch_warpgroup, pieces
+from tilewright.codegen.gpu import patch_mixed, patch_pixels, patch_warp, patch_warpgroup, pieces
 from tilewright.codegen.gpu.epilogue import helpers
 from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.codegen.gpu.module import Buffer, Module, Step, tensor_buffers
@@ -58,6 +63,8 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def how(p: Plan) -> ModuleType:
     """What is particular to the instructions of a schedule: its file has one function for each."""
+    if p.mixed:
+        return patch_mixed
     return patch_warpgroup if p.wide else patch_warp
 
 
@@ -71,18 +78,21 @@ def pack_kernel(p: Plan) -> Kernel:
         else (f'e % {p.kb}', f'e / {p.kb}')
     )
     lines, value = how(p).packed_element(p)
-    body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {packed.elements})',
-        '    return;',
-        *lines,
-        *(pieces.decode('g_', p.batch) if p.batch else []),
+    one = [
         f'const int inner = {channel}, window = {window};',
         f'const int {c.loop} = piece * {p.kb} + inner;',
         *(pieces.decode('window', p.windows) if p.windows else []),
         f'const bool there = {c.vector} < {p.columns} && {c.loop} < {p.channels} && '
         f'inner < {p.kb} && window < {p.window_points};',
         f'const float weight = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+    ]
+    body = [
+        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
+        f'if (flat >= {packed.elements})',
+        '    return;',
+        *lines,
+        *(pieces.decode('g_', p.batch) if p.batch else []),
+        *(patch_mixed.both(one) if p.mixed else one),
         f'{packed.name}[flat] = {value};',
     ]
     args = (pieces.argument(p.group.tensor(c.b.tensor)), written)
@@ -101,6 +111,8 @@ def main_kernel(p: Plan) -> Kernel:
         ('a_tile', p.stages * p.kb * p.plane_pitch),
         ('b_tile', p.stages * how(p).shared_weights(p)),
     ]
+    if p.bulk:
+        shared.append(('full', 2 * p.stages))
     if p.split > 1:
         sizes = (p.split, p.tiles, p.bk * p.bp)
         args.append(Array('partial', ('part', 'tile', 'i'), sizes, written=True))
@@ -109,14 +121,14 @@ def main_kernel(p: Plan) -> Kernel:
     args.append(pieces.argument(p.group.output, written=True))
     body = [
         *_place(p),
-        *_copied_places(p),
+        *patch_pixels.copied(p),
         *how(p).offsets(p),
         *_accumulate(p),
         *(pieces.joined(columns, rows, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *how(p).store(p),
     ]
-    need = f'{how(p).NEEDS}/{p.bk}' if p.wide else how(p).NEEDS
-    needs = {need} | ({'device_fence'} if p.split > 1 else set())
+    needs = {f'{need}/{p.bk}' if p.wide else need for need in how(p).NEEDS}
+    needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
     return Kernel(
         f'patch_{p.group.main.name}', tuple(args), '\n'.join(body),
         (p.pixel_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
@@ -127,10 +139,8 @@ def main_kernel(p: Plan) -> Kernel:
 def _place(p: Plan) -> list[str]:
     """Which tile this block owns, and which part of it this warp."""
     across, share = p.bp // p.tp, -(-p.iterations // p.split)
-    first = [f'const int first_{d} = tile_{d} * {extent};' for d, extent in p.tile]
     return [
-        *pieces.decode('BLOCK_X', p.grid, prefix='tile_'),
-        *first,
+        *patch_pixels.begun(p),
         f'const int group = {f"BLOCK_Y / {p.column_tiles}" if p.groups > 1 else "0"};',
         f'const int first_column = (BLOCK_Y - group * {p.column_tiles}) * {p.bk};',
         *(pieces.decode('group', p.batch) if p.batch else []),
@@ -151,58 +161,66 @@ def _part(p: Plan, share: int) -> list[str]:
     ]
 
 
-def _copied_places(p: Plan) -> list[str]:
-    """The places of a channel that this thread copies: where each is in memory, if anywhere."""
-    group, c = p.group, p.contraction
-    strides, const = access_strides(group, c.a)
-    batch = [scaled(d, strides[d]) for d, _ in p.batch if strides.get(d)]
-    fixed = const - sum(axis.const * axis.memory for axis in p.axes)
-    lines = []
-    for i in range(p.places):
-        number = f'THREAD % {p.lanes} + {i * p.lanes}'
-        lines.append(f'const int place{i} = {number if p.unit == 1 else f"({number}) * {p.unit}"};')
-        lines += pieces.decode(
-            f'place{i}', [(str(a.number), a.extent) for a in p.axes], prefix=f'place{i}_'
-        )
-        spot = total([scaled(f'place{i}_{a.number}', a.stride) for a in p.axes])
-        lines.append(f'const int spot{i} = {spot if p.spread else f"place{i}"};')
-        tests = [f'place{i} < {p.plane}'] if p.lanes * p.places > p.copied else []
-        terms = []
-        for axis in p.axes:
-            name = f'at{i}_{axis.number}'
-            place = total([scaled(f'first_{axis.pixel}', axis.step), f'place{i}_{axis.number}'])
-            lines.append(f'const int {name} = {total([place, str(axis.const)])};')
-            terms.append(scaled(name, axis.memory))
-            if axis.guarded:
-                tests.append(f'(unsigned){name} < {axis.size}u')
-        lines += [
-            f'const bool inside{i} = {" && ".join(tests) or "true"};',
-            f'const int from{i} = inside{i} ? {total([*terms, *batch, str(fixed)])} : 0;',
-        ]
-    return lines
-
-
 def _accumulate(p: Plan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
-    ahead = p.stages - 1
     columns, rows = p.own
-    visible = ['    SHARED_TO_MATRIX;'] if p.wide else []
+    cleared = [f'float acc[{columns}][{rows}];', *pieces.cleared(columns, rows)]
+    begun = [
+        'if (THREAD == 0) {',
+        *(f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)),
+        '}',
+        'BARRIER;',
+    ]
+    return [*cleared, *(begun if p.bulk else []), *(_late(p) if p.late else _early(p))]
+
+
+def _asked(p: Plan) -> list[str]:
+    """Ask for the piece that is `stages - 1` further on."""
     return [
-        f'float acc[{columns}][{rows}];',
-        *pieces.cleared(columns, rows),
+        f'const int next = now + {p.stages - 1};',
+        'if (next < end) {',
+        *(f'    {line}' for line in _copies(p)),
+        '}',
+        'COPY_COMMIT;',
+    ]
+
+
+def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
+    """Until all but the youngest `others` pieces are here, for all threads to see; the one that is
+    multiplied `now` among them, unless it is asked for only then.
+    """
+    used = f'(now - begin) / {p.stages}'
+    slot = f' + now % {p.stages} * 2' if p.stages > 1 else ''
+    return [
+        f'COPY_WAIT({others});',
+        *(['SHARED_TO_MATRIX;'] if p.wide else []),
+        *([f'BULK_WAIT(full{slot}, {used});'] if p.bulk and now else []),
+        'BARRIER;',
+    ]
+
+
+def _early(p: Plan) -> list[str]:
+    ahead = p.stages - 1
+    return [
         f'for (int now = begin - {ahead}; now < end; now++) {{',
-        f'    COPY_WAIT({max(ahead - 1, 0)});',
-        *visible,
-        '    BARRIER;',
-        f'    const int next = now + {ahead};',
-        '    if (next < end) {',
-        *(f'        {line}' for line in _copies(p)),
-        '    }',
-        '    COPY_COMMIT;',
-        *(['    COPY_WAIT(0);', *visible, '    BARRIER;'] if ahead == 0 else []),
+        *(f'    {line}' for line in _arrived(p, max(ahead - 1, 0), now=False)),
+        *(f'    {line}' for line in _asked(p)),
+        *(f'    {line}' for line in (_arrived(p, 0) if ahead == 0 else [])),
         '    if (now >= begin) {',
         *(f'        {line}' for line in how(p).multiply(p)),
         '    }',
+        '}',
+    ]
+
+
+def _late(p: Plan) -> list[str]:
+    return [
+        f'for (int now = begin - {p.stages - 1}; now < begin; now++) {{',
+        *(f'    {line}' for line in _asked(p)),
+        '}',
+        'for (int now = begin; now < end; now++) {',
+        *(f'    {line}' for line in _arrived(p, p.stages - 2)),
+        *(f'    {line}' for line in how(p).multiply(p, _asked(p))),
         '}',
     ]
 

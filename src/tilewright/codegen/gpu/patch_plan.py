@@ -1,4 +1,4 @@
-"""What the patch schema decides before it writes a line, and which schedules are legal.
+"""What the patch and strip schemas decide before a line is written, and which schedules are legal.
 
 Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the decisions mean.
 """
@@ -6,7 +6,9 @@ Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the dec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.codegen.cpu.pointwise import Epilogue, access_strides
@@ -16,10 +18,12 @@ from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-NAME = 'patch'
-INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3')
+NAME, STRIP = 'patch', 'strip'
+INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
 WARP, WARPGROUP = 32, 128
+ZEROS = ('joint', 'gap', 'late', 'bulk')  # decisions that may be 0
 STEP = 8  # depths of one matrix instruction
+MIXED_HELD = 224  # registers of a thread's 255 that may hold sums and parts of pixels
 UNROLLED = 48  # steps of a warpgroup that are written out; more are a loop
 
 
@@ -41,6 +45,33 @@ class Axis:
     guarded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Pixels in the order of the result, through rows of `width` and images of `height` rows.
+
+    padded   rows of the input under one image, halo included    step   those from row to row
+    window   rows under one row of pixels                        image  floats between two images
+    """
+
+    pixels: int
+    width: int
+    height: int
+    padded: int
+    step: int
+    window: int
+    image: int
+
+    def rows(self, block: int) -> int:
+        """Rows of the input under a block's pixels, at most, windows included."""
+        first = np.arange(0, self.pixels, block)
+        last = np.minimum(first + block, self.pixels) - 1
+        return int(np.max(self._row(last) - self._row(first))) + self.window
+
+    def _row(self, pixel: np.ndarray) -> np.ndarray:
+        row = pixel // self.width
+        return row // self.height * self.padded + row % self.height * self.step
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that is decided before a line is written."""
@@ -57,8 +88,12 @@ class Plan:
     split: int
     joint: bool
     wide: bool
+    mixed: bool
     axes: tuple[Axis, ...]
     queue: int
+    late: bool
+    bulk: bool
+    strip: Strip | None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -89,8 +124,9 @@ class Plan:
 
     @property
     def grid(self) -> list[tuple[str, int]]:
-        """Tiles along every pixel dimension."""
-        return [(d, -(-self.sizes[d] // extent)) for d, extent in self.tile]
+        """Tiles along every pixel dimension, or of the strip that they all make."""
+        sizes = self.sizes | ({} if self.strip is None else {STRIP: self.strip.pixels})
+        return [(d, -(-sizes[d] // extent)) for d, extent in self.tile]
 
     @property
     def pixel_tiles(self) -> int:
@@ -117,6 +153,16 @@ class Plan:
     def depth(self) -> int:
         """Rows of the packed operand in one piece: whole steps."""
         return -(-self.kb * self.window_points // STEP) * STEP
+
+    @property
+    def steps(self) -> int:
+        """Steps of eight depths in one piece."""
+        return self.depth // STEP
+
+    @property
+    def pairs(self) -> int:
+        """Steps of sixteen depths; the last one may be half empty."""
+        return -(-self.steps // 2)
 
     @property
     def columns(self) -> int:
@@ -166,11 +212,13 @@ class Plan:
         if not self.wide:
             sizes = (self.groups, self.iterations * self.depth, self.column_tiles * self.bk)
             return Array(name, ('g', 'e', 'k'), sizes)
-        sizes = (
-            self.groups, self.iterations, self.column_tiles, self.depth // STEP, 2, 2,
-            self.bk // 8, 8, 4,
+        pieces = (self.groups, self.iterations, self.column_tiles)
+        parts = (self.steps + 2 * self.pairs,) if self.mixed else (self.steps, 2)
+        named = ('part',) if self.mixed else ('step', 'low')
+        return Array(
+            name, ('g', 'piece', 'tile', *named, 'four', 'row8', 'row', 'q'),
+            (*pieces, *parts, 2, self.bk // 8, 8, 4),
         )  # fmt: skip
-        return Array(name, ('g', 'piece', 'tile', 'step', 'low', 'four', 'row8', 'row', 'q'), sizes)
 
     @property
     def unit(self) -> int:
@@ -207,28 +255,46 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         raise ScheduleError(
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
-    tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
+    told = dict(schedule.tiles)
+    if schedule.schema == STRIP:
+        tile = ((STRIP, schedule['bp']),)
+        strip, axes = _strip(group, c, schedule['bp'])
+    else:
+        tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
+        strip, axes = None, _axes(group, c, dict(tile), told.get('gap', 0))
     p = Plan(
         group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
-        schedule.intrinsic == 'wgmma_tf32x3',
-        _axes(group, c, dict(tile), dict(schedule.tiles).get('gap', 0)),
-        dict(schedule.tiles).get('queue', 1),
+        schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
+        axes, told.get('queue', 1), bool(told.get('late', 0)),
+        bool(told.get('bulk', 0)), strip,
     )  # fmt: skip
-    numbers = [value for name, value in schedule.tiles if name not in ('joint', 'gap')]
+    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     checks = [
         ('every decision is at least 1', min(numbers) >= 1),
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
         ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
         (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),
         ('tk is bk, and at most 256, for a warpgroup', not p.wide or p.tk == p.bk <= 256),
+        (
+            f'sums of a thread and parts of its pixels are at most {MIXED_HELD} in two precisions',
+            not p.mixed or p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64) <= MIXED_HELD,
+        ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
         ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
         (
             f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
-            p.queue == 1 or (p.queue == 2 and p.wide and p.depth // STEP <= UNROLLED),
+            p.queue == 1 or (p.queue == 2 and p.wide and p.steps <= UNROLLED),
         ),
-        ('no tile is larger than the image', all(e <= p.sizes[d] for d, e in tile)),
+        (
+            'bulk is for warpgroups, late or with one stage',
+            not p.bulk or (p.wide and (p.late or p.stages == 1)),
+        ),
+        ('late is for warpgroups with several stages', not p.late or (p.wide and p.stages > 1)),
+        (
+            'no tile is larger than the image, and a strip is a multiple of tp',
+            not p.pixels % p.tp if p.strip else all(e <= p.sizes[d] for d, e in tile),
+        ),
     ]
     for text, holds in checks:
         if not holds:
@@ -273,6 +339,27 @@ def _axes(
             found, reversed(strides), strict=True
         )
     )
+
+
+def _strip(group: Group, c: Contraction, block: int) -> tuple[Strip, tuple[Axis, ...]]:
+    """The strip of all pixels, and the two axes of its patch: rows through all images, columns."""
+    sizes, tensor = group.main.sizes, group.tensor(c.a.tensor)
+    whole = _axes(group, c, {d: sizes[d] for d in c.pixels}, 0)
+    if len(c.pixels) != 3 or [a.pixel for a in whole] != list(c.pixels):
+        raise ScheduleError(
+            f'{group.label}: a strip needs images, rows and columns, each along an input axis'
+        )
+    images, down, across = whole
+    if (images.step, images.const, images.extent) != (1, 0, sizes[c.pixels[0]]) or block < 1:
+        raise ScheduleError(f'{group.label}: a strip of {block} pixels needs whole images')
+    count, height, width = (sizes[d] for d in c.pixels)
+    window = down.extent - (height - 1) * down.step
+    strip = Strip(
+        count * height * width, width, height, down.extent, down.step, window,
+        tensor.strides[images.number],
+    )  # fmt: skip
+    rows = replace(down, extent=strip.rows(block), stride=across.extent, guarded=True)
+    return strip, (rows, replace(across, stride=1))
 
 
 def window_stride(p: Plan, name: str) -> int:

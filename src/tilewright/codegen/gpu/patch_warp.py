@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tilewright.codegen.cpu.pointwise import access_strides
 from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu import patch_pixels, pieces
 from tilewright.codegen.gpu.patch_plan import STEP, Plan, window_stride
 
-NEEDS = 'mma_tf32'
+NEEDS = ('mma_tf32',)
 UNROLLED = 9  # window points that are written out; more are a loop
 
 
@@ -31,18 +31,16 @@ def shared_weights(p: Plan) -> int:
 
 def offsets(p: Plan) -> list[str]:
     """Where the pixels of this lane begin in the patch, one for every eight of the warp."""
-    step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
-    lines = [
+    lines, chosen = patch_pixels.place(p)
+    return [
         f'int offset[{p.tp // 8}];',
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 8}; j++) {{',
         '    const int pixel = first_pixel + j * 8 + lane / 4;',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
+        *(f'    {line}' for line in lines),
+        f'    offset[j] = {chosen};',
+        '}',
     ]
-    place = total([scaled(f'my_{d}', step.get(d, 0)) for d, _ in p.tile]) or '0'
-    spare = p.bp > p.pixels
-    chosen = f'pixel < {p.pixels} ? {place} : 0' if spare else place
-    return [*lines, f'    offset[j] = {chosen};', '}']
 
 
 def weight_copies(p: Plan) -> list[str]:
@@ -130,15 +128,11 @@ def store(p: Plan) -> list[str]:
     run = 2 if _in_pairs(p) else 1
     places = zip(out.dims, write.index, strict=True)
     target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
-    tests = [f'pixel < {p.pixels}'] if p.bp > p.pixels else []
-    tests += [f'{d} < {p.sizes[d]}' for d, extent in p.tile if p.sizes[d] % extent]
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {rows}; j += {run}) {{',
         '    const int pixel = first_pixel + j / 2 * 8 + lane % 4 * 2 + j % 2;',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
-        *(f'    const int {d} = first_{d} + my_{d};' for d, _ in p.tile),
-        *([f'    if (!({" && ".join(tests)}))', '        continue;'] if tests else []),
+        *(f'    {line}' for line in patch_pixels.coordinates(p)),
         '#pragma unroll',
         f'    for (int i = 0; i < {columns}; i++) {{',
         f'        const int {c.vector} = first_column + own_column + lane / 4 + i * 8;',
@@ -151,7 +145,7 @@ def store(p: Plan) -> list[str]:
         lines.append(f'        const float value{lane} = acc[i][j + {lane}];')
         text = p.epilogue.expression.replace('value', f'value{lane}')
         for item in p.epilogue.operands:
-            if lane and item.stride(p.tile[-1][0]):
+            if lane and item.stride(p.contraction.pixels[-1]):
                 text = text.replace(f'{item.name}_at', f'{item.name}_at + {lane}')
         values.append(text)
     if run == 1:
@@ -164,7 +158,7 @@ def store(p: Plan) -> list[str]:
 def _in_pairs(p: Plan) -> bool:
     """Whether two neighbouring pixels of a lane are neighbours in the result, and aligned."""
     strides, const = access_strides(p.group, p.group.main.write)
-    name, extent = p.tile[-1]
+    name, extent = p.contraction.pixels[-1], p.tile[-1][1]
     even = all(s % 2 == 0 for d, s in strides.items() if d != name) and const % 2 == 0
     return (
         strides[name] == 1

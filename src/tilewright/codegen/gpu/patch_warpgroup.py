@@ -12,11 +12,14 @@ t + 4 of the first operand, columns 8 j + 2 t and 8 j + 2 t + 1 of the result.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from tilewright.codegen.cpu.writer import scaled, total
-from tilewright.codegen.gpu import pieces
+from tilewright.codegen.gpu import patch_pixels, pieces
 from tilewright.codegen.gpu.patch_plan import STEP, UNROLLED, WARP, WARPGROUP, Plan, window_stride
 
-NEEDS = 'wgmma_tf32'
+NEEDS = ('wgmma_tf32',)
 
 
 def packed_element(p: Plan) -> tuple[list[str], str]:
@@ -31,20 +34,18 @@ def packed_element(p: Plan) -> tuple[list[str], str]:
 
 def shared_weights(p: Plan) -> int:
     """Floats of one piece of the constant operand in shared memory."""
-    return 2 * p.depth * p.bk
+    return math.prod(p.packed.sizes[3:])
 
 
 def offsets(p: Plan) -> list[str]:
     """Where the pixels of this lane begin in the patch: two for every 64 of the warpgroup."""
-    step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
-    place = total([scaled(f'my_{d}', step.get(d, 0)) for d, _ in p.tile]) or '0'
-    chosen = f'pixel < {p.pixels} ? {place} : 0' if p.bp > p.pixels else place
+    lines, chosen = patch_pixels.place(p)
     return [
         f'int offset[{p.tp // 64}][2];',
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 32}; j++) {{',
         f'    const int pixel = {_pixel("j / 2", "j % 2")};',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
+        *(f'    {line}' for line in lines),
         f'    offset[j / 2][j % 2] = {chosen};',
         '}',
     ]
@@ -60,8 +61,12 @@ def weight_copies(p: Plan) -> list[str]:
     """A piece lies in memory as it will lie in shared memory."""
     floats = shared_weights(p)
     piece = f'(group * {p.iterations} + next) * {p.column_tiles} + first_column / {p.bk}'
+    begin = f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};'
+    if p.bulk:
+        slot = f' + next % {p.stages} * 2' if p.stages > 1 else ''
+        return [begin, 'if (THREAD == 0)', f'    BULK_COPY(to_b, from_b, {floats}, full{slot});']
     return [
-        f'const GLOBAL float *const from_b = @{p.packed.name} + ({piece}) * {floats};',
+        begin,
         *pieces.dealt(
             'four', 'THREAD * 4', floats, 4 * p.threads,
             ['COPY4(to_b + four, from_b + four, true);'],
@@ -69,15 +74,16 @@ def weight_copies(p: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def multiply(p: Plan) -> list[str]:
-    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut.
+def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
+    """One piece: while a step is multiplied, the pixels of the next one are loaded and cut, and
+    what there is to do `meanwhile` is done during the first.
 
     With a queue of two, the next step is handed over before the one before it has ended, so that
     the matrix units need not wait for the hand-over; its pixels are in the other half of the
     registers, which is free once all but the youngest step have ended.
     """
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
-    tiles, steps = p.tp // 64, p.depth // STEP
+    tiles, steps = p.tp // 64, p.steps
     lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
         f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
@@ -93,6 +99,7 @@ def multiply(p: Plan) -> list[str]:
             '#pragma unroll',
             f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
             *(f'    {line}' for line in _products(p, '[now_step % 2]')),
+            *(f'    {line}' for line in handed('now_step', meanwhile)),
             f'    if (now_step + 1 < {steps}) {{',
             '        MATRIX_WAIT(1);',
             '        const int step = now_step + 1;',
@@ -111,6 +118,7 @@ def multiply(p: Plan) -> list[str]:
         '#pragma unroll' if steps <= UNROLLED else '#pragma unroll 4',
         f'for (int now_step = 0; now_step < {steps}; now_step++) {{',
         *(f'    {line}' for line in _products(p, '')),
+        *(f'    {line}' for line in handed('now_step', meanwhile)),
         f'    unsigned next_high[{tiles}][4], next_low[{tiles}][4];',
         f'    if (now_step + 1 < {steps}) {{',
         '        const int step = now_step + 1;',
@@ -130,6 +138,12 @@ def multiply(p: Plan) -> list[str]:
     ]
 
 
+def handed(step: str, meanwhile: Sequence[str]) -> list[str]:
+    """What is done once, when the first step has been handed to the matrix units."""
+    inside = [f'    {line}' for line in meanwhile]
+    return [f'if ({step} == 0) {{', *inside, '}'] if meanwhile else []
+
+
 def _products(p: Plan, half: str) -> list[str]:
     """The three products of `now_step`, smallest first, in one group."""
     per_step = 2 * STEP * p.bk  # floats of high and low part
@@ -144,8 +158,8 @@ def _products(p: Plan, half: str) -> list[str]:
     return [*lines, 'MATRIX_COMMIT;']
 
 
-def _pixels(p: Plan, high: str, low: str) -> list[str]:
-    """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
+def places(p: Plan) -> list[str]:
+    """at0 and at1: where depths t and t + 4 of `step` begin in the patch."""
     stride = {d: window_stride(p, d) for d, _ in p.windows}
     lines = []
     for q in range(2):
@@ -164,7 +178,12 @@ def _pixels(p: Plan, high: str, low: str) -> list[str]:
             channel = f'(step % {per_window} * {STEP} + lane % 4 + {4 * q})'
         moved = [scaled(f'q{q}_{d}', stride[d]) for d, _ in p.windows]
         lines.append(f'const int at{q} = {total([f"{channel} * {p.plane_pitch}", *moved])};')
-    lines += ['#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
+    return lines
+
+
+def _pixels(p: Plan, high: str, low: str) -> list[str]:
+    """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
+    lines = [*places(p), '#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
     for q in range(2):
         for h in range(2):
             lines += [
@@ -183,15 +202,11 @@ def store(p: Plan) -> list[str]:
     c, out, write = p.contraction, p.group.output, p.group.main.write
     places = zip(out.dims, write.index, strict=True)
     target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
-    tests = [f'pixel < {p.pixels}'] if p.bp > p.pixels else []
-    tests += [f'{d} < {p.sizes[d]}' for d, extent in p.tile if p.sizes[d] % extent]
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 32}; j++) {{',
         f'    const int pixel = {_pixel("j / 2", "j % 2")};',
-        *(f'    {line}' for line in pieces.decode('pixel', list(p.tile), prefix='my_')),
-        *(f'    const int {d} = first_{d} + my_{d};' for d, _ in p.tile),
-        *([f'    if (!({" && ".join(tests)}))', '        continue;'] if tests else []),
+        *(f'    {line}' for line in patch_pixels.coordinates(p)),
         '#pragma unroll',
         f'    for (int i = 0; i < {p.bk // 4}; i++) {{',
         f'        const int {c.vector} = first_column + i / 2 * 8 + lane % 4 * 2 + i % 2;',

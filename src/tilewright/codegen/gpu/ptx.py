@@ -27,11 +27,31 @@ def copy(size: int) -> str:
     return f'cp.async.{kept}.shared.global [%0], [%1], {size}, %2;'
 
 
-def wgmma(columns: int) -> list[str]:
+# Copies of any length by one thread; a barrier in shared memory, eight bytes, counts what has come.
+# Operands: the barrier; bytes and barrier; to, from, bytes and barrier.
+BULK_BEGIN = 'mbarrier.init.shared::cta.b64 [%0], 1;'
+BULK_BEGUN = 'fence.mbarrier_init.release.cluster;'
+BULK_EXPECT = 'mbarrier.arrive.expect_tx.shared::cta.b64 _, [%1], %0;'
+BULK_COPY = (
+    'cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];'
+)
+# %0 whether all bytes have come, %1 barrier, %2 how often it has been used before, odd or even
+BULK_TEST = (
+    '{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }'
+)
+
+# What rounds two floats to bf16 in one word, %1 in its upper half, and the depths of a warpgroup's
+# instruction with what stands behind its operands: bf16's also say that b is not transposed.
+BF16_PAIR = 'cvt.rn.bf16x2.f32 %0, %1, %2;'
+_WARPGROUP_KINDS = {'tf32': ('k8', ''), 'bf16': ('k16', ', 0')}
+
+
+def wgmma(columns: int, kind: str = 'tf32') -> list[str]:
     """d += a b for 64 pixels and `columns` columns, lines of one block.
 
     Operands: columns / 2 sums, four factors, the descriptor of b, a number that is not zero.
     """
+    depths, behind = _WARPGROUP_KINDS[kind]
     count = columns // 2
     sums = ', '.join(f'%{i}' for i in range(count))
     factors = ', '.join(f'%{count + i}' for i in range(4))
@@ -39,7 +59,7 @@ def wgmma(columns: int) -> list[str]:
         '{',
         '.reg .pred p;',
         f'setp.ne.b32 p, %{count + 5}, 0;',
-        f'wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 '
-        f'{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1;',
+        f'wgmma.mma_async.sync.aligned.m64n{columns}{depths}.f32.{kind}.{kind} '
+        f'{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1{behind};',
         '}',
     ]

@@ -23,7 +23,9 @@ TILES = (2, 4)  # outputs of a tile each way; more lose too many digits, fewer s
 TAPS = 3
 # What multiplies -> the schema of the products. Rows of a patch without a window lie side by side,
 # and need not fill whole blocks.
-PRODUCTS = {'fma': 'tiled', 'mma_tf32x3': 'patch', 'wgmma_tf32x3': 'patch'}
+PRODUCTS = {
+    'fma': 'tiled', 'mma_tf32x3': 'patch', 'wgmma_tf32x3': 'patch', 'wgmma_tf32_bf16': 'patch'
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
