@@ -22,10 +22,10 @@ import numpy as np
 import tilewright as tw
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.machine.isa import best_isa
-from tilewright.model.winograd_error import direct_error, predicted_error
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.winograd import Tile, applies, geometry
+from tilewright.ops.winograd_error import direct_error, predicted_error
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import Kernel
 from tilewright.search.rank_winograd import tiles_within, winograd_schedule

@@ -21,11 +21,11 @@ from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import InputError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.network.arguments import check_saved, is_saved
 from tilewright.network.compile import compile as compile_network
 from tilewright.network.compile import load
 from tilewright.network.kernels import Report
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.build import BASE_FLAGS
 from tilewright.runtime.network import Network, example
 from tilewright.standalone.source import KernelSource, Standalone, c_name, files_of, is_c_name

@@ -26,8 +26,8 @@ from tilewright.errors import InputError
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.plan import Candidate, Plan
 from tilewright.runtime.build import build
 from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all

@@ -26,6 +26,7 @@ CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1
           'cb': 2, 'stages': 2, 'split': 2, 'join': 2}  # fmt: skip
 PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'general': GpuSchedule.of('general', threads=64),
@@ -40,22 +41,29 @@ CASES = {
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
+    'winograd': GpuSchedule.of('winograd', m=2, **TILED),
+    'winograd/mma': GpuSchedule.of('winograd', 'mma_tf32x3', **WINOGRAD, tp=16),
+    'winograd/wgmma': GpuSchedule.of('winograd', 'wgmma_tf32x3', **WINOGRAD, tp=64),
+    'winograd/mixed': GpuSchedule.of('winograd', 'wgmma_tf32_bf16', **WINOGRAD, tp=64, late=1,
+                                     bulk=1),
 }  # fmt: skip
-WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed')
-MATRIX = ('patch', 'strip', *WARPGROUPS, 'tiled/mma')  # no OpenCL that runs on a CPU has these
+WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
+# No OpenCL that runs on a CPU has these.
+MATRIX = ('patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
 
 def problem(schema: str, edge: int) -> Group:
     """Sizes one below, at and one above what two blocks take; strides, batches, groups in turn."""
     if schema == 'transposed':
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
-    stride, batch = (1, 2, 1)[edge + 1], (2, 1, 3)[edge + 1]
+    plain = schema.startswith('winograd')
+    stride = 2 if edge == 0 and not plain else 1
+    batch = (2, 1, 3)[edge + 1]
     side, long = (8 + edge) * stride, (16 + edge) * stride
     common = {'n': batch, 'h': side, 'w': long, 'r': 3, 's': 3, 'stride': stride, 'bias': True}
     if schema == 'depthwise':
         return tw.conv2d(c=4 + edge, k=4 + edge, groups=4 + edge, pad=1, **common)
-    dilation = 2 if edge == 1 else 1
-    groups = 2 if edge == 1 else 1
+    dilation = groups = 2 if edge == 1 and not plain else 1
     return tw.conv2d(
         c=groups * (8 + edge), k=groups * (16 + edge), groups=groups, pad=dilation,
         dilation=dilation, **common,

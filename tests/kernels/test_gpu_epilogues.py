@@ -41,6 +41,7 @@ SCHEDULES = {
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
+    'winograd': GpuSchedule.of('winograd', m=2, **TILED),
 }
 VALUE, OTHER = read(0), read(1)
 # Between 0 and 1, where all functions are defined, and none is steep.

@@ -22,13 +22,13 @@ from tilewright.codegen.cpu.winograd_plan import (
 from tilewright.codegen.cpu.winograd_transform import classes_of
 from tilewright.errors import ScheduleError
 from tilewright.machine.isa import ISAS
-from tilewright.model.winograd_error import predicted_error
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.pointwise import pointwise
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, call, read, var
 from tilewright.ops.winograd import geometry
+from tilewright.ops.winograd_error import predicted_error
 from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.rank_winograd import winograd_schedule

@@ -16,6 +16,7 @@ from tilewright.learn import safetensors
 from tilewright.learn.gat import (
     HEAD,
     HEADS,
+    HOPELESS,
     JOINED,
     NUMPY,
     VARIANTS,
@@ -30,10 +31,12 @@ from tilewright.learn.gat_files import find_gat, load_gat, load_gat_for, own_gat
 from tilewright.learn.graph_features import NODE_NAMES, graph_of, side_by_side
 from tilewright.learn.group_data import read_groups
 from tilewright.learn.group_table import group_table
-from tilewright.learn.statistics import NAMES
+from tilewright.learn.statistics import NAMES, statistics_for
 from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu import predict_gpu
 from tilewright.reproduce import gtuner, gtuner_fig7
 from tilewright.reproduce.gtuner import metrics_of, pairwise
+from tilewright.schedule.gpu import GpuSchedule
 
 
 @pytest.fixture(scope='module')
@@ -309,6 +312,20 @@ def test_metrics_by_hand() -> None:
     assert pairwise(np.zeros(2), np.ones(2)) == 1.0
     found = metrics_of(np.log(seconds), seconds)
     assert found == {'spearman': 1.0, 'pairs': 1.0, 'loss_10': 0.0, 'loss_30': 0.0}
+
+
+def test_schemas_that_it_has_not_seen_go_by_the_time_model(model) -> None:
+    group = fused(32, 16, 32)
+    seen = schedules_of(group)[:3]
+    tiles = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+    other, wild = (GpuSchedule.of('winograd', m=m, **tiles) for m in (4, 5))
+    ranker = Gat(group, HOPPER, model)
+    mixed = ranker([seen[0], other, *seen[1:], wild])
+    np.testing.assert_allclose(mixed[[0, 2, 3]], ranker(seen), rtol=1e-6)
+    assert mixed[1] == math.log(predict_gpu(group, other, HOPPER).seconds)
+    assert mixed[4] == HOPELESS
+    with pytest.raises(InputError, match="nothing of the schema 'winograd'"):
+        statistics_for(group, HOPPER, [other])
 
 
 def test_a_group_is_foretold_alike_in_any_table(model, table) -> None:

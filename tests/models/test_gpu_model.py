@@ -164,6 +164,37 @@ def test_counts_of_the_other_schemas() -> None:
     assert done.stored == 4 * 4 * 256
 
 
+def test_counts_of_winograd() -> None:
+    """16 x 16 images in 4 x 4 tiles: 36 products of 64 x 32 by 2048 tiles, and what is between."""
+    group = tw.conv2d(n=128, c=32, h=16, w=16, k=64, r=3, s=3, pad=1, bias=True)
+    decided = dict(tiled().tiles)
+    done = work(group, GpuSchedule.of('winograd', m=4, **decided))
+    assert done.blocks == 36 * (64 // 32) * (2048 // 64)
+    assert done.blocks * done.products * 32 == 36 * 64 * 32 * 2048
+    image, result = 4 * 128 * 32 * 256, 4 * 128 * 64 * 256
+    v, m = 4 * 36 * 32 * 2048, 4 * 36 * 64 * 2048
+    assert done.extra_kernels == 2
+    assert done.extra_bytes == image + v + m + result + 4 * 64
+    assert done.registers == work(group, GpuSchedule.of('winograd', m=2, **decided)).registers
+    # All that passes through memory does so at its bandwidth, as L2 cannot hold it.
+    said = predict_gpu(group, GpuSchedule.of('winograd', m=4, **decided), H200)
+    assert said.dram_s == pytest.approx(
+        (group.compulsory_bytes + 2 * (v + m)) / H200.global_gbps / 1e9
+    )
+    assert said.launch_s == 3 * COSTS.launch_s
+    assert predict_gpu(group, tiled(), H200).dram_s == 0.0
+
+
+def test_fours_of_a_patch_are_one_copy() -> None:
+    group = tw.conv2d(n=64, c=32, h=16, w=16, k=64, r=3, s=3, pad=1)
+    tiles = {'bk': 64, 'tk': 64, 'tp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
+    done = work(group, GpuSchedule.of('winograd', 'wgmma_tf32x3', m=4, bp=64, **tiles))
+    # 64 tiles and two parts of 64 columns of each of 8 channels, four at a time.
+    assert done.copies == 4 * (8 * 64 + 2 * 8 * 64) / 4 / 32
+    odd = work(group, GpuSchedule.of('winograd', 'wgmma_tf32x3', m=4, bp=63, **tiles))
+    assert odd.copies == 4 * (8 * 63 + 2 * 8 * 64 / 4) / 32
+
+
 def test_many_schedules_at_once_are_as_one_by_one() -> None:
     some = [work(GROUP, tiled(split=s, stages=t)) for s in (1, 4) for t in (1, 3)]
     names = ('products', 'wide', 'matrix', 'wavefronts', 'instructions', 'warps', 'pieces',

@@ -15,13 +15,6 @@ from tilewright.errors import InputError, SpecError
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.predict import step_cycles
-from tilewright.model.winograd_error import (
-    VARIANCE,
-    direct_error,
-    predicted_error,
-    square_error,
-    transform_error,
-)
 from tilewright.model.winograd_time import (
     ACCUMULATOR_CYCLES,
     CALL_CYCLES,
@@ -37,6 +30,13 @@ from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.ops.winograd import applies, geometry, lower, matmul_stage, matrices
+from tilewright.ops.winograd_error import (
+    VARIANCE,
+    direct_error,
+    predicted_error,
+    square_error,
+    transform_error,
+)
 from tilewright.ops.winograd_matrices import check, transform
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.rank_winograd import rank_winograd, tiles_within, winograd_schedule

@@ -12,6 +12,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
+from tilewright.codegen.gpu.winograd_plan import why_not
 from tilewright.errors import ArrayError, InputError, MissingError, ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
@@ -23,6 +24,8 @@ from tilewright.ops.convolution import conv2d
 from tilewright.runtime.gpu_network import GpuNetwork
 from tilewright.runtime.gpu_session import open_device
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search import gpu_moves
+from tilewright.search.gpu_moves import moves
 from tilewright.store import network_file
 from tilewright.zoo.as_graph import to_graph
 from tilewright.zoo.layers import Builder, Network
@@ -339,6 +342,47 @@ def test_what_buffers_of_a_module_are_for() -> None:
         'In': 'value', 'Ker': 'packing', 'Bias': 'constant', 'Out': 'value',
         'Ker_packed': 'prepared', 'partial': 'scratch', 'counter': 'zeroed',
     }  # fmt: skip
+
+
+def test_tasks_of_several_kernels(tmp_path: Path, monkeypatch) -> None:
+    """Winograd wherever it applies: between its kernels lies memory of the arena."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    monkeypatch.setattr(gpu_moves, 'winograd_pays', lambda group, machine: not why_not(group))
+    monkeypatch.setattr(
+        choose, 'moves',
+        lambda group, machine: moves(group, machine, None if why_not(group) else ['winograd']),
+    )  # fmt: skip
+    monkeypatch.setattr(choose, 'each', lambda call, asked, _: [call(*one) for one in asked])
+    builder = Builder('two', 3, 9, 2)
+    x = builder.relu(builder.conv('image', 8, 3, pad=1))
+    made = builder.finish(builder.relu(builder.join(builder.conv(x, 8, 3, pad=1), x)))
+    model = to_graph(made, weights(made, 0))
+    net = tw.compile(model, target='host')
+    assert isinstance(net, GpuNetwork)
+    schemas = [task.schedule.schema for task in net.gpu_tasks]
+    assert schemas == ['winograd', 'winograd']
+    assert len(net.calls) == 6
+    value = np.random.default_rng(5).standard_normal(made.shape).astype(np.float32)
+    want = evaluate(lower(model), {'image': value})['scores']
+    assert np.abs(net(value) - want).max() <= 2e-5 * np.abs(want).max()
+    tiles = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 1, 'split': 1, 'joint': 0}
+    found = duties(
+        generate(conv2d(c=8, h=6, w=6, k=16, r=3, s=3), GpuSchedule.of('winograd', m=2, **tiles))
+    )
+    assert {name for name, duty in found.items() if duty == 'scratch'} == {
+        'In_points', 'Out_points',
+    }  # fmt: skip
+    assert {name for name, duty in found.items() if duty == 'prepared'} == {
+        'Ker_points', 'Ker_points_packed',
+    }  # fmt: skip
+
+
+def test_a_limit_of_errors_decides_the_tiles() -> None:
+    group = conv2d(n=64, c=256, h=14, w=14, k=256, r=3, s=3, pad=1)
+    small, large = (GpuSchedule.of('winograd', m=m, split=1) for m in (2, 4))
+    assert [choose.is_precise(group, s, 1e-6) for s in (small, large)] == [True, False]
+    assert choose.is_precise(group, large, 1e-4)
+    assert not choose.is_precise(group, replace(small, intrinsic='mma_tf32x3'), 1e-6)
 
 
 def test_odd_branches_are_computed_one_element_at_a_time() -> None:

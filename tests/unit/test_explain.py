@@ -15,8 +15,8 @@ from tilewright.codegen.cpu.nest import part_extents
 from tilewright.machine.known import known_machine
 from tilewright.model.general_time import predict_general
 from tilewright.model.prediction import Boundary, Prediction
-from tilewright.model.winograd_error import predicted_error
 from tilewright.model.winograd_time import predict_winograd
+from tilewright.ops.winograd_error import predicted_error
 from tilewright.plan import Candidate, Plan
 from tilewright.report import explain
 from tilewright.report.tables import OPTIMIZED, Columns, Figures, figures, optimized_row

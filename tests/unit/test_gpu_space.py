@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from tilewright.codegen.gpu.language import ALIGNED
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import predicted_error
+from tilewright.ops.winograd_matrices import transform
 from tilewright.schedule.cnnopt_space import CONSTRAINTS, factor_space
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_precision import CUT, TERM, precise, sum_error
@@ -80,6 +83,52 @@ def cut(values: np.ndarray) -> np.ndarray:
     nearest = values.astype(np.float32)
     larger = np.abs(nearest) > np.abs(values)
     return np.where(larger, np.nextafter(nearest, np.float32(0)), nearest)
+
+
+@pytest.mark.parametrize('m', [2, 4])
+@pytest.mark.parametrize('channels', [64, 512])
+def test_the_error_of_transformed_sums_that_are_cut(channels: int, m: int) -> None:
+    """F(m x m, 3x3) with products by matrix units, emulated: some filters on some tiles."""
+    rng, f = np.random.default_rng(m), transform(m, 3)
+    at, bt, g = (f.array(name) for name in ('at', 'bt', 'g'))
+    image, weights = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((channels, 48, f.t, f.t), (16, channels, 3, 3))
+    )
+    v = np.einsum('ia,cpab,jb->ijcp', bt, image.astype(float), bt)
+    u = np.einsum('ia,kcab,jb->ijkc', g, weights.astype(float), g)
+    exact = np.einsum('ya,xb,abkc,abcp->yxkp', at, at, u, v, optimize=True)
+    parts = [(upper(x), upper(x - upper(x))) for x in (u.astype(np.float32), v.astype(np.float32))]
+    (u_high, u_low), (v_high, v_low) = parts
+    sums = np.zeros((f.t, f.t, 16, 48), np.float32)
+    for c in range(0, channels, 8):
+        some = slice(c, c + 8)
+        for left, right in ((u_high, v_low), (u_low, v_high), (u_high, v_high)):
+            eight = np.einsum('abkc,abcp->abkp', left[..., some].astype(float), right[:, :, some])
+            sums = cut(sums + eight)
+    found = np.einsum('ya,xb,abkp->yxkp', at, at, sums.astype(float))
+    error = np.max(np.abs(found - exact)) / np.max(np.abs(exact))
+    group = tw.conv2d(c=channels, h=8, w=8, k=16, r=3, s=3, pad=1)
+    expected = sum_error(group, GpuSchedule.of('winograd', 'wgmma_tf32x3', m=m, split=1))
+    assert 0.6 * expected < error < 1.5 * expected
+
+
+def upper(values: np.ndarray) -> np.ndarray:
+    """What matrix units take of floats: the upper eleven bits of their fractions."""
+    return (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def test_transforms_that_lose_too_much_are_refused() -> None:
+    """Also where nothing is multiplied by matrix units; and what they cannot compute."""
+    group = tw.conv2d(n=64, c=256, h=14, w=14, k=256, r=3, s=3, pad=1)
+    small, large = (GpuSchedule.of('winograd', m=m, split=1) for m in (2, 4))
+    assert sum_error(group, large) == pytest.approx(predicted_error(group, 4))
+    assert precise(group, small, 1e-6)
+    assert not precise(group, large, 1e-6)
+    assert precise(group, large)
+    strided = tw.conv2d(c=8, h=14, w=14, k=8, r=3, s=3, stride=2)
+    assert sum_error(strided, small) == math.inf
+    assert sum_error(group, GpuSchedule.of('winograd', m=6, split=1)) == math.inf
 
 
 def test_all_schedules_of_the_general_schema() -> None:

@@ -11,8 +11,9 @@ import pytest
 import tilewright as tw
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu_transactions import work
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import moves, schedule_text
+from tilewright.search.gpu_moves import moves, schedule_text, tables, winograd_pays
 from tilewright.search.gpu_tune import tune
 
 BEST = (17, 4)
@@ -167,6 +168,35 @@ def test_depthwise_layers_have_their_own_space() -> None:
     kinds = {schema for schema, _ in moves(group, known_gpu('h200')).tables}
     assert {'depthwise', 'general'} <= kinds
     assert 'general' in {s for s, _ in moves(group, known_gpu('h200'), ['general']).tables}
+
+
+WINOGRAD = {('winograd', kind) for kind in ('fma', 'mma_tf32x3', 'wgmma_tf32_bf16')}
+
+
+def test_winograd_is_drawn_where_it_may_win() -> None:
+    """For many tiles with many channels; a space without it is the one that it was before."""
+    sizes = {'c': 256, 'h': 14, 'w': 14, 'k': 256, 'r': 3, 's': 3, 'pad': 1}
+    many, machine = tw.conv2d(n=64, **sizes), known_gpu('h200')
+    space, rng = moves(many, machine), random.Random(2)
+    assert set(space.tables) >= WINOGRAD
+    drawn = [s for _ in range(400) if (s := space.draw(rng)) and s.schema == 'winograd']
+    assert {s['m'] for s in drawn} == {2, 4}
+    assert {(s.schema, s.intrinsic) for s in drawn} == WINOGRAD
+    for schedule in drawn[:6]:
+        near = space.neighbours(schedule)
+        assert near
+        assert {s['m'] for s in near} <= {2, 4}
+        assert all(s.schema == 'winograd' and s.intrinsic == schedule.intrinsic for s in near)
+        assert work(many, schedule).extra_kernels == 2
+    for few in (
+        tw.conv2d(n=1, **sizes),
+        tw.conv2d(n=64, **(sizes | {'c': 8})),
+        tw.conv2d(n=64, stride=2, **sizes),
+        tw.conv2d(n=64, **(sizes | {'r': 1, 's': 1, 'pad': 0})),
+    ):
+        assert not winograd_pays(few, machine)
+        assert 'winograd' not in {schema for schema, _ in tables(few, machine)}
+    assert set(tables(many, known_gpu('v100'))) & WINOGRAD == {('winograd', 'fma')}
 
 
 def test_a_schedule_as_one_line() -> None:

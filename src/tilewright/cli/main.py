@@ -35,7 +35,7 @@ from tilewright.cli.options import (
     examples,
 )
 from tilewright.errors import InputError, TilewrightError
-from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.reproduce.figures import FIGURES
 from tilewright.version import VERSION
 

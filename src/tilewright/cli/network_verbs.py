@@ -21,7 +21,7 @@ from tilewright.cli.options import (
     TuneName,
     examples,
 )
-from tilewright.model.winograd_error import DEFAULT_LIMIT
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 
 verbs = typer.Typer()
 Device = Annotated[

@@ -15,8 +15,8 @@ from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, optimize
 from tilewright.plan import Plan
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row

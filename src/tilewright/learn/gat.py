@@ -32,8 +32,9 @@ import numpy as np
 from tilewright.errors import InputError, ScheduleError
 from tilewright.learn.counts import Array
 from tilewright.learn.graph_features import Graphs, graph_of, side_by_side
-from tilewright.learn.statistics import statistics_for
+from tilewright.learn.statistics import SCHEMAS, statistics_for
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -265,12 +266,28 @@ class Gat:
     model: GatModel
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
+        """Log seconds; of schemas that the statistics do not know by the time model."""
+        known = np.array([s.schema in SCHEMAS for s in schedules], bool)
+        if known.all():
+            return self._scores(schedules)
+        scores = np.array([self._predicted(schedule) for schedule in schedules])
+        if known.any():
+            scores[known] = self._scores([s for s in schedules if s.schema in SCHEMAS])
+        return scores
+
+    def _scores(self, schedules: Sequence[GpuSchedule]) -> Array:
         try:
             return self.model.scores(self.group, self.machine, schedules)
         except ScheduleError:
             if len(schedules) == 1:
                 return np.array([HOPELESS])
-            return np.concatenate([self([schedule]) for schedule in schedules])
+            return np.concatenate([self._scores([schedule]) for schedule in schedules])
+
+    def _predicted(self, schedule: GpuSchedule) -> float:
+        try:
+            return math.log(predict_gpu(self.group, schedule, self.machine).seconds)
+        except ScheduleError:
+            return HOPELESS
 
     def learned(self, tried: Sequence[object]) -> Gat:
         return self

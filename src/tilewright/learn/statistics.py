@@ -22,6 +22,7 @@ from functools import cache, cached_property
 import numpy as np
 
 from tilewright.codegen.gpu.generate import generate
+from tilewright.errors import InputError
 from tilewright.learn.counts import Array, Batch, Counts, batches_of, count
 from tilewright.learn.features import FEATURES, Feature, View, problem_of
 from tilewright.learn.footprints import BUFFERS, Footprint, Tiling, footprints, tiling_of
@@ -43,6 +44,11 @@ class Measure(View):
     """What the formulas speak of: a view of learn/features.py, with tilings and footprints."""
 
     def __init__(self, batch: Batch, machine: GpuMachine) -> None:
+        if batch.schema not in SCHEMAS:
+            raise InputError(
+                f'statistics know nothing of the schema {batch.schema!r}, only of '
+                f'{", ".join(SCHEMAS)}; rank its schedules by the time model'
+            )
         self.batch, self.machine = batch, machine
         self.done: Counts = count(batch) if batch.schema in COUNTED else _generated(batch)
         self.problem = problem_of(batch.group)

@@ -9,8 +9,8 @@ out: a `GpuPrediction` with its parts. It ranks; absolute times are right within
                  warp's instructions, or the copy of a later piece where that takes longer
     wave         of r resident blocks: between latency and r times throughput, whichever is longer
     join         parts of a split: a fence, an atomic, and the last block's reads, one after another
-    L2, DRAM     bytes of all blocks at L2's bandwidth; compulsory bytes at memory's where L2 cannot
-                 hold them
+    L2, DRAM     bytes of all blocks at L2's bandwidth; compulsory bytes, and those that kernels of
+                 a call leave for each other, at memory's where L2 cannot hold them
 
 `Costs` were set by least absolute logarithmic error on 9,573 schedules of all schemas, 176 random
 problems and an H200 (`python bench/gpu_model.py fit`, docs/gpu_model.md), and are cycles: other
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu_transactions import Work, work
+from tilewright.model.gpu_transactions import Work, between_bytes, work
 from tilewright.model.occupancy import Occupancy, Waves, occupancy, waves
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -52,6 +52,7 @@ class Costs:
     chain_cycles    between two dependent instructions of one warp, beside others
     join_cycles     partial sums out, fence, atomic, and the last block's first read
     join_bytes      of partial sums that the last block reads in a cycle
+    bulk_overlap    as `overlap`, of multiprocessors and memories where columns come beside products
     """
 
     launch_s: float = 3.77e-6
@@ -64,6 +65,7 @@ class Costs:
     join_bytes: float = 29.2
     wide_cycles: float = 0.839
     turn_cycles: float = 95.4
+    bulk_overlap: float = 3.0
 
 
 COSTS = Costs()
@@ -113,16 +115,18 @@ def predict_gpu(
     `registers` of a thread are those that the compiler told, where it was asked; raises
     ScheduleError where a block does not fit the machine.
     """
-    return time_of(work(group, schedule, registers), machine, group.compulsory_bytes)
+    moved = group.compulsory_bytes + between_bytes(group, schedule)
+    return time_of(work(group, schedule, registers), machine, moved)
 
 
 def time_of(
     done: Work, machine: GpuMachine, compulsory: float, costs: Costs = COSTS
 ) -> GpuPrediction:
-    """[Work, bytes that move at least once] -> [GpuPrediction]"""
+    """[Work, bytes that move through memory] -> [GpuPrediction]"""
     held = occupancy(machine, done.threads, done.registers, done.shared_bytes)
     grid = waves(machine, done.blocks, held.blocks)
-    parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs)
+    beside = done.bulk and (done.stages > 1 or held.blocks > 1)
+    parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs, beside)
     seconds, launch, throughput, latency, join, l2, dram = (float(part) for part in parts)
     return GpuPrediction(
         seconds, launch, throughput, latency, join, l2, dram, held, grid, done
@@ -131,12 +135,13 @@ def time_of(
 
 def parts_of(
     done: Counts, held: Number, busiest: Number, machine: GpuMachine, compulsory: Number,
-    costs: Costs,
+    costs: Costs, beside: bool = False,
 ) -> tuple[Number, ...]:  # fmt: skip
     """Seconds in all, and of launches, throughput, latency, join, L2 and DRAM.
 
-    `held` blocks are resident on a multiprocessor, the busiest one has `busiest` of them. Numbers,
-    or arrays of them for many schedules at once.
+    `held` blocks are resident on a multiprocessor, the busiest one has `busiest` of them. Columns
+    come `beside` the products where one thread asks for them, and another piece or block is there
+    to go on with. Numbers, or arrays of them for many schedules at once.
     """
     each, alone = throughput_cycles(done, costs), latency_cycles(done, costs)
     whole, rest = np.divmod(busiest, held)
@@ -148,8 +153,9 @@ def parts_of(
     # A cache that is walked through in order and is too small keeps nothing until the next call.
     dram = np.where(compulsory > machine.l2_bytes, compulsory / machine.global_gbps / 1e9, 0.0)
     launch = costs.launch_s * (1 + done.extra_kernels)
+    overlap = costs.bulk_overlap if beside else costs.overlap
     return (
-        launch + _norm(costs.overlap, (cycles + join) * second, l2, dram), launch,
+        launch + _norm(overlap, (cycles + join) * second, l2, dram), launch,
         busiest * each * second, (whole + (rest > 0)) * alone * second, join * second, l2, dram,
     )  # fmt: skip
 

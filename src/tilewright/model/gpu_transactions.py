@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.gpu import (
     cnnopt_join,
@@ -18,6 +18,7 @@ from tilewright.codegen.gpu import (
     patch,
     patch_warpgroup,
     tiled,
+    winograd_plan,
 )
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.patch_plan import STEP
@@ -47,6 +48,7 @@ class Work:
     other          further warp instructions
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
+    bulk           whether one thread asks for the columns of a piece
     least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as
                    many as that needs at least; 0 where nothing is left to merge
     """
@@ -71,6 +73,7 @@ class Work:
     extra_bytes: float = 0.0
     wide: float = 0.0
     turns: float = 0.0
+    bulk: bool = False
     least_reads: float = 0.0
     least_wavefronts: float = 0.0
 
@@ -154,9 +157,9 @@ def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
-        pieces * (p.kb * p.plane / WARP + (0 if p.bulk else weights / (4 * WARP))),
+        pieces * (p.kb * p.copied / WARP + (0 if p.bulk else weights / (4 * WARP))),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
-        wide=wide, turns=turns,
+        wide=wide, turns=turns, bulk=p.bulk,
     )  # fmt: skip
 
 
@@ -187,6 +190,23 @@ def _depthwise(group: Group, schedule: GpuSchedule, registers: int | None) -> Wo
         image / WARP if p.shared else 0.0, 4.0 * image, float(products),
         4.0 * p.threads * p.th * p.tw, 0.0,
     )  # fmt: skip
+
+
+def _winograd(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """The products, and two kernels beside them: image to V, M to the result."""
+    p = winograd_plan.plan(group, schedule)
+    done = work(p.product, p.schedule, registers)
+    v, _, made = p.product.tensors
+    beside = sum(t.bytes for t in group.tensors if t.role != 'inner') - p.weights.bytes
+    return replace(done, extra_kernels=2, extra_bytes=float(v.bytes + made.bytes + beside))
+
+
+def between_bytes(group: Group, schedule: GpuSchedule) -> int:
+    """Bytes that kernels of a call leave for each other in memory, written and read."""
+    if schedule.schema != winograd_plan.NAME:
+        return 0
+    v, _, made = winograd_plan.plan(group, schedule).product.tensors
+    return 2 * (v.bytes + made.bytes)
 
 
 def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
@@ -252,6 +272,7 @@ _COUNTS: dict[str, Callable[[Group, GpuSchedule, int | None], Work]] = {
     's': _cnnopt,
     'strip': _patch,
     'tiled': _tiled,
+    'winograd': _winograd,
 }
 
 

@@ -39,7 +39,6 @@ from tilewright.graph.simplify import simplify
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.network.arguments import (
     check,
     check_gpu,
@@ -62,6 +61,7 @@ from tilewright.network_gpu.place import by_levels
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, debug, thread_count
 from tilewright.runtime.gpu_session import open_device
 from tilewright.runtime.measure import Progress

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tilewright.codegen.cpu.contraction import contract, vector_candidates
-from tilewright.codegen.gpu import general, rows, transposed
+from tilewright.codegen.gpu import general, rows, transposed, winograd_plan
 from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import InputError, ScheduleError, TilewrightError
 from tilewright.machine.gpu import GpuMachine
@@ -31,6 +31,7 @@ from tilewright.network_gpu.labour import each
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import precise
 from tilewright.search.gpu_moves import moves
 from tilewright.search.gpu_tune import tune
 from tilewright.store import choices
@@ -122,7 +123,7 @@ def _key(group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials
     return choices.key_of(
         {
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
-            'matrix': max_rel_err >= MATRIX_ERROR, 'trials': trials,
+            'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -221,13 +222,20 @@ def is_thin(group: Group) -> bool:
     return rows <= FEW_ROWS and not c.batch
 
 
+def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
+    """Whether errors of its sums, and of transforms where it has any, stay below a limit."""
+    if schedule.schema == winograd_plan.NAME and not precise(group, schedule, max_rel_err):
+        return False
+    return schedule.intrinsic == 'fma' or max_rel_err >= MATRIX_ERROR
+
+
 def _by_model(
     group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int
 ) -> list[GpuChoice]:
     """The best predicted of all schemas that apply, in the order of their times."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
-        if schedule.intrinsic != 'fma' and max_rel_err < MATRIX_ERROR:
+        if not is_precise(group, schedule, max_rel_err):
             return None
         try:
             return predict_gpu(group, schedule, machine).seconds

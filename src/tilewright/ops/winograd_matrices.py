@@ -28,7 +28,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Zero and symmetric pairs, which share work in the transforms. Up to seven, a point beside its
 # reciprocal balances the growth of high and low powers (Barabasz et al. 2020, Sec. 5); beyond, the
-# pairs that make the error of model/winograd_error.py least. All are dyadic: exact in binary.
+# pairs that make the error of ops/winograd_error.py least. All are dyadic: exact in binary.
 FEW = tuple(Fraction(text) for text in ('0', '1', '-1', '2', '-2', '1/2', '-1/2'))
 MANY = tuple(
     Fraction(text)

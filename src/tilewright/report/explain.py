@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.machine.machine import Machine
 from tilewright.model.prediction import Prediction, bound_times
-from tilewright.model.winograd_error import predicted_error
+from tilewright.ops.winograd_error import predicted_error
 from tilewright.report.machine_page import aligned, boundary_names, bytes_text
 from tilewright.report.tables import COUNTED, figures
 from tilewright.report.words import loop_lines

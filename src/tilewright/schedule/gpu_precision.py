@@ -15,30 +15,62 @@ to 8 bits: what is left out is some 2^-20 of a product, again without growing, a
 sixteen depths at once the sum is cut four times for sixteen depths instead of six.
 
 Parts of a split are added in fp32, so that only the longest of them counts.
+
+Winograd's transforms amplify errors of the products at its points, by a factor of 32 for F(4, 3)
+(ops/winograd_error.py), but not all of this. What an addition cuts off in the mean is proportional
+to the sum so far, and a sum of shares of every channel's product is still what the transforms make
+a convolution of: that part comes through as it is. Amplified is what cuts differ by: about as much
+as roundings do, so that 3/8 of the channels count as additions in fp32, and `SPREAD`, the deviation
+of what is left out of a product. Emulated units (tests/unit/test_gpu_space.py) are off by 0.7 to
+1.4 of this.
 """
 
 from __future__ import annotations
 
 import math
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import geometry
+from tilewright.ops.winograd_error import transform_error
 from tilewright.schedule.gpu import GpuSchedule
 
 LARGEST_ERROR = 1e-4  # tighter than Boda's 1e-3: plain TF32 products do not pass
-TERM = 0.4 * 3 / 8 * 2**-24
+ADDITIONS = 3 / 8  # of a matrix unit for each term
+TERM = 0.4 * ADDITIONS * 2**-24
 CUT = 2**-21
-# How the names of such intrinsics end: (what is left out of a product, what a term cuts off).
-PARTS = {'tf32x3': (CUT, TERM), 'tf32_bf16': (2 * CUT, 2 / 3 * TERM)}
+SPREAD = 2**-22
+# How names of such intrinsics end -> what is left out of a product, and how much that deviates by;
+# additions of a matrix unit for each term.
+PARTS = {'tf32x3': (CUT, SPREAD, ADDITIONS), 'tf32_bf16': (2 * CUT, 2 * SPREAD, 2 / 3 * ADDITIONS)}
 
 
 def sum_error(group: Group, schedule: GpuSchedule) -> float:
     """[Group, GpuSchedule] -> [share of the largest result]; 0 for multiply-adds in fp32."""
+    if schedule.schema == winograd_plan.NAME:
+        return _winograd_error(group, schedule)
     _, _, kind = schedule.intrinsic.partition('mma_')
     if kind not in PARTS:
         return 0.0
-    stage, (left_out, cut_off) = group.main, PARTS[kind]
+    stage, (left_out, _, additions) = group.main, PARTS[kind]
     terms = math.prod(stage.sizes[name] for name in stage.reduction)
-    return left_out + cut_off * math.ceil(terms / dict(schedule.tiles).get('split', 1))
+    terms = math.ceil(terms / dict(schedule.tiles).get('split', 1))
+    return left_out + TERM * terms * additions / ADDITIONS
+
+
+def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
+    """The same with transforms around the products, in fp32 as well; inf where they cannot be."""
+    tiles = dict(schedule.tiles)
+    if tiles.get('m') not in winograd_plan.TILES or winograd_plan.why_not(group):
+        return math.inf
+    shape = geometry(group, tiles['m'])
+    terms = math.ceil(shape.c / tiles.get('split', 1))
+    _, _, kind = schedule.intrinsic.partition('mma_')
+    if kind not in PARTS:
+        return transform_error(shape.down, shape.across, terms)
+    _, spread, additions = PARTS[kind]
+    amplified = transform_error(shape.down, shape.across, additions * terms, spread)
+    return amplified + TERM * terms * additions / ADDITIONS
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tilewright.codegen.gpu import cnnopt_plan, patch, patch_plan, patch_warp, tiled
+from tilewright.codegen.gpu import (
+    cnnopt_plan,
+    patch,
+    patch_plan,
+    patch_warp,
+    tiled,
+    winograd_plan,
+)
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -130,6 +137,12 @@ def _patch(group: Group, schedule: GpuSchedule) -> Need:
     )  # fmt: skip
 
 
+def _winograd(group: Group, schedule: GpuSchedule) -> Need:
+    """Of the products: the transforms need less, and nothing that could be decided."""
+    p = winograd_plan.plan(group, schedule)
+    return need(p.product, p.schedule)
+
+
 def _general(group: Group, schedule: GpuSchedule) -> Need:
     points = math.prod(group.main.sizes[d] for d in group.main.parallel)
     threads = schedule['threads']
@@ -144,6 +157,7 @@ _NEEDS: dict[str, Callable[[Group, GpuSchedule], Need]] = {
     's': _cnnopt,
     'strip': _patch,
     'tiled': _tiled,
+    'winograd': _winograd,
 }
 
 _POWERS = (1, 2, 4, 8, 16, 32)

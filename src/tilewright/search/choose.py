@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tilewright.errors import InputError
 from tilewright.machine.machine import Machine
-from tilewright.model.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.ops.winograd import applies
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.rank import Candidate, rank, rank_general
 from tilewright.search.rank_stencil import rank_stencil
 from tilewright.search.rank_winograd import SIZES, rank_winograd

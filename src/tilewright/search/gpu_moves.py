@@ -14,10 +14,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.codegen.gpu.generate import SCHEMAS, generate
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu import COSTS
+from tilewright.model.gpu_bounds import compute_gflops
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import geometry
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_precision import precise
 
@@ -28,18 +32,20 @@ Kind = tuple[str, str]
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 WARP = 32
-UNSAID = {
-    'queue': 1,
-    'gap': 0,
-    'late': 0,
-    'bulk': 0,
-}  # what a decision is where a schedule does not name it
+# With fewer tiles, some images of a network at batch 1, a product for each of 36 points is thin:
+# its weights are read for two blocks of pixels.
+MANY_TILES = 512
+REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
+# What a decision is where a schedule does not name it.
+UNSAID = {'queue': 1, 'gap': 0, 'late': 0, 'bulk': 0}
+_WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]  # stages, late, bulk
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
     ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
     ('strip', 'wgmma_tf32_bf16'): 2.0, ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
+    ('winograd', 'wgmma_tf32_bf16'): 3.0, ('winograd', 'mma_tf32x3'): 2.0,
 }  # fmt: skip
 
 
@@ -99,8 +105,7 @@ def _patch_of_two_precisions(group: Group) -> Table:
     """As `_patch_of_warpgroups`; pieces in flight are asked for late and in bulk."""
     table = dict(_patch_of_warpgroups(group))
     del table['stages',]
-    ways = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
-    return {**table, ('stages', 'late', 'bulk'): ways}
+    return {**table, ('stages', 'late', 'bulk'): _WAYS}
 
 
 def _strip(table: Table) -> Table:
@@ -134,6 +139,44 @@ def _depthwise() -> Table:
     )  # fmt: skip
 
 
+def winograd_pays(group: Group, machine: GpuMachine) -> bool:
+    """Whether winograd applies, and may win: there are many of the largest tiles, and the products
+    that they save would take longer, at what direct kernels reach of the machine's peak, than all
+    that is written between kernels and read again, and two more launches.
+    """
+    if winograd_plan.why_not(group):
+        return False
+    m = max(winograd_plan.TILES)
+    if group.main.sizes['n'] * geometry(group, m).ph * geometry(group, m).pw < MANY_TILES:
+        return False
+    peak = max(compute_gflops(machine, i) for i in winograd_plan.PRODUCTS if machine.has(i))
+    saved = group.flops * (1 - 1 / geometry(group, m).saving) / (REACHED * peak)
+    moved = 2 * sum(t.bytes for t in winograd_plan.product_group(group, m).tensors)
+    return (saved - moved / machine.global_gbps) / 1e9 > 2 * COSTS.launch_s
+
+
+def _winograd(group: Group) -> dict[Kind, Table]:
+    """The size of a tile, and tables of the products: rows without a window, many blocks."""
+    size, splits = _each(m=winograd_plan.TILES), (1, 2, 3, 4)
+    plain = {('joint',): [(0,)]}
+    depths = [n for n in (8, 16, 32) if n <= max(group.main.sizes['c'], 8)]
+    return {
+        ('winograd', 'fma'): size | dict(_tiled(False)) | _each(split=splits) | plain,
+        ('winograd', 'mma_tf32x3'): size | plain | _each(
+            bk=(16, 32, 64, 128, 256), bp=(32, 64, 128, 256), tk=(16, 32, 64),
+            tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
+        ),
+        ('winograd', 'wgmma_tf32_bf16'): size | plain | {
+            ('bk', 'tk'): [(n, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)],
+            ('stages', 'late', 'bulk'): _WAYS,
+            **_each(
+                bp=(64, 128, 192, 256, 384, 512), tp=(64, 128), kb=depths, split=splits,
+                queue=(1, 2),
+            ),
+        },
+    }  # fmt: skip
+
+
 def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
     """(schema, intrinsic) -> its table, for those that the machine has instructions for."""
     made: dict[Kind, Table] = {
@@ -148,6 +191,7 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('patch', 'wgmma_tf32_bf16'): _patch_of_two_precisions(group),
         ('strip', 'mma_tf32x3'): _strip(_patch(group)),
         ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_two_precisions(group)),
+        **(_winograd(group) if winograd_pays(group, machine) else {}),
     }
     return {
         (schema, intrinsic): table

@@ -19,7 +19,6 @@ from tilewright.codegen.cpu.micro import registers_needed
 from tilewright.errors import InputError
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.model.winograd_time import (
     Work,
     cycles,
@@ -31,6 +30,7 @@ from tilewright.model.winograd_time import (
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage, tile_of
+from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.schedule.space import thread_cuts
 from tilewright.search.rank import Candidate

@@ -34,6 +34,8 @@ HEAD = f"""\
 #define STORE4(space, p, v) (*(float4 *)(p) = (v))
 #define STORE2(space, p, a, b) (*(float2 *)(p) = make_float2(a, b))
 #define FLOAT4(a, b, c, d) make_float4(a, b, c, d)
+#define LOAD2(space, p) (*(const float2 *)(p))
+#define FLOAT2(a, b) make_float2(a, b)
 #define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)

@@ -36,6 +36,9 @@ void tw_mma_tf32(float *d, const unsigned *a, const unsigned *b);
 
 typedef struct { float x, y, z, w; } __attribute__((aligned(16))) float4;
 #define FLOAT4(a, b, c, d) ((float4){(a), (b), (c), (d)})
+typedef struct { float x, y; } __attribute__((aligned(8))) float2;
+#define FLOAT2(a, b) ((float2){(a), (b)})
+#define LOAD2(space, p) (*(const float2 *)(p))
 #define LOAD4(space, p) (*(const float4 *)(p))
 #define STORE4(space, p, v) (*(float4 *)(p) = (v))
 #define STORE2(space, p, a, b) ((p)[0] = (a), (p)[1] = (b))

@@ -35,6 +35,8 @@ COMMON = """\
 #define STORE4(space, p, v) (*(space float4 *)(p) = (v))
 #define STORE2(space, p, a, b) (*(space float2 *)(p) = (float2)(a, b))
 #define FLOAT4(a, b, c, d) ((float4)(a, b, c, d))
+#define LOAD2(space, p) (*(const space float2 *)(p))
+#define FLOAT2(a, b) ((float2)(a, b))
 """
 
 # Where nothing copies beside computing.

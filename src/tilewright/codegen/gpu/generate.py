@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.codegen.cpu.names import safe_iterators
-from tilewright.codegen.gpu import cnnopt, depthwise, general, patch, rows, tiled, transposed
+from tilewright.codegen.gpu import (
+    cnnopt,
+    depthwise,
+    general,
+    patch,
+    rows,
+    tiled,
+    transposed,
+    winograd,
+)
 from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
@@ -22,6 +31,7 @@ SCHEMAS = {
     'strip': patch.generate,
     'tiled': tiled.generate,
     'transposed': transposed.generate,
+    'winograd': winograd.generate,
 }
 
 # How parts of a group are computed beside the one that a schedule is about.

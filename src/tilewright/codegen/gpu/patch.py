@@ -244,10 +244,10 @@ def _copies(p: Plan) -> list[str]:
     for i in range(p.places):
         there = f'inside{i}' + (f' && next * {p.kb} + channel < {p.channels}' if ragged else '')
         copy = (
-            f'COPY1(to_a + channel * {p.plane_pitch} + spot{i}, '
+            f'COPY{p.unit}(to_a + channel * {p.plane_pitch} + spot{i}, '
             f'{f"({there}) ? image + from{i} + channel * {step} : @{c.a.tensor}"}, {there});'
         )
-        beyond = p.lanes * p.places > p.plane and i == p.places - 1
+        beyond = p.lanes * p.places > p.copied and i == p.places - 1
         copies.append(f'if (place{i} < {p.plane}) {copy}' if beyond else copy)
     loop = pieces.dealt('channel', 'team', p.kb, teams, copies)
     lines += [f'if (team < {teams}) {{', *loop, '}'] if short else loop

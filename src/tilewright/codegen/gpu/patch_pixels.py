@@ -82,9 +82,10 @@ def copied(p: Plan) -> list[str]:
     fixed = const - sum(axis.const * axis.memory for axis in p.axes)
     lines = []
     for i in range(p.places):
-        lines.append(f'const int place{i} = THREAD % {p.lanes} + {i * p.lanes};')
+        number = f'THREAD % {p.lanes} + {i * p.lanes}'
+        lines.append(f'const int place{i} = {number if p.unit == 1 else f"({number}) * {p.unit}"};')
         found, tests, terms = _of_strip(p, i) if p.strip else _of_box(p, i)
-        tests = [f'place{i} < {p.plane}'] * (p.lanes * p.places > p.plane) + tests
+        tests = [f'place{i} < {p.plane}'] * (p.lanes * p.places > p.copied) + tests
         lines += [
             *found,
             f'const bool inside{i} = {" && ".join(tests) or "true"};',

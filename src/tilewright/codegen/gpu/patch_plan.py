@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.codegen.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.codegen.cpu.pointwise import Epilogue
+from tilewright.codegen.cpu.pointwise import Epilogue, access_strides
 from tilewright.codegen.gpu.epilogue import gpu_epilogue
 from tilewright.codegen.gpu.language import Array
 from tilewright.errors import ScheduleError
@@ -221,14 +221,28 @@ class Plan:
         )  # fmt: skip
 
     @property
+    def unit(self) -> int:
+        """Places that are copied at once: fours where pixels lie in one aligned row."""
+        strides, const = access_strides(self.group, self.contraction.a)
+        axis = self.axes[0]
+        steps = [stride for name, stride in strides.items() if name != axis.pixel]
+        row = len(self.axes) == 1 and axis.step == axis.memory == 1 and not self.windows
+        return 1 if not row or any(n % 4 for n in (axis.extent, axis.size, const, *steps)) else 4
+
+    @property
+    def copied(self) -> int:
+        """Copies of one channel."""
+        return self.plane // self.unit
+
+    @property
     def lanes(self) -> int:
         """Threads that copy one channel together: whole warps."""
-        return min(self.threads, -(-self.plane // WARP) * WARP)
+        return min(self.threads, -(-self.copied // WARP) * WARP)
 
     @property
     def places(self) -> int:
-        """Places of a channel that one thread copies."""
-        return -(-self.plane // self.lanes)
+        """Copies of a channel that one thread makes."""
+        return -(-self.copied // self.lanes)
 
 
 def plan(group: Group, schedule: GpuSchedule) -> Plan:

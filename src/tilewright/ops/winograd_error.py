@@ -48,8 +48,13 @@ def _kappa(matrix: np.ndarray) -> np.ndarray:
     return (terms + 1) / 2 - 1 / terms
 
 
-def transform_error(down: Transform, across: Transform, channels: int) -> float:
-    """Expected largest error over largest result for two transforms and `channels` products."""
+def transform_error(
+    down: Transform, across: Transform, channels: float, product: float = 0.0
+) -> float:
+    """Expected largest error over largest result for two transforms and `channels` additions.
+
+    product   deviation of each product of points from the right one, as a share of it
+    """
     moments, weights, kappas, kept = [], [], [], []
     for f in (down, across):
         bt, g, at = f.array('bt'), f.array('g'), f.array('at')
@@ -59,6 +64,7 @@ def transform_error(down: Transform, across: Transform, channels: int) -> float:
         kept.append(_kappa(at))
     energy = np.outer(moments[0], moments[1])
     inner = kappas[0][:, None] + kappas[1][None, :] + 1 + (channels + 1) / 2
+    inner = inner + product**2 / VARIANCE
     through = np.einsum('ai,bj,ij->ab', weights[0], weights[1], energy * inner)
     plain = np.einsum('ai,bj,ij->ab', weights[0], weights[1], energy)
     total = through + plain * (kept[0][:, None] + kept[1][None, :])
