@@ -9,7 +9,9 @@ import pytest
 
 import tilewright as tw
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu_bounds import compute_gflops, gpu_bounds
+from tilewright.model.gpu import predict_gpu
+from tilewright.model.gpu_bounds import compute_gflops, gpu_bounds, schedule_bounds
+from tilewright.schedule.gpu import GpuSchedule
 
 H200, V100 = known_gpu('h200'), known_gpu('v100')
 # 128 rows (8 x 16 pixels), 128 columns, a depth of 9 x 32
@@ -49,6 +51,23 @@ def test_bounds_grow_without_a_step_where_l2_is_full() -> None:
     assert {bound.resident for bound in found} == {True, False}
     steps = [b.seconds - a.seconds for a, b in pairwise(found)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
+
+
+def test_the_bound_of_winograd() -> None:
+    """2048 tiles of 36 points: fewer products than direct kernels have, and V and M between."""
+    group = tw.conv2d(n=128, c=256, h=14, w=14, k=256, r=3, s=3, pad=1)
+    tiles = {'bk': 128, 'bp': 128, 'tk': 128, 'tp': 64, 'kb': 32, 'stages': 2, 'split': 1}
+    schedule = GpuSchedule.of('winograd', 'wgmma_tf32x3', m=4, joint=0, **tiles)
+    direct = gpu_bounds(group, H200, 'wgmma_tf32x3')
+    bound = schedule_bounds(group, schedule, H200)
+    assert bound.compute_s == pytest.approx(direct.compute_s * 36 * 2048 / (9 * 128 * 14 * 14))
+    between = 4 * 36 * 256 * 2048
+    assert bound.l2_s == pytest.approx(direct.l2_s + 4 * between / 5700e9)
+    assert bound.dram_s == pytest.approx(direct.dram_s + 4 * (between - 60 * 2**20) / 4300e9)
+    assert not bound.resident
+    assert bound.seconds < predict_gpu(group, schedule, H200).seconds
+    patch = GpuSchedule.of('patch', 'wgmma_tf32x3')
+    assert schedule_bounds(group, patch, H200) == direct
 
 
 def test_matrix_units_have_a_peak_of_their_own() -> None:

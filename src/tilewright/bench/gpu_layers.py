@@ -20,7 +20,7 @@ from tilewright.bench.gpu_results import GpuLayer
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import predict_gpu
-from tilewright.model.gpu_bounds import gpu_bounds
+from tilewright.model.gpu_bounds import gpu_bounds, schedule_bounds
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu_build import Built, Compiler
 from tilewright.runtime.gpu_session import TARGETS
@@ -153,8 +153,9 @@ class GpuBench:
             for t in tried
         ]
         found = replace(found, contestants=contestants, extra=extra, message=message)
-        intrinsic = found.schedule.intrinsic if found.schedule else 'fma'
-        return replace(found, bounds=gpu_bounds(group, machine, intrinsic))
+        best = found.schedule
+        bounds = schedule_bounds(group, best, machine) if best else gpu_bounds(group, machine)
+        return replace(found, bounds=bounds)
 
     def measured(
         self, name: str, group: Group, schedules: Sequence[GpuSchedule]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu_transactions import Work, between_bytes, work
+from tilewright.model.gpu_transactions import Work, memory_bytes, work
 from tilewright.model.occupancy import Occupancy, Waves, occupancy, waves
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -115,7 +115,7 @@ def predict_gpu(
     `registers` of a thread are those that the compiler told, where it was asked; raises
     ScheduleError where a block does not fit the machine.
     """
-    moved = group.compulsory_bytes + between_bytes(group, schedule)
+    moved = memory_bytes(group, schedule, machine)
     return time_of(work(group, schedule, registers), machine, moved)
 
 

@@ -7,10 +7,13 @@ all bytes are charged at the bandwidth of L2, and those beyond its size also at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
 
 # tf32 products that a multiprocessor's matrix units start in a cycle (dense), by capability: the
 # vendor's peak over multiprocessors and clock.
@@ -56,12 +59,31 @@ def compute_gflops(machine: GpuMachine, intrinsic: str) -> float:
 
 
 def gpu_bounds(group: Group, machine: GpuMachine, intrinsic: str = 'fma') -> GpuBounds:
-    """[Group, GpuMachine] -> [GpuBounds]; 'fma' where an intrinsic is not there."""
+    """[Group, GpuMachine] -> [GpuBounds] of direct kernels; 'fma' where there is no intrinsic."""
+    return _bounds(group.flops, group.compulsory_bytes, machine, intrinsic)
+
+
+def schedule_bounds(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> GpuBounds:
+    """What no kernel can beat by the algorithm of a schedule: winograd has fewer products, and what
+    it leaves between its kernels is written and read, as far as L2 cannot hold it in memory.
+    """
+    if schedule.schema != winograd_plan.NAME:
+        return gpu_bounds(group, machine, schedule.intrinsic)
+    product = winograd_plan.plan(group, schedule).product
+    v, _, made = product.tensors
+    return _bounds(
+        product.flops, group.compulsory_bytes, machine, schedule.intrinsic, (v.bytes, made.bytes)
+    )
+
+
+def _bounds(
+    flops: int, moved: int, machine: GpuMachine, intrinsic: str, between: Sequence[int] = ()
+) -> GpuBounds:
     peak = compute_gflops(machine, intrinsic) or machine.peak_gflops
-    moved = group.compulsory_bytes
+    beyond = sum(2 * max(size - machine.l2_bytes, 0) for size in between)
     return GpuBounds(
-        group.flops / peak / 1e9,
-        moved / machine.l2_gbps / 1e9,
-        max(moved - machine.l2_bytes, 0) / machine.global_gbps / 1e9,
-        moved <= machine.l2_bytes,
+        flops / peak / 1e9,
+        (moved + 2 * sum(between)) / machine.l2_gbps / 1e9,
+        (max(moved - machine.l2_bytes, 0) + beyond) / machine.global_gbps / 1e9,
+        moved <= machine.l2_bytes and not beyond,
     )

@@ -23,6 +23,7 @@ from tilewright.codegen.gpu import (
 from tilewright.codegen.gpu.generate import generate
 from tilewright.codegen.gpu.patch_plan import STEP
 from tilewright.errors import ScheduleError
+from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.gpu_space import OTHER_REGISTERS, need
@@ -201,12 +202,17 @@ def _winograd(group: Group, schedule: GpuSchedule, registers: int | None) -> Wor
     return replace(done, extra_kernels=2, extra_bytes=float(v.bytes + made.bytes + beside))
 
 
-def between_bytes(group: Group, schedule: GpuSchedule) -> int:
-    """Bytes that kernels of a call leave for each other in memory, written and read."""
+def memory_bytes(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> int:
+    """Bytes that pass through memory where L2 cannot hold them: tensors once; what kernels leave
+    for each other is written and read, unless it fits L2 with what a transform moves beside it.
+    """
     if schedule.schema != winograd_plan.NAME:
-        return 0
-    v, _, made = winograd_plan.plan(group, schedule).product.tensors
-    return 2 * (v.bytes + made.bytes)
+        return group.compulsory_bytes
+    p = winograd_plan.plan(group, schedule)
+    v, _, made = p.product.tensors
+    pairs = ((v.bytes, p.image.bytes), (made.bytes, group.output.bytes))
+    left = sum(2 * own for own, beside in pairs if own + beside > machine.l2_bytes)
+    return group.compulsory_bytes + left
 
 
 def _cnnopt(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:

@@ -25,7 +25,7 @@ from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import InputError, ScheduleError, TilewrightError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import COSTS, predict_gpu
-from tilewright.model.gpu_bounds import gpu_bounds
+from tilewright.model.gpu_bounds import schedule_bounds
 from tilewright.network.chooser import core
 from tilewright.network_gpu.labour import each
 from tilewright.ops.group import Group
@@ -296,7 +296,7 @@ def _general(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
 
 def choice_of(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> GpuChoice:
     """The choice with what the model says; a launch and its bytes where it says nothing."""
-    bounds = gpu_bounds(group, machine, schedule.intrinsic)
+    bounds = schedule_bounds(group, schedule, machine)
     try:
         said = predict_gpu(group, schedule, machine)
         return GpuChoice(schedule, said.seconds, bounds.seconds, said.by)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.codegen.gpu import winograd_plan
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import GpuPrediction, predict_gpu
-from tilewright.model.gpu_bounds import GpuBounds, gpu_bounds
-from tilewright.model.gpu_transactions import BANKS_BYTES
+from tilewright.model.gpu_bounds import GpuBounds, gpu_bounds, schedule_bounds
+from tilewright.model.gpu_transactions import BANKS_BYTES, memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu_moves import moves, schedule_text
@@ -68,8 +69,11 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
     kind = (best.schema, best.intrinsic)
     other = next((s for s in working if (s.schema, s.intrinsic) != kind), None)
     intrinsics = ['fma', *({best.intrinsic} - {'fma'})]
+    bounds = {i: gpu_bounds(group, machine, i) for i in intrinsics}
+    if best.schema == winograd_plan.NAME:
+        bounds[f'{best.schema} {best.intrinsic}'] = schedule_bounds(group, best, machine)
     return Explanation(
-        name, group, machine, {i: gpu_bounds(group, machine, i) for i in intrinsics}, best,
+        name, group, machine, bounds, best,
         predict_gpu(group, best, machine), other and (other, predict_gpu(group, other, machine)),
     )  # fmt: skip
 
@@ -89,7 +93,8 @@ def explanation_text(e: Explanation) -> str:
     parts = ', '.join(f'{n} {1e6 * s:.2f}' for n, s in x.parts.items())
     least = min(b.microseconds for b in e.bounds.values())
     moved = x.work.global_bytes
-    beyond = 0 if group.compulsory_bytes <= e.machine.l2_bytes else group.compulsory_bytes
+    through = memory_bytes(group, e.schedule, e.machine)
+    beyond = 0 if through <= e.machine.l2_bytes else through
     shared = x.work.blocks * x.work.wavefronts * BANKS_BYTES
     waves = x.work.blocks / (e.machine.multiprocessors * x.occupancy.blocks)
     lines += [

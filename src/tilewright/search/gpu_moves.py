@@ -161,13 +161,13 @@ def _winograd(group: Group) -> dict[Kind, Table]:
     plain = {('joint',): [(0,)]}
     depths = [n for n in (8, 16, 32) if n <= max(group.main.sizes['c'], 8)]
     return {
-        ('winograd', 'fma'): size | dict(_tiled(False)) | _each(split=splits) | plain,
+        ('winograd', 'fma'): {**size, **_tiled(False), **_each(split=splits), **plain},
         ('winograd', 'mma_tf32x3'): size | plain | _each(
             bk=(16, 32, 64, 128, 256), bp=(32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
         ),
         ('winograd', 'wgmma_tf32_bf16'): size | plain | {
-            ('bk', 'tk'): [(n, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)],
+            ('bk', 'tk'): [(n, n) for n in (32, 48, 64, 96, 128, 192, 256)],
             ('stages', 'late', 'bulk'): _WAYS,
             **_each(
                 bp=(64, 128, 192, 256, 384, 512), tp=(64, 128), kb=depths, split=splits,
@@ -225,7 +225,13 @@ class Moves:
         except ScheduleError:
             return False, 0
         enough = all(step.kernel.threads >= LEAST_THREADS for step in module.steps)
-        return enough, max(math.prod(step.kernel.grid) for step in module.steps)
+        # Transforms have a thread for each tile, whatever is decided.
+        decided = [
+            step.kernel
+            for step in module.steps
+            if not step.kernel.name.startswith(winograd_plan.NAME)
+        ]
+        return enough, max(math.prod(kernel.grid) for kernel in decided)
 
     def legal(self, schedule: GpuSchedule) -> bool:
         """Whether it can be generated and fits, and gives a block enough threads."""
