@@ -44,7 +44,8 @@ CASES = {
     'winograd': GpuSchedule.of('winograd', m=2, **TILED),
     'winograd/mma': GpuSchedule.of('winograd', 'mma_tf32x3', **WINOGRAD, tp=16),
     'winograd/wgmma': GpuSchedule.of('winograd', 'wgmma_tf32x3', **WINOGRAD, tp=64),
-    'winograd/mixed': GpuSchedule.of('winograd', 'wgmma_tf32_bf16', **WINOGRAD, tp=64),
+    'winograd/mixed': GpuSchedule.of('winograd', 'wgmma_tf32_bf16', **WINOGRAD, tp=64, late=1,
+                                     bulk=1),
 }  # fmt: skip
 WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
 # No OpenCL that runs on a CPU has these.

@@ -170,7 +170,7 @@ def test_depthwise_layers_have_their_own_space() -> None:
     assert 'general' in {s for s, _ in moves(group, known_gpu('h200'), ['general']).tables}
 
 
-WINOGRAD = {('winograd', kind) for kind in ('fma', 'mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')}
+WINOGRAD = {('winograd', kind) for kind in ('fma', 'mma_tf32x3', 'wgmma_tf32_bf16')}
 
 
 def test_winograd_is_drawn_where_it_may_win() -> None:

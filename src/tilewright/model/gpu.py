@@ -52,6 +52,7 @@ class Costs:
     chain_cycles    between two dependent instructions of one warp, beside others
     join_cycles     partial sums out, fence, atomic, and the last block's first read
     join_bytes      of partial sums that the last block reads in a cycle
+    bulk_overlap    as `overlap`, of multiprocessors and memories where columns come beside products
     """
 
     launch_s: float = 3.77e-6
@@ -64,6 +65,7 @@ class Costs:
     join_bytes: float = 29.2
     wide_cycles: float = 0.839
     turn_cycles: float = 95.4
+    bulk_overlap: float = 3.0
 
 
 COSTS = Costs()
@@ -123,7 +125,8 @@ def time_of(
     """[Work, bytes that move through memory] -> [GpuPrediction]"""
     held = occupancy(machine, done.threads, done.registers, done.shared_bytes)
     grid = waves(machine, done.blocks, held.blocks)
-    parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs)
+    beside = done.bulk and (done.stages > 1 or held.blocks > 1)
+    parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs, beside)
     seconds, launch, throughput, latency, join, l2, dram = (float(part) for part in parts)
     return GpuPrediction(
         seconds, launch, throughput, latency, join, l2, dram, held, grid, done
@@ -132,12 +135,13 @@ def time_of(
 
 def parts_of(
     done: Counts, held: Number, busiest: Number, machine: GpuMachine, compulsory: Number,
-    costs: Costs,
+    costs: Costs, beside: bool = False,
 ) -> tuple[Number, ...]:  # fmt: skip
     """Seconds in all, and of launches, throughput, latency, join, L2 and DRAM.
 
-    `held` blocks are resident on a multiprocessor, the busiest one has `busiest` of them. Numbers,
-    or arrays of them for many schedules at once.
+    `held` blocks are resident on a multiprocessor, the busiest one has `busiest` of them. Columns
+    come `beside` the products where one thread asks for them, and another piece or block is there
+    to go on with. Numbers, or arrays of them for many schedules at once.
     """
     each, alone = throughput_cycles(done, costs), latency_cycles(done, costs)
     whole, rest = np.divmod(busiest, held)
@@ -149,8 +153,9 @@ def parts_of(
     # A cache that is walked through in order and is too small keeps nothing until the next call.
     dram = np.where(compulsory > machine.l2_bytes, compulsory / machine.global_gbps / 1e9, 0.0)
     launch = costs.launch_s * (1 + done.extra_kernels)
+    overlap = costs.bulk_overlap if beside else costs.overlap
     return (
-        launch + _norm(costs.overlap, (cycles + join) * second, l2, dram), launch,
+        launch + _norm(overlap, (cycles + join) * second, l2, dram), launch,
         busiest * each * second, (whole + (rest > 0)) * alone * second, join * second, l2, dram,
     )  # fmt: skip
 

@@ -49,6 +49,7 @@ class Work:
     other          further warp instructions
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
+    bulk           whether one thread asks for the columns of a piece
     least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as
                    many as that needs at least; 0 where nothing is left to merge
     """
@@ -73,6 +74,7 @@ class Work:
     extra_bytes: float = 0.0
     wide: float = 0.0
     turns: float = 0.0
+    bulk: bool = False
     least_reads: float = 0.0
     least_wavefronts: float = 0.0
 
@@ -158,7 +160,7 @@ def _patch(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
         pieces * (p.kb * p.copied / WARP + (0 if p.bulk else weights / (4 * WARP))),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
-        wide=wide, turns=turns,
+        wide=wide, turns=turns, bulk=p.bulk,
     )  # fmt: skip
 
 

@@ -39,9 +39,10 @@ LARGEST_ERROR = 1e-4  # tighter than Boda's 1e-3: plain TF32 products do not pas
 ADDITIONS = 3 / 8  # of a matrix unit for each term
 TERM = 0.4 * ADDITIONS * 2**-24
 CUT = 2**-21
-# How the names of such intrinsics end: (what is left out of a product, what a term cuts off).
-PARTS = {'tf32x3': (CUT, TERM), 'tf32_bf16': (2 * CUT, 2 / 3 * TERM)}
-SPREAD = 0.5  # the deviation of what is left out, as a share of it
+SPREAD = 2**-22
+# How names of such intrinsics end -> what is left out of a product, and how much that deviates by;
+# additions of a matrix unit for each term.
+PARTS = {'tf32x3': (CUT, SPREAD, ADDITIONS), 'tf32_bf16': (2 * CUT, 2 * SPREAD, 2 / 3 * ADDITIONS)}
 
 
 def sum_error(group: Group, schedule: GpuSchedule) -> float:
@@ -51,9 +52,10 @@ def sum_error(group: Group, schedule: GpuSchedule) -> float:
     _, _, kind = schedule.intrinsic.partition('mma_')
     if kind not in PARTS:
         return 0.0
-    stage, (left_out, cut_off) = group.main, PARTS[kind]
+    stage, (left_out, _, additions) = group.main, PARTS[kind]
     terms = math.prod(stage.sizes[name] for name in stage.reduction)
-    return left_out + cut_off * math.ceil(terms / dict(schedule.tiles).get('split', 1))
+    terms = math.ceil(terms / dict(schedule.tiles).get('split', 1))
+    return left_out + TERM * terms * additions / ADDITIONS
 
 
 def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
@@ -66,10 +68,9 @@ def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
     _, _, kind = schedule.intrinsic.partition('mma_')
     if kind not in PARTS:
         return transform_error(shape.down, shape.across, terms)
-    left_out, cut_off = PARTS[kind]
-    added = ADDITIONS * cut_off / TERM * terms
-    amplified = transform_error(shape.down, shape.across, added, SPREAD * left_out)
-    return amplified + cut_off * terms
+    _, spread, additions = PARTS[kind]
+    amplified = transform_error(shape.down, shape.across, additions * terms, spread)
+    return amplified + TERM * terms * additions / ADDITIONS
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

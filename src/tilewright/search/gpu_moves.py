@@ -35,14 +35,10 @@ WARP = 32
 # With fewer tiles, some images of a network at batch 1, a product for each of 36 points is thin:
 # its weights are read for two blocks of pixels.
 MANY_TILES = 512
-MOST_HELD = 208  # registers for sums and pixels of a warpgroup's thread: more do not leave enough
-REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
-UNSAID = {
-    'queue': 1,
-    'gap': 0,
-    'late': 0,
-    'bulk': 0,
-}  # what a decision is where a schedule does not name it
+REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
+# What a decision is where a schedule does not name it.
+UNSAID = {'queue': 1, 'gap': 0, 'late': 0, 'bulk': 0}
+_WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]  # stages, late, bulk
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Pieces in flight, whether they are asked for late, and in bulk.
 _WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
@@ -51,7 +47,7 @@ _WEIGHTS: dict[Kind, float] = {
     ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
     ('tiled', 'mma_tf32x3'): 2.0, ('general', 'fma'): 0.05,
     ('strip', 'wgmma_tf32_bf16'): 2.0, ('rs', 'fma'): 0.5, ('s', 'fma'): 0.5,
-    ('winograd', 'wgmma_tf32_bf16'): 3.0, ('winograd', 'wgmma_tf32x3'): 2.0,
+    ('winograd', 'wgmma_tf32_bf16'): 3.0, ('winograd', 'mma_tf32x3'): 2.0,
 }  # fmt: skip
 
 
@@ -181,8 +177,14 @@ def _winograd(group: Group) -> dict[Kind, Table]:
             bk=(16, 32, 64, 128, 256), bp=(32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), kb=depths, stages=(1, 2, 3, 4), split=splits,
         ),
-        ('winograd', 'wgmma_tf32x3'): wide | _each(stages=(1, 2, 3, 4)),
-        ('winograd', 'wgmma_tf32_bf16'): {**wide, ('stages', 'late', 'bulk'): _WAYS},
+        ('winograd', 'wgmma_tf32_bf16'): size | plain | {
+            ('bk', 'tk'): [(n, n) for n in (32, 48, 64, 96, 128, 192, 256)],
+            ('stages', 'late', 'bulk'): _WAYS,
+            **_each(
+                bp=(64, 128, 192, 256, 384, 512), tp=(64, 128), kb=depths, split=splits,
+                queue=(1, 2),
+            ),
+        },
     }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ times the image and the result, and pass through memory. Ahead, once: U = G g G^
 whatever the schema of the products packs. Decisions of a schedule:
 
     m      outputs of a tile each way: 2 or 4
-    ...    those of the products: `fma` is the tiled schema, matrix instructions are the patch
-           schema, whose only pixel dimension is p (bp)
+    ...    those of the products: `fma` is the tiled schema, others are the patch schema, whose only
+           pixel dimension is p (bp)
 
 (Lavin & Gray 2016; docs/winograd.md has the matrices and their errors.)
 """
