@@ -20,8 +20,8 @@ Winograd's transforms amplify errors of the products at its points, by a factor 
 (ops/winograd_error.py), but not all of this. What an addition cuts off in the mean is proportional
 to the sum so far, and a sum of shares of every channel's product is still what the transforms make
 a convolution of: that part comes through as it is. Amplified is what cuts differ by: about as much
-as roundings do, so that 3/8 of the channels count as additions in fp32 (1/4 with bf16), and the
-deviation of what is left out of a product, half of it. Emulated units
+as roundings do, so that 3/8 of the channels count as additions in fp32 (1/4 with bf16), and
+`SPREAD`, the deviation of what is left out of a product. Emulated units
 (tests/unit/test_gpu_space.py) are off by 0.6 to 1.4 of this.
 """
 

@@ -35,13 +35,11 @@ WARP = 32
 # With fewer tiles, some images of a network at batch 1, a product for each of 36 points is thin:
 # its weights are read for two blocks of pixels.
 MANY_TILES = 512
-REACHED = 0.5  # of a machine's peak, by direct convolutions of many pixels
+REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
 # What a decision is where a schedule does not name it.
 UNSAID = {'queue': 1, 'gap': 0, 'late': 0, 'bulk': 0}
 _WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]  # stages, late, bulk
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Pieces in flight, whether they are asked for late, and in bulk.
-_WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
 # How often a schema is drawn, where it applies; the others once.
 _WEIGHTS: dict[Kind, float] = {
     ('patch', 'mma_tf32x3'): 3.0, ('patch', 'wgmma_tf32x3'): 2.0, ('patch', 'wgmma_tf32_bf16'): 3.0,
@@ -162,15 +160,6 @@ def _winograd(group: Group) -> dict[Kind, Table]:
     size, splits = _each(m=winograd_plan.TILES), (1, 2, 3, 4)
     plain = {('joint',): [(0,)]}
     depths = [n for n in (8, 16, 32) if n <= max(group.main.sizes['c'], 8)]
-    wide = size | plain | {
-        ('bk', 'tk', 'tp'): [
-            (n, n, pixels)
-            for n in (32, 48, 64, 96, 128, 192, 256)
-            for pixels in (64, 128, 192, 256)
-            if n * pixels // 128 + pixels // 4 <= MOST_HELD
-        ],
-        **_each(bp=(64, 128, 192, 256, 384, 512), kb=depths, split=splits, queue=(1, 2)),
-    }  # fmt: skip
     return {
         ('winograd', 'fma'): {**size, **_tiled(False), **_each(split=splits), **plain},
         ('winograd', 'mma_tf32x3'): size | plain | _each(
