@@ -145,9 +145,12 @@ def test_transforms_that_lose_too_much_are_refused() -> None:
     group = tw.conv2d(n=64, c=256, h=14, w=14, k=256, r=3, s=3, pad=1)
     small, large = (GpuSchedule.of('winograd', m=m, split=1) for m in (2, 4))
     assert sum_error(group, large) == pytest.approx(predicted_error(group, 4))
-    assert precise(group, small, 1e-6)
-    assert not precise(group, large, 1e-6)
+    assert precise(group, small, 1e-5)
+    assert not precise(group, large, 1e-5)
     assert precise(group, large)
+    # On an H200 the larger tile in two precisions was off by 1.1e-4 where results are small.
+    mixed = [GpuSchedule.of('winograd', 'wgmma_tf32_bf16', m=m, split=1) for m in (2, 4)]
+    assert [precise(group, one) for one in mixed] == [True, False]
     strided = tw.conv2d(c=8, h=14, w=14, k=8, r=3, s=3, stride=2)
     assert sum_error(strided, small) == math.inf
     assert sum_error(group, GpuSchedule.of('winograd', m=6, split=1)) == math.inf

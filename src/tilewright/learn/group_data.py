@@ -46,6 +46,7 @@ LARGEST_LOSS = 0.5  # share of a file's lines that may be unreadable
 _REGISTER_TILES = (
     'rk', 'ry', 'rx', 'cb', 'stages', 'split', 'join', 'tk', 'ty', 'tx', 'wk', 'wy', 'wx',
 )  # fmt: skip
+_WAYS = ('stages', 'late', 'bulk')
 # (schema, intrinsic) -> its decisions, in the order of the spaces that are searched.
 DECISIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ('tiled', 'fma'): ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split', 'joint'),
@@ -55,6 +56,18 @@ DECISIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ('patch', 'wgmma_tf32x3'): (
         'bn', 'bh', 'bw', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'stages', 'queue', 'gap',
+    ),
+    ('patch', 'wgmma_tf32_bf16'): (
+        'bn', 'bh', 'bw', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', 'gap', *_WAYS,
+    ),
+    ('strip', 'mma_tf32x3'): ('bp', 'bk', 'tk', 'tp', 'stages', 'split', 'kb', 'joint'),
+    ('strip', 'wgmma_tf32_bf16'): (
+        'bp', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', *_WAYS,
+    ),
+    ('winograd', 'fma'): ('m', 'bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split', 'joint'),
+    ('winograd', 'mma_tf32x3'): ('m', 'joint', 'bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split'),
+    ('winograd', 'wgmma_tf32_bf16'): (
+        'm', 'joint', 'bk', 'tk', *_WAYS, 'bp', 'tp', 'kb', 'split', 'queue',
     ),
     ('rs', 'fma'): _REGISTER_TILES,
     ('s', 'fma'): _REGISTER_TILES,

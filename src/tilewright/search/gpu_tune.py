@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 DRAWN = 8
-CLIMBS = 8
+CLIMBS, CLIMBS_OF_A_KIND = 9, 3
+TIMED = 8  # schedules that are measured before the clock is looked at again
 PARENTS = 6
 AT_RANDOM = 0.25
 PATIENCE = 200  # draws that give nothing new before a space counts as used up
@@ -74,7 +75,7 @@ def tune(
     batch: int = 32,
     seconds: float = math.inf,
 ) -> list[Tried]:
-    """Search; no new step begins after `seconds`."""
+    """Search; after `seconds` nothing new is measured, but for what has been begun."""
     if trials < 1 or batch < 1 or not seconds > 0:
         raise InputError(
             f'trials {trials}, batch {batch} and seconds {seconds} must each be above 0'
@@ -89,8 +90,11 @@ def tune(
     while wanted and len(state.tried) < trials and time.monotonic() < until:
         turn = [s for s in _distinct(wanted) if s.digest not in state.tried][:batch]
         turn = turn[: trials - len(state.tried)]
-        for schedule, took in zip(turn, measure(turn), strict=True):
-            state.tried[schedule.digest] = Tried(schedule, took, step)
+        for part in _parts(turn, TIMED if math.isfinite(seconds) else batch):
+            if state.tried and time.monotonic() >= until:
+                break
+            for schedule, took in zip(part, measure(part), strict=True):
+                state.tried[schedule.digest] = Tried(schedule, took, step)
         left = [s for s in wanted if s.digest not in state.tried]
         wanted = left if step * batch < drawn and left else state.changed(batch)
         step += 1
@@ -118,8 +122,12 @@ class _State:
         if self.scores is None or not drawn:
             return drawn[:count]
         known = dict(zip((s.digest for s in drawn), self._scores_of(drawn), strict=True))
-        best = sorted(drawn, key=lambda s: (known[s.digest], s.digest))
-        ends = [self._climbed(start, known) for start in best[:CLIMBS]]
+        starts: list[GpuSchedule] = []
+        for one in sorted(drawn, key=lambda s: (known[s.digest], s.digest)):
+            same = sum((s.schema, s.intrinsic) == (one.schema, one.intrinsic) for s in starts)
+            if same < CLIMBS_OF_A_KIND and len(starts) < CLIMBS:
+                starts.append(one)
+        ends = [self._climbed(start, known) for start in starts]
         ends.sort(key=lambda s: (known[s.digest], s.digest))
         return _distinct([*ends, *self._first(drawn, count)])
 
@@ -184,6 +192,10 @@ class _State:
         lucky = round(AT_RANDOM * count)
         chosen, rest = ordered[: count - lucky], ordered[count - lucky :]
         return chosen + self.rng.sample(rest, min(lucky, len(rest)))
+
+
+def _parts(schedules: Sequence[GpuSchedule], count: int) -> list[Sequence[GpuSchedule]]:
+    return [schedules[i : i + count] for i in range(0, len(schedules), count)]
 
 
 def _one_by_one(rank: Rank) -> Scores:
