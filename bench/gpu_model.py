@@ -4,6 +4,8 @@
                                            Analytical column of CNNOpt's Table 9
     python bench/gpu_model.py measured     bench/results/h200/layers-*.csv.gz: the frozen layers
     python bench/gpu_model.py pruned       the same: is the best kept by what a ranker leaves over
+    python bench/gpu_model.py searched     bench/results/h200/cnnopt*.json: what `tilewright bench`
+                                           tried, beside the times that model/gpu.py predicts
     python bench/gpu_model.py fit          constants of model/gpu.py from train-*.csv.gz, and how
                                            well constants from other problems rank each fifth of it
 
@@ -19,6 +21,7 @@ that cannot be faster than the best of them. The authors' files are in the data 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import math
@@ -31,10 +34,11 @@ from random import Random
 from tilewright import knobs
 from tilewright.bench.gpu_problems import Problem, layers
 from tilewright.bench.gpu_rows import read_rows
+from tilewright.bench.suites import expand_all
 from tilewright.codegen.gpu.cnnopt_plan import DECISIONS, plan
 from tilewright.errors import MissingError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.model.gpu import COSTS, Costs, time_of
+from tilewright.model.gpu import COSTS, Costs, predict_gpu, time_of
 from tilewright.model.gpu_transactions import Work, cnnopt_volumes, work
 from tilewright.model.pul import bound_of, pul_of
 from tilewright.ops.group import Group
@@ -341,16 +345,60 @@ def pruned_mean(rows: Sequence[dict]) -> dict:
     }  # fmt: skip
 
 
+def searched(path: Path) -> list[dict]:
+    """Of each layer that `tilewright bench` wrote: the model's first choice among what was tried,
+    over the best of it, and quartiles of predicted over measured time, bulk copies apart.
+    """
+    data = json.loads(path.read_text())
+    machine, found = GpuMachine.from_json(data['machine']), []
+    for layer in data['layers']:
+        name, _, batch = layer['name'].partition('@')
+        ((_, group, _),) = expand_all(name, int(batch) if batch else data['batch']).layers
+        rows = []
+        for one in layer['candidates']:
+            schedule = GpuSchedule.from_json(one['schedule'])
+            with contextlib.suppress(
+                ScheduleError
+            ):  # more registers than the model thinks there are
+                if one['us'] is not None:
+                    predicted = 1e6 * predict_gpu(group, schedule, machine).seconds
+                    rows.append((predicted, one['us'], dict(schedule.tiles).get('bulk', 0)))
+        best, first = min(us for _, us, _ in rows), min(rows)[1]
+        ratios = {
+            kind: statistics.quantiles([p / us for p, us, bulk in rows if bulk == flag], n=4)
+            for kind, flag in (('bulk', 1), ('other', 0))
+            if sum(bulk == flag for *_, bulk in rows) > 1
+        }
+        found.append({'layer': layer['name'], 'tried': len(rows), 'first': first / best} | ratios)
+    return found
+
+
+def print_searched(folder: Path) -> None:
+    for path in sorted(folder.glob('cnnopt*.json')):
+        rows = searched(path)
+        print(f'{path.name}: first choice over best, quartiles of predicted over measured')
+        for row in rows:
+            parts = [
+                f'{kind} {" ".join(f"{q:.2f}" for q in row[kind])}'
+                for kind in ('bulk', 'other') if kind in row
+            ]  # fmt: skip
+            print(f'  {row["layer"]:15} {row["first"]:.3f}  {"; ".join(parts)}')
+        print(f'  geometric mean  {statistics.geometric_mean(row["first"] for row in rows):.3f}')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('what', choices=['authors', 'measured', 'pruned', 'fit'])
+    parser.add_argument('what', choices=['authors', 'measured', 'pruned', 'searched', 'fit'])
     parser.add_argument('--folder', type=Path, default=Path('bench/results/h200'))
     parser.add_argument('--schemas', default=','.join(SCHEMAS))
     parser.add_argument('--rounds', type=int, default=16)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
+    if options.what == 'searched':
+        print_searched(options.folder)
+        return
     if options.what == 'authors':
         result = report(list(authors()), known_gpu('rtx2080ti'), PRINTED)
     else:
