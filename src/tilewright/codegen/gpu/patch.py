@@ -22,9 +22,9 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
 
 Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
 patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
-patch_mixed.py, which takes two thirds of their time. A lane keeps the
-offsets of its pixels in registers, so that a tile may have any shape, whole rows of odd length
-included; `tp` pixels that a tile does not fill are computed and dropped.
+patch_mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
+registers, so that a tile may have any shape, whole rows of odd length included; `tp` pixels that a
+tile does not fill are computed and dropped.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
 
 
 def _early(p: Plan) -> list[str]:
+    """A later piece is asked for before this one is multiplied; the first turns only ask."""
     ahead = p.stages - 1
     return [
         f'for (int now = begin - {ahead}; now < end; now++) {{',
@@ -214,6 +215,7 @@ def _early(p: Plan) -> list[str]:
 
 
 def _late(p: Plan) -> list[str]:
+    """A later piece is asked for while the first step of this one is multiplied."""
     return [
         f'for (int now = begin - {p.stages - 1}; now < begin; now++) {{',
         *(f'    {line}' for line in _asked(p)),

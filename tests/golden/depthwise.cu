@@ -1,0 +1,161 @@
+#define INFINITY __int_as_float(0x7f800000)
+#define LOAD4(space, p) (*(const float4 *)(p))
+#define STORE4(space, p, v) (*(float4 *)(p) = (v))
+#define STORE2(space, p, a, b) (*(float2 *)(p) = make_float2(a, b))
+#define FLOAT4(a, b, c, d) make_float4(a, b, c, d)
+#define LOAD2(space, p) (*(const float2 *)(p))
+#define FLOAT2(a, b) make_float2(a, b)
+#define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
+#define ATOMIC_ADD(p, v) atomicAdd(p, v)
+#define ATOMIC_COUNT(p) atomicAdd(p, 1)
+
+#if __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)
+{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+static __device__ __forceinline__ void COPY4(float *to, const float *from, bool there)
+{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+#define COPY_COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
+#define COPY_WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+#else
+#define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
+#define COPY4(to, from, there) \
+    (*(float4 *)(to) = (there) ? *(const float4 *)(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f))
+#define COPY_COMMIT
+#define COPY_WAIT(n)
+#endif
+
+#if __CUDA_ARCH__ >= 800
+#define MMA_TF32(d0, d1, d2, d3, a, b) \
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
+#endif
+
+#ifndef TW_TYPES
+#define TW_TYPES
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+#ifndef NAN
+#define NAN (INFINITY - INFINITY)
+#endif
+#endif
+
+extern "C" __global__ void __launch_bounds__(32)
+depthwise_conv2d(const float *__restrict__ In, const float *__restrict__ Ker, const float *__restrict__ e0, float *Out)
+{
+    extern __shared__ __align__(128) float tw_shared[];
+    float *const tile = tw_shared + 0;
+    const int block_plane = (int)blockIdx.x / 3;
+    const int block_y = (int)blockIdx.x % 3;
+    const int block_x = 0;
+    const int my_plane = (int)threadIdx.x / 8;
+    const int my_y = ((int)threadIdx.x / 2) % 4;
+    const int my_x = (int)threadIdx.x % 2;
+    const int plane = block_plane * 4 + my_plane;
+    const int my_row = (block_y * 4 + my_y) * 1;
+    const int my_column = (block_x * 2 + my_x) * 4;
+    const int n = 0;
+    const int k = plane % 6;
+    for (int at = (int)threadIdx.x; at < 96; at += 32) {
+        const int q = at / 24;
+        const int line = (at / 4) % 6;
+        const int x = at % 4;
+        const int from_plane = block_plane * 4 + q;
+        const int from_n = 0;
+        const int from_k = from_plane % 6;
+        const int from_row = block_y * 4 + (-1) + line, from_column = block_x * 8 + (-4) + x * 4;
+        const bool there = block_plane * 4 + q < 6 && (unsigned)from_row < 9u && (unsigned)from_column < 8u;
+        const int from = there ? from_n * 432 + from_k * 72 + from_row * 8 + from_column : 0;
+        COPY4(tile + at * 4, In + from, there);
+    }
+    COPY_COMMIT;
+    COPY_WAIT(0);
+    __syncthreads();
+    if (plane >= 6 || my_row >= 9)
+        return;
+    float weight[9];
+    #pragma unroll
+    for (int i = 0; i < 3; i++)
+    #pragma unroll
+        for (int j = 0; j < 3; j++)
+            weight[i * 3 + j] = Ker[k * 9 + i * 3 + j];
+    float acc[1][4];
+    #pragma unroll
+    for (int i = 0; i < 1; i++)
+    #pragma unroll
+        for (int j = 0; j < 4; j++)
+            acc[i][j] = 0.0f;
+    const  float *const from = tile + 3 + my_x * 4 + (my_plane * 6 + my_y * 1) * 16;
+    {
+        float x[6];
+        x[0] = from[0];
+        {
+            const float4 v = LOAD4(, from + (1));
+            x[1] = v.x;
+            x[2] = v.y;
+            x[3] = v.z;
+            x[4] = v.w;
+        }
+        x[5] = from[5];
+    #pragma unroll
+        for (int q = 0; q < 3; q++)
+    #pragma unroll
+            for (int j = 0; j < 4; j++)
+                acc[0][j] = fmaf(x[j * 1 + q * 1], weight[0 + q], acc[0][j]);
+    }
+    {
+        float x[6];
+        x[0] = from[16];
+        {
+            const float4 v = LOAD4(, from + (17));
+            x[1] = v.x;
+            x[2] = v.y;
+            x[3] = v.z;
+            x[4] = v.w;
+        }
+        x[5] = from[21];
+    #pragma unroll
+        for (int q = 0; q < 3; q++)
+    #pragma unroll
+            for (int j = 0; j < 4; j++)
+                acc[0][j] = fmaf(x[j * 1 + q * 1], weight[3 + q], acc[0][j]);
+    }
+    {
+        float x[6];
+        x[0] = from[32];
+        {
+            const float4 v = LOAD4(, from + (33));
+            x[1] = v.x;
+            x[2] = v.y;
+            x[3] = v.z;
+            x[4] = v.w;
+        }
+        x[5] = from[37];
+    #pragma unroll
+        for (int q = 0; q < 3; q++)
+    #pragma unroll
+            for (int j = 0; j < 4; j++)
+                acc[0][j] = fmaf(x[j * 1 + q * 1], weight[6 + q], acc[0][j]);
+    }
+    const int w = my_column;
+    {
+        const int h = my_row + 0;
+        const int e0_at = k;
+         float *const to = &Out[n * 432 + k * 72 + h * 8 + w];
+        STORE4(, to + 0, FLOAT4((acc[0][0] + e0[e0_at]), (acc[0][1] + e0[e0_at]), (acc[0][2] + e0[e0_at]), (acc[0][3] + e0[e0_at])));
+    }
+}
