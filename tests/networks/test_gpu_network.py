@@ -380,7 +380,7 @@ def test_tasks_of_several_kernels(tmp_path: Path, monkeypatch) -> None:
 def test_a_limit_of_errors_decides_the_tiles() -> None:
     group = conv2d(n=64, c=256, h=14, w=14, k=256, r=3, s=3, pad=1)
     small, large = (GpuSchedule.of('winograd', m=m, split=1) for m in (2, 4))
-    assert [choose.is_precise(group, s, 1e-6) for s in (small, large)] == [True, False]
+    assert [choose.is_precise(group, s, 1e-5) for s in (small, large)] == [True, False]
     assert choose.is_precise(group, large, 1e-4)
     assert not choose.is_precise(group, replace(small, intrinsic='mma_tf32x3'), 1e-6)
 

@@ -269,4 +269,8 @@ def test_the_set_that_is_kept_is_large_and_its_parts_share_nothing() -> None:
         'resnet18', 'resnet34', 'mobilenet_v1', 'squeezenet',
     }  # fmt: skip
     kinds = {(s.schema, s.intrinsic) for rows in data.test for s in rows.schedules}
-    assert kinds == set(DECISIONS)
+    later = {  # than the data
+        kind for kind in DECISIONS
+        if kind[0] in ('strip', 'winograd') or kind[1] == 'wgmma_tf32_bf16'
+    }  # fmt: skip
+    assert kinds == set(DECISIONS) - later
