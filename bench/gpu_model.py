@@ -355,14 +355,15 @@ def searched(path: Path) -> list[dict]:
         name, _, batch = layer['name'].partition('@')
         ((_, group, _),) = expand_all(name, int(batch) if batch else data['batch']).layers
         rows = []
-        for one in layer['candidates']:
+        for one in layer.get('candidates', ()):
             schedule = GpuSchedule.from_json(one['schedule'])
-            with contextlib.suppress(
-                ScheduleError
-            ):  # more registers than the model thinks there are
+            # What needs more registers than the model thinks there are has no prediction.
+            with contextlib.suppress(ScheduleError):
                 if one['us'] is not None:
                     predicted = 1e6 * predict_gpu(group, schedule, machine).seconds
                     rows.append((predicted, one['us'], dict(schedule.tiles).get('bulk', 0)))
+        if not rows:
+            continue
         best, first = min(us for _, us, _ in rows), min(rows)[1]
         ratios = {
             kind: statistics.quantiles([p / us for p, us, bulk in rows if bulk == flag], n=4)
@@ -373,10 +374,10 @@ def searched(path: Path) -> list[dict]:
     return found
 
 
-def print_searched(folder: Path) -> None:
-    for path in sorted(folder.glob('cnnopt*.json')):
-        rows = searched(path)
-        print(f'{path.name}: first choice over best, quartiles of predicted over measured')
+def show_searched(folder: Path) -> dict:
+    found = {path.name: searched(path) for path in sorted(folder.glob('cnnopt*.json'))}
+    for name, rows in found.items():
+        print(f'{name}: first choice over best, quartiles of predicted over measured')
         for row in rows:
             parts = [
                 f'{kind} {" ".join(f"{q:.2f}" for q in row[kind])}'
@@ -384,6 +385,7 @@ def print_searched(folder: Path) -> None:
             ]  # fmt: skip
             print(f'  {row["layer"]:15} {row["first"]:.3f}  {"; ".join(parts)}')
         print(f'  geometric mean  {statistics.geometric_mean(row["first"] for row in rows):.3f}')
+    return found
 
 
 def main() -> None:
@@ -397,9 +399,8 @@ def main() -> None:
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if options.what == 'searched':
-        print_searched(options.folder)
-        return
-    if options.what == 'authors':
+        result = show_searched(options.folder)
+    elif options.what == 'authors':
         result = report(list(authors()), known_gpu('rtx2080ti'), PRINTED)
     else:
         fitting = options.what == 'fit'

@@ -121,6 +121,14 @@ def test_a_ranker_that_favours_a_schema_does_not_starve_another() -> None:
     assert 4 <= first.count('other') <= 12
 
 
+def test_a_search_without_time_measures_its_first_part() -> None:
+    """Draws and climbs may take all of it: what there is to begin with is tried all the same."""
+    measure = Recorder()
+    found = tune(Grid(), measure, trials=60, seconds=1e-9, rank=lambda s: seconds(s) or math.inf)
+    assert len(measure.turns) == 1
+    assert 1 <= len(found) <= 16
+
+
 def test_starts_come_first_and_failures_stay_last() -> None:
     measure = Recorder()
     starts = [GpuSchedule.of('toy', a=0, b=20), GpuSchedule.of('toy', a=2, b=2)]

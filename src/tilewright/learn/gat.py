@@ -32,7 +32,7 @@ import numpy as np
 from tilewright.errors import InputError, ScheduleError
 from tilewright.learn.counts import Array
 from tilewright.learn.graph_features import Graphs, graph_of, side_by_side
-from tilewright.learn.statistics import SCHEMAS, statistics_for
+from tilewright.learn.statistics import is_known, statistics_for
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu import predict_gpu
 from tilewright.ops.group import Group
@@ -266,13 +266,13 @@ class Gat:
     model: GatModel
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        """Log seconds; of schemas that the statistics do not know by the time model."""
-        known = np.array([s.schema in SCHEMAS for s in schedules], bool)
+        """Log seconds; of kernels that the data did not have by the time model."""
+        known = np.array([is_known(schedule) for schedule in schedules], bool)
         if known.all():
             return self._scores(schedules)
         scores = np.array([self._predicted(schedule) for schedule in schedules])
         if known.any():
-            scores[known] = self._scores([s for s in schedules if s.schema in SCHEMAS])
+            scores[known] = self._scores([s for s in schedules if is_known(s)])
         return scores
 
     def _scores(self, schedules: Sequence[GpuSchedule]) -> Array:

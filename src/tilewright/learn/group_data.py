@@ -46,7 +46,7 @@ LARGEST_LOSS = 0.5  # share of a file's lines that may be unreadable
 _REGISTER_TILES = (
     'rk', 'ry', 'rx', 'cb', 'stages', 'split', 'join', 'tk', 'ty', 'tx', 'wk', 'wy', 'wx',
 )  # fmt: skip
-_WAYS = ('stages', 'late', 'bulk')
+_COPY_DECISIONS = ('stages', 'late', 'bulk')
 # (schema, intrinsic) -> its decisions, in the order of the spaces that are searched.
 DECISIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ('tiled', 'fma'): ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split', 'joint'),
@@ -58,16 +58,17 @@ DECISIONS: dict[tuple[str, str], tuple[str, ...]] = {
         'bn', 'bh', 'bw', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'stages', 'queue', 'gap',
     ),
     ('patch', 'wgmma_tf32_bf16'): (
-        'bn', 'bh', 'bw', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', 'gap', *_WAYS,
+        'bn', 'bh', 'bw', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', 'gap',
+        *_COPY_DECISIONS,
     ),
     ('strip', 'mma_tf32x3'): ('bp', 'bk', 'tk', 'tp', 'stages', 'split', 'kb', 'joint'),
     ('strip', 'wgmma_tf32_bf16'): (
-        'bp', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', *_WAYS,
+        'bp', 'split', 'kb', 'joint', 'bk', 'tk', 'tp', 'queue', *_COPY_DECISIONS,
     ),
     ('winograd', 'fma'): ('m', 'bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split', 'joint'),
     ('winograd', 'mma_tf32x3'): ('m', 'joint', 'bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split'),
     ('winograd', 'wgmma_tf32_bf16'): (
-        'm', 'joint', 'bk', 'tk', *_WAYS, 'bp', 'tp', 'kb', 'split', 'queue',
+        'm', 'joint', 'bk', 'tk', *_COPY_DECISIONS, 'bp', 'tp', 'kb', 'split', 'queue',
     ),
     ('rs', 'fma'): _REGISTER_TILES,
     ('s', 'fma'): _REGISTER_TILES,

@@ -22,7 +22,7 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.learn.counts import Array
 from tilewright.learn.graph_features import Graphs, graph_of, side_by_side
-from tilewright.learn.statistics import NAMES, probe, statistics_for
+from tilewright.learn.statistics import NAMES, is_known, probe, statistics_for
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.runtime.build import cache_dir
@@ -78,20 +78,28 @@ class GroupTable:
         return np.flatnonzero(self.which == group)
 
 
+def _known(measured: MeasuredGroup) -> tuple[Group, list[GpuSchedule], Array]:
+    """(group, schedules that there are statistics of, their seconds)."""
+    there = np.array([is_known(schedule) for schedule in measured.schedules], bool)
+    schedules = [s for s, known in zip(measured.schedules, there, strict=True) if known]
+    return measured.group, schedules, np.asarray(measured.seconds)[there]
+
+
 def group_table(sets: Sequence[MeasuredGroup], machine: GpuMachine) -> GroupTable:
-    """[measured groups, machine] -> [GroupTable]"""
-    kept = [m for m in sets if len(m.schedules)]
-    rows = sum(len(m.schedules) for m in kept)
+    """[measured groups, machine] -> [GroupTable]; kernels without statistics are left out."""
+    kept = [one for one in map(_known, sets) if one[1]]
+    rows = sum(len(schedules) for _, schedules, _ in kept)
     if rows < LEAST_ROWS:
         raise InputError(
             f'{rows} measured rows of groups are too few to learn from; give at least {LEAST_ROWS}'
         )
-    parts = [kept_statistics(m.group, machine, m.schedules) for m in kept]
+    parts = [kept_statistics(group, machine, schedules) for group, schedules, _ in kept]
     return GroupTable(
         np.concatenate([x for x, _ in parts]), np.concatenate([base for _, base in parts]),
-        np.log(np.concatenate([m.seconds for m in kept])),
-        np.repeat(np.arange(len(kept)), [len(m.schedules) for m in kept]),
-        side_by_side([graph_of(m.group) for m in kept]), tuple(m.group.label for m in kept),
+        np.log(np.concatenate([seconds for *_, seconds in kept])),
+        np.repeat(np.arange(len(kept)), [len(schedules) for _, schedules, _ in kept]),
+        side_by_side([graph_of(group) for group, *_ in kept]),
+        tuple(group.label for group, *_ in kept),
     )  # fmt: skip
 
 

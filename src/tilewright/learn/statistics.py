@@ -36,6 +36,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 VERSION = 1  # of the table's meaning: a model of another version is refused
 SCHEMAS = ('tiled', 'patch', 'rs', 's', 'depthwise', 'general', 'rows', 'transposed')
+LATER = ('wgmma_tf32_bf16',)  # intrinsics that came after the data
 COUNTED = ('tiled', 'patch', 'rs', 's', 'depthwise', 'general')  # model/gpu_transactions.py
 MOST = 64.0  # beyond this no logarithm means anything
 
@@ -44,10 +45,10 @@ class Measure(View):
     """What the formulas speak of: a view of learn/features.py, with tilings and footprints."""
 
     def __init__(self, batch: Batch, machine: GpuMachine) -> None:
-        if batch.schema not in SCHEMAS:
+        if batch.schema not in SCHEMAS or batch.intrinsic in LATER:
             raise InputError(
-                f'statistics know nothing of the schema {batch.schema!r}, only of '
-                f'{", ".join(SCHEMAS)}; rank its schedules by the time model'
+                f'statistics know nothing of the schema {batch.schema!r} by {batch.intrinsic}, '
+                f'only of {", ".join(SCHEMAS)}; rank its schedules by the time model'
             )
         self.batch, self.machine = batch, machine
         self.done: Counts = count(batch) if batch.schema in COUNTED else _generated(batch)
@@ -117,6 +118,11 @@ def _generated(batch: Batch) -> Counts:
         copied=4 * points, other=none, stored=4.0 * group.output.size / blocks,
         extra_kernels=np.array([len(module.steps) - 1 for module in modules]),
     )  # fmt: skip
+
+
+def is_known(schedule: GpuSchedule) -> bool:
+    """Whether there are statistics of its kernels."""
+    return schedule.schema in SCHEMAS and schedule.intrinsic not in LATER
 
 
 @dataclass(frozen=True)

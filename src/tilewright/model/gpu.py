@@ -13,8 +13,8 @@ out: a `GpuPrediction` with its parts. It ranks; absolute times are right within
                  a call leave for each other, at memory's where L2 cannot hold them
 
 `Costs` were set by least absolute logarithmic error on 9,573 schedules of all schemas, 176 random
-problems and an H200 (`python bench/gpu_model.py fit`, docs/gpu_model.md), and are cycles: other
-machines use the same.
+problems and an H200 (`python bench/gpu_model.py fit`, docs/gpu_model.md), `bulk_overlap` by hand,
+and are cycles: other machines use the same.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ from tilewright.learn.rankers import ranker_for
 from tilewright.machine.gpu import GpuMachine
 from tilewright.network.chooser import usable_cores
 from tilewright.network_gpu.choose import (
-    MATRIX_ERROR,
     GpuChoice,
     choice_of,
     has_products,
     is_legal,
+    is_precise,
     is_thin,
     recalled,
 )
@@ -290,11 +290,10 @@ class _Search:
     def _measured(
         self, worker: GpuWorker, schedules: Sequence[GpuSchedule]
     ) -> list[float | None]:  # fmt: skip
-        exact = self.max_rel_err < MATRIX_ERROR
         target = self.place.architecture
         # Who compiles also finds out what is not legal.
         good = [
-            (s.intrinsic == 'fma' or not exact)
+            is_precise(self.group, s, self.max_rel_err)
             and (bool(target) or is_legal(self.group, s, self.place.machine))
             for s in schedules
         ]

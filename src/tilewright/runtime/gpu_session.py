@@ -147,7 +147,7 @@ class Judge:
         def relative(start: int) -> float:
             part = slice(start, start + step)
             with np.errstate(all='ignore'):
-                size = np.maximum(np.maximum(np.abs(rows[0][part]), np.abs(rows[1][part])), scale)
+                size = verify.denominator(rows[0][part], rows[1][part], scale)
                 return float(np.max(np.abs(rows[0][part] - rows[1][part]) / size))
 
         scale, limit = oracle.scale, oracle.tolerance

@@ -98,6 +98,11 @@ def poison(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def denominator(got: np.ndarray, want: np.ndarray, scale: float) -> np.ndarray:
+    """What differences are divided by, element by element."""
+    return np.maximum(np.maximum(np.abs(got), np.abs(want)), scale)
+
+
 def compare(
     group: Group, got: np.ndarray, want: np.ndarray, *, tolerance: float | None = None
 ) -> Comparison:
@@ -119,7 +124,7 @@ def compare(
         scale = _root_mean_square(right, finite)
         # numpy makes numbers of arrays without dimensions; these are assigned to.
         distance = np.asarray(np.abs(answer - right))
-        base = np.asarray(np.maximum(np.maximum(np.abs(answer), np.abs(right)), scale))
+        base = np.asarray(denominator(answer, right, scale))
         error = np.divide(distance, base, out=np.zeros_like(base), where=distance > 0)
         same = (answer == right) | (np.isnan(answer) & np.isnan(right))
         bad = ~same & ~np.isfinite(error + answer)

@@ -151,7 +151,8 @@ def winograd_pays(group: Group, machine: GpuMachine) -> bool:
         return False
     peak = max(compute_gflops(machine, i) for i in winograd_plan.PRODUCTS if machine.has(i))
     saved = group.flops * (1 - 1 / geometry(group, m).saving) / (REACHED * peak)
-    moved = 2 * sum(t.bytes for t in winograd_plan.product_group(group, m).tensors)
+    between = winograd_plan.product_group(group, m).tensors
+    moved = 2 * sum(t.bytes for t in between if t.role != 'constant')
     return (saved - moved / machine.global_gbps) / 1e9 > 2 * COSTS.launch_s
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DRAWN = 8
 CLIMBS, CLIMBS_OF_A_KIND = 9, 3
-TIMED = 8  # schedules that are measured before the clock is looked at again
+TIMED = 16  # schedules that are measured before the clock is looked at again
 PARENTS = 6
 AT_RANDOM = 0.25
 PATIENCE = 200  # draws that give nothing new before a space counts as used up
@@ -75,23 +75,23 @@ def tune(
     batch: int = 32,
     seconds: float = math.inf,
 ) -> list[Tried]:
-    """Search; after `seconds` nothing new is measured, but for what has been begun."""
+    """Search; after `seconds` nothing new is measured, but for the first part of it."""
     if trials < 1 or batch < 1 or not seconds > 0:
         raise InputError(
             f'trials {trials}, batch {batch} and seconds {seconds} must each be above 0'
         )
     rng = random.Random(seed)
     scores = model if rank is None else _one_by_one(rank)
-    state = _State(space, scores, rng)
     until = time.monotonic() + seconds
+    state = _State(space, scores, rng, until)
     drawn = max(trials // (4 if scores else 2), 1)
     wanted = [*starts, *state.first(drawn)]
     step = 0
-    while wanted and len(state.tried) < trials and time.monotonic() < until:
+    while wanted and len(state.tried) < trials and not (state.tried and state.late):
         turn = [s for s in _distinct(wanted) if s.digest not in state.tried][:batch]
         turn = turn[: trials - len(state.tried)]
         for part in _parts(turn, TIMED if math.isfinite(seconds) else batch):
-            if state.tried and time.monotonic() >= until:
+            if state.tried and state.late:
                 break
             for schedule, took in zip(part, measure(part), strict=True):
                 state.tried[schedule.digest] = Tried(schedule, took, step)
@@ -104,10 +104,17 @@ def tune(
 class _State:
     """What was tried, and what to try next."""
 
-    def __init__(self, space: Space, scores: Scores | None, rng: random.Random) -> None:
-        self.space, self.rng = space, rng
+    def __init__(
+        self, space: Space, scores: Scores | None, rng: random.Random, until: float = math.inf
+    ) -> None:
+        self.space, self.rng, self.until = space, rng, until
         self.scores = scores
         self.tried: dict[str, Tried] = {}
+
+    @property
+    def late(self) -> bool:
+        """Whether the time of the search is over; draws and climbs that have begun end then too."""
+        return time.monotonic() >= self.until
 
     def ranked(self) -> list[Tried]:
         """Best first; those that do not work last."""
@@ -142,7 +149,7 @@ class _State:
             new = _distinct([s for s in near if s.digest not in known])
             known.update(zip((s.digest for s in new), self._scores_of(new), strict=True))
             best = min(near, key=lambda s: (known[s.digest], s.digest), default=start)
-            if known[best.digest] >= known[start.digest]:
+            if known[best.digest] >= known[start.digest] or self.late:
                 return start
             start = best
 
@@ -153,7 +160,8 @@ class _State:
         """Distinct untried ones: `count`, or `DRAWN` times as many where they are ranked."""
         found: dict[str, GpuSchedule] = {}
         misses = 0
-        while len(found) < (DRAWN if self.scores else 1) * count and misses < PATIENCE:
+        wanted = (DRAWN if self.scores else 1) * count
+        while len(found) < wanted and misses < PATIENCE and not (found and self.late):
             drawn = self.space.draw(self.rng)
             if drawn is None or drawn.digest in found or drawn.digest in self.tried:
                 misses += 1

@@ -119,7 +119,7 @@ static inline void BULK_WAIT(const __local float *barrier, int used)
     uint come;
     do
         asm volatile("mov.u32 %0, 1;" TW_OWN("{ptx.BULK_TEST}")
-                     : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+                     : "=&r"(come) : "r"(bar), "r"(used & 1) : "memory");
     while (!come);
 }}
 """

@@ -41,12 +41,12 @@ OTHERS = GpuSchedule.of(general.NAME, threads=256)
 _WORDS = """
 a acc acos acosh all arrived asin asinh asm at atan atanh b base begin bool break case ceil channel
 char column const continue cos cosh counter default depth depths do double e else end erf exp expm1
-extern fabs first flat float floor fmax fmin fmod for four from goto group half high highs i if
+extern fabs first flat float floor fmax fmin fmod for four from full goto group half high highs i if
 image inline inner input inside int j joined kernel l lane lanes last left line local log log1p long
 lookup low lows min mine next now offset out owner pair part partial piece pixel place plane point
-pow private q register return rint rounds row share short signed sin sinh sizeof slot sqrt static
-step strip struct sums switch tan tanh team there tile to top two typedef u union unsigned upper v
-value values visible void volatile warp weight while whole window x y
+pow private q register return rint rounds row row8 share short signed sin sinh sizeof slot sqrt
+static step strip struct sums switch tan tanh team there tile to top two typedef u union unsigned
+upper v value values visible void volatile warp weight while whole window x y
 """
 _TAKEN = frozenset(_WORDS.split())
 

@@ -269,6 +269,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         axes, told.get('queue', 1), bool(told.get('late', 0)),
         bool(told.get('bulk', 0)), strip,
     )  # fmt: skip
+    held = p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
     numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     checks = [
         ('every decision is at least 1', min(numbers) >= 1),
@@ -277,11 +278,15 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),
         ('tk is bk, and at most 256, for a warpgroup', not p.wide or p.tk == p.bk <= 256),
         (
-            f'sums of a thread and parts of its pixels are at most {MIXED_HELD} in two precisions',
-            not p.mixed or p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64) <= MIXED_HELD,
+            f'sums of a thread and parts of its pixels, {held}, are at most {MIXED_HELD} in two '
+            f'precisions; choose a smaller tk or tp',
+            not p.mixed or held <= MIXED_HELD,
         ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
-        ('split is at most the number of pieces', p.split <= -(-p.channels // max(p.kb, 1))),
+        (
+            f'split, {p.split}, is at most the number of pieces, {-(-p.channels // max(p.kb, 1))}',
+            p.split <= -(-p.channels // max(p.kb, 1)),
+        ),
         (
             f'queue is 1, or 2 for warpgroups and at most {UNROLLED} steps a piece',
             p.queue == 1 or (p.queue == 2 and p.wide and p.steps <= UNROLLED),
@@ -292,8 +297,15 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         ),
         ('late is for warpgroups with several stages', not p.late or (p.wide and p.stages > 1)),
         (
-            'no tile is larger than the image, and a strip is a multiple of tp',
-            not p.pixels % p.tp if p.strip else all(e <= p.sizes[d] for d, e in tile),
+            f'bp, {p.pixels}, is a multiple of tp, {p.tp}; change either',
+            p.strip is None or p.pixels % max(p.tp, 1) == 0,
+        ),
+        *(
+            (
+                f'b{d.rstrip("_")}, {e}, is at most {p.sizes[d]}; choose a smaller one',
+                e <= p.sizes[d],
+            )
+            for d, e in (tile if p.strip is None else ())
         ),
     ]
     for text, holds in checks:
