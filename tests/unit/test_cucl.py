@@ -264,6 +264,68 @@ BARRIER;
     np.testing.assert_array_equal(result.numpy(), want)
 
 
+def copied(body: str) -> np.ndarray:
+    """What one thread leaves in `Out` that copies `In`, 16 numbers from 1 on, in four pieces."""
+    arrays = (Array('In', ('i',), (16,)), Array('Out', ('i',), (16,), written=True))
+    shared = (('buffer', 16), ('full', 4))
+    made = Kernel(
+        'copies', arrays, body, (1, 1, 1), 1, shared, needs=frozenset({'bulk_copy'})
+    )  # fmt: skip
+    device = HostDevice()
+    given = device.upload(np.arange(1, 17, dtype=np.float32), ('i',))
+    result = device.upload(np.zeros(16, np.float32), ('i',))
+    device.launch(Call(device.compile(made), {'In': given, 'Out': result}))
+    return result.numpy()
+
+
+@pytest.mark.parametrize('others', range(4))
+def test_copies_are_there_once_they_are_waited_for(others: int) -> None:
+    """Four groups are asked for; all but the youngest `others` have come, the rest are poison."""
+    found = copied(f"""\
+for (int piece = 0; piece < 4; piece++) {{
+    COPY4(buffer + 4 * piece, @In + 4 * piece, piece != 1);
+    COPY_COMMIT;
+}}
+COPY_WAIT({others});
+for (int i = 0; i < 16; i++)
+    @Out[i=i] = buffer[i];""")
+    come = 4 * (4 - others)
+    want = np.where(np.arange(16) // 4 == 1, 0, np.arange(1, 17))
+    np.testing.assert_array_equal(found[:come], want[:come])
+    assert np.isnan(found[come:]).all()
+
+
+BULK = """\
+BULK_BEGIN(full);
+for (int piece = 0; piece < 4; piece++) {{
+    BULK_COPY(buffer, @In + 4 * piece, 4, full);
+    {wait}
+    for (int i = 0; i < 4; i++)
+        @Out[i=4 * piece + i] = buffer[i];
+}}"""
+
+
+def test_copies_in_bulk_are_counted_by_their_barrier() -> None:
+    found = copied(BULK.format(wait='BULK_WAIT(full, piece);'))
+    np.testing.assert_array_equal(found, np.arange(1, 17))
+
+
+@pytest.mark.parametrize(
+    ('wait', 'said'),
+    [
+        ('BULK_WAIT(full, piece + 1);', 'while its barrier counts another'),
+        ('', 'while its barrier counts another'),
+        ('BULK_WAIT(full, piece); BULK_WAIT(full, piece + 1);', 'every thread has to reach'),
+    ],
+)
+def test_waits_for_the_wrong_copy_in_bulk_are_found(wait: str, said: str) -> None:
+    """The other parity does not wait, so that the next copy meets this one; one wait too many never
+    ends.
+    """
+    with pytest.raises(CheckError, match=said):
+        copied(BULK.format(wait=wait))
+
+
 def test_a_block_beyond_the_limits_is_refused() -> None:
     device = HostDevice('rtx2080ti')
     with pytest.raises(ScheduleError, match='needs 2048 threads a block, and rtx2080ti has 1024'):

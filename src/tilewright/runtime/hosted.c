@@ -2,8 +2,13 @@
    coroutines that hand over at barriers. Linked with one kernel, whose `tw_item` runs one thread.
 
    0      done
-   1      some threads of a block wait at a barrier that others left out
-   2      no memory for the stacks */
+   1      some threads of a block wait at a barrier that others left out, or for a copy in bulk that
+          nobody asks for
+   2      no memory
+   3      a copy in bulk was asked for while its barrier counted another
+
+   Copies arrive no sooner than they are waited for, so that what reads them too early, or waits for
+   the wrong ones, finds what was in shared memory before. */
 
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -42,6 +47,124 @@ static void wait_in(int state)
 }
 
 void tw_barrier(void) { wait_in(AT_BARRIER); }
+
+struct copy {
+    float *to;
+    const float *from; /* 0: zeros */
+    int floats;
+};
+
+/* Copies of a thread in their order; group g ends before copy ends[g]. */
+struct queue {
+    struct copy *copies;
+    int *ends;
+    int count, groups, arrived, room, group_room;
+};
+
+/* What a barrier counts: copies in bulk that have come, and one that has not. */
+struct bulk {
+    const float *barrier;
+    struct copy copy;
+    int come, asked;
+};
+
+enum { BULKS = 16 };
+static struct queue *queues;
+static struct bulk bulks[BULKS];
+static int asked_for; /* copies in bulk, by all threads of the block */
+static int failed;
+
+static void arrive(const struct copy *copy)
+{
+    if (copy->from)
+        memcpy(copy->to, copy->from, copy->floats * sizeof(float));
+    else
+        memset(copy->to, 0, copy->floats * sizeof(float));
+}
+
+void tw_copy(float *to, const float *from, int floats)
+{
+    struct queue *q = &queues[tw_thread];
+    if (q->count == q->room) {
+        const int room = q->room ? 2 * q->room : 64;
+        struct copy *more = realloc(q->copies, room * sizeof *more);
+        if (!more) {
+            failed = 2;
+            return;
+        }
+        q->copies = more, q->room = room;
+    }
+    q->copies[q->count++] = (struct copy){to, from, floats};
+}
+
+void tw_copy_commit(void)
+{
+    struct queue *q = &queues[tw_thread];
+    if (q->groups == q->group_room) {
+        const int room = q->group_room ? 2 * q->group_room : 16;
+        int *more = realloc(q->ends, room * sizeof *more);
+        if (!more) {
+            failed = 2;
+            return;
+        }
+        q->ends = more, q->group_room = room;
+    }
+    q->ends[q->groups++] = q->count;
+}
+
+void tw_copy_wait(int others)
+{
+    struct queue *q = &queues[tw_thread];
+    for (; q->arrived < q->groups - others; q->arrived++) {
+        const int first = q->arrived ? q->ends[q->arrived - 1] : 0;
+        for (int i = first; i < q->ends[q->arrived]; i++)
+            arrive(&q->copies[i]);
+    }
+    if (q->arrived == q->groups && (!q->groups || q->ends[q->groups - 1] == q->count))
+        q->count = q->groups = q->arrived = 0;
+}
+
+static struct bulk *bulk_of(const float *barrier)
+{
+    for (int i = 0; i < BULKS; i++)
+        if (bulks[i].barrier == barrier || !bulks[i].barrier)
+            return &bulks[i];
+    return 0;
+}
+
+void tw_bulk_begin(float *barrier)
+{
+    struct bulk *bulk = bulk_of(barrier);
+    if (bulk)
+        *bulk = (struct bulk){.barrier = barrier};
+    else
+        failed = 2;
+}
+
+void tw_bulk_copy(float *to, const float *from, int floats, float *barrier)
+{
+    struct bulk *bulk = bulk_of(barrier);
+    if (!bulk || bulk->asked > bulk->come) {
+        failed = 3;
+        return;
+    }
+    bulk->copy = (struct copy){to, from, floats};
+    bulk->asked++, asked_for++;
+}
+
+/* As the instruction: until the parity of what has come is another than that of `used`. */
+void tw_bulk_wait(const float *barrier, int used)
+{
+    struct bulk *bulk = bulk_of(barrier);
+    while (bulk && !failed && (bulk->come & 1) == (used & 1)) {
+        if (bulk->asked > bulk->come) {
+            arrive(&bulk->copy);
+            bulk->come++;
+        } else {
+            wait_in(READY);
+        }
+    }
+}
 
 /* Operands of a matrix instruction, one row for each thread of the block. */
 static unsigned (*mma_a)[4], (*mma_b)[2];
@@ -138,17 +261,22 @@ static int run_block(char *stacks)
         contexts[i].uc_link = &scheduler;
         makecontext(&contexts[i], begin, 0);
         states[i] = READY;
+        queues[i].count = queues[i].groups = queues[i].arrived = 0;
     }
+    memset(bulks, 0, sizeof bulks);
     for (;;) {
+        const int before = asked_for;
         for (int i = 0; i < threads; i++) {
             if (states[i] != READY)
                 continue;
             tw_thread = i;
             swapcontext(&scheduler, &contexts[i]);
         }
+        if (failed)
+            return failed;
         if (all_in(0, threads, DONE))
             return 0;
-        int released = 0;
+        int released = asked_for != before;
         if (all_in(0, threads, AT_BARRIER)) {
             memset(states, 0, threads * sizeof *states);
             released = 1;
@@ -177,9 +305,11 @@ int tw_run(void **args, const int *grid, int count, long shared_floats)
     states = malloc(count * sizeof *states);
     mma_a = malloc(count * sizeof *mma_a);
     mma_b = malloc(count * sizeof *mma_b);
+    queues = calloc(count, sizeof *queues);
+    failed = 0;
     const size_t shared_bytes = (shared_floats * 4 + 63) / 64 * 64 + 64;
     tw_shared_memory = aligned_alloc(64, shared_bytes);
-    int status = contexts && states && mma_a && mma_b && tw_shared_memory ? 0 : 2;
+    int status = contexts && states && mma_a && mma_b && queues && tw_shared_memory ? 0 : 2;
     for (int z = 0; z < grid[2] && !status; z++)
         for (int y = 0; y < grid[1] && !status; y++)
             for (int x = 0; x < grid[0] && !status; x++) {
@@ -187,7 +317,9 @@ int tw_run(void **args, const int *grid, int count, long shared_floats)
                 memset(tw_shared_memory, 0xff, shared_bytes); /* nothing may rest on zeros: NaN */
                 status = run_block(stacks);
             }
-    free(contexts), free(states), free(mma_a), free(mma_b), free(tw_shared_memory);
+    for (int i = 0; queues && i < count; i++)
+        free(queues[i].copies), free(queues[i].ends);
+    free(contexts), free(states), free(mma_a), free(mma_b), free(queues), free(tw_shared_memory);
     munmap(stacks, bytes);
     return status;
 }

@@ -107,7 +107,13 @@ class HostDevice(Device):
         if status == 1:
             raise CheckError(
                 f'kernel {kernel.name}: threads of one block wait at different barriers, or some '
-                f'left before one; every thread has to reach every barrier'
+                f'left before one, or wait for a copy in bulk that nobody asks for; every thread '
+                f'has to reach every barrier'
+            )
+        if status == 3:
+            raise CheckError(
+                f'kernel {kernel.name}: a copy in bulk is asked for while its barrier counts '
+                f'another; wait for the one before'
             )
         if status:
             raise StoreError(f'no memory to run kernel {kernel.name} with {kernel.threads} threads')

@@ -47,14 +47,19 @@ typedef struct { float x, y; } __attribute__((aligned(8))) float2;
 #define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) (*(p) += (v))
 #define ATOMIC_COUNT(p) ((*(p))++)
-#define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
-#define COPY4(to, from, there) \\
-    (*(float4 *)(to) = (there) ? *(const float4 *)(from) : (float4){0.0f, 0.0f, 0.0f, 0.0f})
-#define BULK_BEGIN(barrier) ((void)(barrier))
-#define BULK_COPY(to, from, floats, barrier) ((void)(barrier), memcpy(to, from, 4 * (floats)))
-#define BULK_WAIT(barrier, used) ((void)(barrier), (void)(used))
-#define COPY_COMMIT
-#define COPY_WAIT(n)
+void tw_copy(float *to, const float *from, int floats);
+void tw_copy_commit(void);
+void tw_copy_wait(int others);
+void tw_bulk_begin(float *barrier);
+void tw_bulk_copy(float *to, const float *from, int floats, float *barrier);
+void tw_bulk_wait(const float *barrier, int used);
+#define COPY1(to, from, there) tw_copy(to, (there) ? (from) : 0, 1)
+#define COPY4(to, from, there) tw_copy(to, (there) ? (from) : 0, 4)
+#define BULK_BEGIN tw_bulk_begin
+#define BULK_COPY tw_bulk_copy
+#define BULK_WAIT tw_bulk_wait
+#define COPY_COMMIT tw_copy_commit()
+#define COPY_WAIT(n) tw_copy_wait(n)
 #define MMA_TF32(d0, d1, d2, d3, a, b) \\
     do { \\
         float tw_d[] = {d0, d1, d2, d3}; \\
