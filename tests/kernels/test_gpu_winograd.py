@@ -180,7 +180,7 @@ def test_what_it_does_not_compute_is_said(group: Group, part: str) -> None:
         (GpuSchedule.of('winograd', **FMA), "value for 'm'"),
         (GpuSchedule.of('winograd', 'wmma', m=2, **FMA), 'not by wmma'),
         (GpuSchedule.of('winograd', m=2, **(FMA | {'bk': 18})), 'tk divides bk'),
-        (GpuSchedule.of('winograd', 'mma_tf32x3', m=4, **WARPS), 'no tile is larger'),
+        (GpuSchedule.of('winograd', 'mma_tf32x3', m=4, **WARPS), 'bp, 32, is at most'),
     ],
 )
 def test_an_illegal_schedule_says_why(schedule: GpuSchedule, part: str) -> None:
