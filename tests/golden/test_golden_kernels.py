@@ -23,6 +23,7 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 FOLDER = Path(__file__).parent
+HEAD = 'head'
 CONV = conv2d(n=2, c=16, h=7, w=6, k=20, r=3, s=3, pad=1, bias=True, activation='relu')
 WIDE = conv2d(n=2, c=18, h=7, w=6, k=40, r=3, s=3, pad=1)
 DEEP = conv2d(c=6, h=9, w=8, k=6, r=3, s=3, pad=1, groups=6, bias=True)
@@ -52,10 +53,16 @@ CASES: dict[str, tuple[Group, GpuSchedule]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', [HEAD, *CASES])
 def test_source_is_as_expected(name: str, request: pytest.FixtureRequest) -> None:
+    """What stands before every kernel has a file of its own."""
     path = FOLDER / f'{name}.cu'
-    made = lower_all(generate(*CASES[name]).kernels, CUDA)
+    if name == HEAD:
+        made = CUDA.head
+    else:
+        whole = lower_all(generate(*CASES[name]).kernels, CUDA)
+        assert whole.startswith(CUDA.head)
+        made = whole.removeprefix(CUDA.head)
     if request.config.getoption('--update-golden'):
         path.write_text(made)
     assert path.exists(), f'{path.name} is missing: run pytest tests/golden --update-golden'
@@ -63,7 +70,7 @@ def test_source_is_as_expected(name: str, request: pytest.FixtureRequest) -> Non
 
 
 def test_every_golden_file_belongs_to_a_case() -> None:
-    assert {path.stem for path in FOLDER.glob('*.cu')} == set(CASES)
+    assert {path.stem for path in FOLDER.glob('*.cu')} == {HEAD, *CASES}
 
 
 @pytest.mark.parametrize('name', CASES)

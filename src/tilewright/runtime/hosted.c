@@ -194,9 +194,17 @@ void tw_mma_tf32(float *d, const unsigned *a, const unsigned *b)
     wait_in(AT_WARP);
 }
 
-/* Four warps multiply 16 rows each; b holds columns as [half][n / 8][n % 8][k % 4], `half` and `row8`
-   floats apart. Lane 4 g + t has d[4 j + 2 h + i] = d[g + 8 h][8 j + 2 t + i]. */
-void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int half, int row8)
+static float number(unsigned bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Four warps multiply 16 rows each; b holds columns as [half][n / 8][n % 8][word % 4], `half` and `row8`
+   floats apart. Lane 4 g + t has words t and t + 4 of rows g and g + 8, and d[4 j + 2 h + i] =
+   d[g + 8 h][8 j + 2 t + i]. A word is one depth in TF32, or two neighbours in bf16. */
+static void wgmma(int n, float *d, const unsigned *a, const float *b, int half, int row8, int pairs)
 {
     const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
     memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
@@ -204,43 +212,30 @@ void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int half,
     for (int i = 0; i < n / 2; i++) {
         const int row = g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
         float sum = d[i];
-        for (int k = 0; k < 8; k++) {
-            const unsigned x = mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)];
-            unsigned y, bits[2];
-            memcpy(&y, b + k / 4 * half + column / 8 * row8 + column % 8 * 4 + k % 4, sizeof y);
-            bits[0] = x & 0xffffe000u, bits[1] = y & 0xffffe000u;
-            float pair[2];
-            memcpy(pair, bits, sizeof pair);
-            sum += pair[0] * pair[1];
+        for (int word = 0; word < 8; word++) {
+            const unsigned x = mma_a[first + 4 * (row % 8) + word % 4][row / 8 + 2 * (word / 4)];
+            unsigned y;
+            memcpy(&y, b + word / 4 * half + column / 8 * row8 + column % 8 * 4 + word % 4, sizeof y);
+            if (pairs) {
+                sum += number(x << 16) * number(y << 16);
+                sum += number(x & 0xffff0000u) * number(y & 0xffff0000u);
+            } else {
+                sum += number(x & 0xffffe000u) * number(y & 0xffffe000u);
+            }
         }
         d[i] = sum;
     }
     wait_in(AT_WARP);
 }
 
-/* The same for sixteen depths in bf16, two to a word: lane 4 g + t has depths 2 t and 2 t + 1 of rows
-   g and g + 8, then 2 t + 8 and 2 t + 9; b as above, words for floats. */
+void tw_wgmma_tf32(int n, float *d, const unsigned *a, const float *b, int half, int row8)
+{
+    wgmma(n, d, a, b, half, row8, 0);
+}
+
 void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int half, int row8)
 {
-    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
-    wait_in(AT_WARP);
-    for (int i = 0; i < n / 2; i++) {
-        const int row = g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
-        float sum = d[i];
-        for (int k = 0; k < 16; k++) {
-            const int word = k / 2 % 4;
-            const unsigned x = mma_a[first + 4 * (row % 8) + word][row / 8 + 2 * (k / 8)];
-            unsigned y, bits[2];
-            memcpy(&y, b + k / 8 * half + column / 8 * row8 + column % 8 * 4 + word, sizeof y);
-            bits[0] = k % 2 ? x & 0xffff0000u : x << 16, bits[1] = k % 2 ? y & 0xffff0000u : y << 16;
-            float pair[2];
-            memcpy(pair, bits, sizeof pair);
-            sum += pair[0] * pair[1];
-        }
-        d[i] = sum;
-    }
-    wait_in(AT_WARP);
+    wgmma(n, d, a, b, half, row8, 1);
 }
 
 static int all_in(int from, int to, int state)
