@@ -131,3 +131,15 @@ def test_parts_of_one_result_in_another_order_are_copied():
     made = concat(program)
     assert copies(made) == 2
     same(program, made)
+
+
+@pytest.mark.parametrize('indices', [[2, 0, 3, 1], [2, 2, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3]])
+@pytest.mark.parametrize('before', [True, False])
+def test_a_permutation_is_not_a_box(indices, before):
+    """As many positions as the axis has elements need not be all of them in their order."""
+    gather = graphs.node('Gather', 'a i' if before else 'x i', 'y' if before else 'a', axis=1)
+    relu = graphs.node('Relu', 'x' if before else 'a', 'a' if before else 'y')
+    nodes = [relu, gather] if before else [gather, relu]
+    program = graphs.lowered(graphs.graph({'x': (3, 4)}, 'y', nodes, i=np.array(indices)))
+    for made in (concat(program), concat(fuse(program, lambda _: 0.0))):
+        same(program, made)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from tilewright.graph.program import Program, Task
 from tilewright.ops.group import Group, row_major_strides
 from tilewright.ops.slices import into_slice
-from tilewright.ops.stage import Access, Affine, read
+from tilewright.ops.stage import Access, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,16 @@ def copy_of(task: Task) -> Copy | None:
 
 
 def _box(group: Group, access: Access) -> Box | None:
+    """The box that an access walks through in order, element by element; None for any other walk.
+
+    A table of positions may permute or repeat them, even where it is as long as its axis.
+    """
+    if not access.is_affine:
+        return None
     stage, shape = group.stages[0], group.tensor(access.tensor).shape
     sizes = []
     for expression, extent in zip(access.index, shape, strict=True):
-        if not isinstance(expression, Affine) or any(c != 1 for _, c in expression.terms):
+        if any(c != 1 for _, c in expression.terms):
             return None
         if len(expression.terms) > 1 or expression.const < 0:
             return None

@@ -20,7 +20,7 @@ from tilewright.network.chooser import core
 from tilewright.network_gpu.bind import Work, bind
 from tilewright.network_gpu.choose import GpuChoice, choose_all, is_legal, search
 from tilewright.network_gpu.measure import How, Place, fastest
-from tilewright.network_gpu.place import is_aligned
+from tilewright.network_gpu.place import by_levels, is_aligned
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
 from tilewright.runtime.device import Device
@@ -82,7 +82,12 @@ def bound(
     parallel: bool = True,
     progress: Report | None = None,
 ) -> GpuNetwork:
-    """[Program, choice of each group] -> [GpuNetwork]: generated, compiled, bound to memory."""
+    """[Program, choice of each group] -> [GpuNetwork]: generated, compiled, bound to memory.
+
+    Memory is shared by level, and passes leave tasks in another order: fusion moves a task to where
+    its consumer ran.
+    """
+    program = by_levels(program)
     works = works_of(program, best, device.machine, max_rel_err)
     return bind(program, works, device, parallel=parallel, report=_building(progress))
 

@@ -1,8 +1,10 @@
 """Where everything lies on a device: one arena for values and scratch, fixed before anything runs.
 
-Goes in: a program and the module of every task. Comes out: a `Placement`. Kernels that do not wait
-for each other run side by side (order.py), so that lives are counted in levels, the length of the
-longest way from the inputs, and not in tasks: branches of equal depth get memory of their own.
+Goes in: a program, its tasks in the order of their levels (`by_levels`), and the module of every
+task. Comes out: a `Placement`. Kernels that do not wait for each other run side by side (order.py),
+so that lives are counted in levels, the length of the longest way from the inputs, and not in
+tasks: branches of equal depth get memory of their own. Two lives that do not share a level must not
+meet when tasks run one after the other either, which is why the order matters.
 Offsets are those of graph/memory.py. Results and inputs lie in the arena as well and are copied
 from there, so that addresses never change and a call is one CUDA graph.
 """
@@ -74,6 +76,11 @@ def duties(module: Module) -> dict[str, str]:
 def place(program: Program, modules: Sequence[Module]) -> Placement:
     """[Program, module of every task] -> [Placement]"""
     levels = levels_of(program)
+    if list(levels) != sorted(levels):
+        raise ModelError(
+            f'{program.name}: tasks of levels {levels} cannot share memory by level; sort them by '
+            f'`by_levels` first'
+        )
     last = max(levels, default=0) + 1
     lives: dict[str, Life] = {}
 
