@@ -46,6 +46,12 @@ def test_whole_numbers_are_exact_when_they_are_folded() -> None:
     assert found['y'].tolist() == [3 * large]
 
 
+def test_whole_numbers_shrink_by_a_fraction() -> None:
+    """3 - 0.5 is 2.5, and 2 as a whole number: the bias is not cut before it is subtracted."""
+    made = graph([node('Shrink', 'x', bias=0.5, lambd=1.5)], {'x': Value('x', (5,), 'i64')})
+    assert run(made, x=np.array([-3, -1, 0, 2, 9]))['y'].tolist() == [-2, 0, 0, 1, 8]
+
+
 def test_constants_fold_inside_a_lowering() -> None:
     """A transposed convolution rearranges its weights: ahead where they are known."""
     known = graph(

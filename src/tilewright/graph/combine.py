@@ -108,6 +108,8 @@ def _joined(graph: Graph, branches: Sequence[_Branch]) -> tuple[Node, dict[str, 
     """The one convolution, and its constants."""
     weights = [graph.constants[branch.conv.inputs[1]] for branch in branches]
     name = '+'.join(branch.conv.name for branch in branches)
+    while any(value.startswith(f'{name}/') for value in graph.names):
+        name += "'"
     constants = {f'{name}/weights': np.concatenate(weights)}
     biases = [branch.conv.inputs[2:3] for branch in branches]
     if any(any(bias) for bias in biases):

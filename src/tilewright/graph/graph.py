@@ -118,6 +118,11 @@ class Graph:
                 found.setdefault(name, {})[number] = node
         return {name: tuple(nodes.values()) for name, nodes in found.items()}
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every value: inputs, constants and what nodes compute."""
+        return frozenset({v.name for v in self.inputs} | set(self.constants) | set(self.producers))
+
     def is_output(self, value: str) -> bool:
         return any(value == name for _, name in self.outputs)
 

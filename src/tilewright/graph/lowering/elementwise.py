@@ -13,7 +13,8 @@ from tilewright.graph.lowering.given import ANY, NUMBERS, WHOLE, Given, Lowering
 from tilewright.graph.lowering.result import Known, Result, Unsupported
 from tilewright.graph.lowering.types import ELEMENT_TYPES
 from tilewright.ops.dtypes import DTYPES as GENERATED
-from tilewright.ops.stage import Expr, call, const, literal, read
+from tilewright.ops.dtypes import is_float
+from tilewright.ops.stage import Expr, call, cast, const, literal, read
 
 SELU_ALPHA, SELU_GAMMA = 1.6732631921768188, 1.0507010221481323
 
@@ -77,8 +78,13 @@ def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
 def _shrink(given: Given) -> Expr:
     dtype = given.input(0).dtype
     bound, bias = given.float('lambd', 0.5), given.float('bias', 0.0)
-    above = where(call('gt', X, const(bound)), sub(X, literal(bias, dtype)), literal(0, dtype))
-    return where(call('lt', X, const(-bound)), add(X, literal(bias, dtype)), above)
+    if bias.is_integer() or is_float(dtype):
+        lower, upper = sub(X, literal(bias, dtype)), add(X, literal(bias, dtype))
+    else:  # a fraction counts before the result is a whole number
+        wide = cast(X, 'f64')
+        lower, upper = (cast(call(f, wide, const(bias)), dtype) for f in ('sub', 'add'))
+    above = where(call('gt', X, const(bound)), lower, literal(0, dtype))
+    return where(call('lt', X, const(-bound)), upper, above)
 
 
 def _is_inf(given: Given) -> Expr:
