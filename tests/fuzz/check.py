@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from . import shrink, targets
 from .graphs import Net, save
 from .judge import judge
 
 # Milliseconds each: more variants of the passes for every graph.
 MANY = {'numpy': 3, 'numpy-gpu': 2}
-SEARCHED_EVERY = 5
+SEARCHED_EVERY = 12
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,11 @@ def examined(
 ) -> Finding:
     """[a net that fails] -> [Finding], made small and saved."""
     kind, message, _ = tried(net, target, passes, style)
-    first = _bare(message)
+    first, finite = _bare(message), _finite(net)
 
     def fails(candidate: Net) -> bool:
+        if finite and not _finite(candidate):
+            return False  # another failure than the one that was found
         found, said, _ = tried(candidate, target, passes, style)
         return found == kind and (kind == 'wrong' or _bare(said) == first)
 
@@ -100,9 +104,7 @@ def examined(
     )  # fmt: skip
 
 
-def _fewest(
-    net: Net, target: str, passes: targets.Passes, style: str, kind: str
-) -> targets.Passes:
+def _fewest(net: Net, target: str, passes: targets.Passes, style: str, kind: str) -> targets.Passes:
     """The fewest passes that it takes: none, one, or what was asked."""
     for fewer in ((), *((name,) for name in targets.PASSES)):
         if passes is not None and not set(fewer) <= set(passes):
@@ -110,6 +112,10 @@ def _fewest(
         if tried(net, target, fewer, style)[0] == kind:
             return fewer
     return passes
+
+
+def _finite(net: Net) -> bool:
+    return all(np.isfinite(a).all() for a in net.values.values() if a.dtype.kind == 'f')
 
 
 def _bare(message: str) -> str:
@@ -146,7 +152,5 @@ def check(
                 raise
             finding = None
             if kind:
-                finding = examined(
-                    net, graph, target, passes, style, folder, seconds
-                ).to_json()
+                finding = examined(net, graph, target, passes, style, folder, seconds).to_json()
             say({'done': [graph, target, text], 'unstable': unstable, 'finding': finding})

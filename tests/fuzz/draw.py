@@ -29,7 +29,7 @@ SIZES = (1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 ODD_SIZES = (7, 9, 16, 17)
 
 
-class Misfit(Exception):
+class MisfitError(Exception):
     """This operator cannot take this value, or what came out cannot be used."""
 
 
@@ -185,13 +185,13 @@ class Draw:
     # -- nodes
 
     def apply(self, op: str, step: Step) -> tuple[str, ...]:
-        """Add a node; comes out: its outputs. `Misfit` where it cannot be used."""
+        """Add a node; comes out: its outputs. `MisfitError` where it cannot be used."""
         outputs = tuple(self.fresh('v') for _ in range(step.outputs))
         node = Node(op, tuple(step.inputs), outputs, step.attributes)
         try:
             made, by = oracle.step(node, self.values, self.constants)
         except oracle.OracleError as error:
-            raise Misfit(str(error)) from None
+            raise MisfitError(str(error)) from None
         for array in made.values():
             self.check(array)
         self.nodes.append(node)
@@ -201,16 +201,16 @@ class Draw:
 
     def check(self, array: np.ndarray) -> None:
         if not 0 < array.size <= MOST_ELEMENTS or array.ndim > 6:
-            raise Misfit(f'{array.shape} has no elements, or too many')
+            raise MisfitError(f'{array.shape} has no elements, or too many')
         if str(array.dtype) not in ANY:
-            raise Misfit(f'{array.dtype} is not supported')
+            raise MisfitError(f'{array.dtype} is not supported')
         if array.dtype.kind == 'f' and not self.special:
             if not np.isfinite(array).all() or np.abs(array).max() > LARGEST:
-                raise Misfit('too large')
-        elif array.dtype.kind in 'iu' and array.dtype.itemsize > 2:
-            # Below that they wrap around, which is defined; sums of what is larger should not.
-            if (np.abs(array.astype(np.float64)) > 1e6).any():
-                raise Misfit('too large')
+                raise MisfitError('too large')
+        # Small types wrap around, which is defined; what is larger should not.
+        wide = array.dtype.kind in 'iu' and array.dtype.itemsize > 2
+        if wide and (np.abs(array.astype(np.float64)) > 1e6).any():
+            raise MisfitError('too large')
 
     def mark(self) -> tuple:
         return (

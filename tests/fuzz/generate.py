@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from .draw import FLOATS, Draw, Misfit, Row, Step
+from .draw import FLOATS, Draw, MisfitError, Row, Step
 from .graphs import Net
 from .operators import ROWS
 
@@ -60,6 +60,7 @@ def pair(seed: int, producer: str, consumer: str, attempts: int = 60) -> Net | N
     draw = Draw(Random(f'pair {seed} {producer} {consumer}'))
     if not add_pair(draw, ROWS[producer], ROWS[consumer], attempts, alone=True):
         return None
+    draw.special = True  # what follows takes values as they are
     return draw.net(outputs_of(draw))
 
 
@@ -70,7 +71,7 @@ def grow(draw: Draw, row: Row, x: str) -> tuple[str, ...] | None:
     mark = draw.mark()
     try:
         return draw.apply(row.op, row.make(draw, x))
-    except Misfit:
+    except MisfitError:
         draw.rewind(mark)
         return None
 

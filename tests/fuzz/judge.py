@@ -22,6 +22,7 @@ from .graphs import Arrays, Net
 TOLERANCE = {'float32': 1e-4, 'float64': 1e-9}
 TIMES = 6  # runs with errors
 ALLOWED = 10.0
+JUMP = 1e-2  # a move by this share is none that a tolerance could cover
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,7 @@ def _errors(got: np.ndarray, want: np.ndarray, slack: np.ndarray | float = 0.0) 
         return np.where(got == want, 0.0, np.inf)
     with np.errstate(all='ignore'):
         answer, right = got.astype(np.float64), want.astype(np.float64)
-        finite = np.isfinite(right)
-        count = max(1, int(finite.sum()))
-        scale = float(np.sqrt(np.sum(right**2, where=finite) / count))
-        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), max(scale, 1e-30))
+        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), max(_scale(right), 1e-30))
         allowed = TOLERANCE[str(want.dtype)] * base + slack
         same = (answer == right) | (np.isnan(answer) & np.isnan(right))
         error = np.where(same, 0.0, np.abs(answer - right) / allowed)
@@ -94,4 +92,11 @@ def _moved(other: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         distance = np.abs(other.astype(np.float64) - want.astype(np.float64))
         strange = np.isnan(distance) & ~(np.isnan(other) & np.isnan(want))
         distance = np.where(np.isfinite(distance), distance, 0.0)
-        return distance, strange | (np.isfinite(other) != np.isfinite(want))
+        far = distance > JUMP * np.maximum(np.abs(want), _scale(want.astype(np.float64)))
+        return distance, far | strange | (np.isfinite(other) != np.isfinite(want))
+
+
+def _scale(right: np.ndarray) -> float:
+    """The root mean square of what is finite."""
+    finite = np.isfinite(right)
+    return float(np.sqrt(np.sum(right**2, where=finite) / max(1, int(finite.sum()))))

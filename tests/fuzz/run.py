@@ -15,12 +15,12 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 180.0  # of one run on one target, its shrinking included
+LIMIT_S = 300.0  # of one run on one target, its shrinking included
 SHRINK_S = 40.0
 
 
@@ -37,7 +37,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--json', type=Path, help='write counts and findings')
     parser.add_argument('--finds', type=Path, default=Path('finds'), help='models of failures')
     parser.add_argument('--shrink', type=float, default=SHRINK_S, help='seconds for each failure')
-    parser.add_argument('--replay', help='SEED:NUMBER, pair:SEED:PRODUCER:CONSUMER or a saved .onnx')
+    parser.add_argument(
+        '--replay', help='SEED:NUMBER, pair:SEED:PRODUCER:CONSUMER or a saved .onnx'
+    )
     parser.add_argument('--passes', default='', help='all, none, "all but NAME", or names')
     parser.add_argument('--style', default='', choices=('', 'quick', 'searched'))
     return parser.parse_args(words)
@@ -118,20 +120,26 @@ def work(pipe: Connection, targets: list[tuple[str, int]], finds: str, shrink_s:
 
 
 class Runner:
-    """The parent."""
+    """The parent. `work` is what a worker does, `limit_s` how long it may be silent."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        work: Callable[..., None] = work,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.given, self.work, self.limit_s = given, work, limit_s
         self.targets = [
             (name, int(every or 1))
             for name, _, every in (word.partition('/') for word in given.targets.split(','))
         ]
         self.ops: Counter[str] = Counter()
-        self.pairs: Counter[str] = Counter()
+        self.pairs: Counter[tuple[str, str]] = Counter()
         self.runs: Counter[str] = Counter()
         self.passes: Counter[str] = Counter()
         self.findings: list[dict] = []
         self.refused: list[str] = []
+        self.left: list[str] = []
         self.unstable = self.graphs = 0
         self.begin = time.monotonic()
         self.context = multiprocessing.get_context('spawn')
@@ -146,7 +154,7 @@ class Runner:
         return [f'{given.seed}:{n}' for n in range(given.first, given.first + given.graphs)]
 
     def run(self) -> int:
-        left = self.names()[::-1]
+        left = self.left = self.names()[::-1]
         total, shown = len(left), 0.0
         workers: dict[Connection, dict[str, Any]] = {}
         try:
@@ -171,7 +179,7 @@ class Runner:
                         worker['process'].join(10)
                         del workers[pipe]
                 for pipe, worker in list(workers.items()):
-                    if time.monotonic() - worker['since'] > LIMIT_S + self.given.shrink:
+                    if time.monotonic() - worker['since'] > self.limit_s:
                         worker['process'].kill()
                         self.died(worker, 'hang')
                         del workers[pipe]
@@ -179,7 +187,7 @@ class Runner:
                     shown = time.monotonic()
                     self.progress(total)
         except KeyboardInterrupt:
-            print('interrupted')
+            pass  # what was found is told, and written
         finally:
             for worker in workers.values():
                 worker['process'].kill()
@@ -191,7 +199,7 @@ class Runner:
     def start(self) -> tuple[Connection, dict[str, Any]]:
         here, there = self.context.Pipe()
         process = self.context.Process(
-            target=work, args=(there, self.targets, str(self.given.finds), self.given.shrink),
+            target=self.work, args=(there, self.targets, str(self.given.finds), self.given.shrink),
             daemon=True,
         )  # fmt: skip
         process.start()
@@ -228,7 +236,7 @@ class Runner:
             else:
                 self.graphs += 1
                 self.ops.update(set(said['ops']))
-                self.pairs.update(f'{a} {b}' for a, b in said['pairs'])
+                self.pairs.update(map(tuple, said['pairs']))
             return True
         return False
 
@@ -281,16 +289,30 @@ class Runner:
         )
         for sign, count in kinds.most_common():
             print(f'{count:6} {sign}')
+        if self.left:
+            print(f'interrupted: --first {self.left[-1].rpartition(":")[2]} goes on')
         if self.given.json:
-            self.given.json.write_text(json.dumps(self.to_json(spent), indent=1) + '\n')
+            text = json.dumps(self.to_json(spent), indent=1)
+            self.given.json.write_text(f'{text}\n')
         return int(bool(self.findings))
 
     def to_json(self, spent: float) -> dict:
+        from . import oracle
+
+        by_producer: dict[str, dict[str, int]] = {}
+        for (producer, consumer), count in sorted(self.pairs.items()):
+            by_producer.setdefault(producer, {})[consumer] = count
         return {
             'seed': self.given.seed, 'first': self.given.first, 'graphs': self.graphs,
             'seconds': round(spent, 1), 'workers': self.given.workers, 'runs': dict(self.runs),
-            'passes': dict(self.passes), 'operators': dict(self.ops.most_common()),
-            'pairs': len(self.pairs), 'pairs_seen': dict(sorted(self.pairs.items())),
-            'pairs_not_found': sorted(self.refused), 'unstable_runs': self.unstable,
-            'findings': self.findings,
+            'oracle': oracle.versions(), 'passes': dict(self.passes.most_common()),
+            'unstable_runs': self.unstable, 'findings': self.findings,
+            'operators': dict(self.ops.most_common()), 'pairs': len(self.pairs),
+            'pairs_without_a_graph': len(self.refused),
+            # A line for each producer, since there are thousands.
+            'consumers': {
+                producer: ' '.join(f'{consumer}:{count}' for consumer, count in found.items())
+                for producer, found in by_producer.items()
+            },
+            'without_a_graph': ' '.join(sorted(self.refused)),
         }  # fmt: skip

@@ -33,16 +33,17 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
+from tilewright.network import chooser
 from tilewright.network import compile as stages
 from tilewright.network.chooser import is_legal
 from tilewright.network.kernels import build_all, distinct
-from tilewright.network_gpu import choose
+from tilewright.network_gpu import choose, labour
 from tilewright.network_gpu.order import Touched, waits
 from tilewright.network_gpu.place import value_bytes
 from tilewright.ops.dtypes import DTYPES as BYTES
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime import build
+from tilewright.runtime import build, hosted
 from tilewright.runtime.network import Network
 from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.space import general_schedule, random_schedule
@@ -115,13 +116,18 @@ def run(net: Net, target: str, passes: Passes, style: str = 'quick') -> dict[str
 @contextlib.contextmanager
 def quickly(target: str, style: str) -> Iterator[None]:
     """Compiles without optimising, and searches little: results have to be right, not fast."""
+    patch = mock.patch.object
     flags = tuple('-O1' if word == '-O3' else word for word in build.BASE_FLAGS)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(build, 'BASE_FLAGS', flags))
+        stack.enter_context(patch(build, 'BASE_FLAGS', flags))
+        for module in (chooser, labour):  # a process takes longer to start than to search
+            stack.enter_context(patch(module, 'usable_cores', return_value=1))
+        if target == 'host':
+            stack.enter_context(patch(hosted, 'FLAGS', ('-O0', '-w', '-lm')))
         if target != 'cpu':
-            stack.enter_context(mock.patch.object(choose, 'TRIALS', 12))
+            stack.enter_context(patch(choose, 'TRIALS', 12))
         if target != 'cpu' and style == 'quick':
-            stack.enter_context(mock.patch.object(choose, 'has_products', lambda group: False))
+            stack.enter_context(patch(choose, 'has_products', return_value=False))
         yield
 
 
@@ -205,10 +211,10 @@ class _Bare:
 def _on_numpy_gpu(net: Net, passes: Passes) -> dict[str, np.ndarray]:
     from tilewright.machine.gpu import known_gpu
     from tilewright.network_gpu.cost import GpuCost
-    from tilewright.network_gpu.place import place
+    from tilewright.network_gpu.place import by_levels, place
 
     cost = GpuCost(known_gpu('h200'))
-    program = stages.prepare(net.proto(), None, passes, cost, stages.GPU_PASSES)
+    program = by_levels(stages.prepare(net.proto(), None, passes, cost, stages.GPU_PASSES))
     modules: Sequence[Any] = [_Bare(task.group) for task in program.tasks]
     placed = place(program, modules)
     arena = np.full(placed.arena_bytes, POISON, np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
-from ..draw import ANY, FLOATS, NUMBERS, WHOLE, Draw, Misfit, Row, Step
+from ..draw import ANY, FLOATS, NUMBERS, WHOLE, Draw, MisfitError, Row, Step
 
 
 def _plain(draw: Draw, x: str) -> Step:
@@ -18,7 +18,7 @@ def _within(low: float, high: float):
     def make(draw: Draw, x: str) -> Step:
         array = draw.values[x]
         if not draw.special and not (array.min() > low and array.max() < high):
-            raise Misfit('outside its domain')
+            raise MisfitError('outside its domain')
         return Step([x])
 
     return make
@@ -26,7 +26,7 @@ def _within(low: float, high: float):
 
 def _away_from_zero(draw: Draw, x: str) -> Step:
     if not draw.special and np.abs(draw.values[x]).min() < 0.05:
-        raise Misfit('too near to zero')
+        raise MisfitError('too near to zero')
     return Step([x])
 
 
@@ -72,7 +72,7 @@ def _divide(draw: Draw, x: str) -> Step:
     divisor = draw.data(draw.pick(((), array.shape[-1:], array.shape)), kind, 'positive')
     if kind in WHOLE:
         if kind[0] != 'u' and array.min() < 0:
-            raise Misfit('C and Python round quotients of negative numbers otherwise')
+            raise MisfitError('C and Python round quotients of negative numbers otherwise')
         divisor = np.maximum(divisor, 1).astype(kind)
     elif draw.chance(0.3):
         divisor = -divisor
@@ -94,7 +94,7 @@ def _pow(draw: Draw, x: str) -> Step:
     kind = str(array.dtype)
     if kind in WHOLE:
         if np.abs(array.astype(float)).max() > 8:
-            raise Misfit('its power is too large')
+            raise MisfitError('its power is too large')
         return Step([x, draw.constant(np.array(draw.int(0, 3), kind))])
     if array.min() > 0.05 and draw.chance(0.6):
         return Step([x, draw.partner(array.shape, kind)])
@@ -115,7 +115,7 @@ def _shift(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     kind = str(array.dtype)
     if kind[0] != 'u':
-        raise Misfit('the standard shifts numbers without sign')
+        raise MisfitError('the standard shifts numbers without sign')
     by = draw.data(draw.pick(((), array.shape)), kind, 'any') % 4
     return Step([x, draw.constant(by.astype(kind))], {'direction': draw.pick(('LEFT', 'RIGHT'))})
 
@@ -173,7 +173,7 @@ def _check_cast(draw: Draw, array: np.ndarray, wanted: str) -> None:
         limits = np.iinfo(wanted)
         low = -0.99 if wanted[0] == 'u' else float(limits.min)
         if not np.isfinite(array).all() or array.min() < low or array.max() > limits.max:
-            raise Misfit(f'{wanted} does not hold it')
+            raise MisfitError(f'{wanted} does not hold it')
 
 
 UNARY = (
@@ -182,7 +182,7 @@ UNARY = (
 )
 ROWS = (
     *(Row(name, FLOATS, _plain) for name in UNARY.split()),
-    *(Row(name, NUMBERS, _plain) for name in 'Relu Abs Neg Sign'.split()),
+    *(Row(name, NUMBERS, _plain) for name in ['Relu', 'Abs', 'Neg', 'Sign']),
     Row('IsNaN', FLOATS, _plain),
     Row('IsInf', FLOATS, _is_inf),
     Row('Not', ('bool',), _plain),
@@ -208,10 +208,7 @@ ROWS = (
     Row('Mod', NUMBERS, _mod),
     Row('Pow', NUMBERS, _pow),
     Row('Equal', ANY, _same),
-    *(
-        Row(name, NUMBERS, _same)
-        for name in ('Less', 'LessOrEqual', 'Greater', 'GreaterOrEqual')
-    ),
+    *(Row(name, NUMBERS, _same) for name in ('Less', 'LessOrEqual', 'Greater', 'GreaterOrEqual')),
     *(Row(name, ('bool',), _same) for name in ('And', 'Or', 'Xor')),
     *(Row(name, WHOLE, _same) for name in ('BitwiseAnd', 'BitwiseOr', 'BitwiseXor')),
     Row('BitwiseNot', WHOLE, _plain),

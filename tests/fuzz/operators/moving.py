@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..draw import ANY, FLOATS, MOST_ELEMENTS, Draw, Misfit, Row, Step
+from ..draw import ANY, FLOATS, MOST_ELEMENTS, Draw, MisfitError, Row, Step
 
 
 def _plain(draw: Draw, x: str) -> Step:
@@ -15,7 +15,7 @@ def _plain(draw: Draw, x: str) -> Step:
 
 def _dropout(draw: Draw, x: str) -> Step:
     if draw.values[x].dtype.kind != 'f':
-        raise Misfit('of floats')
+        raise MisfitError('of floats')
     return Step([x], {}, draw.pick((1, 1, 2)))
 
 
@@ -59,14 +59,14 @@ def _unsqueeze(draw: Draw, x: str) -> Step:
     rank = draw.values[x].ndim
     count = draw.int(1, max(1, min(2, 5 - rank)))
     if rank + count > 6:
-        raise Misfit('too many dimensions')
+        raise MisfitError('too many dimensions')
     axes = draw.rng.sample(range(rank + count), count)
     return Step([x, draw.numbers([a - (rank + count) * draw.int(0, 1) for a in axes])])
 
 
 def _shape(draw: Draw, x: str) -> Step:
     if not draw.values[x].ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     rank = draw.values[x].ndim
     start = draw.int(-rank, rank - 1)
     return Step([x], draw.pick(({}, {'start': start})))
@@ -87,14 +87,14 @@ def _tile(draw: Draw, x: str) -> Step:
 def _concat(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axis = draw.int(0, array.ndim - 1)
     names = [x]
-    fitting = [
-        n for n, a in draw.values.items()
-        if a.dtype == array.dtype and a.ndim == array.ndim
-        and all(i == axis or s == t for i, (s, t) in enumerate(zip(a.shape, array.shape, strict=True)))
-    ]  # fmt: skip
+
+    def rest(other: np.ndarray) -> tuple:
+        return other.dtype, other.ndim, other.shape[:axis], other.shape[axis + 1 :]
+
+    fitting = [n for n, a in draw.values.items() if rest(a) == rest(array)]
     for _ in range(draw.pick((0, 1, 1, 1, 2, 3))):
         if draw.chance(0.6):
             names.append(draw.pick(fitting))
@@ -110,13 +110,13 @@ def _split(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     wide = [i for i, s in enumerate(array.shape) if s > 1]
     if not wide:
-        raise Misfit('nothing to split')
+        raise MisfitError('nothing to split')
     axis = draw.pick(wide)
     size = array.shape[axis]
     count = draw.int(1, min(3, size))
     if draw.chance(0.4):
         if (count - 1) * -(-size // count) >= size:
-            raise Misfit('a part would be empty')
+            raise MisfitError('a part would be empty')
         return Step([x], {'axis': axis, 'num_outputs': count}, count)
     cuts = sorted(draw.rng.sample(range(1, size), count - 1))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
@@ -126,7 +126,7 @@ def _split(draw: Draw, x: str) -> Step:
 def _slice(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axes = draw.some(range(array.ndim))
     starts, ends, steps = [], [], []
     for axis in axes:
@@ -153,7 +153,7 @@ def _slice(draw: Draw, x: str) -> Step:
 def _pad(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     mode = draw.pick(('constant', 'constant', 'edge', 'reflect', 'wrap'))
     if array.dtype == bool and mode != 'constant':
         mode = 'constant'
@@ -186,7 +186,7 @@ def _pad(draw: Draw, x: str) -> Step:
 def _crop(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axes = draw.some(range(array.ndim))
     wanted = [max(1, array.shape[a] + draw.int(-2, 2)) for a in axes]
     return Step([x, draw.numbers(wanted)], {'axes': axes})
@@ -205,17 +205,19 @@ def _depth(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     blocks = [b for b in (1, 2, 3) if array.ndim == 4 and array.shape[1] % (b * b) == 0]
     if not blocks:
-        raise Misfit('no blocks')
+        raise MisfitError('no blocks')
     return Step([x], {'blocksize': blocks[-1], 'mode': draw.pick(('DCR', 'CRD'))})
 
 
 def _space(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     blocks = [
-        b for b in (1, 2, 3) if array.ndim == 4 and not array.shape[2] % b and not array.shape[3] % b
+        b
+        for b in (1, 2, 3)
+        if array.ndim == 4 and not array.shape[2] % b and not array.shape[3] % b
     ]
     if not blocks:
-        raise Misfit('no blocks')
+        raise MisfitError('no blocks')
     return Step([x], {'blocksize': draw.pick(blocks)})
 
 
@@ -232,7 +234,7 @@ def _indices(draw: Draw, positions: np.ndarray, size: int) -> str:
 def _gather(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axis = draw.int(0, array.ndim - 1)
     size = array.shape[axis]
     kind = draw.rng.random()
@@ -247,7 +249,7 @@ def _gather(draw: Draw, x: str) -> Step:
     else:
         shape = draw.shape(draw.pick((1, 1, 2)))
         if math.prod(shape) * array.size > 4 * MOST_ELEMENTS:
-            raise Misfit('too many')
+            raise MisfitError('too many')
         positions = np.array([draw.int(0, size - 1) for _ in range(math.prod(shape))])
         positions = positions.reshape(shape)
     step = {'axis': axis - array.ndim * draw.int(0, 1)}
@@ -257,7 +259,7 @@ def _gather(draw: Draw, x: str) -> Step:
 def _gather_elements(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axis = draw.int(0, array.ndim - 1)
     shape = [draw.int(1, s) if draw.chance(0.3) else s for s in array.shape]
     if draw.chance(0.4):
@@ -270,7 +272,7 @@ def _gather_elements(draw: Draw, x: str) -> Step:
 def _gather_nd(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     batch = draw.int(0, min(2, array.ndim - 1))
     width = draw.int(1, array.ndim - batch)
     lead = draw.shape(draw.pick((0, 1, 1, 2))) if batch == 0 else draw.shape(1)
@@ -291,7 +293,7 @@ RESIZE_MODES = (
 def _resize(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if array.ndim < 1 or array.ndim > 5:
-        raise Misfit('no image')
+        raise MisfitError('no image')
     mode = draw.pick(('nearest', 'nearest', 'linear', 'cubic'))
     if str(array.dtype) not in FLOATS:
         mode = 'nearest'
@@ -309,10 +311,16 @@ def _resize(draw: Draw, x: str) -> Step:
     if mode == 'cubic' and draw.chance(0.5):
         attributes['cubic_coeff_a'] = -0.5
     shape = array.shape
-    sizes = [*shape[:keep], *(draw.pick((s, 2 * s, max(1, s // 2), draw.int(1, 8))) for s in shape[keep:])]
+    sizes = [
+        *shape[:keep],
+        *(draw.pick((s, 2 * s, max(1, s // 2), draw.int(1, 8))) for s in shape[keep:]),
+    ]
     if draw.chance(0.5):
         return Step([x, '', '', draw.numbers(sizes)], attributes)
     scales = [1.0] * keep + [draw.pick((1.0, 2.0, 2.0, 0.5, 1.5)) for _ in range(spatial)]
+    if any(size * scale % 1 for size, scale in zip(shape, scales, strict=True)):
+        # Whether align_corners means the length before or after rounding, others do not agree on.
+        attributes['coordinate_transformation_mode'] = 'asymmetric'
     return Step([x, '', draw.constant(np.array(scales, np.float32))], attributes)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper, numpy_helper
 
-from ..draw import ANY, NUMBERS, WHOLE, Draw, Misfit, Row, Step
+from ..draw import ANY, NUMBERS, WHOLE, Draw, MisfitError, Row, Step
 
 
 def _eye_like(draw: Draw, x: str) -> Step:
     if draw.values[x].ndim != 2:
-        raise Misfit('no matrix')
+        raise MisfitError('no matrix')
     attributes: dict[str, object] = {'k': draw.int(-2, 2)}
     if draw.chance(0.6):
         wanted = draw.pick(('float32', 'float32', 'float64', 'int64', 'int32', 'uint8'))
@@ -21,7 +21,7 @@ def _eye_like(draw: Draw, x: str) -> Step:
 def _one_hot(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if array.ndim > 4 or str(array.dtype) not in ('int64', 'int32', 'float32', 'uint8'):
-        raise Misfit('no indices')
+        raise MisfitError('no indices')
     depth = draw.int(1, 6)
     kind = draw.pick(('float32', 'int64', 'int32'))
     values = draw.constant(draw.data((2,), kind))
@@ -31,7 +31,7 @@ def _one_hot(draw: Draw, x: str) -> Step:
 
 def _trilu(draw: Draw, x: str) -> Step:
     if draw.values[x].ndim < 2:
-        raise Misfit('no matrix')
+        raise MisfitError('no matrix')
     inputs = [x] if draw.chance(0.3) else [x, draw.constant(np.array(draw.int(-3, 3), np.int64))]
     return Step(inputs, {'upper': draw.int(0, 1)})
 
@@ -41,7 +41,7 @@ def _constant_of_shape(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     made_by = {name: node.op for node in draw.nodes for name in node.outputs}
     if array.dtype != np.int64 or array.ndim != 1 or made_by.get(x) != 'Shape':
-        raise Misfit('not known ahead')
+        raise MisfitError('not known ahead')
     value = draw.data((1,), draw.dtype())
     return Step([x], {'value': numpy_helper.from_array(value, 'value')})
 
@@ -50,7 +50,7 @@ def _range(draw: Draw, x: str) -> Step:
     """From a number that is known: the size of a value."""
     made_by = {name: node.op for node in draw.nodes for name in node.outputs}
     if made_by.get(x) != 'Size':
-        raise Misfit('not known ahead')
+        raise MisfitError('not known ahead')
     start, delta = draw.int(-3, 3), draw.pick((1, 2, 3))
     if draw.chance(0.3):
         limit = draw.constant(np.array(start - 3, np.int64))

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from ..draw import ANY, FLOATS, NUMBERS, Draw, Misfit, Row, Step
+from ..draw import ANY, FLOATS, NUMBERS, Draw, MisfitError, Row, Step
 
 
 def _image(draw: Draw, x: str, least: int = 1, most: int = 3) -> tuple[int, ...]:
     shape = draw.values[x].shape
     if not 2 + least <= len(shape) <= 2 + most:
-        raise Misfit('no image')
+        raise MisfitError('no image')
     return shape
 
 
@@ -46,7 +46,7 @@ def _window(draw: Draw, sizes: tuple[int, ...], pooling: bool) -> tuple[dict, li
         if auto == 'VALID' and any(
             (t - 1) * d + 1 > s for t, d, s in zip(taps, dilations, sizes, strict=True)
         ):
-            raise Misfit('the window does not fit')
+            raise MisfitError('the window does not fit')
         attributes['auto_pad'] = auto
     return attributes, taps
 
@@ -137,7 +137,7 @@ def _global_lp(draw: Draw, x: str) -> Step:
 def _batch_norm(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if array.ndim < 2:
-        raise Misfit('no channels')
+        raise MisfitError('no channels')
     kind, channels = str(array.dtype), (array.shape[1],)
     others = [draw.operand(channels, kind) for _ in range(3)]
     variance = draw.constant(draw.data(channels, kind, 'positive'))
@@ -160,7 +160,7 @@ def _group_norm(draw: Draw, x: str) -> Step:
 def _layer_norm(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axis = draw.int(0, array.ndim - 1)
     inputs = [x, draw.operand(array.shape[axis:], str(array.dtype))]
     if draw.chance(0.6):
@@ -182,27 +182,27 @@ def _lrn(draw: Draw, x: str) -> Step:
 def _lp_norm(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     return Step([x], {'axis': draw.int(-array.ndim, array.ndim - 1), 'p': draw.pick((1, 2))})
 
 
 def _mean_variance(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if array.ndim < 4:
-        raise Misfit('no image')
+        raise MisfitError('no image')
     axes = draw.some(range(array.ndim))
     if math.prod(array.shape[a] for a in axes) < 2:
-        raise Misfit('the deviation of one number is zero')
+        raise MisfitError('the deviation of one number is zero')
     return Step([x], draw.pick(({'axes': sorted(axes)}, {})))
 
 
 def _matmul(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     kind = str(array.dtype)
     if kind not in (*FLOATS, 'int32', 'int64', 'uint32', 'uint64'):
-        raise Misfit('the standard has no products of these')
+        raise MisfitError('the standard has no products of these')
     left = draw.chance(0.6)
     stack = [1 if draw.chance(0.3) else s for s in array.shape[:-2]]
     stack = stack[draw.int(0, len(stack)) :] if draw.chance(0.4) else stack
@@ -219,7 +219,7 @@ def _gemm(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     kind = str(array.dtype)
     if array.ndim != 2 or kind not in (*FLOATS, 'int32', 'int64', 'uint32', 'uint64'):
-        raise Misfit('no matrix')
+        raise MisfitError('no matrix')
     turned_a, turned_b = draw.int(0, 1), draw.int(0, 1)
     m, k = array.shape[::-1] if turned_a else array.shape
     n = draw.size()
@@ -237,7 +237,7 @@ def _einsum(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     kind, rank = str(array.dtype), array.ndim
     if kind not in (*FLOATS, 'int32', 'int64') or not 1 <= rank <= 4:
-        raise Misfit('no sum of products')
+        raise MisfitError('no sum of products')
     letters = 'abcd'[:rank]
     sizes = dict(zip(letters, array.shape, strict=True))
     kept = ''.join(draw.some(letters, 0))
@@ -255,7 +255,7 @@ def _einsum(draw: Draw, x: str) -> Step:
 def _axis(draw: Draw, x: str) -> Step:
     rank = draw.values[x].ndim
     if not rank:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     return Step([x], {'axis': draw.int(-rank, rank - 1)})
 
 
@@ -278,14 +278,14 @@ def _reduction(draw: Draw, x: str) -> Step:
 
 def _log_sum(draw: Draw, x: str) -> Step:
     if not draw.special and draw.values[x].min() < 0.05:
-        raise Misfit('sums have to be positive')
+        raise MisfitError('sums have to be positive')
     return _reduction(draw, x)
 
 
 def _running(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
-        raise Misfit('no dimensions')
+        raise MisfitError('no dimensions')
     axis = np.array(draw.int(-array.ndim, array.ndim - 1), draw.pick(('int64', 'int32')))
     attributes = {'exclusive': draw.int(0, 1), 'reverse': draw.int(0, 1)}
     return Step([x, draw.constant(axis)], attributes)
