@@ -27,6 +27,7 @@ MOST_ELEMENTS = 600
 LARGEST = 1e4  # of a float: beyond it sums lose what they are to be compared by
 SIZES = (1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 ODD_SIZES = (7, 9, 16, 17)
+SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40)
 
 
 class MisfitError(Exception):
@@ -119,7 +120,11 @@ class Draw:
             'any': (-2.0, 2.0), 'positive': (0.25, 2.0), 'unit': (-0.9, 0.9), 'above': (1.1, 3.0),
         }[how]  # fmt: skip
         grid = (rng.permutation(count) + rng.uniform(0.2, 0.8)) / max(count, 1)
-        return np.asarray(low + (high - low) * grid.reshape(shape)).astype(dtype)
+        made = np.asarray(low + (high - low) * grid.reshape(shape)).astype(dtype)
+        if self.special and how == 'any':
+            chosen = rng.random(shape) < 0.15
+            made = np.where(chosen, rng.choice(SPECIAL, shape), made).astype(dtype)
+        return made
 
     def constant(self, array: np.ndarray) -> str:
         """A constant; one that is equal already serves mostly again."""
@@ -204,9 +209,9 @@ class Draw:
             raise MisfitError(f'{array.shape} has no elements, or too many')
         if str(array.dtype) not in ANY:
             raise MisfitError(f'{array.dtype} is not supported')
-        if array.dtype.kind == 'f' and not self.special:
-            if not np.isfinite(array).all() or np.abs(array).max() > LARGEST:
-                raise MisfitError('too large')
+        plain = array.dtype.kind == 'f' and not self.special
+        if plain and (not np.isfinite(array).all() or np.abs(array).max() > LARGEST):
+            raise MisfitError('too large')
         # Small types wrap around, which is defined; what is larger should not.
         wide = array.dtype.kind in 'iu' and array.dtype.itemsize > 2
         if wide and (np.abs(array.astype(np.float64)) > 1e6).any():

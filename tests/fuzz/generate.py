@@ -15,9 +15,15 @@ import numpy as np
 
 from .draw import FLOATS, Draw, MisfitError, Row, Step
 from .graphs import Net
-from .operators import ROWS
+from .operators import CLEAR, ROWS
 
 PAIRS_EACH = 2
+SPECIAL_SHARE = 0.02  # of the graphs have NaN and infinities in their data
+# Where operators are defined.
+DOMAINS = {
+    'Log': 'positive', 'Sqrt': 'positive', 'Reciprocal': 'positive', 'ReduceLogSum': 'positive',
+    'Acosh': 'above', 'Acos': 'unit', 'Asin': 'unit', 'Atanh': 'unit', 'Tan': 'unit',
+}  # fmt: skip
 KINDS = ('any', 'any', 'any', 'positive', 'unit', 'above')
 
 
@@ -42,16 +48,26 @@ def wanted_pairs(seed: int, number: int) -> tuple[tuple[str, str], ...]:
 def drawn(seed: int, number: int) -> Net:
     """The graph."""
     rng = Random(f'graph {seed} {number}')
-    draw = Draw(rng)
-    start = draw.given(draw.data(draw.shape(), draw.dtype()))
+    special = rng.random() < SPECIAL_SHARE
+    draw = Draw(rng, special)
+    if special:
+        draw.given(draw.data(draw.shape(), 'float32'))
+        for _ in range(draw.int(2, 6)):
+            grow_anywhere(draw, CLEAR)
+        return _finished(draw)
+    draw.given(draw.data(draw.shape(), draw.dtype()))
     if draw.chance(0.35):
         draw.pick(MOTIFS)(draw)
     for producer, consumer in wanted_pairs(seed, number):
         add_pair(draw, ROWS[producer], ROWS[consumer], 10)
     for _ in range(draw.int(1, 6)):
         grow_anywhere(draw)
+    return _finished(draw)
+
+
+def _finished(draw: Draw) -> Net:
     if not draw.nodes:
-        draw.apply('Identity', Step([start]))
+        draw.apply('Identity', Step([next(iter(draw.inputs))]))
     return draw.net(outputs_of(draw))
 
 
@@ -76,14 +92,14 @@ def grow(draw: Draw, row: Row, x: str) -> tuple[str, ...] | None:
         return None
 
 
-def grow_anywhere(draw: Draw) -> None:
-    """Some operator on some value, the latest ones rather."""
-    rows = list(ROWS.values())
+def grow_anywhere(draw: Draw, ops: Sequence[str] = tuple(ROWS)) -> None:
+    """Some operator on some value, the latest ones rather, seldom a constant."""
     for _ in range(8):
         names = [name for name in draw.values if name not in draw.constants]
-        near = draw.chance(0.7)
-        x = draw.pick(names[-4:] if near else names)
-        if grow(draw, draw.pick(rows), x):
+        if draw.constants and draw.chance(0.04):
+            names = list(draw.constants)
+        x = draw.pick(names[-4:] if draw.chance(0.7) else names)
+        if grow(draw, ROWS[draw.pick(ops)], x):
             return
 
 
@@ -92,7 +108,10 @@ def source_for(draw: Draw, row: Row) -> str:
     kind = draw.pick(row.dtypes)
     if set(FLOATS) & set(row.dtypes) and draw.chance(0.8):
         kind = 'float32'
-    return draw.given(draw.data(draw.shape(), kind, draw.pick(KINDS)))
+    how = draw.pick(KINDS)
+    if row.op in DOMAINS and draw.chance(0.8):
+        how = DOMAINS[row.op]
+    return draw.given(draw.data(draw.shape(), kind, how))
 
 
 def add_pair(draw: Draw, first: Row, then: Row, attempts: int, alone: bool = False) -> bool:
@@ -108,8 +127,9 @@ def add_pair(draw: Draw, first: Row, then: Row, attempts: int, alone: bool = Fal
                 x = found[0] if found else x
         else:
             x = draw.pick(names)
-        draw.special = alone and attempt > attempts // 2
         made = grow(draw, first, x)
+        # Where nothing fits, results outside an operator's domain are better than none.
+        draw.special = alone and attempt > attempts // 2 and then.op in CLEAR
         done = made and any(grow(draw, then, y) for y in made)
         draw.special = False
         if done:

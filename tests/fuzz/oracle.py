@@ -45,7 +45,10 @@ SUMS = _names(
     'LogSoftmax Resize'
 )
 # Computed in float32 whatever their elements are: statistics (attribute stash_type), attributes.
-SINGLE = _names('LayerNormalization GroupNormalization RMSNormalization Shrink')
+SINGLE = _names(
+    'LayerNormalization GroupNormalization RMSNormalization Shrink Gelu HardSigmoid HardSwish Selu '
+    'LeakyRelu Swish'
+)
 NOISE = {'float32': 1e-6, 'float64': 1e-13}
 NOISE_OF_SUMS = {'float32': 2e-5, 'float64': 1e-12}
 

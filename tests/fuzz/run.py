@@ -20,7 +20,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+# Compilers of GPU kernels are slow: not every graph.
+TARGETS = 'numpy,numpy-gpu,cpu,host/4,opencl/16'
 LIMIT_S = 300.0  # of one run on one target, its shrinking included
+START_S = 120.0
 SHRINK_S = 40.0
 
 
@@ -30,12 +33,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--first', type=int, default=0, help='the number of the first one')
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--seconds', type=float, default=0, help='end after this time (0: never)')
-    parser.add_argument('--targets', default='numpy,numpy-gpu,cpu,host,opencl',
-                        help='name or name/N: on every Nth graph')  # fmt: skip
+    parser.add_argument('--targets', default=TARGETS, help='NAME, or NAME/N: on every Nth graph')
     parser.add_argument('--workers', type=int, default=os.cpu_count() or 1)
     parser.add_argument('--pairs', action='store_true', help='every pair of operators alone')
     parser.add_argument('--json', type=Path, help='write counts and findings')
-    parser.add_argument('--finds', type=Path, default=Path('finds'), help='models of failures')
+    parser.add_argument('--finds', type=Path, default=Path('build/fuzz'), help='models of failures')
     parser.add_argument('--shrink', type=float, default=SHRINK_S, help='seconds for each failure')
     parser.add_argument(
         '--replay', help='SEED:NUMBER, pair:SEED:PRODUCER:CONSUMER or a saved .onnx'
@@ -74,7 +76,7 @@ def replay(given: argparse.Namespace) -> int:
         net, number = graph_of(given.replay)
     print(net)
     failed = False
-    for target in given.targets.split(','):
+    for target in (word.partition('/')[0] for word in given.targets.split(',')):
         passes = [targets.passes_named(given.passes)] if given.passes else None
         for one in passes or check.variants_of(number, target):
             style = given.style or check.style_of(number, target)
@@ -119,6 +121,20 @@ def work(pipe: Connection, targets: list[tuple[str, int]], finds: str, shrink_s:
         })  # fmt: skip
 
 
+def _is_there(target: str) -> bool:
+    """Whether this host has the device of a target; says so where not."""
+    from tilewright.errors import MissingError
+    from tilewright.runtime.gpu_session import open_device
+
+    if target in ('host', 'opencl', 'cuda'):
+        try:
+            open_device(target)
+        except MissingError as error:
+            print(f'without {target}: {error}')
+            return False
+    return True
+
+
 class Runner:
     """The parent. `work` is what a worker does, `limit_s` how long it may be silent."""
 
@@ -132,6 +148,7 @@ class Runner:
         self.targets = [
             (name, int(every or 1))
             for name, _, every in (word.partition('/') for word in given.targets.split(','))
+            if _is_there(name)
         ]
         self.ops: Counter[str] = Counter()
         self.pairs: Counter[tuple[str, str]] = Counter()
@@ -179,7 +196,9 @@ class Runner:
                         worker['process'].join(10)
                         del workers[pipe]
                 for pipe, worker in list(workers.items()):
-                    if time.monotonic() - worker['since'] > self.limit_s:
+                    # Until it says something it imports, which takes as long as it takes.
+                    limit = self.limit_s if worker['at'] else START_S
+                    if time.monotonic() - worker['since'] > limit:
                         worker['process'].kill()
                         self.died(worker, 'hang')
                         del workers[pipe]
@@ -293,6 +312,7 @@ class Runner:
             print(f'interrupted: --first {self.left[-1].rpartition(":")[2]} goes on')
         if self.given.json:
             text = json.dumps(self.to_json(spent), indent=1)
+            self.given.json.parent.mkdir(parents=True, exist_ok=True)
             self.given.json.write_text(f'{text}\n')
         return int(bool(self.findings))
 

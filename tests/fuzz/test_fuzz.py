@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +16,7 @@ from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.network import compile as stages
 from tilewright.runtime.gpu_session import open_device
 
-from . import check, generate, graphs, judge, oracle, shrink, targets
+from . import check, fateful, generate, graphs, judge, oracle, shrink, targets
 from .graphs import Net, Node
 from .operators import ROWS
 from .run import Runner, arguments
@@ -193,22 +189,10 @@ def test_what_onnx_runtime_lacks_is_computed_by_others() -> None:
 # -- workers
 
 
-def _fateful(pipe: Connection, *_: object) -> None:
-    """Dies of graph 1, hangs at graph 2, and has nothing to say of the others."""
-    while (name := pipe.recv()) is not None:
-        pipe.send({'begin': [name, 'cpu', 'all', 'quick']})
-        if name.endswith(':1'):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if name.endswith(':2'):
-            time.sleep(600)
-        pipe.send({'done': [name, 'cpu', 'all'], 'unstable': 0, 'finding': None})
-        pipe.send({'end': name, 'ops': ['Relu'], 'pairs': [('Relu', 'Add')]})
-
-
 def test_a_worker_that_dies_or_hangs_is_a_finding(tmp_path: Path) -> None:
     written = tmp_path / 'found.json'
     given = arguments(['--graphs', '5', '--workers', '2', '--json', str(written)])
-    runner = Runner(given, _fateful, limit_s=20.0)
+    runner = Runner(given, fateful.work, limit_s=5.0)
     assert runner.run() == 1
     assert {(f['graph'], f['kind']) for f in runner.findings} == {('1:1', 'crash'), ('1:2', 'hang')}
     assert runner.graphs == 3
