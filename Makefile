@@ -1,6 +1,7 @@
 # make demo    set up, then optimise and verify ResNet-18's convolutions (under five minutes)
 # make test    set up with everything that tests need, then run them
 # make check   format, lint, types, direction of imports
+# make fuzz    random networks on every target for an hour (FUZZ_S=600 for ten minutes)
 # make tables  write the tables of README.md and docs/ again from the JSON in bench/results
 # make peers-tvm  set up TVM in an environment of its own, for tilewright bench --against tvm
 #
@@ -11,16 +12,20 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_TVM ?= .venv-tvm
 WORKERS ?= 2
+FUZZ_S ?= 3600
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format tables peers-tvm clean
+.PHONY: demo test fuzz check format tables peers-tvm clean
 
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright.cli.demo
 
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+fuzz: $(VENV)/stamp-test
+	$(BIN)/python -m tests.fuzz --graphs 1000000 --seconds $(FUZZ_S) --json build/fuzz.json
 
 check: $(VENV)/stamp-check
 	$(BIN)/ruff format --check .

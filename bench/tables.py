@@ -15,8 +15,9 @@ row for each layer of a bench with --target, `networks` and `gpu-networks` a row
 of all files of a pattern. `lists` has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
-papers (src/tilewright/bench/figure_tables.py). Numbers in tables are so never typed, and a test
-keeps them that way.
+papers (src/tilewright/bench/figure_tables.py). `fuzz` has a row for each run of `python -m
+tests.fuzz`, of all files of a pattern. Numbers in tables are so never typed, and a test keeps them
+that way.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tilewright.bench.table import Grid, grid, kind_grid, table
 from tilewright.errors import InputError
 
 ROOT = Path(__file__).parents[1]
-PAGES = ('README.md', 'docs/results.md', 'docs/gpu_model.md')
+PAGES = ('README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md')
 _MARKED = re.compile(
     r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S
 )
@@ -53,6 +54,8 @@ def rendered(what: str, path: Path) -> str:
         return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what == 'gpu-networks':
         return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
+    if what == 'fuzz':
+        return fuzz_rows({p.stem: _read(p) for p in sorted(path.parent.glob(path.name))})
     data = _read(path)
     if what in FIGURES:
         return FIGURES[what](data)
@@ -74,7 +77,7 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is no table; use gpu, gpu-networks, lists, networks, tuned, '
+        f'{what!r} is no table; use fuzz, gpu, gpu-networks, lists, networks, tuned, '
         f'{", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
     )
 
@@ -128,6 +131,24 @@ def tuned_rows(files: dict[str, dict]) -> str:
         rows.append((
             layer['name'].rpartition('/')[2], f'{ours:.3f}', f'{direct:.3f}', f'{theirs:.3f}',
             f'{tvm["tuning_s"]:.0f}', f'{theirs / ours:.2f}', f'{theirs / direct:.2f}',
+        ))  # fmt: skip
+    return Grid(head, tuple(rows)).markdown()
+
+
+def fuzz_rows(files: dict[str, dict]) -> str:
+    """Runs of the generator of networks: what was drawn, what it was run on, what failed."""
+    head = (
+        'run', 'graphs', 'operators', 'pairs', 'runs by target', 'minutes', 'processes',
+        'runs not judged whole', 'failures',
+    )  # fmt: skip
+    rows = []
+    for name, data in files.items():
+        runs = ', '.join(f'{target} {count:,}' for target, count in data['runs'].items())
+        kinds = len({finding['sign'] for finding in data['findings']})
+        failed = f'{len(data["findings"])} of {kinds} kinds' if kinds else '0'
+        rows.append((
+            name, f'{data["graphs"]:,}', str(len(data['operators'])), f'{data["pairs"]:,}', runs,
+            f'{data["seconds"] / 60:.0f}', str(data['workers']), str(data['unstable_runs']), failed,
         ))  # fmt: skip
     return Grid(head, tuple(rows)).markdown()
 

@@ -1,0 +1,158 @@
+"""What a graph computes, by others: every node alone, by ONNX Runtime or ONNX's own reference.
+
+Goes in: nodes and arrays. Comes out: the array of every value. ONNX Runtime runs with its graph
+optimisations off; what it lacks of float64 it computes in float32, and what it lacks otherwise is
+computed by ONNX's reference in Python. Neither shares code with this project.
+
+`noisy` computes the same with an error put on every float that arithmetic made, of the size that
+another order of summation has: elements that move by it (a floor at a whole number, an ArgMax of
+equals, a difference that cancels) are no measure of right and wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+from .graphs import Arrays, Net, Node, model_of
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What moves, chooses or compares elements adds no error of its own.
+EXACT = _names(
+    'Abs And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil CenterCropPad '
+    'Clip Concat ConstantOfShape DepthToSpace Dropout Equal Expand EyeLike Flatten Floor Gather '
+    'GatherElements GatherND GlobalMaxPool Greater GreaterOrEqual Hardmax Identity IsInf IsNaN '
+    'Less LessOrEqual Max MaxPool Min Neg Not OneHot Or Pad Range ReduceMax ReduceMin Relu '
+    'Reshape Round Shape Sign Size Slice SpaceToDepth Split Squeeze ThresholdedRelu Tile '
+    'Transpose Trilu Unsqueeze Where Xor ArgMax ArgMin'
+)
+# Sums, whose error is a share of their largest result. Winograd and TF32 may take 1e-4 of it.
+SUMS = _names(
+    'Conv ConvTranspose MatMul Gemm Einsum AveragePool GlobalAveragePool LpPool GlobalLpPool '
+    'BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization '
+    'LpNormalization MeanVarianceNormalization RMSNormalization ReduceSum ReduceMean ReduceL1 '
+    'ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd CumSum CumProd Softmax '
+    'LogSoftmax Resize'
+)
+# Computed in float32 whatever their elements are: statistics (attribute stash_type), attributes.
+SINGLE = _names(
+    'LayerNormalization GroupNormalization RMSNormalization Shrink Gelu HardSigmoid HardSwish Selu '
+    'LeakyRelu Swish'
+)
+NOISE = {'float32': 1e-6, 'float64': 1e-13}
+NOISE_OF_SUMS = {'float32': 2e-5, 'float64': 1e-12}
+
+
+class OracleError(Exception):
+    """The node is not legal, or nobody can compute it."""
+
+
+def _session(node: Node, inputs: Arrays, constants: Arrays) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    model = model_of([node], inputs, constants, [o for o in node.outputs if o])
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=['CPUExecutionProvider']
+    )
+
+
+def _by_reference(node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndarray]:
+    model = model_of([node], inputs, constants, [o for o in node.outputs if o])
+    with warnings.catch_warnings(), np.errstate(all='ignore'):
+        warnings.simplefilter('ignore')
+        found = ReferenceEvaluator(model).run(None, dict(inputs))
+    return [np.asarray(array) for array in found]  # type: ignore[union-attr]
+
+
+def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np.ndarray], str]:
+    """The outputs of one node, and who computed them."""
+    wanted = [o for o in node.outputs if o]
+    try:
+        made = _session(node, inputs, constants).run(None, dict(inputs))
+        return dict(zip(wanted, map(np.asarray, made), strict=True)), 'onnxruntime'
+    except Exception as error:
+        if 'NOT_IMPLEMENTED' not in str(error) and 'INVALID_GRAPH' not in str(error):
+            raise OracleError(f'{node}: {error}') from error
+    if any(a.dtype == np.float64 for a in (*inputs.values(), *constants.values())):
+        with contextlib.suppress(Exception):
+            return dict(zip(wanted, _in_single(node, inputs, constants), strict=True)), 'in float32'
+    try:
+        made = _by_reference(node, inputs, constants)
+    except Exception as error:
+        raise OracleError(f'{node}: {error}') from error
+    return dict(zip(wanted, made, strict=True)), 'reference'
+
+
+def _in_single(node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndarray]:
+    """Doubles by ONNX Runtime's float32, where it has nothing else."""
+
+    def single(arrays: Arrays) -> dict[str, np.ndarray]:
+        return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
+
+    given = single(inputs)
+    made = _session(node, given, single(constants)).run(None, given)
+    return [np.asarray(a, np.float64) if a.dtype == np.float32 else np.asarray(a) for a in made]
+
+
+def step(node: Node, values: Arrays, constants: Iterable[str]) -> tuple[dict[str, np.ndarray], str]:
+    """The outputs of a node out of the values known so far."""
+    names = {name for name in node.inputs if name}
+    fixed = set(constants) & names
+    return compute(
+        node, {n: values[n] for n in names - fixed}, {n: values[n] for n in fixed}
+    )  # fmt: skip
+
+
+def values_of(nodes: Iterable[Node], inputs: Arrays, constants: Arrays) -> dict[str, np.ndarray]:
+    """The array of every value of a graph."""
+    values = {**inputs, **constants}
+    for node in nodes:
+        values |= step(node, values, constants)[0]
+    return values
+
+
+def noisy(net: Net, seed: int) -> dict[str, np.ndarray]:
+    """The outputs, with errors put on whatever arithmetic makes."""
+    rng = np.random.default_rng(seed)
+    values = {**net.inputs, **net.constants}
+    for node in net.nodes:
+        made, by = step(node, values, net.constants)
+        if node.op not in EXACT:
+            rough = by == 'in float32' or node.op in SINGLE
+            made = {name: _disturbed(array, node.op, rng, rough) for name, array in made.items()}
+        values |= made
+    return {name: values[name] for name in net.outputs}
+
+
+def _disturbed(array: np.ndarray, op: str, rng: np.random.Generator, rough: bool) -> np.ndarray:
+    kind = str(array.dtype)
+    if kind not in NOISE or not array.size:
+        return array
+    if rough:
+        kind = 'float32'
+    with np.errstate(all='ignore'):
+        size = np.abs(array)
+        share: float | np.ndarray = NOISE[kind] * size
+        if op in SUMS:
+            largest = np.max(size, where=np.isfinite(size), initial=0)
+            share = np.maximum(share, NOISE_OF_SUMS[kind] * largest)
+        return np.asarray(array + share * rng.uniform(-1, 1, array.shape)).astype(array.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    import onnx
+
+    return {'onnxruntime': ort.__version__, 'onnx': onnx.__version__, 'numpy': np.__version__}
