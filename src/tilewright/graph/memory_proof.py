@@ -8,7 +8,7 @@ caller then finds results in its own arrays, its inputs and our constants as the
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,11 +93,10 @@ class _Told:
         self.known: dict[str, Access] = {}
         self.blocks = [Block('the arena', memory.arena_bytes)]
         self.numbers: dict[tuple[str, str], int] = {('arena', ''): 0}
-        shapes = {('input', name): name for name in program.inputs}
-        shapes |= {('output', name): value for name, value in program.outputs}
-        shapes |= {('constant', name): name for name in program.constants}
-        for (kind, name), value in shapes.items():
-            self._block(kind, name, f'{kind} {name!r}', value_bytes(program, value))
+        for name in program.inputs:
+            self._block('input', name, f'input {name!r}', value_bytes(program, name))
+        for name, value in program.outputs:
+            self._block('output', name, f'output {name!r}', value_bytes(program, value))
         if rooms is not None:
             self._block('scratch', '', 'the scratch memory', rooms.scratch_bytes)
             self._block('packed', '', 'the packed constants', rooms.packed_bytes)
@@ -108,29 +107,45 @@ class _Told:
 
     def story(self) -> tuple[list[Block], list[Event]]:
         """All blocks, and everything that happens in a call."""
-        constants = {name: self._at(name, 'constant', name) for name in self.program.constants}
         given = [self._at(name, 'input', name) for name in self.program.inputs]
-        given += constants.values()
-        events = [Event('the call', (), given, ())]
-        reads, packing = self._packing(constants)
-        events += packing
+        given += [self._constant(name) for name in self._read_in_place()]
+        packed = self._packed()
+        events = [Event('the call', (), [*given, *dict.fromkeys(packed)], ())]
         for number, task in enumerate(self.program.tasks):
-            events.append(self._task(number, task, reads[number], len(events)))
+            events.append(self._task(number, task, packed[number : number + 1]))
         copied = {}
         for name, value in self.memory.copies:
-            target = self._own(
-                ('result', name), 'output', name, 0, value_bytes(self.program, value)
-            )
-            copied[name] = target
+            size = value_bytes(self.program, value)
+            copied[name] = self._own(('result', name), 'output', name, 0, size)
             events.append(
-                Event(f'the copy to {name!r}', [self._planned(value)], [target], chain(len(events)))
-            )
+                Event(
+                    f'the copy to {name!r}', [self._planned(value)], [copied[name]],
+                    chain(len(events)),
+                )
+            )  # fmt: skip
         results = [
             copied.get(name) or self._at(value, 'output', name)
             for name, value in self.program.outputs
         ]
-        events.append(Event('the caller', [*results, *given], (), chain(len(events))))
+        kept = [*results, *given, *dict.fromkeys(packed)]
+        events.append(Event('the caller', kept, (), chain(len(events))))
         return self.blocks, events
+
+    def _read_in_place(self) -> dict[str, None]:
+        """Constants that kernels read, or callers get, as they are; others are packed."""
+        values = [
+            task.operands[tensor.name]
+            for task in self.program.tasks
+            for tensor in task.group.tensors
+            if tensor.role == 'input'
+        ]
+        values += [value for _, value in self.program.outputs]
+        roots = (self.program.place(value)[0] for value in values)
+        return dict.fromkeys(root for root in roots if root in self.program.constants)
+
+    def _constant(self, name: str) -> Access:
+        self._block('constant', name, f'constant {name!r}', value_bytes(self.program, name))
+        return self._at(name, 'constant', name)
 
     def _planned(self, value: str) -> Access:
         """A value where the plan has it; tasks that read the same one share what comes out."""
@@ -142,11 +157,9 @@ class _Told:
     def _at(self, value: str, kind: str, name: str, at: int = 0) -> Access:
         """A value at a byte of a block."""
         root, first = first_byte(self.program, value)
-        item, block = (
-            ITEM_BYTES[self.program.values[value].dtype],
-            self.numbers.get((kind, name), -1),
-        )
-        region = Region(0, math.prod(self.program.values[value].shape) * item)
+        typed = self.program.values[value]
+        item = ITEM_BYTES[typed.dtype]
+        block, region = self.numbers.get((kind, name), -1), Region(0, math.prod(typed.shape) * item)
         return Access(root, first, block, at, region, item, repr(value))
 
     def _own(self, value: Hashable, kind: str, name: str, at: int, size: int) -> Access:
@@ -155,32 +168,23 @@ class _Told:
         align = 1 if kind == 'output' else LINE
         return Access(value, 0, self.numbers[kind, name], at, Region(0, size), align, words[kind])
 
-    def _packing(self, constants: Mapping[str, Access]) -> tuple[list[list[Access]], list[Event]]:
-        """What each task reads of constants: as they are, or packed, once for equal ones."""
-        reads: list[list[Access]] = []
-        events: list[Event] = []
-        packed: set[Hashable] = set()
-        for number, task in enumerate(self.program.tasks):
-            names = [
+    def _packed(self) -> list[Access]:
+        """The packed constants of every task, written ahead; equal ones are the same."""
+        if self.rooms is None:
+            return []
+        found: list[Access] = []
+        for task, beside in zip(self.program.tasks, self.rooms.tasks, strict=True):
+            names = (
                 self.program.base(task.operands[tensor.name])
                 for tensor in task.group.tensors
                 if tensor.role == 'constant'
-            ]
-            whole = [constants.get(name) or self._at(name, 'constant', name) for name in names]
-            if self.rooms is None:
-                reads.append(whole)
-                continue
-            beside = self.rooms.tasks[number]
+            )
             key = (beside.kernel, *names)
-            found = self._own(key, 'packed', '', beside.packed, beside.packed_bytes)
-            reads.append([found])
-            if key not in packed:
-                packed.add(key)
-                name = f'the packing for {task.name}'
-                events.append(Event(name, whole, [found], chain(1 + len(events))))
-        return reads, events
+            found.append(self._own(key, 'packed', '', beside.packed, beside.packed_bytes))
+        return found
 
-    def _task(self, number: int, task: Task, constants: Sequence[Access], at: int) -> Event:
+    def _task(self, number: int, task: Task, packed: Sequence[Access]) -> Event:
+        """Behind the task before it; `packed` are its constants, where they are known."""
         reads = [
             self._planned(task.operands[tensor.name])
             for tensor in task.group.tensors
@@ -191,4 +195,4 @@ class _Told:
         if self.rooms is not None:
             size = self.rooms.tasks[number].scratch_bytes
             writes.append(self._own(('scratch', number), 'scratch', '', 0, size))
-        return Event(f'task {task.name!r}', [*reads, *constants], writes, chain(at))
+        return Event(f'task {task.name!r}', [*reads, *packed], writes, (number,))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -124,17 +124,14 @@ class _Piece:
 
 
 class _Write(NamedTuple):
-    """One event that writes one piece: `bit` stands for it in masks."""
+    """One event that writes one piece, which lies from byte `first` to `end` of a block."""
 
     piece: _Piece
     event: int
     base: int
     block: int
-
-    @property
-    def span(self) -> tuple[int, int]:
-        region = self.piece.region
-        return self.base + region.start, self.base + region.end
+    first: int
+    end: int
 
 
 class _Proof:
@@ -167,9 +164,15 @@ class _Proof:
     def _check_places(self) -> None:
         """Everything lies inside its memory, at an address that kernels can take."""
         sizes = [block.bytes for block in self.blocks]
+        seen: set[int] = set()
         for event in self.events:
             for access in (*event.reads, *event.writes):
+                if id(access) in seen:
+                    continue
+                seen.add(id(access))
                 _, _, number, at, region, align, label = access
+                if not region.run:
+                    continue
                 if not 0 <= number < len(sizes):
                     self._refuse(f'{event.name} needs {label}, which is in no memory')
                 if at + region.start < 0 or at + region.end > sizes[number]:
@@ -189,27 +192,28 @@ class _Proof:
         for number, event in enumerate(self.events):
             for written, accesses in ((False, event.reads), (True, event.writes)):
                 for access in accesses:
-                    if access.region.run > 0:
-                        touched.setdefault(access.value, []).append((number, written, access))
+                    if access.value in touched:
+                        touched[access.value].append((number, written, access))
+                    elif access.region.run:
+                        touched[access.value] = [(number, written, access)]
         for listed in touched.values():
             one = listed[0][2]
-            if all(a.first == one.first and a.region == one.region for _, _, a in listed):
-                region = one.region._replace(start=one.first + one.region.start)
-                piece = _Piece(region, one.label, [], [])
-                for number, written, a in listed:
-                    who = (number, a.at - a.first, a.block)
-                    (piece.writers if written else piece.readers).append(who)
-                yield piece
+            for _, _, access in listed:
+                if access is not one and (access.first, access.region) != (one.first, one.region):
+                    yield from _cut(listed)
+                    break
             else:
-                yield from _cut(listed)
+                yield _whole(listed)
 
     def _number(self, piece: _Piece) -> int:
         """Give every writer of a piece its bit; the first of them."""
-        first = len(self.writes)
-        for event, base, block in dict.fromkeys(piece.writers):
+        count, region = len(self.writes), piece.region
+        writers = piece.writers if len(piece.writers) < 2 else dict.fromkeys(piece.writers)
+        for event, base, block in writers:
             self.bits[event] |= 1 << len(self.writes)
-            self.writes.append(_Write(piece, event, base, block))
-        return first
+            first, end = base + region.start, base + region.end
+            self.writes.append(_Write(piece, event, base, block, first, end))
+        return count
 
     def _order(self) -> None:
         """For each event the writes that have ended when it begins, and that begin when it has
@@ -235,9 +239,8 @@ class _Proof:
         self.begun, self.ended = {}, {}
         for block, own in bits.items():
             if len(own) > 1:
-                spans = [(*self.writes[bit].span, 1 << bit) for bit in own]
-                self.begun[block] = _prefixes((first, bit) for first, _, bit in spans)
-                self.ended[block] = _prefixes((end, bit) for _, end, bit in spans)
+                self.begun[block] = _prefixes([(self.writes[bit].first, bit) for bit in own])
+                self.ended[block] = _prefixes([(self.writes[bit].end, bit) for bit in own])
 
     def _overlapping(self, write: _Write) -> int:
         """All other writes that touch bytes between the first and the last of this one.
@@ -246,10 +249,9 @@ class _Proof:
         """
         if write.block not in self.begun:
             return 0
-        first, end = write.span
         starts, begun = self.begun[write.block]
         ends, ended = self.ended[write.block]
-        return begun[bisect_left(starts, end)] & ~ended[bisect_right(ends, first)]
+        return begun[bisect_left(starts, write.end)] & ~ended[bisect_right(ends, write.first)]
 
     def _is_fine(self, piece: _Piece, bit: int) -> bool:
         """Whether all is well with a piece that one event writes, as nearly all are."""
@@ -348,14 +350,14 @@ class _Proof:
         raise PlanError(f'{self.network}: its memory plan is wrong: {why}; {REMEDY}')
 
 
-def _prefixes(marks: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+def _prefixes(marks: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """(positions in order, for each number of them the bits of so many)."""
-    listed = sorted(marks)
+    marks.sort()
     sums, seen = [0], 0
-    for _, bit in listed:
-        seen |= bit
+    for _, bit in marks:
+        seen |= 1 << bit
         sums.append(seen)
-    return [position for position, _ in listed], sums
+    return [position for position, _ in marks], sums
 
 
 def _bytes(first: int, end: int) -> str:
@@ -379,6 +381,17 @@ def _common(one: _Write, other: _Write) -> tuple[int, int] | None:
 
 def _runs(write: _Write) -> Iterator[tuple[int, int]]:
     return ((write.base + a, write.base + b) for a, b in write.piece.region.runs())
+
+
+def _whole(listed: Sequence[tuple[int, bool, Access]]) -> _Piece:
+    """A value whose accesses all touch the same bytes, as one piece."""
+    one = listed[0][2]
+    region = one.region._replace(start=one.first + one.region.start) if one.first else one.region
+    piece = _Piece(region, one.label, [], [])
+    for number, written, access in listed:
+        who = (number, access.at - access.first, access.block)
+        (piece.writers if written else piece.readers).append(who)
+    return piece
 
 
 def _cut(listed: Sequence[tuple[int, bool, Access]]) -> Iterator[_Piece]:
