@@ -326,7 +326,8 @@ class _Proof:
         shared = _common(write, other)
         if shared is None:
             return
-        event = next(e for e in reversed(readers) if not self.behind[e] >> bit & 1)
+        unsafe = [e for e in readers if not self.behind[e] >> bit & 1]
+        event = other.event if other.event in unsafe else unsafe[-1]
         name, hurt = self.events[other.event].name, write.piece.label
         where = f'{_bytes(*shared)} of {self.blocks[write.block].name}'
         if event == other.event:
