@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,6 +30,10 @@ class Simulator:
             for a, b in access.region.runs():
                 edges.setdefault(access.block, set()).update((access.at + a, access.at + b))
         self.edges = {block: sorted(found) for block, found in edges.items()}
+        self.writers: dict[Hashable, list[tuple[int, Access]]] = {}
+        for number, event in enumerate(events):
+            for access in event.writes:
+                self.writers.setdefault(access.value, []).append((number, access))
         self.writes = [list(self._cells(e.writes)) for e in events]
         self.reads = [self._meant(n) for n in range(len(events))]
 
@@ -45,20 +49,18 @@ class Simulator:
         """What an event reads, with the writer that is meant: the last one before it."""
         found = []
         for cell, (value, byte) in self._cells(self.events[number].reads):
-            writer = max(
-                (
-                    n
-                    for n in range(number)
-                    if any(_covers(a, value, byte) for a in self.events[n].writes)
-                ),
-                default=None,
-            )
+            who = self.writers.get(value, ())
+            writer = max((n for n, a in who if n < number and _covers(a, byte)), default=None)
             found.append((cell, (value, byte, writer)))
         return found
 
     def is_wrong(self) -> bool:
         """Whether some event reads something else than it means, in some order."""
         return any(self._fails(order) for order in dict.fromkeys(self.orders()))
+
+    def is_wrong_in_a_row(self) -> bool:
+        """The same of one order: that in which events are given."""
+        return self._fails(list(itertools.product(range(len(self.events)), (0, 1))))
 
     def orders(self) -> Iterator[tuple[tuple[int, int], ...]]:
         """(event, 0: begins, 1: ends): for every two, one goes last and the other next to last."""
@@ -97,9 +99,8 @@ class Simulator:
         return False
 
 
-def _covers(access: Access, value: object, byte: int) -> bool:
-    at = byte - access.first
-    return access.value == value and any(a <= at < b for a, b in access.region.runs())
+def _covers(access: Access, byte: int) -> bool:
+    return any(a <= byte - access.first < b for a, b in access.region.runs())
 
 
 def _all(events: Sequence[Event]) -> Iterator[Access]:

@@ -76,7 +76,12 @@ class Bound:
 
 def prove_bound(bound: Bound) -> None:
     """Raise PlanError unless every kernel reads what it means, whatever order the device takes."""
-    prove(bound.program.name, *_Told(bound).story())
+    prove(bound.program.name, *story(bound))
+
+
+def story(bound: Bound) -> tuple[list[Block], list[Event]]:
+    """All memory, and everything that happens until the end of a call."""
+    return _Told(bound).story()
 
 
 def alignment(kernel: Kernel) -> int:
@@ -108,17 +113,18 @@ class _Told:
         self.kernels: dict[tuple[Step, ...], int] = {}
 
     def story(self) -> tuple[list[Block], list[Event]]:
-        """All blocks, and everything that happens until the end of a call."""
         ahead, calls = self._ahead(), self._calls()
         inputs = [self._copied(name) for name in self.program.inputs]
         results = [self._copied(value) for _, value in self.program.outputs]
-        blocks = {self.numbers[array] for array in self.bound.gone if array in self.numbers}
-        gone = [access for access in self.setup.values() if access.block in blocks]
-        kept = [access for access in self.setup.values() if access.block not in blocks]
+        gone = {self.numbers[array] for array in self.bound.gone if array in self.numbers}
+        made = [access for _, _, writes in ahead for access in writes]
+        kept = [a for a in (*self.setup.values(), *made) if a.block not in gone]
         self.events.append(Event('the upload', (), list(self.setup.values()), ()))
         for name, reads, writes in ahead:
             self.events.append(Event(name, reads, writes, chain(len(self.events))))
-        self.events.append(Event('what gives memory back', (), self._scribbled(gone), self._next()))
+        self.events.append(
+            Event('what gives memory back', (), self._scribbled(sorted(gone)), self._next())
+        )
         self.events.append(Event('the copy of the inputs', (), inputs, self._next()))
         start = len(self.events)
         for (name, reads, writes), waits in zip(calls, self.bound.waits, strict=True):
@@ -131,9 +137,12 @@ class _Told:
     def _next(self) -> tuple[int, ...]:
         return chain(len(self.events))
 
-    def _scribbled(self, gone: Sequence[Access]) -> list[Access]:
+    def _scribbled(self, gone: Sequence[int]) -> list[Access]:
         """Memory that is somebody else's from now on: whoever reads it finds other bytes."""
-        return [access._replace(value=('gone', access.block)) for access in gone]
+        return [
+            Access(('gone', block), 0, block, 0, Region(0, self.blocks[block].bytes), 1, 'nothing')
+            for block in gone
+        ]
 
     def _copied(self, value: str) -> Access:
         """A value that the host writes or reads."""
