@@ -155,24 +155,22 @@ class _Told:
             self._upload(('constant', root), repr(root), slot.array)
             root = ('constant', root)
         return Access(
-            root, first, self._block(slot, repr(value)), slot.offset, Region(0, size),
+            root, first, self._block(slot.array, repr(value)), slot.offset, Region(0, size),
             DTYPES[kind.dtype], repr(value),
         )  # fmt: skip
 
-    def _block(self, slot: Slot, label: str) -> int:
-        if slot.array is None:
+    def _block(self, array: Sized | None, label: str) -> int:
+        if array is None:
             return 0
-        number = self.numbers.setdefault(id(slot.array), len(self.blocks))
+        number = self.numbers.setdefault(id(array), len(self.blocks))
         if number == len(self.blocks):
-            self.blocks.append(Block(f'the array of {label}', slot.array.bytes))
+            self.blocks.append(Block(f'the array of {label}', array.bytes))
         return number
 
     def _upload(self, value: Hashable, label: str, array: Sized) -> None:
         """Note that an array is written once, from the host."""
         if value not in self.setup:
-            block = self.numbers.setdefault(id(array), len(self.blocks))
-            if block == len(self.blocks):
-                self.blocks.append(Block(f'the array of {label}', array.bytes))
+            block = self._block(array, label)
             self.setup[value] = Access(value, 0, block, 0, Region(0, array.bytes), 1, label)
 
     def _ahead(self) -> list[tuple[str, list[Access], list[Access]]]:
@@ -247,33 +245,34 @@ class _Told:
         """One buffer of a task, and whether it is zeros between calls."""
         buffer, _, size, align = argument
         task, slot = work.task, self.bound.slots[number][buffer]
-        duty, label, region = self._duty(work.module, buffer), repr(buffer), Region(0, size)
-        value: Hashable = (duty, number, buffer)
-        first = 0
-        if duty == 'tensor':
-            output = work.module.group.output.name
-            name = task.result if buffer == output else task.operands[buffer]
-            root, first = first_byte(self.program, name)
-            label, value = repr(name), root
-            if buffer == output and task.writes_part:
+        array, region, first = slot.array, Region(0, size), 0
+        duty = self._duty(work.module, buffer)
+        if duty in ('operand', 'result'):
+            name = task.operands[buffer] if duty == 'operand' else task.result
+            value, first = first_byte(self.program, name)
+            label = repr(name)
+            if duty == 'result' and task.writes_part:
                 region = box(task.group)
-            if root in self.program.constants:
-                value = ('constant', root)
+            if value in self.program.constants:
+                value = ('constant', value)
         elif duty == 'prepared':
-            value = (duty, buffer, self._key(work))
+            value, label = (duty, buffer, self._key(work)), repr(buffer)
         else:
-            label = f'{label} of {task.name!r}'
-        if slot.array is not None and duty in ('tensor', 'zeroed'):
-            self._upload(value, label, slot.array)
-        access = Access(value, first, self._block(slot, label), slot.offset, region, align, label)
+            value, label = (duty, number, buffer), f'{buffer!r} of {task.name!r}'
+        if array is not None and duty in ('operand', 'zeroed'):
+            self._upload(value, label, array)
+        access = Access(value, first, self._block(array, label), slot.offset, region, align, label)
         return access, duty == 'zeroed'
 
 
 def _duties(module: Module) -> dict[str, str]:
-    """buffer -> 'tensor' of the group, 'prepared' ahead, 'zeroed' between calls, or 'scratch'."""
+    """buffer -> 'operand' or 'result' of the task, 'prepared' ahead, 'zeroed' between calls, or
+    'scratch'.
+    """
     found = {b.name: 'zeroed' if b.zeroed else 'scratch' for b in module.buffers}
     for step in module.ahead:
         for argument, buffer in step.buffers:
             if step.kernel.array(argument).written:
                 found[buffer] = 'prepared'
-    return found | {t.name: 'tensor' for t in module.group.tensors if t.role != 'inner'}
+    roles = {'input': 'operand', 'constant': 'operand', 'output': 'result'}
+    return found | {t.name: roles[t.role] for t in module.group.tensors if t.role in roles}
