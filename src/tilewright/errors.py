@@ -49,6 +49,10 @@ class CheckError(TilewrightError):
     """A computed result does not match its reference."""
 
 
+class PlanError(TilewrightError):
+    """A memory plan of ours would let a task read bytes that are not those of its value."""
+
+
 class ModelError(InputError):
     """A network cannot be read, or contains what is not supported; all such things at once."""
 

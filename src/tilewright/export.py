@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import InputError
 from tilewright.graph.memory import plan
+from tilewright.graph.memory_proof import prove_memory
 from tilewright.graph.program import Program
 from tilewright.network.arguments import check_saved, is_saved
 from tilewright.network.compile import compile as compile_network
@@ -106,7 +107,9 @@ def _check_free(folder: Path) -> None:
 
 def write_network(folder: Path, name: str, network: Network, program: Program) -> Exported:
     """Write the files of a network, of which `program` is what it was made from."""
-    made = tables(program, plan(program))
+    memory = plan(program)
+    prove_memory(program, memory)
+    made = tables(program, memory)
     net = Standalone(
         name, network.inputs, network.outputs, made, _kernels(network, made),
         resources.files('tilewright.runtime').joinpath('pool.c').read_text(),

@@ -4,7 +4,7 @@
     python tests/property/onnx_mutants.py 600 SEED     from this one
 
 Every mutant has to end in a program or in one `ModelError`, within seconds and without gigabytes.
-A program has gone through every pass of `tilewright.compile`, and has a place for every value.
+A program has gone through every pass of `tilewright.compile`, and its memory plan is proved.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 from tilewright.errors import ModelError
 from tilewright.graph.lower import lower
 from tilewright.graph.memory import plan
+from tilewright.graph.memory_proof import prove_memory
 from tilewright.importers.onnx import import_onnx
 from tilewright.network.compile import prepare
 
@@ -234,7 +235,8 @@ def survive(data: bytes) -> str:
     try:
         graph = import_onnx(data)
         lower(graph)
-        plan(prepare(graph))
+        program = prepare(graph)
+        prove_memory(program, plan(program))
     except ModelError as error:
         if '\n' in str(error):
             raise ValueError(f'an error of several lines: {error}') from error

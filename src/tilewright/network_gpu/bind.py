@@ -25,9 +25,11 @@ from tilewright.graph.program import Program, Task
 from tilewright.network_gpu.code import Report, programs
 from tilewright.network_gpu.order import Span, Touched, waits
 from tilewright.network_gpu.place import Placement, duties, place
+from tilewright.network_gpu.proof import Bound, prove_bound
 from tilewright.ops.dtypes import DTYPES
 from tilewright.runtime.device import Call, Device, NDArray, Values
 from tilewright.runtime.gpu_network import GpuNetwork, GpuTask, Held
+from tilewright.runtime.gpu_recorded import in_a_row
 from tilewright.schedule.gpu import GpuSchedule
 
 
@@ -144,24 +146,40 @@ class _Binder:
             outputs.append((Value(name, kind.shape, kind.dtype), self._value(value)))
         arena, *arrays = self.holder.arrays
         held = Held(arena, tuple(arrays), tuple(self.programs.values()))
+        order = waits(touched) if parallel else None
+        self._prove(in_a_row(len(touched)) if order is None else order)
         made = GpuNetwork(
-            self.program.name, self.device, inputs, outputs, tasks,
-            waits(touched) if parallel else None, held,
+            self.program.name, self.device, inputs, outputs, tasks, order, held,
         )  # fmt: skip
         self.holder.kept = True
         return made
 
+    def _prove(self, order: Sequence[Sequence[int]]) -> None:
+        """Raise unless what is handed to the device computes what the program means."""
+        held = {id(array) for array in self.holder.arrays}
+        arrays = [slot.array for slots in self.slots for slot in slots.values() if slot.array]
+        prove_bound(
+            Bound(
+                self.program, self.works, self.arena.bytes, self.slots, self._where, order,
+                {id(array) for array in arrays} - held,
+            )
+        )  # fmt: skip
+
+    def _where(self, value: str) -> _Slot:
+        """Where a value lies that callers give or get."""
+        root, element = self.program.place(value)
+        dtype = self.program.values[value].dtype
+        offset = element * DTYPES[dtype]
+        if root in self.program.constants:
+            return _Slot(offset, self._constant(root, dtype))
+        return _Slot(offset + self.placement.values[root])
+
     def _value(self, value: str) -> NDArray:
         """A value as an array of the device."""
-        kind = self.program.values[value]
-        root, element = self.program.place(value)
-        offset = element * DTYPES[kind.dtype]
+        kind, slot = self.program.values[value], self._where(value)
         dims = tuple(f'd{i}' for i in range(len(kind.shape)))
-        if root in self.program.constants:
-            whole = self._constant(root, kind.dtype)
-        else:
-            whole, offset = self.arena, offset + self.placement.values[root]
-        return self.device.part(whole, offset, dims, kind.shape, kind.dtype)
+        whole = self.arena if slot.array is None else slot.array
+        return self.device.part(whole, slot.offset, dims, kind.shape, kind.dtype)
 
     def _constant(self, name: str, dtype: str) -> NDArray:
         """A constant on the device, as its own shape, uploaded once."""

@@ -27,6 +27,7 @@ import numpy as np
 from tilewright.errors import ArrayError, CheckError, InputError, ModelError
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.graph.memory import Memory, Place
+from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
 from tilewright.ops.group import Group
 from tilewright.runtime.build import build
@@ -147,6 +148,18 @@ class Network:
             max((library.scratch_bytes for library in libraries), default=0),
         )  # fmt: skip
         packed = self._packed(program, libraries)
+        base = self._weights.ctypes.data
+        prove_memory(
+            program,
+            memory,
+            Rooms(
+                self._scratch.nbytes, self._weights.nbytes,
+                [
+                    Beside(library.part, library.scratch_bytes, at - base, library.packed_bytes)
+                    for library, at in zip(libraries, packed, strict=True)
+                ],
+            ),
+        )  # fmt: skip
         self._kept = {
             name: _contiguous(program.constants[name], program.values[name])
             for name in sorted(_read_in_place(program, memory))
