@@ -5,7 +5,7 @@ A target is an instruction set, run here or in an emulator, or 'host' or 'opencl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -26,16 +26,10 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.space import general_schedule
 
 DEVICES = ('host', 'opencl')
-EVERY = tuple(
-    pytest.param(name, marks=pytest.mark.isa) if name in ISAS else name
-    for name in (*ISAS, *DEVICES)
-)
-# Parts in the memory of a block, lanes that share a row, a thread for each result.
-GPU_SCHEDULES = (
-    GpuSchedule.of('rows', threads=32),
-    GpuSchedule.of('general', threads=64, lanes=8),
-    GpuSchedule.of('general', threads=64),
-)
+TARGETS = (*ISAS, *DEVICES)
+# Parts in the memory of a block where there are several, else lanes that share a row.
+ROWS = GpuSchedule.of('rows', threads=32)
+LANES = GpuSchedule.of('general', threads=64, lanes=8)
 # Quiet and signalling, of both signs, with payloads at either end.
 NANS = np.array(
     [
@@ -58,6 +52,14 @@ NUMBERS = np.array(
     ],
     np.uint32,
 ).view(np.float32)  # fmt: skip
+
+
+def marks(target: str) -> list[pytest.MarkDecorator]:
+    """What a test on a target is marked with."""
+    return [pytest.mark.isa] if target in ISAS else []
+
+
+EVERY = [pytest.param(target, marks=marks(target)) for target in TARGETS]
 
 
 def every_exponent() -> np.ndarray:
@@ -94,21 +96,12 @@ def run(target: str, group: Group, arrays: Mapping[str, np.ndarray]) -> np.ndarr
 def _on_device(target: str, group: Group, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
     given = {t.name: arrays[t.name] for t in group.with_role('input')}
-    for schedule in _legal(group, GPU_SCHEDULES):
-        with Runner(generate_cucl(group, schedule), device(target), constants) as runner:
-            return runner(**given)
-    raise AssertionError(f'{group.label} has no schedule')
-
-
-def _legal(group: Group, schedules: Sequence[GpuSchedule]) -> list[GpuSchedule]:
-    found = []
-    for schedule in schedules:
-        try:
-            generate_cucl(group, schedule)
-        except ScheduleError:
-            continue
-        found.append(schedule)
-    return found
+    try:
+        module = generate_cucl(group, ROWS)
+    except ScheduleError:
+        module = generate_cucl(group, LANES)
+    with Runner(module, device(target), constants) as runner:
+        return runner(**given)
 
 
 def wrong(
