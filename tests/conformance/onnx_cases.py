@@ -138,6 +138,7 @@ def page() -> str:
                 f'| {name} | {_dtypes(operator)} | {_forms(operator)} | {passed[name]} | {out} |'
             )
         lines.append('')
+    lines += [*_SPECIAL.splitlines(), '']
     lines += ['## Cases that are left out', '',
               f'{total} cases pass, {mixed[None]} of them functions that the standard expands into '
               f'several of these operators; {rest} are left out, for no other reasons than these:',
@@ -183,6 +184,33 @@ _TORCH = """\
 Beside them stand the 2,496 distinct samples that PyTorch 2.13 has (OpInfo) of 18 convolutions and
 poolings, and 97 calls that have to be refused ([torch.md](torch.md)): some samples of each operator
 in every run of the tests, all of them by `pytest -m slow`."""
+
+_SPECIAL = """\
+## Special values
+
+NaN, infinities, subnormal numbers and zeros of either sign go through every function and reduction
+as in numpy, on every target: `test_special_values.py` and `test_special_reductions.py` in
+`tests/kernels` compare them. What there is to know beside that:
+
+- *NaN* of any bits, signalling or not, gives NaN; the bits of the result are open. `1 ^ NaN` and
+  `NaN ^ 0` are 1, with a signalling NaN perhaps NaN.
+- *Max, Min, Clip, Relu, ReduceMax, ReduceMin, MaxPool* are NaN where an operand is, wherever it
+  stands. In ONNX Runtime some of them depend on where it stands.
+- *ArgMax, ArgMin, Hardmax, the Indices of MaxPool* take NaN for the extreme, the first one, with
+  `select_last_index` the last: as numpy and PyTorch do, but for PyTorch's poolings, which take the
+  last. The place always lies inside the axis, never in the padding.
+- *Softmax, LogSoftmax*: a row with NaN or inf in it, or of -inf alone, is NaN.
+- *Signs of zeros* are kept, but a maximum or minimum of 0 and -0 is either of them, and a sum that
+  is zero may have either sign.
+- *Subnormal numbers* are read and written as they are. In f32 Exp, Sigmoid, constant negative
+  powers and what is made of them may be 0 where the result would be below 1.2e-38. CUDA and OpenCL
+  kernels are compiled without options that flush or relax anything; but OpenCL devices need not
+  have subnormal numbers in f32, and PoCL's Log1p is 0 for the least of them.
+- *Casts* of NaN, infinities and numbers out of range to whole numbers give anything.
+- *Conv, MatMul, Gemm*: NaN in an image or in weights reaches all that depends on it. By Winograd's
+  algorithm NaN also reaches the rest of a tile, and infinities become NaN; so they do by matrix
+  instructions of GPUs, which take a float in parts. Padding times a weight that is not finite is
+  NaN or nothing."""
 
 _OTHERS = """\
 `--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: recurrences,

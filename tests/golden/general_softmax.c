@@ -44,7 +44,8 @@ static inline __attribute__((always_inline)) float pick_f32(int first, float a, 
     return f32_bits((mask & bits_f32(a)) | (~mask & bits_f32(b)));
 }
 
-/* e^x = 2^n e^r with |r| <= ln(2) / 2. Results below the least normal number are 0. */
+/* e^x = 2^n e^r with |r| <= ln(2) / 2. Results below the least normal number are 0. What is too
+   large, and NaN, whose bits the sum of exponents spoils, are x + infinity. */
 static inline __attribute__((always_inline)) float exp_f32(float x)
 {
     const float shifted = x * 1.44269504f + 12582912.0f; /* n in the lowest bits */
@@ -59,7 +60,7 @@ static inline __attribute__((always_inline)) float exp_f32(float x)
     p = p * (r * r) + r + 1.0f;
     const uint32_t bits = (uint32_t)bits_f32(p) + ((uint32_t)bits_f32(shifted) << 23);
     const float result = pick_f32(x < -87.33654f, 0.0f, f32_bits((int32_t)bits));
-    return pick_f32(x > 88.72283f, INFINITY, result);
+    return pick_f32(x <= 88.72283f, result, x + INFINITY);
 }
 
 static inline __attribute__((always_inline)) float max_f32(float a, float b) { return pick_f32((a < b) | (b != b), b, a); }

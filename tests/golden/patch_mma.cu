@@ -20,16 +20,19 @@ static __device__ __forceinline__ float max_f32(float a, float b) { return (a < 
 static __device__ __forceinline__ float min_f32(float a, float b) { return (b < a) | (b != b) ? b : a; }
 static __device__ __forceinline__ float max_number_f32(float x, float number) { return x < number ? number : x; }
 static __device__ __forceinline__ float min_number_f32(float x, float number) { return x > number ? number : x; }
-static __device__ __forceinline__ float sign_f32(float x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
+static __device__ __forceinline__ float sign_f32(float x) { return x > 0 ? 1 : x < 0 ? -1 : x + 0; }
 static __device__ __forceinline__ float sigmoid_f32(float x) { return 1 / (1 + exp(-x)); }
 static __device__ __forceinline__ float mod_f32(float a, float b)
 {
     const float rest = fmod(a, b);
-    return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;
+    return rest == 0 ? copysign(rest, b) : (rest < 0) != (b < 0) ? rest + b : rest;
 }
-/* x to the power of so many quarters, at most 28, a number. */
+/* x to the power of so many quarters, at most 28, a number. What is no whole power takes zero and
+   infinity of either sign as positive ones. */
 static __device__ __forceinline__ float quarters_f32(float x, int quarters)
 {
+    if (quarters & 3)
+        x = x == -INFINITY ? INFINITY : x + 0;
     const float root = sqrt(x), square = x * x;
     return (quarters & 1 ? sqrt(root) : 1) * (quarters & 2 ? root : 1)
         * (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1)

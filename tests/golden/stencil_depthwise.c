@@ -160,39 +160,39 @@ static inline __attribute__((always_inline)) void rows_0(const float *a, const f
         const row_v x3_2_1 = *(const row_v *)(a + 27 + 5);
         s2_1 += x3_2_1 * kernel_2[0];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 4) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 9) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 13) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 18) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 22) = result_v;
         }
     }
@@ -246,21 +246,21 @@ static inline __attribute__((always_inline)) void rows_0(const float *a, const f
         const row_v x3_2_0 = __builtin_shufflevector(*(const row_v *)(a + 27 + 5), zero_v, 1, 2, 3, 4);
         s2_0 += x3_2_0 * kernel_2[0];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 5) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 14) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 23) = result_v;
         }
     }
@@ -371,39 +371,39 @@ static inline __attribute__((always_inline)) void rows_1(const float *a, const f
         const row_v x6_2_1 = *(const row_v *)(a + 54 + 5);
         s2_1 += x6_2_1 * kernel_2[0];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 27) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 31) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 36) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 40) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 45) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 49) = result_v;
         }
     }
@@ -466,21 +466,21 @@ static inline __attribute__((always_inline)) void rows_1(const float *a, const f
         const row_v x6_2_0 = __builtin_shufflevector(*(const row_v *)(a + 54 + 5), zero_v, 1, 2, 3, 4);
         s2_0 += x6_2_0 * kernel_2[0];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 32) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 41) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 50) = result_v;
         }
     }
@@ -522,15 +522,15 @@ static inline __attribute__((always_inline)) void rows_2(const float *a, const f
         const row_v x6_2_1 = *(const row_v *)(a + 54 + 5);
         s0_1 += x6_2_1 * kernel_1[1];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 54) = result_v;
         }
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 58) = result_v;
         }
     }
@@ -554,9 +554,9 @@ static inline __attribute__((always_inline)) void rows_2(const float *a, const f
         const row_v x6_2_0 = __builtin_shufflevector(*(const row_v *)(a + 54 + 5), zero_v, 1, 2, 3, 4);
         s0_0 += x6_2_0 * kernel_1[1];
         {
-            const row_v e0_v = zero_v + *(e0);
+            const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (zero_v + 0.0f)), (zero_v + 6.0f));
+            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 59) = result_v;
         }
     }

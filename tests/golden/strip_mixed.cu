@@ -89,8 +89,8 @@ patch_pack(const float *__restrict__ Ker, float *Ker_packed)
         highs[i] = (__float_as_uint(weight) + 0x1000u) & 0xffffe000u;
         const unsigned all = __float_as_uint(weight);
         const unsigned left = __float_as_uint(weight - __uint_as_float(highs[i]));
-        rounds[i] = (all + 0x7fffu + (all >> 16 & 1u)) >> 16;
-        lows[i] = (left + 0x7fffu + (left >> 16 & 1u)) >> 16;
+        rounds[i] = weight == weight ? (all + 0x7fffu + (all >> 16 & 1u)) >> 16 : 0x7fffu;
+        lows[i] = weight == weight ? (left + 0x7fffu + (left >> 16 & 1u)) >> 16 : 0x7fffu;
     }
     Ker_packed[flat] = __uint_as_float(whole ? highs[0] : (low ? lows : rounds)[0] | (low ? lows : rounds)[1] << 16);
 }

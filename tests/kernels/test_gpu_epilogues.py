@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from devices import device
+from special_values import NANS
 
 import tilewright as tw
 from tilewright.codegen.gpu.generate import generate
@@ -143,8 +144,23 @@ def test_nan_goes_through_a_clip(name: str) -> None:
     group = followed(name, clip)
     arrays = random_arrays(group, 7)
     first = group.with_role('input')[0].name
-    arrays[first].reshape(-1)[[3, -1]] = np.nan
-    want = reference(group, arrays)
+    arrays[first].reshape(-1)[[*range(3, 3 + len(NANS)), -1]] = [*NANS, NANS[-1]]
+    nan_comes_out(name, group, arrays)
+
+
+@pytest.mark.parametrize('name', [name for name in SCHEDULES if name != 'transposed'])
+@pytest.mark.parametrize('pattern', [NANS[2], NANS[5]], ids=['signalling', 'all bits'])
+def test_nan_comes_out_of_weights(name: str, pattern: np.float32) -> None:
+    """They are packed ahead, by some schemas in parts of fewer bits."""
+    group = problem(name)
+    arrays = random_arrays(group, 7)
+    arrays['Ker'][2, ..., 1, 1] = pattern  # a tap that never is on the padding
+    nan_comes_out(name, group, arrays)
+
+
+def nan_comes_out(name: str, group: Group, arrays: dict) -> None:
+    with np.errstate(invalid='ignore'):
+        want = reference(group, arrays)
     got = answers(group, SCHEDULES[name], device('host'), arrays)
     assert np.isnan(want).any()
     assert np.isnan(got[np.isnan(want)]).all()

@@ -1,9 +1,10 @@
-"""NaN goes through activations behind products, as ONNX and PyTorch have it, in every schema."""
+"""NaN of any bits goes through activations behind products, in every schema."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from special_values import NANS
 
 from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.machine.measure import load_machine
@@ -11,6 +12,7 @@ from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
+from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Expr, call, const, read
 from tilewright.runtime.build import build
@@ -31,7 +33,9 @@ def machine():
     return load_machine(measure=False)[0]
 
 
+EXP = call('exp', call('mul', read(0), const(0.01)))
 LEAKY = call('where', call('lt', read(0), const(0.0)), call('mul', read(0), const(0.1)), read(0))
+BEHIND = {'clip': CLIP, 'leaky': LEAKY, 'exp': EXP, **ACTIVATIONS}
 CONVOLUTIONS = {
     'outer': conv2d(c=5, h=6, w=7, k=9, r=1, s=1, bias=True),
     'winograd': conv2d(c=5, h=12, w=12, k=9, r=3, s=3, pad=1, bias=True),
@@ -60,13 +64,16 @@ def run(group: Group, schedule: Schedule, arrays: dict[str, np.ndarray]) -> np.n
     return out
 
 
+@pytest.mark.parametrize('name', BEHIND)
 @pytest.mark.parametrize('schema', CONVOLUTIONS)
-def test_nan_goes_through_a_clip(schema, machine, whole_numbers):
-    group = followed(schema, CLIP)
+def test_nan_goes_through(schema, name, machine, whole_numbers):
+    group = followed(schema, BEHIND[name])
     arrays = whole_numbers(group, 0)
     image = arrays['In'].reshape(-1)
-    image[[3, -1]] = np.nan
-    want = reference(group, arrays)
+    image[3 : 3 + len(NANS)] = NANS
+    image[-1] = NANS[-1]
+    with np.errstate(invalid='ignore'):
+        want = reference(group, arrays)
     got = run(group, chosen(schema, group, machine), arrays)
     assert np.isnan(want).any()
     assert np.isnan(got[np.isnan(want)]).all()

@@ -94,7 +94,9 @@ def evaluate(
     if expr.op == 'div':
         return np.divide(*args)
     if expr.op == 'pow':
-        return np.power(*args)
+        # One exponent for all elements makes numpy take a root for 0.5, which differs at -0 and
+        # -inf.
+        return np.power(*(np.array(a) for a in np.broadcast_arrays(*args)))
     return _FUNCTIONS[expr.op](*args)
 
 

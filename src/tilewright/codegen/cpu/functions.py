@@ -5,8 +5,9 @@ Goes in: the names that an expression calls. Comes out: their definitions, what 
 Functions of floats have no branches and call nothing, so that compilers put several elements side
 by side; those of the standard library are called one by one. Exponentials and logarithms reduce
 their argument and evaluate a polynomial, with the coefficients of Cephes (Moshier, 1989): within 2
-units in the last place, tanh and the logistic function within 4. Comparisons are arranged so that
-NaN comes out where it went in, and a maximum with NaN is NaN, as numpy and PyTorch have it.
+units in the last place, tanh and the logistic function within 4. NaN of any bit pattern comes out
+where it went in: comparisons are arranged for it, and what is put together from bits, where NaN is
+lost, is not chosen for it. A maximum with NaN is NaN, as numpy and PyTorch have it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ INLINE {_type} pick_{_kind}(int first, {_type} a, {_type} b)
 _define(
     'exp_f32',
     """
-/* e^x = 2^n e^r with |r| <= ln(2) / 2. Results below the least normal number are 0. */
+/* e^x = 2^n e^r with |r| <= ln(2) / 2. Results below the least normal number are 0. What is too
+   large, and NaN, whose bits the sum of exponents spoils, are x + infinity. */
 INLINE float exp_f32(float x)
 {
     const float shifted = x * 1.44269504f + 12582912.0f; /* n in the lowest bits */
@@ -85,7 +87,7 @@ INLINE float exp_f32(float x)
     p = p * (r * r) + r + 1.0f;
     const uint32_t bits = (uint32_t)bits_f32(p) + ((uint32_t)bits_f32(shifted) << 23);
     const float result = pick_f32(x < -87.33654f, 0.0f, f32_bits((int32_t)bits));
-    return pick_f32(x > 88.72283f, INFINITY, result);
+    return pick_f32(x <= 88.72283f, result, x + INFINITY);
 }
 """,
     'bits_f32',
@@ -98,7 +100,7 @@ _define(
 _define(
     'tanh_f32',
     """
-/* A polynomial near 0, else 1 - 2 / (e^2x + 1). */
+/* A polynomial near 0, else 1 - 2 / (e^2x + 1); of |x|, with the sign of x, also that of zero. */
 INLINE float tanh_f32(float x)
 {
     const float size = fabsf(x), square = x * x;
@@ -108,7 +110,7 @@ INLINE float tanh_f32(float x)
     p = p * square + 1.33314422036e-1f;
     p = p * square + -3.33332819422e-1f;
     const float large = 1.0f - 2.0f / (exp_f32(2.0f * size) + 1.0f);
-    return pick_f32(size < 0.625f, x + x * square * p, copysignf(large, x));
+    return copysignf(pick_f32(size < 0.625f, size + size * square * p, large), x);
 }
 """,
     'exp_f32',
@@ -173,19 +175,23 @@ for _kind, _type, _suffix in (('f32', 'float', 'f'), ('f64', 'double', '')):
     _define(
         f'quarters_{_kind}',
         f"""
-/* x to the power of so many quarters, at most 28, a number. */
+/* x to the power of so many quarters, at most 28, a number. What is no whole power takes zero and
+   infinity of either sign as positive ones. */
 INLINE {_type} quarters_{_kind}({_type} x, int quarters)
 {{
+    if (quarters & 3)
+        x = pick_{_kind}(x == -INFINITY, INFINITY, x + 0);
     const {_type} root = sqrt{_suffix}(x), square = x * x;
     return (quarters & 1 ? sqrt{_suffix}(root) : 1) * (quarters & 2 ? root : 1) *
            (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1) *
            (quarters & 16 ? square * square : 1);
 }}
 """,
+        f'bits_{_kind}',
     )
     _define(
         f'sign_{_kind}',
-        f'INLINE {_type} sign_{_kind}({_type} x) {{ return x > 0 ? 1 : x < 0 ? -1 : x; }}',
+        f'INLINE {_type} sign_{_kind}({_type} x) {{ return x > 0 ? 1 : x < 0 ? -1 : x + 0; }}',
     )
     _define(
         f'mod_{_kind}',
@@ -193,7 +199,7 @@ INLINE {_type} quarters_{_kind}({_type} x, int quarters)
 INLINE {_type} mod_{_kind}({_type} a, {_type} b)
 {{
     const {_type} rest = fmod{_suffix}(a, b);
-    return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;
+    return rest == 0 ? copysign{_suffix}(rest, b) : (rest < 0) != (b < 0) ? rest + b : rest;
 }}
 """,
     )

@@ -21,12 +21,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage
 
 
-def c_float(value: float) -> str:
-    if value in (float('inf'), float('-inf')):
-        return '-INFINITY' if value < 0 else 'INFINITY'
-    return f'{value!r}f'
-
-
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor read by the epilogue at an affine address over the main stage's iterators."""

@@ -40,6 +40,7 @@ from tilewright.codegen.cpu.stencil_cover import (
 )
 from tilewright.codegen.cpu.stencil_epilogue import (
     VectorEpilogue,
+    broadcast,
     plan_vector_epilogue,
     write_functions,
 )
@@ -386,7 +387,7 @@ def _write_store(writer: Writer, plan: Plan, rows: Rows, strip: Strip, i: int, v
 def _operand(plan: Plan, stride: int, at: str, strip: Strip) -> str:
     """The operand of an epilogue for the lanes of one vector."""
     if stride == 0:
-        return f'zero_v + *({at})'
+        return broadcast(f'*({at})')
     if stride == 1 and strip.width == plan.lanes:
         return f'*(const row_v *)({at})'
     elements = ', '.join(f'({at})[{stride * lane}]' for lane in range(strip.width))

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.codegen.cpu.expression import Typed
+from tilewright.codegen.cpu.expression import Typed, number
 from tilewright.codegen.cpu.pointwise import (
     Operand,
-    c_float,
     plan_epilogue,
     typed_text,
     write_epilogue,
@@ -108,9 +107,14 @@ def _text(expr: Expr, operands: list[str]) -> str:
     if expr.op == 'read':
         return operands[int(expr.value)]
     if expr.op in ('const', 'whole'):
-        return f'(zero_v + {c_float(float(expr.value))})'
+        return f'({broadcast(number(expr.value, "f32"))})'
     pattern = _OPERATORS.get(expr.op) or _MASKS[expr.op]
     return pattern.format(*(_text(a, operands) for a in expr.args))
+
+
+def broadcast(scalar: str) -> str:
+    """A number in every lane: minus zero changes none of them, plus zero would make -0 a 0."""
+    return f'{scalar} - zero_v'
 
 
 def write_functions(writer: Writer, epilogue: VectorEpilogue, lanes: int) -> None:
@@ -118,9 +122,9 @@ def write_functions(writer: Writer, epilogue: VectorEpilogue, lanes: int) -> Non
     if epilogue.called:
         _write_called(writer, epilogue.called, lanes)
     write_epilogue(writer, epilogue.functions)
-    for number, (body, count) in enumerate(epilogue.helpers):
+    for helper, (body, count) in enumerate(epilogue.helpers):
         arguments = ', '.join(f'row_v a{argument}' for argument in range(count))
-        writer.open(f'static inline row_v stage_{number}({arguments})')
+        writer.open(f'static inline row_v stage_{helper}({arguments})')
         writer.line('row_v result = zero_v;')
         writer.line(f'for (int i = 0; i < {lanes}; i++)')
         writer.line(f'    result[i] = {body};')

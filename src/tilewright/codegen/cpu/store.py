@@ -17,6 +17,7 @@ from tilewright.codegen.cpu.operand import LINE_FLOATS
 from tilewright.codegen.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.codegen.cpu.stencil_epilogue import (
     VectorEpilogue,
+    broadcast,
     plan_vector_epilogue,
     write_functions,
 )
@@ -103,7 +104,7 @@ class Quick:
         for item in self.epilogue.operands:
             at = total([item.name, scaled('j', item.stride(self.vector))])
             if item.stride(self.lane) == 0:
-                writer.line(f'const vec4 {item.name}_v = zero_v + *({at});')
+                writer.line(f'const vec4 {item.name}_v = {broadcast(f"*({at})")};')
             else:
                 writer.line(f'vec4 {item.name}_v = zero_v;')
                 writer.line(f'memcpy(&{item.name}_v, {at}, 4 * (unsigned long)count);')

@@ -76,11 +76,12 @@ void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int acros
 #define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16(n, d, a, b, across, row8)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float BITS_FLOAT(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
-static inline unsigned BF16_PAIR(float low, float high)
+static inline unsigned BF16(float x)
 {
-    const unsigned l = FLOAT_BITS(low), h = FLOAT_BITS(high);
-    return (l + 0x7fffu + (l >> 16 & 1u)) >> 16 | ((h + 0x7fffu + (h >> 16 & 1u)) & 0xffff0000u);
+    const unsigned u = FLOAT_BITS(x);
+    return x != x ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
+static inline unsigned BF16_PAIR(float low, float high) { return BF16(low) | BF16(high) << 16; }
 """
 
 

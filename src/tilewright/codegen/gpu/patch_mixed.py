@@ -65,8 +65,9 @@ def both(one: Sequence[str]) -> list[str]:
         f'    highs[i] = {ROUNDED.format("weight")};',
         '    const unsigned all = FLOAT_BITS(weight);',
         '    const unsigned left = FLOAT_BITS(weight - BITS_FLOAT(highs[i]));',
-        '    rounds[i] = (all + 0x7fffu + (all >> 16 & 1u)) >> 16;',
-        '    lows[i] = (left + 0x7fffu + (left >> 16 & 1u)) >> 16;',
+        # Rounding may carry out of a NaN, which then is a zero.
+        '    rounds[i] = weight == weight ? (all + 0x7fffu + (all >> 16 & 1u)) >> 16 : 0x7fffu;',
+        '    lows[i] = weight == weight ? (left + 0x7fffu + (left >> 16 & 1u)) >> 16 : 0x7fffu;',
         '}',
     ]
 

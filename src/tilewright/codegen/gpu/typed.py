@@ -51,16 +51,19 @@ FUNCTION {type} max_{kind}({type} a, {type} b) {{ return (a < b) | (b != b) ? b 
 FUNCTION {type} min_{kind}({type} a, {type} b) {{ return (b < a) | (b != b) ? b : a; }}
 FUNCTION {type} max_number_{kind}({type} x, {type} number) {{ return x < number ? number : x; }}
 FUNCTION {type} min_number_{kind}({type} x, {type} number) {{ return x > number ? number : x; }}
-FUNCTION {type} sign_{kind}({type} x) {{ return x > 0 ? 1 : x < 0 ? -1 : x; }}
+FUNCTION {type} sign_{kind}({type} x) {{ return x > 0 ? 1 : x < 0 ? -1 : x + 0; }}
 FUNCTION {type} sigmoid_{kind}({type} x) {{ return 1 / (1 + exp(-x)); }}
 FUNCTION {type} mod_{kind}({type} a, {type} b)
 {{
     const {type} rest = fmod(a, b);
-    return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;
+    return rest == 0 ? copysign(rest, b) : (rest < 0) != (b < 0) ? rest + b : rest;
 }}
-/* x to the power of so many quarters, at most 28, a number. */
+/* x to the power of so many quarters, at most 28, a number. What is no whole power takes zero and
+   infinity of either sign as positive ones. */
 FUNCTION {type} quarters_{kind}({type} x, int quarters)
 {{
+    if (quarters & 3)
+        x = x == -INFINITY ? INFINITY : x + 0;
     const {type} root = sqrt(x), square = x * x;
     return (quarters & 1 ? sqrt(root) : 1) * (quarters & 2 ? root : 1)
         * (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1)

@@ -13,6 +13,7 @@ from tilewright.graph.lowering.build import build, reduce
 from tilewright.graph.lowering.given import FLOATS, NUMBERS, Given, Operator
 from tilewright.graph.lowering.result import MAX_FILLED, Result, check_elements, filled, known, view
 from tilewright.graph.lowering.windows import Window, axis_names, windows
+from tilewright.ops.dtypes import is_float
 from tilewright.ops.stage import (
     Access,
     Dim,
@@ -101,20 +102,28 @@ def _max_pool(given: Given) -> Result | tuple[Result, ...]:
 
 
 def _places(pool: _Pool, largest: Result, by_columns: bool) -> Result:
-    """Where in the flat input the largest of each window is, the first of equals."""
+    """Where in the flat input the largest of each window is, the first of equals.
+
+    NaN is the largest where there is one; a window of the least numbers does not point into the
+    border, which holds them too.
+    """
     x, spatial = pool.x, pool.x.shape[2:]
     sizes = spatial if not by_columns else tuple(reversed(spatial))
     places = list(zip(pool.image, pool.taps, pool.over, strict=True))
     place = call('add', call('mul', index('n'), whole(x.shape[1])), index('c'))
+    found = call('eq', X, read(1))
+    if is_float(x.dtype):
+        found = call('or', found, call('isnan', X))
     for size, (out, tap, w) in zip(sizes, reversed(places) if by_columns else places, strict=True):
         step = call('add', call('mul', index(out), whole(w.stride)),
                     call('mul', index(tap), whole(w.dilation)))  # fmt: skip
         step = call('sub', step, whole(w.before))
         place = call('add', call('mul', place, whole(size)), step)
-    found = call('where', call('eq', X, read(1)), place, whole(math.prod(x.shape)))
-    stage = pool.stage(
-        'place', 'Out', found, 'min', -math.inf, Access('Largest', pool.here)
-    )  # fmt: skip
+        if w.leaves:
+            inside = call('and', call('ge', step, whole(0)), call('lt', step, whole(size)))
+            found = call('and', found, inside)
+    chosen = call('where', found, place, whole(math.prod(x.shape)))
+    stage = pool.stage('place', 'Out', chosen, 'min', -math.inf, Access('Largest', pool.here))
     return build(pool.label('maxpool-places'), {'In': x, 'Largest': largest}, [stage], 'i64')
 
 

@@ -121,7 +121,10 @@ def _log_sum_exp(given: Given) -> Result:
 
 
 def arg_extreme(x: Result, axis: int, combiner: str, last: bool) -> Result:
-    """Where along an axis the extreme is: the first place, or the last; the axis is gone."""
+    """Where along an axis the extreme is: the first place, or the last; the axis is gone.
+
+    NaN is the extreme where there is one, as in numpy: it equals nothing, so it is asked for.
+    """
     names = names_of(x.shape)
     along, size = names[axis], x.shape[axis]
     kept = [Dim(d, s) for d, s in zip(names, x.shape, strict=True) if d != along]
@@ -130,6 +133,8 @@ def arg_extreme(x: Result, axis: int, combiner: str, last: bool) -> Result:
     everywhere, here = tuple(map(var, names)), tuple(var(d.name) for d in lines)
     place: tuple[Affine, ...] = here if kept else (affine(),)
     found = call('eq', X, read(1))
+    if is_float(x.dtype):
+        found = call('or', found, call('isnan', X))
     at = call('where', found, index(along), whole(-1 if last else size))
     stages = [
         Stage('extreme', domain, Access('Peak', here), (Access('In', everywhere),), X, combiner),

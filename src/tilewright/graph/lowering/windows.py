@@ -31,6 +31,11 @@ class Window:
     def span(self) -> int:
         return (self.taps - 1) * self.dilation + 1
 
+    @property
+    def leaves(self) -> bool:
+        """Whether a window holds anything outside the axis."""
+        return self.before > 0 or (self.out - 1) * self.stride - self.before + self.span > self.size
+
     def index(self, out: str, tap: str) -> Affine:
         return affine((out, self.stride), (tap, self.dilation), const=-self.before)
 
