@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 import statistics
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from tilewright.check.check import Check, Checked
+from tilewright.check.expected import Expected
+from tilewright.check.failure import write_arrays
 from tilewright.cli.check import check, check_options
 from tilewright.cli.compile import model_of, network_json, shapes_for
 from tilewright.cli.optimize import check_early
@@ -40,7 +43,7 @@ def run(
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
-    limit = check_options(check_file, tolerance)
+    check_options(check_file, tolerance)
     if repeat < 1:
         raise InputError(f'--repeat {repeat}; ask for at least one call')
     for option, path in (('--output', output_file), ('--trace', trace)):
@@ -52,10 +55,14 @@ def run(
     given = None if input_file is None else read_arrays(input_file)
     with Bar(1) as bar:
         bar.begin(model.name)
-        network = compile_network(
-            known, target, shapes=shapes_for(str(model), shapes), threads=threads,
-            fallback=fallback, device=device, progress=bar.report,
-        )  # fmt: skip
+
+        def made(how: Check | bool) -> Network:
+            return compile_network(
+                known, target, shapes=shapes_for(str(model), shapes), threads=threads,
+                fallback=fallback, device=device, check=how, progress=bar.report,
+            )  # fmt: skip
+
+        network = made(False)
         bar.finish()
     arrays = random_inputs(network, seed) if given is None else named(network, given)
     results = network.run(arrays)
@@ -64,7 +71,7 @@ def run(
     for name, array in results.items():
         out.say(f'{name}: {array.dtype}{list(array.shape)}')
     if output_file is not None:
-        write_arrays(output_file, results)
+        write_arrays(output_file, results, '--output ')
         out.say(f'wrote {output_file}')
     data = {
         'model': str(model),
@@ -73,9 +80,11 @@ def run(
         'samples_ms': times,
         'outputs': {name: [str(a.dtype), list(a.shape)] for name, a in results.items()},
     }
-    checked = None
+    checked = right = None
     if check_file is not None:
-        checked = check(check_file, network.inputs, arrays, results, limit)
+        checked, right = check(
+            check_file, network.inputs, arrays, results, tolerance, network.threads
+        )
         out.say(str(checked))
         data['check'] = checked.to_json()
     if profile or trace is not None:
@@ -87,10 +96,25 @@ def run(
             out.say(f'wrote {trace}')
         data['profile'] = found.to_json()
     out.write(data)
-    if checked is not None and not checked.ok:
+    if checked is not None and right is not None and not checked.ok:
         drawn = '' if input_file is not None else f' (random inputs of --seed {seed})'
-        raise CheckError(f'{checked.sentence}{drawn}')
+        _find_cause(made, arrays, checked, right, tolerance, drawn)
     return 0
+
+
+def _find_cause(
+    made: Callable[[Check], object],
+    arrays: Mapping[str, np.ndarray],
+    checked: Checked,
+    right: Expected,
+    tolerance: float | None,
+    drawn: str,
+) -> None:
+    """Compile once more, which finds kernels ready, and let the compiler say what is wrong."""
+    try:
+        made(Check(arrays=arrays, expected=right, tolerance=tolerance))
+    except CheckError as error:
+        raise CheckError(f'{checked.sentence}{drawn}; {error}') from None
 
 
 def random_inputs(network: Network, seed: int | None) -> dict[str, np.ndarray]:
@@ -124,15 +148,3 @@ def named(network: Network, given: Mapping[str, np.ndarray]) -> Mapping[str, np.
     if len(given) == len(names) == 1 and not given.keys() & set(names):
         return {names[0]: next(iter(given.values()))}
     return given
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Arrays by name, as an .npz file under exactly this name."""
-    try:
-        # Not numpy.savez, which takes no array that is called like one of its parameters.
-        with zipfile.ZipFile(path, 'w') as archive:
-            for name, array in arrays.items():
-                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f'--output {path} cannot be written: {error.strerror}') from None

@@ -21,6 +21,7 @@ from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import TilewrightError
 from tilewright.graph.graph import DTYPES as KINDS
 from tilewright.graph.graph import Value
+from tilewright.graph.memory import Place
 from tilewright.graph.program import Program, Task
 from tilewright.network_gpu.code import Report, programs
 from tilewright.network_gpu.order import Span, Touched, waits
@@ -146,10 +147,20 @@ class _Binder:
         held = Held(arena, tuple(arrays), tuple(self.programs.values()))
         made = GpuNetwork(
             self.program.name, self.device, inputs, outputs, tasks,
-            waits(touched) if parallel else None, held,
+            waits(touched) if parallel else None, held, self._places(),
         )  # fmt: skip
         self.holder.kept = True
         return made
+
+    def _places(self) -> dict[str, Place]:
+        """Where every value lies that is in the arena."""
+        found = {}
+        for value, kind in self.program.values.items():
+            root, element = self.program.place(value)
+            if root in self.placement.values:
+                offset = self.placement.values[root] + element * DTYPES[kind.dtype]
+                found[value] = Place('arena', '', offset)
+        return found
 
     def _value(self, value: str) -> NDArray:
         """A value as an array of the device."""
