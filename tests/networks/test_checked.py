@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
 from tilewright import zoo
-from tilewright.check import failure
+from tilewright.check import check, failure
 from tilewright.check.cause import Subject
 from tilewright.check.check import Check, check_network, wanted
 from tilewright.check.data import random_inputs
@@ -484,17 +484,25 @@ def test_tolerance_grows_with_the_root_of_the_sums():
 
 
 @pytest.mark.parametrize(
-    ('check', 'tune', 'runs'),
+    ('wish', 'tune', 'runs'),
     [
         (None, 'model', False), (None, 'measure', True), (True, 'model', True),
         (False, 'measure', False),
     ],
 )  # fmt: skip
-def test_what_is_measured_is_checked_unless_it_is_said(check, tune, runs, monkeypatch):
+def test_what_is_measured_is_checked_unless_it_is_said(wish, tune, runs, monkeypatch):
     seen = []
     monkeypatch.setattr(stages, 'check_network', lambda *given: seen.append(given))
-    tw.compile(chain(), tune=tune, check=check, trials=1)
+    tw.compile(chain(), tune=tune, check=wish, trials=1)
     assert bool(seen) == runs
+
+
+def test_a_reference_that_takes_long_is_left_to_those_who_ask_for_it(monkeypatch):
+    """By default, and where nobody but numpy can compute it."""
+    monkeypatch.setattr(check, 'MOST_FLOPS', 100)
+    with pytest.warns(UserWarning, match='test is not checked: its reference in numpy takes more'):
+        tw.compile(chain(), tune='measure', trials=1)
+    assert checked(chain()).within
 
 
 def test_what_is_no_wish_is_refused():
