@@ -29,9 +29,11 @@ from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
+from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.network import compile as stages
 from tilewright.network import kernels
 from tilewright.network_gpu import assemble, bind
+from tilewright.runtime import gpu_network
 
 WRONG_PART = """
 void tw_part(const tw_args *args, long part) {
@@ -269,6 +271,31 @@ def _a_behind_b(plan):
         return replace(made, places=places, arena_bytes=1920)
 
     return planned
+
+
+def test_an_operator_that_is_misread_is_named(failures, monkeypatch):
+    """Passes and kernels compute what was read; only ONNX Runtime knows that it is wrong."""
+    pytest.importorskip('onnxruntime')
+    nodes = [
+        helper.make_node('MatMul', ['x', 'w'], ['m'], name='product'),
+        helper.make_node('Sinh', ['m'], ['s'], name='mistaken'),
+        helper.make_node('Relu', ['s'], ['y'], name='last'),
+    ]
+    model = as_onnx(nodes, {'x': graphs.floats(4, 5)}, ['y'], w=graphs.floats(5, 3))
+    monkeypatch.setitem(OPERATORS, 'Sinh', OPERATORS['Tanh'])
+    said = failed(model)
+    assert 'computes something else than ONNX Runtime, without any pass or kernel' in said
+    assert "first in the task 'mistaken'" in said
+
+
+def test_tasks_that_are_wrong_only_together_are_said_to_be(failures, monkeypatch):
+    """What was recorded runs in another order than its tasks depend on each other."""
+    right = gpu_network.recorded
+    monkeypatch.setattr(
+        gpu_network, 'recorded', lambda device, calls, waits: right(device, calls[::-1], None)
+    )
+    said = failed(chain(), 'host', passes=())
+    assert 'every task is right when they run one after the other' in said
 
 
 def test_the_command_line_says_it_with_exit_code_1(failures, break_kernel, tmp_path, call):

@@ -50,6 +50,8 @@ class Subject:
     plain    the model, lowered with no pass; None where only the program is known
     passes   those that made one of the other, in their order
     until    the program that the first few of them make
+    inside   what others compute for values of the model between its inputs and results, by name;
+             for those that they know
     """
 
     network: Network
@@ -58,6 +60,7 @@ class Subject:
     passes: tuple[str, ...] = ()
     until: Callable[[Sequence[str]], Program] | None = None
     max_rel_err: float = DEFAULT_LIMIT
+    inside: Callable[[Arrays, Sequence[str]], Arrays] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +253,27 @@ def _wrong_reading(
     ):  # fmt: skip
         return None
     what = 'the model, as it was read,' if subject.plain else 'the program that the file holds'
+    task = _first_misread(subject, arrays, limit)
     return Cause(
         'reading', found.name,
         f'{what} computes something else than {expected.by}, without any pass or kernel: '
-        f'{found.name!r} differs{found.amount}, {found.worst}',
+        f'{found.name!r} differs{found.amount}, {found.worst}{_first(task)}',
+        task.name if task else '',
     )  # fmt: skip
+
+
+def _first_misread(subject: Subject, arrays: Arrays, limit: float) -> Task | None:
+    """The first task of the model, as it was read, that computes something else than others do."""
+    plain, inside = subject.plain, subject.inside
+    if plain is None or inside is None:
+        return None
+    known = inside(arrays, [task.result for task in plain.tasks])
+    for task, array in list(evaluate_each(plain, arrays, exact=True)):
+        want = known.get(task.result)
+        if want is None or want.shape != array.shape:
+            continue
+        with np.errstate(over='ignore', invalid='ignore'):
+            mine = array.astype(want.dtype)
+        if not difference(task.result, mine, want).error <= limit:
+            return task
+    return None

@@ -70,6 +70,20 @@ def whole_model(
     return Whole(graph, proto)
 
 
+def with_outputs(whole: Whole, names: Sequence[str]) -> Whole:
+    """The model with values between its nodes as results too, those of these names that it has."""
+    from onnx import ModelProto, ValueInfoProto
+
+    made = ModelProto()
+    made.CopyFrom(whole.proto)
+    there = {value.name for value in made.graph.output}
+    written = {name for node in made.graph.node for name in node.output}
+    made.graph.output.extend(
+        ValueInfoProto(name=name) for name in dict.fromkeys(names) if name in written - there
+    )
+    return Whole(whole.graph, made)
+
+
 def by_onnxruntime(whole: Whole, arrays: Arrays, threads: int, name: str) -> Expected:
     """What ONNX Runtime computes; raises where it is not installed or cannot."""
     from tilewright.fallback.sessions import Session

@@ -23,6 +23,7 @@ from tilewright.check.expected import (
     by_program,
     by_torch,
     whole_model,
+    with_outputs,
 )
 from tilewright.errors import MissingError, ModelError
 from tilewright.graph.graph import Graph, Value
@@ -68,6 +69,16 @@ class Source:
         if sum(task.group.flops for task in self.plain.tasks) > most_flops:
             return None
         return by_program(self.plain, arrays)
+
+    def inside(self, arrays: Arrays, names: Sequence[str]) -> Arrays:
+        """What ONNX Runtime computes for values inside an ONNX model, for those that it has."""
+        if self.kind != 'onnx':
+            return {}
+        try:
+            made = with_outputs(self.whole, names)
+            return by_onnxruntime(made, arrays, self.threads, self.plain.name).arrays
+        except (MissingError, ModelError):
+            return {}
 
     def write(self, path: Path) -> None:
         """Write the model as an ONNX file."""

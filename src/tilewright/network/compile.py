@@ -478,6 +478,7 @@ def _subject(
     return Subject(
         network, program, source.plain, names,
         lambda some: prepare(source.read, None, some, cost, program_passes), max_rel_err,
+        source.inside,
     )  # fmt: skip
 
 
