@@ -11,7 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.cli.check import Checked, Difference, check, difference
+from tilewright.check.check import Checked
+from tilewright.check.difference import Difference, difference
+from tilewright.cli.check import check
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
 from tilewright.fallback import sessions
@@ -83,7 +85,7 @@ def test_right_results_pass(folder, by, tmp_path, capsys):
     assert data['ok']
     assert data['by'] == by
     assert data['differences']['best'] == 0.0
-    assert data['differences']['y'] <= data['tolerance'] == 1e-4
+    assert data['differences']['y'] <= data['errors']['y'] <= data['tolerance'] == 1e-3
 
 
 def test_wrong_results_make_the_exit_code_1(folder, by, capsys):
@@ -92,7 +94,8 @@ def test_wrong_results_make_the_exit_code_1(folder, by, capsys):
     # That a machine was not measured is warned of before.
     assert len([line for line in error.splitlines() if not line.startswith('warning: ')]) == 1
     assert f'differs from what {by} computes for' in error
-    assert 'the tolerance is 0.0001 (random inputs of --seed 5)' in error
+    assert 'the tolerance is 0.001 (random inputs of --seed 5)' in error
+    assert f'computes something else than {by}, without any pass or kernel' in error
 
 
 def test_a_tolerance_may_be_given(folder):
@@ -101,43 +104,53 @@ def test_a_tolerance_may_be_given(folder):
     weights = numpy_helper.to_array(onnx.load(folder / 'right.onnx').graph.initializer[0])
     y = np.maximum(np.einsum('nchw,kc->nkhw', arrays['x'], weights[:, :, 0, 0]), 0)
     results = {'y': y.astype(np.float32), 'best': y.argmax(1, keepdims=True)}
-    assert check(folder / 'right.onnx', inputs, arrays, results, 1e-4).ok
+    assert check(folder / 'right.onnx', inputs, arrays, results)[0].ok
     results['y'] = results['y'] + np.float32(0.01) * np.abs(y).max()
-    found = check(folder / 'right.onnx', inputs, arrays, results, 1e-4)
+    found, _ = check(folder / 'right.onnx', inputs, arrays, results)
     assert not found.ok
+    assert found.tolerance == 1e-3
     assert found.differences[0].share == pytest.approx(0.01, rel=1e-3)
-    assert check(folder / 'right.onnx', inputs, arrays, results, 0.02).ok
+    error = found.differences[0].error
+    assert 0.01 < error < 0.1  # over the root mean square, where values are small
+    assert check(folder / 'right.onnx', inputs, arrays, results, 1.01 * error)[0].ok
+    assert not check(folder / 'right.onnx', inputs, arrays, results, 0.99 * error)[0].ok
 
 
 def test_differences():
     want = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
     assert difference('y', want, want).share == 0.0
-    assert difference('y', want + np.float32([0, 1, 0, 0]), want).share == 0.25
+    found = difference('y', want + np.float32([0, 1, 0, 0]), want)
+    assert (found.absolute, found.share) == (1.0, 0.25)
+    assert found.error == 0.25  # over the larger of both
+    small = difference('y', want + np.float32([1, 0, 0, 0]), want)
+    assert small.error == pytest.approx(1 / np.sqrt(17 / 2))  # over the root mean square
     for wrong in (0, 2, 3):
         got = want.copy()
         got[wrong] = np.nan if wrong == 0 else 1.0
         found = difference('y', got, want)
-        assert found.share == math.inf
+        assert found.error == math.inf
         assert f'at [{wrong}]' in found.worst
-    assert difference('y', np.array([3, 4]), np.array([3, 5])).share == math.inf
-    assert difference('y', np.zeros(3), np.zeros(4)).share == math.inf
-    assert difference('y', np.zeros(3, np.float32), np.zeros(3)).share == math.inf
+    assert difference('y', np.array([3, 4]), np.array([3, 5])).error == math.inf
+    assert difference('y', np.zeros(3), np.zeros(4)).error == math.inf
+    assert difference('y', np.zeros(3, np.float32), np.zeros(3)).error == math.inf
     assert difference('y', np.float32(2.0), np.asarray(np.float32(4.0))).share == 0.5
 
 
 def test_what_has_no_share_says_none():
     wrong = difference('best', np.array([3, 4]), np.array([3, 5]))
-    found = Checked('f.onnx', 'ONNX Runtime', 1e-4, (Difference('y', 1e-6, 'at [0]'), wrong))
+    found = Checked(
+        'f.onnx', 'ONNX Runtime', 1e-4, (Difference('y', 1e-6, 2e-6, 1e-6, 'at [0]'), wrong)
+    )
     said = f'{found}\n{found.sentence}'
     assert 'inf' not in said
-    assert 'y: largest difference from ONNX Runtime 1.0e-06 of its largest value, within' in said
+    assert 'y: largest difference from ONNX Runtime 1.0e-06 of its largest value, error ' in said
     assert 'best: differs from ONNX Runtime, at [1]: 4 instead of 5' in said
     assert 'computes for f.onnx, at [1]: 4 instead of 5; the tolerance is 0.0001' in said
 
 
 def test_an_input_that_was_made_a_constant(folder):
     with pytest.raises(InputError, match='compiled with constants=, which --check does not know'):
-        check(folder / 'right.onnx', [Value('x', (2, 3, 4, 4), 'f32')], {}, {}, 1e-4)
+        check(folder / 'right.onnx', [Value('x', (2, 3, 4, 4), 'f32')], {}, {})
 
 
 @pytest.mark.parametrize('file', ['right.onnx', 'wrong.onnx'])
@@ -175,7 +188,7 @@ def test_parts_that_others_compute_are_checked_with_the_rest(tmp_path, shift, ca
     ('words', 'said'),
     [
         (['--check', 'missing.onnx'], 'No such file'),
-        (['--check', 'x.npz'], 'no .onnx file'),
+        (['--check', 'x.npz'], 'no .onnx or .tw file'),
         (['--check', 'input.onnx'], "no input 'x'"),
         (['--check', 'result.onnx'], 'gives best, z, the network best, y'),
         (['--check', 'right.onnx', '--tolerance', '-1'], '--tolerance'),

@@ -129,7 +129,8 @@ def _ours(
         if tune not in made:
             began = time.perf_counter()
             graph = zoo.graph(**subject.arguments)
-            found = compile(graph, progress=_told, tune=tune, **compiling)
+            # Answers are compared with the peers', and seconds are those of compiling.
+            found = compile(graph, progress=_told, tune=tune, check=False, **compiling)
             assert isinstance(found, GpuNetwork)
             made[tune] = found, time.perf_counter() - began
         return made[tune]

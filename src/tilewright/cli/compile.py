@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tilewright import zoo
+from tilewright.check.check import Checked, wanted
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
@@ -30,6 +32,7 @@ def run(
     fallback: str | None = None,
     target: str = 'cpu',
     device: str = '',
+    check: bool | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
@@ -40,6 +43,10 @@ def run(
     check_writable(path, '--output')
     out.warn_if_forgetful()
     begin = time.perf_counter()
+    checked: list[Checked] = []
+    asked = wanted(check, tune)
+    if asked is not None:
+        asked = replace(asked, seed=seed or 0, report=checked.append)
     with Bar(1) as bar:
         bar.begin(model.name)
 
@@ -47,16 +54,19 @@ def run(
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, max_rel_err=max_rel_err, device=device, progress=bar.report,
-                **more,
+                check=False if asked is None else asked, **more,
             )  # fmt: skip
 
         network = made(fallback=fallback) if fallback else made(save=path)
         theirs = getattr(network, 'theirs', ())
         if fallback and not theirs:  # all of it is ours, so that it can be written
+            asked = None
             network = made(save=path)
         bar.finish()
     seconds = time.perf_counter() - begin
     out.say(summary(network))
+    for verdict in checked:
+        out.say(f'checked: {verdict}')
     if theirs:
         out.warn(
             f'{path} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can '
@@ -74,6 +84,7 @@ def run(
             'seconds': seconds,
             'seed': seed,
             'network': network_json(network),
+            'check': checked[0].to_json() if checked else None,
         }
     )
     return 0

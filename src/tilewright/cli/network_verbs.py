@@ -72,6 +72,7 @@ def zoo(
         'tilewright compile model.onnx -o model.tw',
         'tilewright compile model.onnx --tune measure --trials 6',
         'tilewright compile model.onnx --shape image=1,3,224,224',
+        'tilewright compile model.onnx --check',
         'tilewright compile resnet18 --target cuda',
     )
 )
@@ -88,13 +89,21 @@ def compile(
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
+    check: Annotated[
+        bool | None,
+        typer.Option(
+            '--check/--no-check',
+            help='Run it once against ONNX Runtime or the reference [with --tune measure].',
+        ),
+    ] = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
 ) -> int:
     """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
 
-    --tune model times nothing and always gives the same file.
+    --tune model times nothing and always gives the same file. --check makes the exit code 1 where
+    results are wrong, names the pass or the task, and writes no .tw file.
     """
     from tilewright.cli import compile as verb
     from tilewright.cli.output import Output
@@ -102,7 +111,7 @@ def compile(
     return verb.run(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None, target=target, device=device,
+        fallback=fallback.value if fallback else None, target=target, device=device, check=check,
     )  # fmt: skip
 
 
@@ -136,13 +145,17 @@ def run(
     check: Annotated[
         Path | None,
         typer.Option(
-            '--check', metavar='FILE', help='Compare with what ONNX Runtime makes of an .onnx file.'
+            '--check',
+            metavar='FILE',
+            help='Compare with what ONNX Runtime makes of an .onnx file, numpy of a .tw file.',
         ),
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            '--tolerance', metavar='E', help='Share of the largest value for --check [1e-4].'
+            '--tolerance',
+            metavar='E',
+            help='Error for --check [1e-3, times the root of how many sums follow each other].',
         ),
     ] = None,
     shape: Shapes = None,

@@ -68,9 +68,10 @@ class Traced:
 def import_traced(
     model: str | os.PathLike | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
 ) -> Traced:
     """[ONNX] -> [Graph], with what each of its nodes was."""
-    importer = _importer(model, shapes, None)
+    importer = _importer(model, shapes, constants)
     return Traced(importer.graph(), importer.source.model, importer.numbers)
 
 

@@ -64,6 +64,42 @@ def import_torch(
     return _Importer(torch, program, name, dict(constants or {})).graph()
 
 
+def run_torch(
+    model: Any,
+    arrays: Sequence[np.ndarray],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+) -> list[np.ndarray]:
+    """What PyTorch itself computes for the tensors of an imported model, in their order."""
+    torch = _torch()
+    if isinstance(model, torch.export.ExportedProgram):
+        runs, examples = model.module(), tuple(map(torch.from_numpy, arrays))
+        training = []
+    else:
+        runs, examples = model, _examples(torch, model, shapes, example_inputs)
+        training = [m for m in model.modules() if m.training]
+    leaves, form = import_module('torch.utils._pytree').tree_flatten(examples)
+    left = list(arrays)
+    given = [
+        torch.from_numpy(np.array(left.pop(0))).to(leaf.device)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+    try:
+        for part in training:
+            part.training = False
+        with torch.no_grad():
+            results = runs(*import_module('torch.utils._pytree').tree_unflatten(given, form))
+    except Exception as error:  # whatever the module's own code raises
+        raise ModelError(f'PyTorch cannot run the module: {_first_line(error)}') from None
+    finally:
+        for part in training:
+            part.training = True
+    found, _ = import_module('torch.utils._pytree').tree_flatten(results)
+    return [tensor.detach().cpu().numpy() for tensor in found]
+
+
 def _torch() -> Any:
     try:
         return import_module('torch')

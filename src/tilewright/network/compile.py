@@ -8,11 +8,13 @@
 [Group, Choice]  -> build      -> [library]              codegen, runtime.build
 [Program]        -> plan       -> [Memory]               graph.memory
 all of it        ->               [Network]              runtime.network
+[Network]        -> check      -> [Network], or an error check
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +24,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tilewright.check.cause import Subject
+from tilewright.check.check import Check, check_network, wanted
+from tilewright.check.expected import program_of
+from tilewright.check.failure import Files
+from tilewright.check.source import Source
 from tilewright.errors import InputError, ModelError, UnsupportedError
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.combine import combine
@@ -39,8 +46,8 @@ from tilewright.graph.simplify import simplify
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.network.arguments import check as check_words
 from tilewright.network.arguments import (
-    check,
     check_gpu,
     check_saved,
     how_of,
@@ -57,6 +64,7 @@ from tilewright.network_gpu import saved as saved_gpu
 from tilewright.network_gpu.assemble import compile_program
 from tilewright.network_gpu.choose import GpuChoice
 from tilewright.network_gpu.cost import GpuCost
+from tilewright.network_gpu.measure import How
 from tilewright.network_gpu.place import by_levels
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -116,6 +124,7 @@ def compile(
     save: str | os.PathLike[str] | None = None,
     device: str = '',
     fallback: str | None = None,
+    check: bool | Check | None = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -141,8 +150,12 @@ def compile(
     device   a GPU by a part of its name; '': the first one.
     fallback 'onnxruntime': it runs the nodes of an ONNX model that are not supported; what comes
              out is then a `fallback.network.MixedNetwork`, which is called in the same way.
+    check    True: run it once on random data and compare it with ONNX Runtime, PyTorch or our own
+             reference before it is handed out; a `Check` says on which data. None: where kernels
+             are timed. What differs is a CheckError that names the pass or the task.
     """
-    check(target, tune, trials, machine, save)
+    check_words(target, tune, trials, machine, save)
+    asked = wanted(check, tune)
     how = how_of(target, tune, model, search)
     check_options(1, threads, 'auto', max_rel_err)
     if is_saved(network):
@@ -154,25 +167,16 @@ def compile(
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
         if is_saved(network):
-            return saved_gpu.load(network, target, device, progress)
-        opened = open_device(target, device)
-        program = prepare(
-            network if isinstance(network, Program)
-            else read(network, shapes, example_inputs, constants),
-            shapes, passes, GpuCost(opened.machine), GPU_PASSES,
-        )  # fmt: skip
-        keep = None
-        if save is not None:
-            keep = partial(
-                _keep, save, program=program, machine=opened.machine, target=target,
-                max_rel_err=max_rel_err,
-            )  # fmt: skip
-        return compile_program(
-            program, target, device, device=opened, tune=tune, trials=trials,
-            max_rel_err=max_rel_err, progress=progress, how=how, keep=keep,
+            made = saved_gpu.load(network, target, device, progress)
+            return _checked_file(made, network, asked)
+        return _compile_gpu(
+            network, target, tune=tune, shapes=shapes, constants=constants,
+            example_inputs=example_inputs, trials=trials, how=how, max_rel_err=max_rel_err,
+            passes=passes, save=save, device=device, asked=asked, progress=progress,
         )  # fmt: skip
     if is_saved(network):
-        return load(network, threads=threads, device=device, progress=progress)
+        return load(network, threads=threads, device=device, check=asked, progress=progress)
+    given = network
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, _host(machine, threads)[1])
         if mixture.theirs:
@@ -181,30 +185,32 @@ def compile(
                     f'{save} cannot be written: ONNX Runtime runs {mixture.theirs}, and a .tw file '
                     f'has kernels of ours alone; leave it out'
                 )
+
+            def ours(graph: Graph, how: bool | Check = False) -> Network:
+                return compile(
+                    graph, tune=tune, threads=threads, trials=trials, machine=machine,
+                    max_rel_err=max_rel_err, passes=passes, check=how, progress=progress,
+                )  # fmt: skip
+
+            mixed = mixture.compiled(ours)
+            if asked is not None:
+                from tilewright.check.mixed import check_mixed
+
+                source = Source(
+                    'onnx', network, mixture.traced.graph, shapes, threads=mixture.threads
+                )
+                check_mixed(mixed, mixture, source, asked, max_rel_err, ours)
             # As far as callers go, it is a Network.
-            return cast(
-                Network,
-                mixture.compiled(
-                    lambda graph: compile(
-                        graph,
-                        tune=tune,
-                        threads=threads,
-                        trials=trials,
-                        machine=machine,
-                        max_rel_err=max_rel_err,
-                        passes=passes,
-                        progress=progress,
-                    )
-                ),
-            )
+            return cast(Network, mixed)
         network = mixture.traced.graph
     clock = _Clock()
     from_onnx = is_onnx(network)
     if not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)
     host, count = _host(machine, threads)
+    rough = RoughCost(host, count)
     try:
-        program = prepare(network, shapes, passes, RoughCost(host, count))
+        program = prepare(network, shapes, passes, rough)
     except UnsupportedError as error:
         raise (with_fallback(error) if from_onnx else error) from None
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
@@ -218,13 +224,60 @@ def compile(
         best = measure_in_place(program, chosen, host, count, max_rel_err, progress)
         clock.say('measured')
     saved = Saved(program, best, host, count, float(max_rel_err))
-    if save is not None:
-        network_file.write(save, saved)
     made = assemble(saved, progress)
     clock.say('ready')
+    if asked is not None:
+        source = Source(_kind(given), given, network, shapes, constants, example_inputs, count)
+        subject = _subject(made, program, source, passes, rough, PROGRAM_PASSES, max_rel_err)
+        files = Files(source.write, partial(network_file.write, saved=saved))
+        check_network(subject, asked, files, source.right)
+        clock.say('checked')
+        del source, subject, files
+    if save is not None:
+        network_file.write(save, saved)
     # The model's own weights are not needed any more.
-    del network, program, saved
+    del network, given, program, saved
     give_back()
+    return made
+
+
+def _compile_gpu(
+    model: Any,
+    target: str,
+    *,
+    tune: str,
+    shapes: Mapping[str, Sequence[int]] | None,
+    constants: Mapping[str, np.ndarray] | None,
+    example_inputs: Sequence[Any] | None,
+    trials: int | None,
+    how: How,
+    max_rel_err: float,
+    passes: Collection[str] | None,
+    save: str | os.PathLike[str] | None,
+    device: str,
+    asked: Check | None,
+    progress: Report | None,
+) -> Network:
+    """The stages for a GPU; arguments are those of `compile`."""
+    opened = open_device(target, device)
+    graph = model if isinstance(model, Program) else read(model, shapes, example_inputs, constants)
+    cost = GpuCost(opened.machine)
+    program = prepare(graph, shapes, passes, cost, GPU_PASSES)
+    chosen: dict[str, GpuChoice] = {}
+    made = compile_program(
+        program, target, device, device=opened, tune=tune, trials=trials, max_rel_err=max_rel_err,
+        progress=progress, how=how, keep=chosen.update,
+    )  # fmt: skip
+    write = partial(
+        saved_gpu.save, program=program, choices=chosen, machine=opened.machine, target=target,
+        max_rel_err=max_rel_err,
+    )  # fmt: skip
+    if asked is not None:
+        source = Source(_kind(model), model, graph, shapes, constants, example_inputs)
+        subject = _subject(made, program, source, passes, cost, GPU_PASSES, max_rel_err)
+        check_network(subject, asked, Files(source.write, write, target), source.right)
+    if save is not None:
+        write(save)
     return made
 
 
@@ -233,16 +286,20 @@ def load(
     *,
     threads: int | None = None,
     device: str = '',
+    check: bool | Check | None = None,
     progress: Report | None = None,
 ) -> Network:
     """The network of a .tw file, for this host, or for the GPU with `device` in its name.
 
-    Schedules of another machine, or for another number of threads, are chosen again.
+    Schedules of another machine, or for another number of threads, are chosen again. `check` runs
+    it once against the program that the file holds, in float64: kernels are checked then, and
+    where memory lies. Passes were made before the file was written, and are not.
     """
+    asked = wanted(check, 'model')
     target = network_file.target_of(path)
     if target != 'cpu':
         check_gpu(target, threads=threads)
-        return saved_gpu.load(path, target, device, progress)
+        return _checked_file(saved_gpu.load(path, target, device, progress), path, asked)
     saved = network_file.read(path)
     host, most = _host(None, threads)
     count = most if threads is not None else min(saved.threads, most)
@@ -257,7 +314,7 @@ def load(
         chosen = schedule(saved.program, host, count, KEPT, saved.max_rel_err, progress)
         best = {digest: found[0] for digest, found in chosen.items()}
         saved = replace(saved, choices=best, machine=host, threads=count)
-    return assemble(saved, progress)
+    return _checked_file(assemble(saved, progress), path, asked)
 
 
 def assemble(saved: Saved, progress: Report | None = None) -> Network:
@@ -398,8 +455,40 @@ def _mixture(
     return split_model(model, shapes, fallback, threads)
 
 
-def _keep(path: str | os.PathLike[str], choices: Mapping[str, GpuChoice], **what: Any) -> None:
-    saved_gpu.save(path, choices=choices, **what)
+def _kind(model: Any) -> str:
+    """Who knows best what a model computes, see `check.source.Source`."""
+    if isinstance(model, Graph | Program):
+        return 'ours'
+    return 'onnx' if is_onnx(model) else 'torch'
+
+
+def _subject(
+    network: Network,
+    program: Program,
+    source: Source,
+    passes: Collection[str] | None,
+    cost: Cost,
+    program_passes: Mapping[str, Callable[[Program, Cost], Program]],
+    max_rel_err: float,
+) -> Subject:
+    """What a check is told of a network and of the passes that made its program."""
+    node_passes = () if isinstance(source.read, Program) else NODE_PASSES
+    chosen = passes_of(passes, PASSES)
+    names = tuple(name for name in (*node_passes, *program_passes) if name in chosen)
+    return Subject(
+        network, program, source.plain, names,
+        lambda some: prepare(source.read, None, some, cost, program_passes), max_rel_err,
+        source.inside,
+    )  # fmt: skip
+
+
+def _checked_file(network: Network, path: str | os.PathLike[str], asked: Check | None) -> Network:
+    """The network of a .tw file, checked if that is asked for."""
+    if asked is not None:
+        target = network_file.target_of(path)
+        files = Files(None, lambda to: shutil.copyfile(path, to), target)
+        check_network(Subject(network, program_of(path)), asked, files)
+    return network
 
 
 def _host(machine: Machine | None, threads: int | None) -> tuple[Machine, int]:

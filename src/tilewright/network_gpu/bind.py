@@ -21,6 +21,7 @@ from tilewright.codegen.gpu.module import Buffer, Module, Step
 from tilewright.errors import TilewrightError
 from tilewright.graph.graph import DTYPES as KINDS
 from tilewright.graph.graph import Value
+from tilewright.graph.memory import Place
 from tilewright.graph.program import Program, Task
 from tilewright.network_gpu.code import Report, programs
 from tilewright.network_gpu.order import Span, Touched, waits
@@ -149,7 +150,7 @@ class _Binder:
         order = waits(touched) if parallel else None
         self._prove(in_a_row(len(touched)) if order is None else order)
         made = GpuNetwork(
-            self.program.name, self.device, inputs, outputs, tasks, order, held,
+            self.program.name, self.device, inputs, outputs, tasks, order, held, self._places(),
         )  # fmt: skip
         self.holder.kept = True
         return made
@@ -173,6 +174,16 @@ class _Binder:
         if root in self.program.constants:
             return _Slot(offset, self._constant(root, dtype))
         return _Slot(offset + self.placement.values[root])
+
+    def _places(self) -> dict[str, Place]:
+        """Where every value lies that is in the arena."""
+        found = {}
+        for value, kind in self.program.values.items():
+            root, element = self.program.place(value)
+            if root in self.placement.values:
+                offset = self.placement.values[root] + element * DTYPES[kind.dtype]
+                found[value] = Place('arena', '', offset)
+        return found
 
     def _value(self, value: str) -> NDArray:
         """A value as an array of the device."""

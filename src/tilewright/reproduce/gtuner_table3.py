@@ -223,7 +223,7 @@ class _Bench:
                 self.begin, self.stages = time.perf_counter(), {}
                 net = compile(
                     graph, self.options.target, tune='measure', trials=self.options.samples,
-                    model=how.model, search=how.search, progress=self._tell,
+                    model=how.model, search=how.search, check=False, progress=self._tell,
                 )  # fmt: skip
                 seconds = time.perf_counter() - self.begin
             assert isinstance(net, GpuNetwork)

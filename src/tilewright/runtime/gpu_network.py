@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from tilewright.errors import ArrayError, InputError, TilewrightError
 from tilewright.graph.graph import Value
+from tilewright.graph.memory import Place
 from tilewright.ops.group import Group
-from tilewright.runtime.device import Call, Device, NDArray, Program
+from tilewright.runtime.device import Call, Device, NDArray, Program, bytes_of
 from tilewright.runtime.gpu_recorded import Waits, recorded
-from tilewright.runtime.network import Network, example
+from tilewright.runtime.network import Network, Read, example, from_bytes
 from tilewright.runtime.profile import Profile, TaskTime
+from tilewright.runtime.verify import poison
 from tilewright.schedule.gpu import GpuSchedule
 
 CALLS = 20
@@ -69,14 +72,18 @@ class GpuNetwork(Network):
         tasks: Sequence[GpuTask],
         waits: Waits | None,
         held: Held,
+        places: Mapping[str, Place] = MappingProxyType({}),
     ) -> None:
-        """`waits` says for every kernel what it waits for; None: for the one before it."""
+        """`waits` says for every kernel what it waits for; None: for the one before it.
+
+        `places` says where in the arena values lie that are no constants.
+        """
         self.name, self.device, self.threads = name, device, 1
         self.inputs = tuple(value for value, _ in inputs)
         self.outputs = tuple(value for value, _ in outputs)
         self.buffers = {value.name: array for value, array in (*inputs, *outputs)}
         self.gpu_tasks = tuple(tasks)
-        self.waits = waits
+        self.waits, self.places = waits, places
         self._held = held
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, _give_back, device, held)
@@ -137,6 +144,29 @@ class GpuNetwork(Network):
             self._recorded.run()
             self.device.synchronize()
             return self._recorded.time(repeats)
+
+    def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
+        """Run one task at a time, as `Network.step_by_step` does, without what was recorded."""
+        inputs, _ = self._checked(arrays, {})
+        arena, device = self._held.arena, self.device
+
+        def read(value: Value) -> np.ndarray:
+            offset = self.places[value.name].offset
+            first = offset - offset % device.alignment
+            size = offset - first + bytes_of(value.shape, value.dtype)
+            part = device.part(arena, first, ('byte',), (max(size, 1),), 'u8')
+            return from_bytes(device.download(part)[offset - first :], value)
+
+        with self._lock:
+            device.use()
+            device.write(arena, poison(np.empty(arena.bytes, np.uint8)))
+            self._write(inputs)
+            for task in self.gpu_tasks:
+                yield read
+                for call in task.calls:
+                    device.launch(call)
+                device.synchronize()
+            yield read
 
     def stamps(self, arrays: Mapping[str, np.ndarray], repeats: int) -> np.ndarray:
         """[repeats, tasks + 1] seconds: tasks one after the other, each timed by itself."""

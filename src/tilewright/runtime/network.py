@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -33,8 +33,10 @@ from tilewright.ops.group import Group
 from tilewright.runtime.build import build
 from tilewright.runtime.cpu import aligned_empty, pool
 from tilewright.runtime.profile import Profile, TaskTime, explain_network, medians
+from tilewright.runtime.verify import poison
 from tilewright.schedule.schedule import Schedule
 
+Read = Callable[[Value], np.ndarray]  # a value as its memory is now
 _POINTER = ctypes.c_void_p
 _WORD = ctypes.sizeof(_POINTER)
 _LINE = 64
@@ -135,6 +137,7 @@ class Network:
         )
         self.kernels = dict(kernels)
         self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
+        self.places = memory.places
         self._lock = threading.Lock()  # callers share the arena and the arguments
         self._build(program, memory)
         _networks.add(self)
@@ -296,6 +299,38 @@ class Network:
             executor().tw_execute(ctypes.addressof(self._net), self._io, None)
             self._copy_out(inputs, outputs)
         return {v.name: a for v, a in zip(self.outputs, outputs, strict=True)}
+
+    def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
+        """Run one task at a time: stops before each of them, and once more behind the last.
+
+        What comes out reads a value as its memory is at that moment. Memory is poisoned first, so
+        that nothing of an earlier call can pass for a result. For finding what is wrong, not fast.
+        """
+        inputs, outputs = self._checked(arrays, {})
+        given = {('input', v.name): a for v, a in zip(self.inputs, inputs, strict=True)}
+        given |= {('output', v.name): a for v, a in zip(self.outputs, outputs, strict=True)}
+
+        def read(value: Value) -> np.ndarray:
+            place = self.places[value.name]
+            if place.kind == 'arena':
+                memory = self._arena
+            elif place.kind == 'constant':
+                memory = self._kept[place.name]
+            else:
+                memory = given[place.kind, place.name]
+            return from_bytes(memory.reshape(-1).view(np.uint8)[place.offset :], value)
+
+        with self._lock:
+            poison(self._arena.view(np.uint32))
+            for array in outputs:
+                poison(array)
+            self._bind(inputs, outputs)
+            for number in range(len(self.tasks)):
+                yield read
+                first = ctypes.addressof(self._steps) + number * ctypes.sizeof(_Step)
+                one = _Net(self._net.run, first, 1, self._net.patches, self._net.patch_count)
+                executor().tw_execute(ctypes.addressof(one), self._io, None)
+            yield read
 
     def stamps(self, arrays: Mapping[str, np.ndarray], repeats: int) -> np.ndarray:
         """[repeats, tasks + 1] seconds: when each task began, and when the last one ended."""
@@ -468,6 +503,13 @@ def _room(network: str, what: str, size: int) -> np.ndarray:
             f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
             f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
         ) from None
+
+
+def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:
+    """A copy of a value that lies at the beginning of these bytes."""
+    kind = np.dtype(DTYPES[value.dtype])
+    size = math.prod(value.shape) * kind.itemsize
+    return memory[:size].copy().view(kind).reshape(value.shape)
 
 
 def _new(value: Value) -> np.ndarray:

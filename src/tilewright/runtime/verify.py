@@ -121,7 +121,7 @@ def compare(
         answer, right = got.astype(np.float64), np.asarray(want, dtype=np.float64)
         finite = np.isfinite(right)
         largest = float(np.max(np.abs(right), where=finite, initial=0.0))
-        scale = _root_mean_square(right, finite)
+        scale = root_mean_square(right, finite)
         # numpy makes numbers of arrays without dimensions; these are assigned to.
         distance = np.asarray(np.abs(answer - right))
         base = np.asarray(denominator(answer, right, scale))
@@ -179,7 +179,8 @@ def _unwritten(got: np.ndarray) -> Comparison | None:
     return None
 
 
-def _root_mean_square(values: np.ndarray, chosen: np.ndarray) -> float:
+def root_mean_square(values: np.ndarray, chosen: np.ndarray) -> float:
+    """What order one is in the units of these values, of the chosen ones."""
     count = int(chosen.sum())
     if not count:
         return 0.0
@@ -212,7 +213,7 @@ class Oracle:
         largest = float(np.max(np.abs(values), where=finite, initial=0.0))
         kept = guarded_empty(want.shape, want.dtype)
         kept[...] = want
-        return cls(group, freeze(kept), _root_mean_square(values, finite), largest, limit)
+        return cls(group, freeze(kept), root_mean_square(values, finite), largest, limit)
 
     def judge(self, got: np.ndarray) -> Comparison:
         """What `compare` says; in one pass when no element is off by more than the clamp allows."""

@@ -1,37 +1,56 @@
-"""A network of the zoo as an ONNX model: opset 21, weights as initialisers, nothing folded."""
+"""A graph, such as a network of the zoo, as an ONNX model: weights as initialisers, nothing folded.
+
+Operators of graphs mean what ONNX's default domain says at opset 21, so that nodes are copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
-from tilewright.graph.graph import Node
+from tilewright.graph.graph import DTYPES, Graph, Node, Value
 from tilewright.version import VERSION
 from tilewright.zoo.as_graph import to_graph
-from tilewright.zoo.layers import INPUT, OUTPUT, Network
+from tilewright.zoo.layers import OUTPUT, Network
 
 OPSET, IR_VERSION = 21, 10
 
 
 def to_onnx(network: Network, weights: Mapping[str, np.ndarray]) -> ModelProto:
     """[Network, arrays by name] -> the model; input 'image', output 'scores'."""
-    graph = to_graph(network, weights)
+    scores = Value(OUTPUT, network.shape_of(network.output))
+    return graph_to_onnx(to_graph(network, weights), [scores])
+
+
+def graph_to_onnx(graph: Graph, outputs: Sequence[Value]) -> ModelProto:
+    """[Graph, types of its outputs] -> the model; what an output is called is what callers see."""
     nodes = [_node(node) for node in graph.nodes]
-    image, scores = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in ((INPUT, network.shape), (OUTPUT, network.shape_of(network.output)))
-    )
+    nodes += [
+        helper.make_node('Identity', [value], [name], name=f'{name}/output')
+        for name, value in graph.outputs
+        if name != value
+    ]
     tensors = [numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
-    made = helper.make_graph(nodes, network.name, [image], [scores], tensors)
+    made = helper.make_graph(
+        nodes, graph.name, [_info(v) for v in graph.inputs], [_info(v) for v in outputs], tensors
+    )
     return helper.make_model(
         made, opset_imports=[helper.make_opsetid('', OPSET)], ir_version=IR_VERSION,
         producer_name='tilewright', producer_version=VERSION,
     )  # fmt: skip
 
 
+def _info(value: Value) -> ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[value.dtype]))
+    return helper.make_tensor_value_info(value.name, kind, value.shape)
+
+
 def _node(node: Node) -> NodeProto:
-    attributes: dict[str, Any] = dict(node.attributes)
+    attributes: dict[str, Any] = {
+        name: numpy_helper.from_array(given) if isinstance(given, np.ndarray) else given
+        for name, given in node.attributes.items()
+    }
     return helper.make_node(node.op, node.inputs, node.outputs, name=node.name, **attributes)

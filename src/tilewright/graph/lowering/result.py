@@ -152,6 +152,13 @@ def _bound(part: Part) -> Part:
 
 def store(target: np.ndarray, group: Group, result: np.ndarray) -> None:
     """Put what a group computed into the array that it writes, or the part of it that it writes."""
+    where = part_written(group)
+    with np.errstate(invalid='ignore', over='ignore'):
+        target[where] = result[where].astype(target.dtype)
+
+
+def part_written(group: Group) -> tuple[np.ndarray, ...]:
+    """The index of the elements that a group writes of its output."""
     last = group.stages[-1]
     places = []
     for expression in last.write.index:
@@ -159,9 +166,7 @@ def store(target: np.ndarray, group: Group, result: np.ndarray) -> None:
         for name, coefficient in expression.terms:
             at = (at[:, None] + coefficient * np.arange(last.sizes[name])).ravel()
         places.append(at)
-    where = np.ix_(*places)
-    with np.errstate(invalid='ignore', over='ignore'):
-        target[where] = result[where].astype(target.dtype)
+    return np.ix_(*places)
 
 
 def view(result: Result, shape: Sequence[int]) -> Result:
