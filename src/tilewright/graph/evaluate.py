@@ -22,6 +22,7 @@ from tilewright.ops.reference import reference
 
 Run = Callable[[Group, Mapping[str, np.ndarray]], np.ndarray]
 
+
 def evaluate(
     program: Program,
     inputs: Mapping[str, np.ndarray],
