@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,10 @@ def variants_of(number: int, target: str) -> list[targets.Passes]:
 
 
 def style_of(number: int, target: str) -> str:
-    return 'searched' if number % SEARCHED_EVERY == 0 else 'quick'
+    """How kernels are chosen; searching for the CPU needs CasADi, which need not be there."""
+    if number % SEARCHED_EVERY or (target == 'cpu' and find_spec('casadi') is None):
+        return 'quick'
+    return 'searched'
 
 
 def tried(net: Net, target: str, passes: targets.Passes, style: str) -> tuple[str, str, int]:

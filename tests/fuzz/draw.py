@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from . import oracle
-from .graphs import Net, Node
+from .graphs import OPSET, Net, Node
 
 T = TypeVar('T')
 FLOATS = ('float32', 'float64')
@@ -55,8 +55,9 @@ class Row:
 class Draw:
     """A graph that grows."""
 
-    def __init__(self, rng: Random, special: bool = False) -> None:
+    def __init__(self, rng: Random, special: bool = False, opset: int = OPSET) -> None:
         self.rng = rng
+        self.opset = opset
         self.special = special  # whether NaN and infinities may occur
         self.nodes: list[Node] = []
         self.inputs: dict[str, np.ndarray] = {}
@@ -141,6 +142,19 @@ class Draw:
         """Whole numbers that are known ahead: axes, pads, shapes."""
         return self.constant(np.array(values, dtype))
 
+    def listed(
+        self,
+        x: str,
+        name: str,
+        numbers: Sequence[int],
+        since: int,
+        attributes: Mapping[str, object],
+    ) -> Step:
+        """A node with a list of numbers, which was an attribute before this opset."""
+        if self.opset < since:
+            return Step([x], {**attributes, name: list(numbers)})
+        return Step([x, self.numbers(numbers)], attributes)
+
     def given(self, array: np.ndarray) -> str:
         name = self.fresh('x')
         self.inputs[name] = self.values[name] = array
@@ -192,7 +206,7 @@ class Draw:
     def apply(self, op: str, step: Step) -> tuple[str, ...]:
         """Add a node; comes out: its outputs. `MisfitError` where it cannot be used."""
         outputs = tuple(self.fresh('v') for _ in range(step.outputs))
-        node = Node(op, tuple(step.inputs), outputs, step.attributes)
+        node = Node(op, tuple(step.inputs), outputs, step.attributes, self.opset)
         try:
             made, by = oracle.step(node, self.values, self.constants)
         except oracle.OracleError as error:

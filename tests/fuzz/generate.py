@@ -14,10 +14,12 @@ from random import Random
 import numpy as np
 
 from .draw import FLOATS, Draw, MisfitError, Row, Step
-from .graphs import Net
+from .graphs import OPSET, Net
 from .operators import CLEAR, ROWS
 
 PAIRS_EACH = 2
+OLDER_SHARE = 0.12  # of the graphs are of an older opset: other forms, and other meanings of some
+OLDER = (11, 12, 13, 15, 17, 18, 19, 20)
 SPECIAL_SHARE = 0.02  # of the graphs have NaN and infinities in their data
 # Where operators are defined.
 DOMAINS = {
@@ -49,7 +51,8 @@ def drawn(seed: int, number: int) -> Net:
     """The graph."""
     rng = Random(f'graph {seed} {number}')
     special = rng.random() < SPECIAL_SHARE
-    draw = Draw(rng, special)
+    older = rng.random() < OLDER_SHARE
+    draw = Draw(rng, special, rng.choice(OLDER) if older else OPSET)
     if special:
         draw.given(draw.data(draw.shape(), 'float32'))
         for _ in range(draw.int(2, 6)):
@@ -57,7 +60,11 @@ def drawn(seed: int, number: int) -> Net:
         return _finished(draw)
     draw.given(draw.data(draw.shape(), draw.dtype()))
     if draw.chance(0.35):
-        draw.pick(MOTIFS)(draw)
+        mark = draw.mark()
+        try:
+            draw.pick(MOTIFS)(draw)
+        except MisfitError:  # of a later opset
+            draw.rewind(mark)
     for producer, consumer in wanted_pairs(seed, number):
         add_pair(draw, ROWS[producer], ROWS[consumer], 10)
     for _ in range(draw.int(1, 6)):

@@ -25,12 +25,13 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Node:
-    """One operator on named values; an input that is left out is ''."""
+    """One operator on named values; an input that is left out is ''. A graph is of one opset."""
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, object] = field(default_factory=dict)
+    opset: int = OPSET
 
     def proto(self) -> onnx.NodeProto:
         given = {name: value for name, value in self.attributes.items() if value is not None}
@@ -109,7 +110,9 @@ def model_of(
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         return helper.make_tensor_value_info(name, kind, array.shape)
 
-    opset = max([OPSET, *(LATER.get(node.op, 0) for node in nodes)])
+    opset = max((node.opset for node in nodes), default=OPSET)
+    if opset == OPSET:
+        opset = max([opset, *(LATER.get(node.op, 0) for node in nodes)])
     graph = helper.make_graph(
         [node.proto() for node in nodes],
         'drawn',
@@ -139,6 +142,7 @@ def load(path: Path) -> tuple[tuple[Node, ...], Arrays, Arrays, tuple[str, ...]]
         Node(
             proto.op_type, tuple(proto.input), tuple(proto.output),
             {a.name: helper.get_attribute_value(a) for a in proto.attribute},
+            min(OPSET, model.opset_import[0].version),
         )
         for proto in model.graph.node
     )  # fmt: skip

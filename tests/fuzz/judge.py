@@ -22,6 +22,7 @@ from .graphs import Arrays, Net
 TOLERANCE = {'float32': 1e-4, 'float64': 1e-9}
 TIMES = 6  # runs with errors
 ALLOWED = 10.0
+SMALLEST = 1e-3  # what is smaller than this is compared as if it were this large
 JUMP = 1e-2  # a move by this share is none that a tolerance could cover
 
 
@@ -77,7 +78,7 @@ def _errors(got: np.ndarray, want: np.ndarray, slack: np.ndarray | float = 0.0) 
         return np.where(got == want, 0.0, np.inf)
     with np.errstate(all='ignore'):
         answer, right = got.astype(np.float64), want.astype(np.float64)
-        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), max(_scale(right), 1e-30))
+        base = np.maximum(np.maximum(np.abs(answer), np.abs(right)), max(_scale(right), SMALLEST))
         allowed = TOLERANCE[str(want.dtype)] * base + slack
         same = (answer == right) | (np.isnan(answer) & np.isnan(right))
         error = np.where(same, 0.0, np.abs(answer - right) / allowed)
@@ -92,7 +93,9 @@ def _moved(other: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         distance = np.abs(other.astype(np.float64) - want.astype(np.float64))
         strange = np.isnan(distance) & ~(np.isnan(other) & np.isnan(want))
         distance = np.where(np.isfinite(distance), distance, 0.0)
-        far = distance > JUMP * np.maximum(np.abs(want), _scale(want.astype(np.float64)))
+        far = distance > JUMP * np.maximum(
+            np.abs(want), max(_scale(want.astype(np.float64)), SMALLEST)
+        )
         return distance, far | strange | (np.isfinite(other) != np.isfinite(want))
 
 

@@ -1,8 +1,9 @@
 """What a graph computes, by others: every node alone, by ONNX Runtime or ONNX's own reference.
 
 Goes in: nodes and arrays. Comes out: the array of every value. ONNX Runtime runs with its graph
-optimisations off; what it lacks of float64 it computes in float32, and what it lacks otherwise is
-computed by ONNX's reference in Python. Neither shares code with this project.
+optimisations off; an element type that it lacks is replaced by another that holds the same numbers
+(float64 by float32), and what is left is computed by ONNX's reference in Python. Neither shares
+code with this project.
 
 `noisy` computes the same with an error put on every float that arithmetic made, of the size that
 another order of summation has: elements that move by it (a floor at a whole number, an ArgMax of
@@ -49,6 +50,8 @@ SINGLE = _names(
     'LayerNormalization GroupNormalization RMSNormalization Shrink Gelu HardSigmoid HardSwish Selu '
     'LeakyRelu Swish'
 )
+# Their results are int64, whatever they look at.
+PLACES = _names('ArgMax ArgMin MaxPool Shape Size OneHot Cast CastLike EyeLike')
 NOISE = {'float32': 1e-6, 'float64': 1e-13}
 NOISE_OF_SUMS = {'float32': 2e-5, 'float64': 1e-12}
 
@@ -85,9 +88,9 @@ def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np
     except Exception as error:
         if 'NOT_IMPLEMENTED' not in str(error) and 'INVALID_GRAPH' not in str(error):
             raise OracleError(f'{node}: {error}') from error
-    if any(a.dtype == np.float64 for a in (*inputs.values(), *constants.values())):
+    for other in _substitutes(node, inputs, constants):
         with contextlib.suppress(Exception):
-            return dict(zip(wanted, _in_single(node, inputs, constants), strict=True)), 'in float32'
+            return dict(zip(wanted, _as(other, node, inputs, constants), strict=True)), other
     try:
         made = _by_reference(node, inputs, constants)
     except Exception as error:
@@ -95,15 +98,33 @@ def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np
     return dict(zip(wanted, made, strict=True)), 'reference'
 
 
-def _in_single(node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndarray]:
-    """Doubles by ONNX Runtime's float32, where it has nothing else."""
+def _kind(node: Node, inputs: Arrays, constants: Arrays) -> str:
+    """The element type of the first input."""
+    both = {**inputs, **constants}
+    return str(both[node.inputs[0]].dtype) if node.inputs and node.inputs[0] in both else ''
 
-    def single(arrays: Arrays) -> dict[str, np.ndarray]:
-        return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
 
-    given = single(inputs)
-    made = _session(node, given, single(constants)).run(None, given)
-    return [np.asarray(a, np.float64) if a.dtype == np.float32 else np.asarray(a) for a in made]
+def _substitutes(node: Node, inputs: Arrays, constants: Arrays) -> tuple[str, ...]:
+    """Element types that hold the same numbers, for which there may be a kernel."""
+    kind = _kind(node, inputs, constants)
+    if kind == 'float64':
+        return ('float32',)
+    if kind[:3] not in ('int', 'uin'):
+        return ()
+    # Sums of 64 bits, cut to fewer, wrap around as sums of fewer do; places are int64 themselves.
+    return ('float32', 'int32') if node.op in PLACES else ('int64', 'int32', 'float32')
+
+
+def _as(other: str, node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndarray]:
+    """Computed by ONNX Runtime in another element type, and brought back."""
+    kind = _kind(node, inputs, constants)
+
+    def turned(arrays: Arrays) -> dict[str, np.ndarray]:
+        return {n: a.astype(other) if a.dtype == kind else a for n, a in arrays.items()}
+
+    given = turned(inputs)
+    made = map(np.asarray, _session(node, given, turned(constants)).run(None, given))
+    return [a.astype(kind) if a.dtype == other else a for a in made]
 
 
 def step(node: Node, values: Arrays, constants: Iterable[str]) -> tuple[dict[str, np.ndarray], str]:
@@ -129,8 +150,8 @@ def noisy(net: Net, seed: int) -> dict[str, np.ndarray]:
     values = {**net.inputs, **net.constants}
     for node in net.nodes:
         made, by = step(node, values, net.constants)
-        if node.op not in EXACT:
-            rough = by == 'in float32' or node.op in SINGLE
+        rough = by == 'float32' or node.op in SINGLE
+        if rough or node.op not in EXACT:
             made = {name: _disturbed(array, node.op, rng, rough) for name, array in made.items()}
         values |= made
     return {name: values[name] for name in net.outputs}

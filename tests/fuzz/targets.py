@@ -94,7 +94,7 @@ def run(net: Net, target: str, passes: Passes, style: str = 'quick') -> dict[str
         if target == 'cpu' and style == 'quick':
             compiled: Any = _drawn_kernels(net, passes)
         else:
-            threads = {'threads': THREADS} if target == 'cpu' else {}
+            threads: dict[str, Any] = {'threads': THREADS} if target == 'cpu' else {}
             compiled = tw.compile(net.proto(), target=target, passes=passes, **threads)
         outputs = {
             name: np.full(net.values[name].shape, 77, net.values[name].dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def _squeeze(draw: Draw, x: str) -> Step:
     if not ones or draw.chance(0.2):
         return Step([x])
     rank = draw.values[x].ndim
-    return Step([x, draw.numbers([a - rank * draw.int(0, 1) for a in draw.some(ones)])])
+    axes = [a - rank * draw.int(0, 1) for a in draw.some(ones)]
+    return draw.listed(x, 'axes', axes, 13, {})
 
 
 def _unsqueeze(draw: Draw, x: str) -> Step:
@@ -61,7 +63,8 @@ def _unsqueeze(draw: Draw, x: str) -> Step:
     if rank + count > 6:
         raise MisfitError('too many dimensions')
     axes = draw.rng.sample(range(rank + count), count)
-    return Step([x, draw.numbers([a - (rank + count) * draw.int(0, 1) for a in axes])])
+    axes = [a - (rank + count) * draw.int(0, 1) for a in axes]
+    return draw.listed(x, 'axes', axes, 13, {})
 
 
 def _shape(draw: Draw, x: str) -> Step:
@@ -114,13 +117,14 @@ def _split(draw: Draw, x: str) -> Step:
     axis = draw.pick(wide)
     size = array.shape[axis]
     count = draw.int(1, min(3, size))
-    if draw.chance(0.4):
+    if draw.chance(0.4) and draw.opset >= 18:
         if (count - 1) * -(-size // count) >= size:
             raise MisfitError('a part would be empty')
         return Step([x], {'axis': axis, 'num_outputs': count}, count)
     cuts = sorted(draw.rng.sample(range(1, size), count - 1))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-    return Step([x, draw.numbers(sizes)], {'axis': axis - array.ndim * draw.int(0, 1)}, count)
+    step = draw.listed(x, 'split', sizes, 13, {'axis': axis - array.ndim * draw.int(0, 1)})
+    return replace(step, outputs=count)
 
 
 def _slice(draw: Draw, x: str) -> Step:

@@ -38,8 +38,9 @@ def _window(draw: Draw, sizes: tuple[int, ...], pooling: bool) -> tuple[dict, li
     if any(d > 1 for d in dilations):
         attributes['dilations'] = dilations
     auto = draw.pick(('NOTSET',) * 5 + ('SAME_UPPER', 'SAME_LOWER', 'VALID'))
-    if auto.startswith('SAME') and any(d > 1 for d in dilations):
-        auto = 'NOTSET'
+    gaps = any(t < s for t, s in zip(taps, strides, strict=True))
+    if auto.startswith('SAME') and (gaps or any(d > 1 for d in dilations)):
+        auto = 'NOTSET'  # ONNX Runtime's padding is negative then, or it refuses
     if auto == 'NOTSET':
         attributes['pads'] = [*before, *after]
     else:
@@ -265,21 +266,30 @@ def _arg(draw: Draw, x: str) -> Step:
     return Step([x], {**step.attributes, **more})
 
 
-def _reduction(draw: Draw, x: str) -> Step:
+def _reduction(since: int):
+    """Over axes, which were an attribute before this opset."""
+
+    def make(draw: Draw, x: str) -> Step:
+        return _over_axes(draw, x, since)
+
+    return make
+
+
+def _over_axes(draw: Draw, x: str, since: int) -> Step:
     rank = draw.values[x].ndim
     keep: dict[str, object] = {'keepdims': draw.int(0, 1)}
     if not rank or draw.chance(0.15):
-        if draw.chance(0.2):
+        if draw.chance(0.2) and draw.opset >= since:
             keep['noop_with_empty_axes'] = 1
         return Step([x], keep)
     axes = [a - rank * draw.int(0, 1) for a in draw.some(range(rank))]
-    return Step([x, draw.numbers(axes)], keep)
+    return draw.listed(x, 'axes', axes, since, keep)
 
 
 def _log_sum(draw: Draw, x: str) -> Step:
     if not draw.special and draw.values[x].min() < 0.05:
         raise MisfitError('sums have to be positive')
-    return _reduction(draw, x)
+    return _over_axes(draw, x, 18)
 
 
 def _running(draw: Draw, x: str) -> Step:
@@ -313,12 +323,13 @@ ROWS = (
     Row('Einsum', NUMBERS, _einsum),
     *(Row(name, FLOATS, _axis) for name in ('Softmax', 'LogSoftmax', 'Hardmax')),
     *(Row(name, NUMBERS, _arg) for name in ('ArgMax', 'ArgMin')),
+    Row('ReduceSum', NUMBERS, _reduction(13)),
     *(
-        Row(f'Reduce{name}', NUMBERS, _reduction)
-        for name in ('Sum', 'Mean', 'Prod', 'L1', 'SumSquare')
+        Row(f'Reduce{name}', NUMBERS, _reduction(18))
+        for name in ('Mean', 'Prod', 'L1', 'SumSquare')
     ),
-    *(Row(f'Reduce{name}', ANY, _reduction) for name in ('Max', 'Min')),
-    *(Row(f'Reduce{name}', FLOATS, _reduction) for name in ('L2', 'LogSumExp')),
+    *(Row(f'Reduce{name}', ANY, _reduction(18)) for name in ('Max', 'Min')),
+    *(Row(f'Reduce{name}', FLOATS, _reduction(18)) for name in ('L2', 'LogSumExp')),
     Row('ReduceLogSum', FLOATS, _log_sum),
     *(Row(name, NUMBERS, _running) for name in ('CumSum', 'CumProd')),
 )
