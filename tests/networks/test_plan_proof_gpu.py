@@ -24,7 +24,7 @@ from tilewright.network.compile import GPU_PASSES, prepare
 from tilewright.network_gpu import assemble, bind, choose
 from tilewright.network_gpu.cost import GpuCost
 from tilewright.network_gpu.order import Touched, waits
-from tilewright.network_gpu.place import duties
+from tilewright.network_gpu.place import by_levels, duties
 from tilewright.network_gpu.proof import Bound, alignment, prove_bound, story
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.device import Call, Device, NDArray, Resources
@@ -70,6 +70,7 @@ class Paper(Device):
 
 def handed(program: Program, schedules: Callable | None = None) -> Bound:
     """What a network hands to its device, before it is proved."""
+    program = by_levels(program)
     groups = {task.group.digest: task.group for task in program.tasks}
     best = {
         digest: choose.choice_of(group, schedules(group), MACHINE)
@@ -244,10 +245,26 @@ def uneven() -> Graph:
     return graphs.graph({'x': (1, 4, 8, 8)}, 'y', nodes, **constants)
 
 
+def reordered(bound: Bound, names: Sequence[str]) -> Bound:
+    """The same memory for tasks in another order, and waits for what is then touched."""
+    order = [[w.task.name for w in bound.works].index(name) for name in names]
+    works = [bound.works[number] for number in order]
+    made = replace(
+        bound,
+        program=bound.program.with_tasks(tuple(work.task for work in works)),
+        works=works,
+        slots=[bound.slots[number] for number in order],
+    )
+    return replace(made, waits=waits(spans(made)))
+
+
 def test_lives_counted_in_levels_are_refused_where_tasks_run_in_another_order():
-    bound = handed(lower(uneven()))
-    by = bound.place('a').offset - bound.place('d').offset
-    why = refused(moved(bound, 'd', by))
+    program = lower(uneven())
+    bound = handed(program)
+    shared = moved(bound, 'd', bound.place('a').offset - bound.place('d').offset)
+    assert [w.task.name for w in bound.works] != [task.name for task in program.tasks]
+    assert refused(bound) == refused(shared) == ''
+    why = refused(reordered(shared, [task.name for task in program.tasks]))
     assert "'Conv_d' may overwrite" in why
     assert "hold 'a', before task 'MaxPool_c' has read them" in why
 
