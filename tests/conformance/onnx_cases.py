@@ -189,8 +189,9 @@ _SPECIAL = """\
 ## Special values
 
 NaN, infinities, subnormal numbers and zeros of either sign go through every function and reduction
-as in numpy, on every target: `test_special_values.py` and `test_special_reductions.py` in
-`tests/kernels` compare them. What there is to know beside that:
+as in numpy: `test_special_values.py` and `test_special_reductions.py` in `tests/kernels` compare
+them on every instruction set, and on every device that a machine has. What there is to know
+beside that:
 
 - *NaN* of any bits, signalling or not, gives NaN; the bits of the result are open. `1 ^ NaN` and
   `NaN ^ 0` are 1, with a signalling NaN perhaps NaN.

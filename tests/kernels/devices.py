@@ -1,4 +1,4 @@
-"""The devices that GPU kernels are tested on: this host, and OpenCL where there is any."""
+"""The devices that GPU kernels are tested on: this host, OpenCL and CUDA where there is any."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import pytest
 
 from tilewright.errors import MissingError
 from tilewright.runtime.device import Device
-from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.gpu_session import open_device
 
 
 @cache
 def device(name: str) -> Device:
-    """By name: host or opencl; skips the test where there is none."""
-    if name == 'host':
-        return HostDevice()
-    from tilewright.runtime.opencl import OpenCLDevice
-
+    """By target: host, opencl or cuda; skips the test where there is none."""
     try:
-        return OpenCLDevice()
+        return open_device(name)
     except MissingError as error:
         pytest.skip(str(error))

@@ -1,6 +1,6 @@
 """Floats that go wrong first, and groups run with them on any target.
 
-A target is an instruction set, run here or in an emulator, or 'host' or 'opencl'.
+A target is an instruction set, run here or in an emulator, or one of `DEVICES`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilewright.runtime.modules import Runner
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.space import general_schedule
 
-DEVICES = ('host', 'opencl')
+DEVICES = ('host', 'opencl', 'cuda')
 TARGETS = (*ISAS, *DEVICES)
 # Parts in the memory of a block where there are several, else lanes that share a row.
 ROWS = GpuSchedule.of('rows', threads=32)

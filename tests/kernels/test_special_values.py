@@ -104,9 +104,10 @@ def both(target: str, group: Group, arrays: dict) -> tuple[np.ndarray, np.ndarra
 
 def right(name: str, got: np.ndarray, want: np.ndarray, given: tuple[np.ndarray, ...]) -> None:
     """Asserts that a function of these arrays is what it should be."""
-    op, opencl = name.split()[0], name.endswith('opencl')
-    flushed = op in FLUSHED or (opencl and op == 'log1p')
-    bad = wrong(got, want, 16 if opencl else 5, flushed=flushed, zeros=op not in EITHER_ZERO)
+    op, target = name.split()[0], name.split()[-1]
+    flushed = op in FLUSHED or (target == 'opencl' and op == 'log1p')
+    ulps = 16 if target in ('opencl', 'cuda') else 5  # what OpenCL allows its functions
+    bad = wrong(got, want, ulps, flushed=flushed, zeros=op not in EITHER_ZERO)
     if op == 'pow':  # 1^NaN and NaN^0 are 1, but a signalling NaN may stay
         bad &= ~(np.isnan(got) & np.any([_signals(array) for array in given], axis=0))
     assert not bad.any(), (

@@ -180,14 +180,13 @@ for _kind, _type, _suffix in (('f32', 'float', 'f'), ('f64', 'double', '')):
 INLINE {_type} quarters_{_kind}({_type} x, int quarters)
 {{
     if (quarters & 3)
-        x = pick_{_kind}(x == -INFINITY, INFINITY, x + 0);
+        x = x == -INFINITY ? INFINITY : x + 0;
     const {_type} root = sqrt{_suffix}(x), square = x * x;
     return (quarters & 1 ? sqrt{_suffix}(root) : 1) * (quarters & 2 ? root : 1) *
            (quarters & 4 ? x : 1) * (quarters & 8 ? square : 1) *
            (quarters & 16 ? square * square : 1);
 }}
 """,
-        f'bits_{_kind}',
     )
     _define(
         f'sign_{_kind}',
