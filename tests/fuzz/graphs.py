@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +35,7 @@ class Node:
     opset: int = OPSET
 
     def proto(self) -> onnx.NodeProto:
-        given = {name: value for name, value in self.attributes.items() if value is not None}
+        given: dict[str, Any] = {n: v for n, v in self.attributes.items() if v is not None}
         return helper.make_node(self.op, self.inputs, self.outputs, name=self.outputs[0], **given)
 
     def __str__(self) -> str:
@@ -132,7 +133,8 @@ def save(net: Net, path: Path) -> None:
     """The model as .onnx, and its inputs beside it as .npz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(net.proto().SerializeToString())
-    np.savez(path.with_suffix('.npz'), **{f'in_{n}': a for n, a in net.inputs.items()})
+    arrays: dict[str, Any] = {f'in_{n}': a for n, a in net.inputs.items()}
+    np.savez(path.with_suffix('.npz'), **arrays)
 
 
 def load(path: Path) -> tuple[tuple[Node, ...], Arrays, Arrays, tuple[str, ...]]:

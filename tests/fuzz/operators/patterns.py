@@ -26,7 +26,7 @@ def _one_hot(draw: Draw, x: str) -> Step:
     kind = draw.pick(('float32', 'int64', 'int32'))
     values = draw.constant(draw.data((2,), kind))
     axis = draw.int(-array.ndim - 1, array.ndim)
-    return Step([x, draw.numbers([depth][0], 'int64'), values], {'axis': axis})
+    return Step([x, draw.constant(np.array(depth, np.int64)), values], {'axis': axis})
 
 
 def _trilu(draw: Draw, x: str) -> Step:

@@ -29,6 +29,8 @@ def _window(draw: Draw, sizes: tuple[int, ...], pooling: bool) -> tuple[dict, li
             pair[1] = pair[0]
         if size + sum(pair) < span:
             tap, dilation, pair = 1, 1, [0, 0]
+        if pooling and dilation > 1 and size < span:
+            tap, dilation, pair = 1, 1, [0, 0]  # all taps may lie in the padding
         taps.append(tap)
         dilations.append(dilation)
         strides.append(draw.pick((1, 1, 1, 2, 3)))
