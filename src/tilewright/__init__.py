@@ -1,6 +1,7 @@
 """Tilewright: convolutions turned into the fastest kernels a machine can run, by modelling."""
 
 from tilewright.bench.suites import parse
+from tilewright.check.check import Check
 from tilewright.errors import TilewrightError
 from tilewright.export import export
 from tilewright.machine.machine import Machine
@@ -15,6 +16,7 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.version import VERSION
 
 __all__ = [
+    'Check',
     'Machine',
     'Network',
     'Plan',

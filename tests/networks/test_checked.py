@@ -19,7 +19,7 @@ import tilewright as tw
 from tilewright import zoo
 from tilewright.check import check, failure
 from tilewright.check.cause import Subject
-from tilewright.check.check import Check, check_network, wanted
+from tilewright.check.check import check_network, wanted
 from tilewright.check.data import random_inputs
 from tilewright.check.difference import kernel_tolerance, tolerance_of
 from tilewright.check.expected import Expected
@@ -146,7 +146,7 @@ def checked(model, target='cpu', **options):
     found = []
     options.setdefault('seed', 0)
     own = {key: options.pop(key) for key in ('seed', 'arrays', 'tolerance') if key in options}
-    tw.compile(model, target, check=Check(report=found.append, **own), **options)
+    tw.compile(model, target, check=tw.Check(report=found.append, **own), **options)
     return found[0]
 
 
@@ -357,7 +357,7 @@ def test_networks_of_the_zoo_pass(name):
     graph = stages.read(model)
     program, source = stages.prepare(graph), Source('onnx', model, graph)
     subject = Subject(graphs.quick(program), program, source.plain)
-    found = check_network(subject, Check(seed=3), Files(), source.right)
+    found = check_network(subject, tw.Check(seed=3), Files(), source.right)
     assert found.by == 'ONNX Runtime'
     assert found.within
     assert found.differences[0].error > 0.0  # it was not compared with itself
@@ -473,10 +473,10 @@ def test_an_index_of_two_nearly_equal_values_is_no_failure(failures):
     x[:, 1] *= np.float32(1 + 1e-7)
     index = {'y': np.array([1, 1, 2, 1, 2, 1])}  # as somebody else rounds
     with pytest.warns(UserWarning, match='magnifies rounding'):
-        tw.compile(made, check=Check(arrays={'x': x}, expected=Expected(index, 'others')))
+        tw.compile(made, check=tw.Check(arrays={'x': x}, expected=Expected(index, 'others')))
     index['y'][3] = 0  # a value that is far from the largest
     with pytest.raises(CheckError, match=r"'y' differs, at \[2\]|'y' differs, at \[3\]"):
-        tw.compile(made, check=Check(arrays={'x': x}, expected=Expected(index, 'others')))
+        tw.compile(made, check=tw.Check(arrays={'x': x}, expected=Expected(index, 'others')))
 
 
 def test_networks_that_magnify_rounding_are_no_failure():

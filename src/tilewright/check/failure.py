@@ -90,7 +90,7 @@ def _written(writer: Writer | None, path: Path) -> bool:
         return False
     try:
         writer(path)
-    except (TilewrightError, OSError, ValueError, TypeError):  # onnx has limits of its own
+    except (TilewrightError, ImportError, OSError, ValueError, TypeError):  # of onnx, too
         path.unlink(missing_ok=True)
         return False
     return True
