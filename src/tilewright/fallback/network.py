@@ -26,6 +26,7 @@ from tilewright.runtime.network import (
     Compiled,
     Network,
     by_position,
+    check_apart,
     check_named,
     checked_input,
     example,
@@ -120,19 +121,24 @@ class MixedNetwork:
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
         """Results by name. Those in `out` are written there, the others are new arrays."""
-        values = self._values(arrays, out or {})
+        wanted = out or {}
+        values = self._values(arrays, wanted)
         given = {id(array) for array in values.values()}
         for piece in self.pieces:
             values |= piece.run(values)
         results: dict[str, np.ndarray] = {}
         for name, value in self._outputs:
             array = values[value]
-            if name in (out or {}):
-                array = _copied(name, array, (out or {})[name])
-            elif id(array) in given or any(array is other for other in results.values()):
-                array = np.array(array)  # what callers get is theirs alone
+            if name in wanted:
+                _check_fits(name, array, wanted[name])
+            if id(array) in given or any(array is other for other in results.values()):
+                # What callers get is theirs alone; and a result that is an input must not be what
+                # another result, written before it, has left of that input.
+                array = np.array(array)
             results[name] = array
-        return results
+        for name, array in wanted.items():
+            array[...] = results[name]
+        return results | dict(wanted)
 
     def _values(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray]
@@ -147,6 +153,7 @@ class MixedNetwork:
             )
         for strange in (name for name in out if name not in {o.name for o in self.outputs}):
             raise ArrayError(f'{self.name} has no result {strange!r}')
+        check_apart(self.name, [array for array in out.values() if isinstance(array, np.ndarray)])
         values: dict[str, Any] = {v.name: checked_input(v, arrays[v.name]) for v in self.inputs}
         return values | self._constants
 
@@ -212,16 +219,14 @@ def _result(name: str, value: str, found: Split) -> Result:
     return Result(name, kind.sizes, kind.text if known is None else known.dtype)
 
 
-def _copied(name: str, array: Any, out: object) -> np.ndarray:
-    if not isinstance(out, np.ndarray) or not isinstance(array, np.ndarray):
+def _check_fits(name: str, array: np.ndarray, out: object) -> None:
+    if not isinstance(out, np.ndarray):
         raise ArrayError(f'out of {name!r} is a {type(out).__name__}, not a numpy array')
     if out.shape != array.shape or out.dtype != array.dtype or not out.flags.writeable:
         raise ArrayError(
             f'out of {name!r} has shape {out.shape} and dtype {out.dtype}; the result has '
             f'{array.shape} and {array.dtype}'
         )
-    out[...] = array
-    return out
 
 
 def _moved(task: TaskTime, start_ms: float) -> TaskTime:
