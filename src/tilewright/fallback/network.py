@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from tilewright.errors import ArrayError, InputError
+from tilewright.errors import ArrayError, InputError, ModelError
 from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
@@ -262,8 +262,11 @@ class Mixture:
             self.traced.model, [unit.proto for unit in piece.units],
             {name: found.kinds[name] for name in piece.reads},
             {name: found.constants[name] for name in used if name in found.constants}, piece.gives,
+            self.traced.folder,
         )  # fmt: skip
-        return Ran(Session(model, self.threads, _said(piece.units)), piece.reads, nodes)
+        expected = {name: found.kinds[name] for name in piece.gives}
+        session = Session(model, self.threads, _said(piece.units), expected)
+        return Ran(session, piece.reads, nodes)
 
 
 def split_model(
@@ -282,10 +285,23 @@ def split_model(
     def infer(
         unit: Unit, reads: Mapping[str, Kind], constants: Mapping[str, np.ndarray]
     ) -> Mapping[str, Kind]:
-        made = sub_model(traced.model, [unit.proto], reads, constants, unit.gives)
+        made = sub_model(traced.model, [unit.proto], reads, constants, unit.gives, traced.folder)
         return Session(made, threads, _said([unit])).kinds()
 
-    return Mixture(traced, split(traced, infer), threads)
+    found = split(traced, infer)
+    _check_results(traced, found)
+    return Mixture(traced, found, threads)
+
+
+def _check_results(traced: Traced, found: Split) -> None:
+    """Raise where a result of the network is no tensor: networks give arrays."""
+    for name, value in traced.graph.outputs:
+        kind = found.kinds.get(value)
+        if kind is not None and not kind.is_tensor:
+            raise ModelError(
+                f'{traced.graph.name} has the result {name!r} of type {kind.text}; networks give '
+                f'tensors alone: put a node such as ConcatFromSequence or SequenceAt behind it'
+            )
 
 
 def _said(units: Sequence[Unit]) -> str:
