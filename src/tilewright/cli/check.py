@@ -1,8 +1,9 @@
 """`tilewright run --check MODEL.onnx`: do results agree with what a model's own file computes?
 
 Goes in: inputs and results by name, and the ONNX file that a network was made from. Comes out:
-`Checked`, the largest difference of every result. ONNX Runtime computes what is right; where it is
-not installed, our reference in numpy does, which shares no code with kernels.
+`Checked`, the largest difference of every result, judged as runtime/verify.py judges networks. ONNX
+Runtime computes what is right; where it is not installed, our reference in numpy does, which shares
+no code with kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 
 from tilewright.errors import InputError, MissingError, ModelError
 from tilewright.graph.graph import Value
+from tilewright.runtime import verify
 
-TOLERANCE = 1e-4
+TOLERANCE = verify.NETWORK_TOLERANCE[4]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -29,12 +31,14 @@ class Difference:
 
     share   the largest difference over the largest value; infinite where one of them is no number
             and the other is, where shapes or types differ, and for whole numbers that differ
-    worst   where that is, and both values there, in words; '' where there is no difference
+    worst   where it is worst, and both values there, in words; '' where there is no difference
+    error   the largest relative difference, clamped as runtime/verify.py says: this one decides
     """
 
     name: str
     share: float
     worst: str = ''
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +52,25 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        return all(found.share <= self.tolerance for found in self.differences)
+        return all(found.error <= self.tolerance for found in self.differences)
 
     def __str__(self) -> str:
         return '\n'.join(map(self._line, self.differences))
 
     def _line(self, found: Difference) -> str:
-        if math.isinf(found.share):
+        if math.isinf(found.error):
             return f'{found.name}: differs from {self.by}, {found.worst}'
-        verdict = 'within' if found.share <= self.tolerance else 'beyond'
+        verdict = 'within' if found.error <= self.tolerance else 'beyond'
         return (
-            f'{found.name}: largest difference from {self.by} {found.share:.1e} of its largest '
-            f'value, {verdict} {self.tolerance:g}'
+            f'{found.name}: largest relative difference from {self.by} {found.error:.1e}, '
+            f'{verdict} {self.tolerance:g}; {found.share:.1e} of its largest value'
         )
 
     @property
     def sentence(self) -> str:
         """What is wrong, of the result that is furthest off."""
-        found = max(self.differences, key=lambda found: found.share)
-        share = f' by {found.share:.2g} of its largest value' if math.isfinite(found.share) else ''
+        found = max(self.differences, key=lambda found: found.error)
+        share = f' by {found.error:.2g}, relatively' if math.isfinite(found.error) else ''
         return (
             f'{found.name!r} differs from what {self.by} computes for {self.file}{share}, '
             f'{found.worst}; the tolerance is {self.tolerance:g}'
@@ -78,11 +82,14 @@ class Checked:
             'by': self.by,
             'tolerance': self.tolerance,
             'ok': self.ok,
-            'differences': {
-                found.name: found.share if math.isfinite(found.share) else str(found.share)
-                for found in self.differences
-            },
+            'differences': {found.name: _number(found.share) for found in self.differences},
+            'errors': {found.name: _number(found.error) for found in self.differences},
         }
+
+
+def _number(value: float) -> float | str:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else str(value)
 
 
 def check_options(file: Path | None, tolerance: float | None) -> float:
@@ -102,7 +109,9 @@ def check_options(file: Path | None, tolerance: float | None) -> float:
     if tolerance is None:
         return TOLERANCE
     if not 0.0 <= tolerance < math.inf:
-        raise InputError(f'--tolerance {tolerance} is no share; give 0 or more, such as 1e-4')
+        raise InputError(
+            f'--tolerance {tolerance} is no relative difference; give 0 or more, such as 1e-4'
+        )
     return tolerance
 
 
@@ -143,7 +152,7 @@ def _right(file: Path, inputs: Sequence[Value], arrays: Arrays) -> tuple[Arrays,
     model = sub_model(
         source, source.graph.node, {value.name: Kind.of(value) for value in graph.inputs},
         {name: array for name, array in graph.constants.items() if name in stored},
-        [name for name, _ in graph.outputs],
+        [name for name, _ in graph.outputs], traced.folder,
     )  # fmt: skip
     try:
         return Session(model, 1, str(file)).run(arrays), 'ONNX Runtime'
@@ -157,19 +166,10 @@ def difference(name: str, got: np.ndarray, want: np.ndarray) -> Difference:
         return Difference(
             name, math.inf,
             f'being {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}',
+            math.inf,
         )  # fmt: skip
-    with np.errstate(all='ignore'):
-        same = np.asarray((got == want) | ((got != got) & (want != want)))
-        if same.all():
-            return Difference(name, 0.0)
-        if got.dtype.kind != 'f':
-            apart = np.where(same, 0.0, math.inf)
-        else:
-            right = want.astype(np.float64)
-            apart = np.where(same, 0.0, np.abs(got.astype(np.float64) - right))
-            apart = np.where(np.isfinite(apart), apart, math.inf)
-            largest = np.abs(right).max(initial=0.0, where=np.isfinite(right))
-            apart = apart / largest if largest else apart
-    where = tuple(map(int, np.unravel_index(int(apart.argmax()), apart.shape)))
-    said = f'at {list(where)}: {got[where]} instead of {want[where]}'
-    return Difference(name, float(apart[where]), said)
+    found = verify.compare_arrays(name, got, want, tolerance=0.0, least=verify.LEAST)
+    if found.where is None:
+        return Difference(name, 0.0)
+    said = f'at {list(found.where)}: {got[found.where]} instead of {want[found.where]}'
+    return Difference(name, found.max_rel_err, said, found.error)

@@ -141,9 +141,7 @@ def run(
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            '--tolerance', metavar='E', help='Share of the largest value for --check [1e-4].'
-        ),
+        typer.Option('--tolerance', metavar='E', help='Relative difference for --check [1e-3].'),
     ] = None,
     shape: Shapes = None,
     fallback: Fallback = None,
