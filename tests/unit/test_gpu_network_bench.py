@@ -53,7 +53,7 @@ def test_wrong_and_missing_ones_keep_their_rows() -> None:
     def missing() -> Entrant:
         raise MissingError('there is no device')
 
-    wrong = WANT + 1e-3
+    wrong = WANT + 1e-2
     found = duel(SUBJECT, [lambda: entrant(OURS, 5.0, wrong), missing], (), 1)
     assert found.ours_us is None
     assert [c['status'] for c in found.contestants] == ['wrong', 'missing']
