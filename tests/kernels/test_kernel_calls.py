@@ -10,6 +10,7 @@ from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
 from tilewright.plan import Candidate, Plan
+from tilewright.runtime import array_state
 from tilewright.runtime.build import build
 from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu import Kernel, aligned_empty, as_operand
@@ -173,17 +174,23 @@ def test_a_library_that_is_not_a_kernel_is_refused(outer_kernel, tmp_path):
         Kernel.load(broken, outer_kernel.group)
 
 
-def test_out_that_overlaps_an_input_is_no_trap(whole_numbers):
-    """A pointwise-shaped problem whose output is written over its own input."""
+@pytest.mark.parametrize('shift', [0, 1, 3 * 36, -36])
+def test_out_that_overlaps_an_input_is_no_trap(whole_numbers, shift):
+    """The output is written over its own input, or some elements beside it; again and again."""
     group = conv2d(c=4, h=6, w=6, k=4, r=3, s=3, pad=1)
     machine, _ = load_machine(measure=False)
     ranked = rank(group, machine, 1, 1)[0]
     plan = Plan(group, machine, 1, (Candidate(ranked.schedule, ranked.prediction),))
     arrays = whole_numbers(group, 7)
-    want = reference(group, arrays)
-    buffer = arrays['In'].copy()
-    plan.build(weights=arrays['Ker'])(buffer, out=buffer)
-    np.testing.assert_array_equal(buffer, want)
+    conv = plan.build(weights=arrays['Ker'])
+    size = arrays['In'].size
+    buffer = np.zeros(3 * size, np.float32)
+    x = buffer[size : 2 * size].reshape(arrays['In'].shape)
+    out = x if shift == 0 else buffer[size + shift : 2 * size + shift].reshape(x.shape)
+    for _ in range(3):
+        x[...] = arrays['In']
+        conv(x, out=out)
+        np.testing.assert_array_equal(out, reference(group, arrays))
 
 
 def test_what_was_not_packed_by_this_kernel_is_refused(outer_kernel, arrays):
@@ -232,6 +239,82 @@ def test_other_buffers_are_checked(outer_kernel, arrays, want):
         conv(x, out=out)
     other = np.empty(want.shape, np.float32)
     np.testing.assert_array_equal(conv(x, out=other), want)
+
+
+# What Python can do to an array that stays the same object.
+CHANGES_IN_PLACE = {
+    'strides': lambda a: setattr(a, 'strides', (*a.strides[:-1], 0)),
+    'strides of rows': lambda a: setattr(a, 'strides', (*a.strides[:-2], 0, a.strides[-1])),
+    'shape': lambda a: setattr(a, 'shape', a.shape[::-1]),
+    'rank': lambda a: setattr(a, 'shape', (1, *a.shape)),
+    'dtype': lambda a: setattr(a, 'dtype', np.int32),
+    'byte order': lambda a: setattr(a, 'dtype', np.dtype('>f4')),
+    'memory': lambda a: a.__setstate__((1, a.shape, a.dtype, False, a[::-1].tobytes())),
+}
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize('how', CHANGES_IN_PLACE)
+def test_an_input_that_was_changed_in_place_is_looked_at_again(outer_kernel, arrays, want, how):
+    """Else the memory of the call before is read: an answer to another question."""
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    assert outer_kernel.run_again((x,), conv._packed, out)
+    CHANGES_IN_PLACE[how](x)
+    out.fill(np.nan)
+    if x.shape != arrays['In'].shape:
+        with pytest.raises(ArrayError, match='In has shape'):
+            conv(x, out=out)
+        assert np.isnan(out).all()
+        return
+    x[...] = 2 * arrays['In']  # whole numbers, however they are read
+    conv(x, out=out)
+    np.testing.assert_array_equal(out, reference(outer_kernel.group, {**arrays, 'In': x}))
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize('how', CHANGES_IN_PLACE)
+def test_an_output_that_was_changed_in_place_is_looked_at_again(outer_kernel, arrays, want, how):
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
+    conv(x, out=out)
+    if how == 'memory':
+        out.__setstate__((1, out.shape, out.dtype, False, bytes(out.nbytes)))
+        np.testing.assert_array_equal(conv(x, out=out), want)
+        return
+    CHANGES_IN_PLACE[how](out)
+    with pytest.raises(ArrayError, match='out has shape'):
+        conv(x, out=out)
+
+
+def test_memory_that_was_exchanged_is_not_written(outer_kernel, arrays, want):
+    """The memory that an output had before may belong to somebody else by now."""
+    conv = built(outer_kernel, arrays)
+    x, pages = arrays['In'].copy(), bytearray(4 * want.size)
+    out = np.frombuffer(pages, np.float32).reshape(want.shape)
+    conv(x, out=out)
+    out.__setstate__((1, out.shape, out.dtype, False, bytes(out.nbytes)))
+    pages[:] = bytes(len(pages))
+    np.testing.assert_array_equal(conv(x, out=out), want)
+    assert not any(pages)
+
+
+def test_where_arrays_cannot_be_looked_into_every_call_is_checked(
+    outer_kernel, arrays, want, monkeypatch
+):
+    monkeypatch.setattr(array_state, '_is_laid_out_so', lambda: False)
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(conv(x, out=out), want)
+        assert not outer_kernel.run_again((x,), conv._packed, out)
+
+
+def test_the_fields_of_an_array_are_where_they_are_looked_for():
+    """A numpy with another layout would lose the short way for calls on the same arrays."""
+    assert array_state._is_laid_out_so()
+    assert array_state.state_of(np.zeros(())) is not None
 
 
 def test_buffers_that_are_gone_are_forgotten(outer_kernel, arrays, want):

@@ -223,6 +223,24 @@ def test_results_that_are_inputs_or_constants_are_copies():
     assert x.any()
 
 
+def test_results_may_be_written_over_the_inputs():
+    """One result is the input itself, and another one is written there first."""
+    made = model(
+        [node('TopK', 'x k', 'v i'), node('Neg', 'v', 'y'), node('Identity', 'x', 'same')],
+        {'x': (2, 3)}, {'y': F32, 'same': F32}, k=np.array([3]),
+    )  # fmt: skip
+    network = tw.compile(made, fallback='onnxruntime')
+    given = floats(2, 3)
+    x, same = given.copy(), np.empty_like(given)
+    y, copied = network(x, out=[x, same])
+    assert y is x
+    assert copied is same
+    np.testing.assert_array_equal(same, given)
+    np.testing.assert_array_equal(x, -np.sort(given)[:, ::-1])
+    with pytest.raises(ArrayError, match='two arrays of out overlap'):
+        network(given, out=[x, x])
+
+
 def test_several_threads(mixed):
     made, network, _ = mixed
     arrays = inputs_of(made)

@@ -212,6 +212,38 @@ def test_overlapping_results_are_refused():
         network(graphs.floats(3), out=[out, out])
 
 
+@pytest.mark.parametrize('shift', [0, 1, -2])
+def test_results_may_be_written_over_the_inputs(shift):
+    """Of two results one is the input as it came, and the other one is written over it."""
+    nodes = [graphs.node('ReduceSum', 'x', 'total', keepdims=1), graphs.node('Sub', 'total x', 'y'),
+             graphs.node('Identity', 'x', 'same')]  # fmt: skip
+    network = graphs.quick(graphs.lowered(graphs.graph({'x': (2, 3)}, 'y same', nodes)))
+    buffer, given = np.zeros(12, np.float32), graphs.floats(2, 3)
+    x = buffer[3:9].reshape(2, 3)
+    out = x if not shift else buffer[3 + shift : 9 + shift].reshape(2, 3)
+    for _ in range(2):
+        x[...] = given
+        y, same = network(x, out=[out, np.empty_like(given)])
+        assert y is out
+        np.testing.assert_allclose(y, given.sum() - given, rtol=1e-6)
+        np.testing.assert_array_equal(same, given)
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_arrays_that_were_changed_in_place_are_looked_at_again():
+    nodes = [graphs.node('Neg', 'x', 'y')]
+    network = graphs.quick(graphs.lowered(graphs.graph({'x': (3, 3)}, 'y', nodes)))
+    x, out = graphs.floats(3, 3), np.empty((3, 3), np.float32)
+    np.testing.assert_array_equal(network(x, out=out), -x)
+    x.strides = x.strides[::-1]
+    np.testing.assert_array_equal(network(x, out=out), -x)
+    x.__setstate__((1, x.shape, x.dtype, False, graphs.floats(3, 3, seed=1).tobytes()))
+    np.testing.assert_array_equal(network(x, out=out), -x)
+    out.strides = out.strides[::-1]
+    with pytest.raises(ArrayError, match='C-contiguous'):
+        network(x, out=out)
+
+
 def test_a_network_without_tasks():
     network = graphs.quick(
         graphs.lowered(graphs.graph({'x': (3,)}, 'y', [graphs.node('Identity', 'x', 'y')]))

@@ -69,6 +69,61 @@ def test_large_values_are_judged_relatively_small_ones_absolutely():
     assert compare(GROUP, got, want, tolerance=1e-2).ok
 
 
+def test_results_of_networks_are_judged_by_a_larger_tolerance_than_kernels_are_chosen_by():
+    """A hundred kernels at the budget of one must not make a network wrong."""
+    rng = np.random.default_rng(0)
+    want = {'y': rng.standard_normal(1000).astype(np.float32)}
+    kernels = 1e-4 * np.sqrt(100)
+    off = want['y'] * np.float32(1 + 0.99 * kernels)
+    assert verify.compare_results({'y': off}, want).ok
+    found = verify.compare_results({'y': want['y'] * np.float32(1 + 2 * kernels)}, want)
+    assert not found.ok
+    assert 'the tolerance is 0.001' in found.message
+    assert not verify.compare_results({'y': off}, want, tolerance=1e-4).ok
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_a_map_of_small_probabilities_is_not_judged_by_its_largest(seed):
+    """Sigmoid as libraries compute it, 1/2 + p(x)/q(x), is right to 1.2e-7 and no better: more
+    than 1e-3 of the largest value. A map that is wrong is still told apart.
+    """
+    rng = np.random.default_rng(seed)
+    exact = 1 / (1 + np.exp(rng.uniform(9.3, 14, 1000)))
+    want = {'map': exact.astype(np.float32)}
+    got = {'map': (exact + 1.2e-7 * rng.uniform(-1, 1, exact.size)).astype(np.float32)}
+    assert want['map'].max() < 1e-4
+    found = verify.compare_results(got, want)
+    assert found.max_rel_err > 1e-3
+    assert found.ok
+    for wrong in (np.roll(want['map'], 1), 2 * want['map'], 0 * want['map']):
+        assert not verify.compare_results({'map': wrong}, want).ok
+
+
+def test_results_that_are_missing_or_of_another_type_are_wrong():
+    want = {'y': np.array([1.0, -4.0], np.float32)}
+    assert verify.compare_results({'y': want['y'].copy()}, want) == verify.Comparison(True, 0.0)
+    for wrong in (
+        {'y': np.array([1.0, np.nan], np.float32)},
+        {'y': np.array([1.0, np.inf], np.float32)},
+        {'y': np.array([1.0], np.float32)},
+        {'y': np.array([1.0, -4.0])},
+        {'z': want['y']},
+        {'y': want['y'], 'z': want['y']},
+        {'y': poison(np.empty(2, np.float32))},
+    ):
+        found = verify.compare_results(wrong, want)
+        assert (found.ok, found.max_rel_err, found.error) == (False, math.inf, math.inf)
+        assert found.message
+
+
+def test_of_several_results_the_wrong_one_is_named():
+    want = {'a': np.ones(3, np.float32), 'b': np.ones(3, np.float32), 'n': np.arange(3)}
+    got = {'a': want['a'] * np.float32(1.0005), 'b': want['b'] * np.float32(1.1), 'n': want['n']}
+    assert verify.compare_results(got, want).message.startswith('b is 1.1')
+    got = want | {'n': np.array([0, 1, 3])}
+    assert verify.compare_results(got, want).message.startswith('n is 3 at index (2,)')
+
+
 def test_the_message_of_a_wrong_answer_names_index_values_and_tolerance():
     want = np.ones((2, 3))
     got = want.astype(np.float32)

@@ -34,7 +34,7 @@ from tilewright.ops.reference import reference
 from tilewright.runtime.cuda import CudaDevice, checked
 from tilewright.runtime.cuda_graph import captured, stopwatch
 from tilewright.runtime.device import Call, NDArray, Program
-from tilewright.runtime.verify import random_arrays
+from tilewright.runtime.verify import random_arrays, scale_of
 from tilewright.schedule.gpu import GpuSchedule
 
 
@@ -57,7 +57,7 @@ class _Present:
     tensors: Mapping[str, NDArray]
     result: NDArray
     wanted: NDArray
-    limit: float
+    scale: float
 
 
 class GroupMeter:
@@ -144,7 +144,7 @@ class GroupMeter:
                 tensors,
                 _flat(tensors[out.name]),
                 _flat(self.device.upload(want, out.dims)),
-                TOLERANCE * float(np.abs(want).max()),
+                scale_of(want),
             )
         return self.present[digest]
 
@@ -157,7 +157,8 @@ class GroupMeter:
         count = self.meter.count
         self.device.write(count, np.zeros(1, np.int32))
         values = {
-            'result': here.result, 'wanted': here.wanted, 'limit': here.limit, 'wrong': count,
+            'result': here.result, 'wanted': here.wanted, 'limit': TOLERANCE, 'scale': here.scale,
+            'wrong': count,
         }  # fmt: skip
         self.device.launch(Call(self.meter.compare, values, _grid(here.result)))
         return int(count.numpy()[0])

@@ -31,12 +31,13 @@ from tilewright.codegen.gpu.language import Kernel
 from tilewright.codegen.gpu.module import Buffer
 from tilewright.errors import ScheduleError, TilewrightError
 from tilewright.runtime.device import NUMPY, Call, Device, NDArray, Program, Resources
-from tilewright.runtime.verify import random_arrays
+from tilewright.runtime.verify import random_arrays, scale_of
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.schedule.gpu_precision import LARGEST_ERROR
 
 LOOSE = ('rs', 's')  # schemas whose kernels take their share at the call
 Of = TypeVar('Of')
-TOLERANCE = 1e-4  # of the largest element; products are in fp32 or as exact
+TOLERANCE = LARGEST_ERROR  # as in runtime/verify.py; products are in fp32 or as exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ class Meter:
         self.problem: Problem | None = None
         self.tensors: dict[str, NDArray] = {}
         self.wanted: NDArray | None = None
-        self.limit, self.elements = 0.0, 1
+        self.scale, self.elements = 0.0, 1
         self.count = device.upload(np.zeros(1, np.int32), ('i',))
         self.direct, self.poison, self.compare = (
             device.compile(kernel) for kernel in (direct(), poison(), compare())
@@ -310,7 +311,7 @@ class Meter:
         numbers = {'stride': problem.stride, 'pad': problem.pad}
         self.device.launch(Call(self.direct, self.tensors | numbers, self._grid()))
         result = self.tensors[out.name].numpy()
-        self.limit = TOLERANCE * float(np.abs(result).max())
+        self.scale = scale_of(result)
         self.wanted = self.device.upload(result, out.dims)
 
     def _grid(self) -> tuple[int, int, int]:
@@ -329,7 +330,7 @@ class Meter:
         self.device.write(self.count, np.zeros(1, np.int32))
         values = {
             'result': self._flat(self.tensors['Out']), 'wanted': self._flat(self.wanted),
-            'limit': self.limit, 'wrong': self.count,
+            'limit': TOLERANCE, 'scale': self.scale, 'wrong': self.count,
         }  # fmt: skip
         self.device.launch(Call(self.compare, values, self._grid()))
         return int(self.count.numpy()[0])

@@ -56,9 +56,15 @@ def poison() -> Kernel:
 
 
 def compare() -> Kernel:
-    body = f'{_POINT}if (!(fabsf(@result[i=i] - @wanted[i=i]) <= limit))\n    ATOMIC_COUNT(@wrong);'
+    """Counts elements that are wrong by runtime/verify.py's rule; NaN and infinities among them,
+    since only what is wanted, which is finite, enlarges the denominator.
+    """
+    body = f"""{_POINT}const float base = fmaxf(fabsf(@wanted[i=i]), scale);
+if (!(fabsf(@result[i=i] - @wanted[i=i]) <= limit * base))
+    ATOMIC_COUNT(@wrong);"""
     args = (
         _dynamic('result', 'i'), _dynamic('wanted', 'i'), Scalar('limit', 'f32'),
+        Scalar('scale', 'f32'),
         Array('wrong', ('i',), (1,), 'i32', written=True),
     )  # fmt: skip
     return Kernel('compare', args, body, (1, 1, 1), COUNT_THREADS)

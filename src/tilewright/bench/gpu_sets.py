@@ -33,7 +33,7 @@ layer. Written by `python bench/gpu_dataset.py`; the machine is in `dataset.json
 | time_us | a whole call, zeroing included: median of replays of a CUDA graph, data in L2 |
 | registers, spill_bytes | of the main kernel, by the compiler |
 
-`wrong`: an element differs from the definition's by more than 1e-4 of the largest. `refused`: the
+`wrong`: an element is off by more than 1e-4, by the rule of runtime/verify.py. `refused`: the
 schedule cannot be generated or compiled, or does not fit the device. `crashed`: the device gave an
 error, or the kernel did not end.
 

@@ -4,8 +4,8 @@ Goes in: a `Subject` (an ONNX file, or a network of the zoo) and an `Arena` of c
 out: `NetworkResult`, with raw samples.
 
 What is right is what ONNX Runtime computes without optimisations, in a process of its own that is
-gone before anything is timed: every answer must be within 1e-4 of it, by the largest difference
-over the largest value, before and after it is timed. A contestant that is missing, fails, crashes,
+gone before anything is timed: every answer must be right by runtime/verify.py's rule for networks,
+before and after it is timed. A contestant that is missing, fails, crashes,
 hangs or answers wrong keeps its row, which says so.
 """
 
@@ -25,12 +25,13 @@ import numpy as np
 
 from tilewright import zoo
 from tilewright.bench.network_contestants import ORACLE, Arrays, absence, check_names
-from tilewright.bench.network_process import TOLERANCE, distance, load, save
+from tilewright.bench.network_process import load, save
 from tilewright.bench.network_results import NetworkResult
 from tilewright.bench.peers import OURS, Peer, PeerError
 from tilewright.bench.results import Contestant
 from tilewright.bench.rounds import Rounds, Tell
 from tilewright.errors import CheckError, InputError, MissingError, ModelError
+from tilewright.runtime import verify
 
 # Compiling a network and trying its settings takes minutes with some peers; signs of life renew it.
 PREPARE_LIMIT_S = 1800.0
@@ -243,10 +244,8 @@ class _Run:
             got = _answers(self.seats[row.name], self.folder)
         except PeerError as error:
             return replace(row, status=error.status, message=error.message)
-        far = distance(got, self.want)
-        if not far <= TOLERANCE:
-            return replace(
-                row, status='wrong', message=f'its answer differs from ONNX Runtime by {far:.2g} '
-                f'of the largest value; the limit is {TOLERANCE:g}'
-            )  # fmt: skip
-        return replace(row, max_rel_err=max(far, row.max_rel_err or 0.0))
+        verdict = verify.compare_results(got, self.want)
+        if not verdict.ok:
+            message = f'its answer differs from ONNX Runtime: {verdict.message}'
+            return replace(row, status='wrong', message=message)
+        return replace(row, max_rel_err=max(verdict.max_rel_err, row.max_rel_err or 0.0))

@@ -35,8 +35,6 @@ from tilewright.bench.network_contestants import (
 from tilewright.bench.peer_process import Server, Trial, estimate, fastest
 from tilewright.runtime import verify
 
-TOLERANCE = 1e-4
-
 
 def save(path: str | Path, arrays: Arrays) -> None:
     """Arrays by name, in a file that `load` reads; names may be any text."""
@@ -47,28 +45,6 @@ def load(path: str | Path) -> Arrays:
     with np.load(path, allow_pickle=False) as stored:
         names = json.loads(str(stored['arr_0']))
         return {name: stored[f'arr_{number}'] for number, name in enumerate(names, 1)}
-
-
-def distance(got: Arrays, want: Arrays) -> float:
-    """The largest difference of any output, as a share of that output's largest value.
-
-    What is missing, has another shape or is not finite where it should be is infinitely far.
-    """
-    if set(got) != set(want):
-        return float('inf')
-    return max(_distance(got[name], want[name]) for name in want)
-
-
-def _distance(got: np.ndarray, want: np.ndarray) -> float:
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return float('inf')
-    with np.errstate(all='ignore'):
-        apart = np.abs(got.astype(np.float64) - want.astype(np.float64))
-        largest = float(np.abs(want.astype(np.float64)).max(initial=0.0))
-        worst = float(apart.max(initial=0.0))
-    if not np.isfinite(worst):
-        return float('inf')
-    return worst / largest if largest else worst
 
 
 def poison(outputs: Arrays) -> None:
@@ -94,7 +70,7 @@ def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, A
         return Trial(variant, seconds, answer, {'prepared_s': prepared_s})
 
     def same(answer: Arrays, expected: Arrays) -> bool:
-        return distance(answer, expected) <= TOLERANCE
+        return verify.compare_results(answer, expected).ok
 
     variant, _, report = fastest(variants, attempt, same)
     return variant, report

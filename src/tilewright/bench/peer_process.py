@@ -107,7 +107,8 @@ def choose(job: Job, variants: list) -> tuple[Variant, dict[str, Any]]:
         return Trial(variant, estimate(variant.run), np.array(variant.result()))
 
     def same(answer: np.ndarray, expected: np.ndarray) -> bool:
-        return np.allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+        limit = verify.TOLERANCE['f32']
+        return verify.compare_arrays('Out', answer, expected, tolerance=limit).ok
 
     variant, make, report = fastest(variants, attempt, same)
     more = {'call_overhead_ms': _overhead(job, make), 'tuning_s': variant.tuning_s}

@@ -25,6 +25,7 @@ from tilewright.check.difference import Arrays, Difference, difference, toleranc
 from tilewright.check.expected import Expected, by_program
 from tilewright.check.failure import Files, write_failure
 from tilewright.errors import CheckError, InputError
+from tilewright.runtime.verify import LEAST
 
 MOST_FLOPS = 5e9  # of our reference: ten seconds or so on two cores
 
@@ -129,7 +130,7 @@ def compare(
 ) -> Checked:
     """How far results are from the right ones."""
     found = tuple(
-        difference(name, np.asarray(results[name]), np.asarray(expected.arrays[name]))
+        difference(name, np.asarray(results[name]), np.asarray(expected.arrays[name]), LEAST)
         for name in results
     )
     return Checked(file, expected.by, tolerance, found)

@@ -3,10 +3,10 @@
 Goes in: two arrays. Comes out: a `Difference`, by the rule that kernels are judged by
 (runtime/verify.py),
 
-    error = |got - want| / max(|got|, |want|, root mean square of want),
+    error = |got - want| / max(|got|, |want|, root mean square of want, least),
 
-which is relative for large values and absolute for small ones. Whole numbers, truth values, NaN and
-infinities have to be equal.
+which is relative for large values and absolute for small ones; `least` is `LEAST` of verify.py for
+results of networks, 0 for kernels. Whole numbers, truth values, NaN and infinities have to be equal.
 
 *Tolerance.* One kernel may be off by `TOLERANCE` of verify.py (1e-3 for floats), for which it is
 planned with an error of `max_rel_err` of its largest result. A network adds up the errors of the
@@ -59,12 +59,12 @@ class Difference:
         return f' by at most {self.absolute:.3g}, {self.share:.2g} of the largest value'
 
 
-def difference(name: str, got: np.ndarray, want: np.ndarray) -> Difference:
+def difference(name: str, got: np.ndarray, want: np.ndarray, least: float = 0.0) -> Difference:
     """How far one result is off."""
     if got.shape != want.shape or got.dtype != want.dtype:
         said = f'being {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}'
         return Difference(name, math.inf, math.inf, math.inf, said)
-    error = errors(got, want)
+    error = errors(got, want, least)
     if not error.max(initial=0.0):
         return Difference(name, 0.0)
     where = tuple(map(int, np.unravel_index(int(error.argmax()), error.shape)))
@@ -81,14 +81,14 @@ def difference(name: str, got: np.ndarray, want: np.ndarray) -> Difference:
     return Difference(name, float(error[where]), most, most / largest if largest else most, said)
 
 
-def errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+def errors(got: np.ndarray, want: np.ndarray, least: float = 0.0) -> np.ndarray:
     """The error of every element of arrays with the same shape and dtype."""
     with np.errstate(all='ignore'):
         same = np.asarray((got == want) | ((got != got) & (want != want)))
         if got.dtype.kind != 'f':
             return np.where(same, 0.0, math.inf)
         answer, right = got.astype(np.float64), want.astype(np.float64)
-        scale = root_mean_square(right, np.isfinite(right))
+        scale = max(root_mean_square(right, np.isfinite(right)), least)
         error = np.abs(answer - right) / denominator(answer, right, scale)
         # An infinity over an infinity is no number, and neither is what a NaN is part of.
         error = np.where(np.isfinite(error) & np.isfinite(answer), error, math.inf)

@@ -65,7 +65,7 @@ def whole_model(
     proto = sub_model(
         source, source.graph.node, {value.name: Kind.of(value) for value in graph.inputs},
         {name: array for name, array in graph.constants.items() if name in stored},
-        [name for name, _ in graph.outputs],
+        [name for name, _ in graph.outputs], traced.folder,
     )  # fmt: skip
     return Whole(graph, proto)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from tilewright.errors import ArrayError, InputError
+from tilewright.errors import ArrayError, InputError, ModelError
 from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
@@ -26,6 +26,7 @@ from tilewright.runtime.network import (
     Compiled,
     Network,
     by_position,
+    check_apart,
     check_named,
     checked_input,
     example,
@@ -120,19 +121,24 @@ class MixedNetwork:
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
         """Results by name. Those in `out` are written there, the others are new arrays."""
-        values = self._values(arrays, out or {})
+        wanted = out or {}
+        values = self._values(arrays, wanted)
         given = {id(array) for array in values.values()}
         for piece in self.pieces:
             values |= piece.run(values)
         results: dict[str, np.ndarray] = {}
         for name, value in self._outputs:
             array = values[value]
-            if name in (out or {}):
-                array = _copied(name, array, (out or {})[name])
-            elif id(array) in given or any(array is other for other in results.values()):
-                array = np.array(array)  # what callers get is theirs alone
+            if name in wanted:
+                _check_fits(name, array, wanted[name])
+            if id(array) in given or any(array is other for other in results.values()):
+                # What callers get is theirs alone; and a result that is an input must not be what
+                # another result, written before it, has left of that input.
+                array = np.array(array)
             results[name] = array
-        return results
+        for name, array in wanted.items():
+            array[...] = results[name]
+        return results | dict(wanted)
 
     def _values(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray]
@@ -147,6 +153,7 @@ class MixedNetwork:
             )
         for strange in (name for name in out if name not in {o.name for o in self.outputs}):
             raise ArrayError(f'{self.name} has no result {strange!r}')
+        check_apart(self.name, [array for array in out.values() if isinstance(array, np.ndarray)])
         values: dict[str, Any] = {v.name: checked_input(v, arrays[v.name]) for v in self.inputs}
         return values | self._constants
 
@@ -212,16 +219,14 @@ def _result(name: str, value: str, found: Split) -> Result:
     return Result(name, kind.sizes, kind.text if known is None else known.dtype)
 
 
-def _copied(name: str, array: Any, out: object) -> np.ndarray:
-    if not isinstance(out, np.ndarray) or not isinstance(array, np.ndarray):
+def _check_fits(name: str, array: np.ndarray, out: object) -> None:
+    if not isinstance(out, np.ndarray):
         raise ArrayError(f'out of {name!r} is a {type(out).__name__}, not a numpy array')
     if out.shape != array.shape or out.dtype != array.dtype or not out.flags.writeable:
         raise ArrayError(
             f'out of {name!r} has shape {out.shape} and dtype {out.dtype}; the result has '
             f'{array.shape} and {array.dtype}'
         )
-    out[...] = array
-    return out
 
 
 def _moved(task: TaskTime, start_ms: float) -> TaskTime:
@@ -257,8 +262,11 @@ class Mixture:
             self.traced.model, [unit.proto for unit in piece.units],
             {name: found.kinds[name] for name in piece.reads},
             {name: found.constants[name] for name in used if name in found.constants}, piece.gives,
+            self.traced.folder,
         )  # fmt: skip
-        return Ran(Session(model, self.threads, _said(piece.units)), piece.reads, nodes)
+        expected = {name: found.kinds[name] for name in piece.gives}
+        session = Session(model, self.threads, _said(piece.units), expected)
+        return Ran(session, piece.reads, nodes)
 
 
 def split_model(
@@ -277,10 +285,23 @@ def split_model(
     def infer(
         unit: Unit, reads: Mapping[str, Kind], constants: Mapping[str, np.ndarray]
     ) -> Mapping[str, Kind]:
-        made = sub_model(traced.model, [unit.proto], reads, constants, unit.gives)
+        made = sub_model(traced.model, [unit.proto], reads, constants, unit.gives, traced.folder)
         return Session(made, threads, _said([unit])).kinds()
 
-    return Mixture(traced, split(traced, infer), threads)
+    found = split(traced, infer)
+    _check_results(traced, found)
+    return Mixture(traced, found, threads)
+
+
+def _check_results(traced: Traced, found: Split) -> None:
+    """Raise where a result of the network is no tensor: networks give arrays."""
+    for name, value in traced.graph.outputs:
+        kind = found.kinds.get(value)
+        if kind is not None and not kind.is_tensor:
+            raise ModelError(
+                f'{traced.graph.name} has the result {name!r} of type {kind.text}; networks give '
+                f'tensors alone: put a node such as ConcatFromSequence or SequenceAt behind it'
+            )
 
 
 def _said(units: Sequence[Unit]) -> str:

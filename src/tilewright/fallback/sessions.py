@@ -2,15 +2,18 @@
 
 Goes in: nodes as the file has them, the types of what they read, constants. Comes out: a session
 that runs them, and the types of what they give, as far as ONNX Runtime knows them before it runs.
-onnxruntime is imported here alone, when a network asks for it.
+What it gives when it runs is compared with that. onnxruntime is imported here alone, when a network
+asks for it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from tilewright.errors import MissingError, ModelError
+from tilewright.fallback.subgraphs import operators, ready
 from tilewright.graph.graph import Value
 
 # What ONNX Runtime calls our dtypes, and the others that values may have between its own nodes.
@@ -37,6 +41,7 @@ _NAMES = {
 }
 _DTYPES = {f'tensor({name})': dtype for dtype, name in _NAMES.items()}
 _LEAST_IR = 4  # since which constants need not be inputs
+_MOST_IR = 10  # later ones add element types and devices, which do not occur here
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,17 @@ class Kind:
     def proto(self) -> TypeProto:
         return _type_proto(self.text, self.sizes)
 
+    @property
+    def is_tensor(self) -> bool:
+        return self.text.startswith('tensor(')
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """An array of this shape is one of these."""
+        return self.sizes is None or (
+            len(shape) == len(self.sizes)
+            and all(want in (None, size) for want, size in zip(self.sizes, shape, strict=True))
+        )
+
 
 def _type_proto(text: str, sizes: tuple[int | None, ...] | None) -> TypeProto:
     match = re.fullmatch(r'(\w+)\((.*)\)', text)
@@ -79,18 +95,23 @@ def _type_proto(text: str, sizes: tuple[int | None, ...] | None) -> TypeProto:
 class Session:
     """Nodes of a file, ready to run: by name in, by name out."""
 
-    def __init__(self, model: ModelProto, threads: int, what: str) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        threads: int,
+        what: str,
+        expected: Mapping[str, Kind] | None = None,
+    ) -> None:
+        """`what` names the nodes in messages; `expected` is what others rely on of the results."""
         runtime = _onnxruntime()
-        self.what, self.model = what, model
+        self.what, self.model, self._expected = what, model, dict(expected or {})
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # what goes wrong is said by the error
         # Its idle threads would take cores from ours.
         options.add_session_config_entry('session.intra_op.allow_spinning', '0')
         try:
-            self._session = runtime.InferenceSession(
-                model.SerializeToString(), options, providers=['CPUExecutionProvider']
-            )
+            self._session = _session(runtime, model, options)
         except Exception as error:  # of kinds that onnxruntime keeps to itself
             raise ModelError(f'ONNX Runtime cannot run {what} either: {_said(error)}') from None
         self.reads = tuple(value.name for value in model.graph.input)
@@ -115,7 +136,75 @@ class Session:
             results = self._session.run(self.gives, {name: arrays[name] for name in self.reads})
         except Exception as error:  # of kinds that onnxruntime keeps to itself
             raise ModelError(f'ONNX Runtime failed at {self.what}: {_said(error)}') from None
-        return dict(zip(self.gives, results, strict=True))
+        given = dict(zip(self.gives, results, strict=True))
+        for name, kind in self._expected.items():
+            array = given[name]
+            if isinstance(array, np.ndarray) and not kind.holds(array.shape):
+                raise ModelError(
+                    f'ONNX Runtime gives {name!r} of {self.what} with shape {list(array.shape)}, '
+                    f'where it had inferred {_shown(kind.sizes)}: the model contradicts itself; '
+                    f'run it in ONNX Runtime alone'
+                )
+        return given
+
+
+def _session(runtime: Any, model: ModelProto, options: Any) -> Any:
+    """A session of the model. Where ONNX Runtime refuses it, others that compute the same are
+    tried; comes out, or is raised, what it says of the first that it takes, or of the first.
+
+    - Without folding of constants: an If whose condition is constant becomes the branch it takes,
+      and checks that were put off until it ran then fail, though it would run.
+    - In an older opset, where the file's is too new for it.
+    """
+
+    def attempt(tried: ModelProto, disabled: list[str]) -> Any:
+        return runtime.InferenceSession(
+            tried.SerializeToString(), options, providers=['CPUExecutionProvider'],
+            disabled_optimizers=disabled,
+        )  # fmt: skip
+
+    try:
+        return attempt(model, [])
+    except Exception:
+        older = _in_older_opset(model)
+        for tried in (model, older):
+            with suppress(Exception):
+                if tried is not None:
+                    return attempt(tried, ['ConstantFolding'])
+        raise
+
+
+def _in_older_opset(model: ModelProto) -> ModelProto | None:
+    """None where it is as old as it can be, or where functions have opsets of their own."""
+    if model.functions:
+        return None
+    ours = ('', 'ai.onnx')
+    now = max((entry.version for entry in model.opset_import if entry.domain in ours), default=0)
+    try:
+        needed = max(
+            (
+                onnx.defs.get_schema(op, max_inclusive_version=now).since_version
+                for domain, op in operators(model.graph.node)
+                if domain in ours
+            ),
+            default=now,
+        )
+    except onnx.defs.SchemaError:
+        return None
+    if needed >= now:
+        return None
+    made = ModelProto()
+    made.CopyFrom(model)
+    for entry in made.opset_import:
+        if entry.domain in ours:
+            entry.version = needed
+    return made
+
+
+def _shown(sizes: tuple[int | None, ...] | None) -> str:
+    if sizes is None:
+        return 'any'
+    return f'[{", ".join("?" if size is None else str(size) for size in sizes)}]'
 
 
 def sub_model(
@@ -124,17 +213,22 @@ def sub_model(
     reads: Mapping[str, Kind],
     constants: Mapping[str, np.ndarray],
     gives: Sequence[str],
+    folder: Path | None = None,
 ) -> ModelProto:
-    """The nodes as a model that reads and gives these values."""
+    """The nodes as a model that reads and gives these values; external data lies in `folder`."""
+    taken = {name for node in nodes for name in (*node.input, *node.output)}
+    taken |= {*reads, *constants, *gives}
     graph = helper.make_graph(
-        list(nodes),
+        ready(nodes, taken, folder),
         'fallback',
         [helper.make_value_info(name, kind.proto()) for name, kind in reads.items()],
         [onnx.ValueInfoProto(name=name) for name in gives],
         [numpy_helper.from_array(np.array(a), name) for name, a in constants.items()],
     )
     made = ModelProto(
-        ir_version=max(source.ir_version, _LEAST_IR), producer_name='tilewright', graph=graph
+        ir_version=min(max(source.ir_version, _LEAST_IR), _MOST_IR),
+        producer_name='tilewright',
+        graph=graph,
     )
     made.opset_import.extend(source.opset_import)
     made.functions.extend(source.functions)
@@ -152,6 +246,7 @@ def _onnxruntime() -> Any:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what onnxruntime says, without its prefixes."""
+    """The first line of what onnxruntime says, without its prefixes and the place in its source."""
     text = ' '.join(str(error).split('\n', 1)[0].split())
-    return re.sub(r'^\[ONNXRuntimeError\] : \d+ : \w+ : ', '', text)[:300]
+    text = re.sub(r'^\[ONNXRuntimeError\] : \d+ : \w+ : ', '', text)
+    return re.sub(r'/onnxruntime_src/\S+:\d+ .*?\) (?=[A-Z[])', '', text)[:300]

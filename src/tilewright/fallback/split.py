@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 
 import numpy as np
-from onnx import GraphProto, NodeProto
+from onnx import NodeProto
 
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.fallback.sessions import Kind
+from tilewright.fallback.subgraphs import captured
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import types
 from tilewright.graph.lowering.result import Known, Result
@@ -76,26 +77,21 @@ def units_of(traced: Traced) -> tuple[Unit, ...]:
         reads = {name for node in nodes for name in node.inputs if name} | captured(proto)
         gives = tuple(name for name in proto.output if name)
         made.append(Unit(proto, tuple(nodes), frozenset(reads - inner), gives))
+    _check_captured(traced, made)
     return tuple(made)
 
 
-def captured(proto: NodeProto) -> set[str]:
-    """The names that the subgraphs of a node use, but do not define."""
-    found: set[str] = set()
-    for attribute in proto.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            found |= _free(graph)
-    return found
-
-
-def _free(graph: GraphProto) -> set[str]:
-    used = {name for node in graph.node for name in node.input if name}
-    used |= {value.name for value in graph.output}
-    for node in graph.node:
-        used |= captured(node)
-    made = {name for node in graph.node for name in node.output}
-    made |= {value.name for value in graph.input} | {t.name for t in graph.initializer}
-    return used - made
+def _check_captured(traced: Traced, units: Sequence[Unit]) -> None:
+    """Raise where a subgraph uses what nothing gives: no session could be given it either."""
+    graph = traced.graph
+    known = {value.name for value in graph.inputs} | graph.constants.keys()
+    known |= {name for unit in units for name in unit.gives}
+    for unit in units:
+        for name in sorted(captured(unit.proto) - known):
+            raise ModelError(
+                f'{graph.name}: a subgraph of {unit.proto.op_type} {unit.name!r} uses {name!r}, '
+                f'which nothing gives; the file is damaged'
+            )
 
 
 def split(traced: Traced, infer: Infer) -> Split:
@@ -191,8 +187,15 @@ class _Splitter:
         made = []
         for number, (ours, taken) in enumerate(pieces):
             later = wanted.union(*(unit.reads for _, rest in pieces[number + 1 :] for unit in rest))
-            made.append(self._piece(ours, taken, later))
+            made.append(self._piece(ours, taken, later if ours else later | self._relied_on()))
         return tuple(made)
+
+    def _relied_on(self) -> set[str]:
+        """What nodes of ours read of theirs, also where only its shape was needed and they are
+        constant by now: sessions give it, so that its shape is compared with what was inferred.
+        """
+        ours = [unit.reads for unit in self.units if unit not in self.theirs]
+        return self.told.keys() & set[str]().union(*ours)
 
     def _ready(self, waiting: Sequence[Unit], ours: bool, done: set[str]) -> list[Unit]:
         taken: list[Unit] = []

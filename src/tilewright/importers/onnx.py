@@ -58,11 +58,13 @@ def import_onnx(
 @dataclass(frozen=True)
 class Traced:
     """A graph, the model that it was read from, and node -> the number of the file's node that it
-    is a part of: what it takes to run some nodes elsewhere, as the file has them."""
+    is a part of: what it takes to run some nodes elsewhere, as the file has them. `folder` is where
+    the model's external data may lie."""
 
     graph: Graph
     model: ModelProto
     numbers: Mapping[str, int]
+    folder: Path | None = None
 
 
 def import_traced(
@@ -72,7 +74,8 @@ def import_traced(
 ) -> Traced:
     """[ONNX] -> [Graph], with what each of its nodes was."""
     importer = _importer(model, shapes, constants)
-    return Traced(importer.graph(), importer.source.model, importer.numbers)
+    source = importer.source
+    return Traced(importer.graph(), source.model, importer.numbers, source.folder)
 
 
 def _importer(

@@ -20,6 +20,7 @@ from tilewright import knobs
 from tilewright.errors import ArrayError, CheckError
 from tilewright.ops.dtypes import NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
+from tilewright.runtime.array_state import State, state_of
 from tilewright.runtime.build import build
 
 ALIGNMENT = 64
@@ -107,6 +108,7 @@ class Kernel:
         self._args = _Args(self._in, None, None, self._scratch.ctypes.data)
         self._address = ctypes.addressof(self._args)
         self._same: tuple[int, ...] | None = None  # identities of the last run's arrays
+        self._states: list[State] = []  # and what they were like
         self._watched: list[weakref.ref] = []
 
     @classmethod
@@ -136,16 +138,19 @@ class Kernel:
             pool().tw_pool_run(self._part, self._address, self.parts)
 
     def run_again(self, inputs: Sequence[np.ndarray], packed: np.ndarray, out: np.ndarray) -> bool:
-        """Compute if these are the very arrays of the last run, which were checked then.
+        """Compute if these are the arrays of the last run, which were checked then, unchanged.
 
-        Most callers use their buffers again and again; looking at an array takes longer than some
-        layers do. That they are the same and still writeable is all there is to ask: numpy does not
-        move the memory of an array that has weak references.
+        Most callers use their buffers again and again, and checking an array takes longer than some
+        layers do. The same object is not enough: its shape, strides, dtype, flags and address can
+        be changed in place. `packed` belongs to the caller in callable.py, who never changes it.
         """
         key = (id(packed), id(out), *map(id, inputs))
         with self._lock:
-            if key != self._same or not out.flags.writeable:
+            if key != self._same:
                 return False
+            for fields, fields_then, sizes, sizes_then in self._states:
+                if fields != fields_then or sizes != sizes_then:
+                    return False
             self._run_pool(self._part, self._address, self.parts)
         return True
 
@@ -158,6 +163,10 @@ class Kernel:
             if kernel is not None:
                 kernel._same = None
 
+        states = [state_of(array) for array in (out, *inputs)]
+        self._states = [state for state in states if state is not None]
+        if len(self._states) < len(states):
+            return
         arrays = (packed, out, *inputs)
         self._watched = [weakref.ref(a, forget) for a in arrays]
         self._same = tuple(map(id, arrays))

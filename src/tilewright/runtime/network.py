@@ -406,9 +406,7 @@ class Network:
             inputs = [
                 a.copy() if any(np.may_share_memory(a, b) for b in outputs) else a for a in inputs
             ]
-            for number, array in enumerate(outputs):
-                if any(np.may_share_memory(array, other) for other in outputs[:number]):
-                    raise ArrayError(f'{self.name}: two arrays of out overlap; give each its own')
+            check_apart(self.name, outputs)
         return inputs, outputs
 
     def _input(self, value: Value, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -552,6 +550,13 @@ def check_named(network: str, arrays: object, out: object) -> None:
                 f'{network}: run takes {what} by name, in a dictionary; got a '
                 f'{type(given).__name__}'
             )
+
+
+def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
+    """Raise where two results would be written to the same memory."""
+    for number, array in enumerate(out):
+        if any(np.may_share_memory(array, other) for other in out[:number]):
+            raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
 
 
 def checked_input(value: Value, given: Any) -> np.ndarray:

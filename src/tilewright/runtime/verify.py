@@ -14,6 +14,12 @@ this output. Without it, the few results that cancel to nearly zero would fail a
 
 Whole numbers and truth values have to be equal.
 
+*Networks* (`compare_results`) are judged by the same formula, with a larger tolerance and a clamp
+from below. Errors of kernels behind each other add up, as independent ones do: a hundred kernels,
+each at the budget of 1e-4 that it is chosen within, are off by sqrt(100) 1e-4 = 1e-3. And a network
+computes with values of order one, whatever its results are: libraries' sigmoid, 1/2 + p(x)/q(x), is
+right to 1e-7, also where it gives 1e-4. Differences of 1e-6 say nothing (`LEAST` x tolerance).
+
 *Data* are random in sign with magnitudes in [1/4, 1): nothing is zero, so no term can be left out
 unseen, and sums do not grow so large that a lost term hides below the tolerance.
 
@@ -27,7 +33,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +42,8 @@ from tilewright.ops.dtypes import NUMPY, is_float, limits
 from tilewright.ops.group import Group, Tensor
 
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
+NETWORK_TOLERANCE = {2: 1e-2, 4: 1e-3, 8: 1e-8}  # by the bytes of an element
+LEAST = 1e-3  # results of networks below this are compared as if they were so large
 _POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}
 _QUIET = {4: 1 << 22, 8: 1 << 51}
 _HUGE_BYTES = 4 << 20
@@ -48,12 +56,15 @@ class Comparison:
     max_rel_err  largest |got - want| as a share of the largest |want|; inf for a missing value.
     where        index of the worst element when the answer is wrong, else None.
     message      one sentence when the answer is wrong, else ''.
+    error        largest error by the formula above, which decides; inf for a missing value. Where
+                 an answer is right at once (`Oracle`), a bound of it.
     """
 
     ok: bool
     max_rel_err: float
     where: tuple[int, ...] | None = None
     message: str = ''
+    error: float = field(default=0.0, compare=False)
 
 
 def random_arrays(group: Group, seed: int) -> dict[str, np.ndarray]:
@@ -109,19 +120,53 @@ def compare(
     """Judge the output `got` of a group against the reference `want`."""
     if got.shape != want.shape:
         raise ArrayError(f'{group.label}: the output has shape {got.shape}, expected {want.shape}')
-    name = group.output.name
+    limit = TOLERANCE.get(group.output.dtype, 0.0) if tolerance is None else tolerance
+    return compare_arrays(group.output.name, got, want, tolerance=limit)
+
+
+def compare_results(
+    got: Mapping[str, np.ndarray],
+    want: Mapping[str, np.ndarray],
+    *,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Judge the results of a network, by name: the verdict on the one that is furthest off."""
+    if set(got) != set(want):
+        said = f'it gives {", ".join(sorted(got))}, expected are {", ".join(sorted(want))}'
+        return _hopeless(said)
+    found = [compare_result(name, got[name], want[name], tolerance=tolerance) for name in want]
+    far = max((one.max_rel_err for one in found), default=0.0)
+    worst = max(found, key=lambda one: (not one.ok, one.error), default=Comparison(True, 0.0))
+    return replace(worst, max_rel_err=far)
+
+
+def compare_result(
+    name: str, got: np.ndarray, want: np.ndarray, *, tolerance: float | None = None
+) -> Comparison:
+    """Judge one result of a network; of another shape or dtype it is wrong."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return _hopeless(
+            f'{name} is {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}'
+        )
+    limit = NETWORK_TOLERANCE.get(want.dtype.itemsize, 0.0) if tolerance is None else tolerance
+    return compare_arrays(name, got, want, tolerance=limit, least=LEAST)
+
+
+def compare_arrays(
+    name: str, got: np.ndarray, want: np.ndarray, *, tolerance: float, least: float = 0.0
+) -> Comparison:
+    """Judge an array against one of its shape; `least` is a further clamp of the denominator."""
     unwritten = _unwritten(got)
     if unwritten is not None:
         return unwritten
-    if not is_float(group.output.dtype):
+    if got.dtype.kind != 'f':
         return _compare_whole(name, got, want)
-    limit = TOLERANCE[group.output.dtype] if tolerance is None else tolerance
     # A NaN in `got` may be the signalling one: numpy would warn of it on conversion.
     with np.errstate(all='ignore'):
         answer, right = got.astype(np.float64), np.asarray(want, dtype=np.float64)
         finite = np.isfinite(right)
         largest = float(np.max(np.abs(right), where=finite, initial=0.0))
-        scale = root_mean_square(right, finite)
+        scale = max(root_mean_square(right, finite), least)
         # numpy makes numbers of arrays without dimensions; these are assigned to.
         distance = np.asarray(np.abs(answer - right))
         base = np.asarray(denominator(answer, right, scale))
@@ -131,21 +176,24 @@ def compare(
         bad |= ~same & np.isnan(right)
     if bad.any():
         where = _first(bad)
-        return Comparison(
-            False, float('inf'), where, f'{name} is {answer[where]} at index {where}, '
-            f'expected {right[where]:.9g}'
-        )  # fmt: skip
+        return _hopeless(
+            f'{name} is {answer[where]} at index {where}, expected {right[where]:.9g}', where
+        )
     distance[same] = error[same] = 0.0
-    worst = float(distance.max(initial=0.0))
+    worst, far = float(distance.max(initial=0.0)), float(error.max(initial=0.0))
     share = worst / largest if largest else worst
-    if error.max(initial=0.0) <= limit:
-        return Comparison(True, share)
+    if far <= tolerance:
+        return Comparison(True, share, error=far)
     where = _index(int(error.argmax()), got.shape)
     return Comparison(
         False, share, where,
         f'{name} is {answer[where]:.9g} at index {where}, expected {right[where]:.9g}: a relative '
-        f'difference of {error[where]:.2g}, the tolerance is {limit:g}'
+        f'difference of {error[where]:.2g}, the tolerance is {tolerance:g}', far
     )  # fmt: skip
+
+
+def _hopeless(message: str, where: tuple[int, ...] | None = None) -> Comparison:
+    return Comparison(False, float('inf'), where, message, float('inf'))
 
 
 def _compare_whole(name: str, got: np.ndarray, want: np.ndarray) -> Comparison:
@@ -153,10 +201,9 @@ def _compare_whole(name: str, got: np.ndarray, want: np.ndarray) -> Comparison:
     if not wrong.any():
         return Comparison(True, 0.0)
     where = _first(wrong)
-    return Comparison(
-        False, float('inf'), where,
+    return _hopeless(
         f'{name} is {got[where]} at index {where}, expected {want[where]}: {int(wrong.sum())} of '
-        f'{got.size} elements differ'
+        f'{got.size} elements differ', where
     )  # fmt: skip
 
 
@@ -174,8 +221,7 @@ def _unwritten(got: np.ndarray) -> Comparison | None:
         if left.any():
             where = _first(left)
             count = int(left.sum())
-            message = f'{said} at index {where} ({count} of {got.size} elements)'
-            return Comparison(False, float('inf'), where, message)
+            return _hopeless(f'{said} at index {where} ({count} of {got.size} elements)', where)
     return None
 
 
@@ -185,6 +231,12 @@ def root_mean_square(values: np.ndarray, chosen: np.ndarray) -> float:
     if not count:
         return 0.0
     return float(np.sqrt(np.sum(np.square(values), where=chosen) / count))
+
+
+def scale_of(want: np.ndarray) -> float:
+    """What order one is in the units of a reference: its root mean square."""
+    values = np.asarray(want, np.float64)
+    return root_mean_square(values, np.isfinite(values))
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...]:
@@ -222,7 +274,7 @@ class Oracle:
         with np.errstate(all='ignore'):
             worst = float(np.max(np.abs(got - self.want), initial=0.0))
         if self.largest > 0 and worst <= self.tolerance * self.scale:  # false for NaN
-            return Comparison(True, worst / self.largest)
+            return Comparison(True, worst / self.largest, error=worst / self.scale)
         return compare(self.group, got, self.want, tolerance=self.tolerance)
 
 

@@ -3,8 +3,9 @@
 
        ./tw_net_test [CALLS]
 
-   Exit codes: 0 right, 1 wrong, 2 a file is missing or damaged. Results may be off by TOLERANCE of
-   the largest one, since another compiler may add in another order; whole numbers must agree. */
+   Exit codes: 0 right, 1 wrong, 2 a file is missing or damaged. Results may be off by TOLERANCE,
+   relatively, since another compiler may add in another order; whole numbers must agree. What a
+   difference is divided by is at least the root mean square of the results, and at least LEAST. */
 
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include "tw_net.h"
 
 #define TOLERANCE 1e-4
+#define LEAST 1e-3
 
 enum { FLOAT, DOUBLE, WHOLE };
 
@@ -48,24 +50,40 @@ static double number(const array *a, const void *data, long i)
     return a->kind == DOUBLE ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
 
-/* The largest difference, as a share of the largest number; 0 where all bits agree. */
+/* The root mean square of what is wanted. */
+static double scale(const array *a, long count)
+{
+    double sum = 0.0;
+    long finite = 0;
+    for (long i = 0; i < count; i++) {
+        const double want = number(a, a->want, i);
+        if (isfinite(want)) {
+            sum += want * want;
+            finite++;
+        }
+    }
+    return finite ? sqrt(sum / (double)finite) : 0.0;
+}
+
+/* The largest relative difference; 0 where all bits agree. */
 static double difference(const array *a)
 {
     if (memcmp(a->data, a->want, (size_t)a->bytes) == 0)
         return 0.0;
     if (a->kind == WHOLE)
         return INFINITY;
-    double most = 0.0, largest = 0.0;
-    for (long i = 0; i < a->bytes / (a->kind == DOUBLE ? 8 : 4); i++) {
+    const long count = a->bytes / (a->kind == DOUBLE ? 8 : 4);
+    const double least = fmax(scale(a, count), LEAST);
+    double most = 0.0;
+    for (long i = 0; i < count; i++) {
         const double got = number(a, a->data, i), want = number(a, a->want, i);
         if (got == want || (isnan(got) && isnan(want)))
             continue;
         if (!isfinite(got) || !isfinite(want))
             return INFINITY;
-        most = fmax(most, fabs(got - want));
-        largest = fmax(largest, fabs(want));
+        most = fmax(most, fabs(got - want) / fmax(fmax(fabs(got), fabs(want)), least));
     }
-    return most / fmax(largest, 1e-30);
+    return most;
 }
 
 static void call(tw_net *net)
@@ -112,7 +130,7 @@ int main(int count, char **words)
     for (int i = INPUTS; i < COUNT; i++) {
         const double off = difference(&arrays[i]);
         wrong += !(off <= TOLERANCE);
-        printf("%s: %s, largest difference %.1e of the largest number\n", arrays[i].name,
+        printf("%s: %s, largest relative difference %.1e\n", arrays[i].name,
                off <= TOLERANCE ? "right" : "WRONG", off);
     }
     double *seconds = calls > 0 ? malloc((size_t)calls * sizeof *seconds) : NULL;
