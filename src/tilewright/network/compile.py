@@ -47,6 +47,7 @@ from tilewright.network.arguments import (
     is_onnx,
     is_saved,
     passes_of,
+    warn_without_winograd,
     with_fallback,
 )
 from tilewright.network.chooser import choose_all, choose_frugal
@@ -110,6 +111,7 @@ def compile(
     trials: int | None = None,
     model: str = 'analytical',
     search: str | None = None,
+    algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
     passes: Collection[str] | None = None,
     machine: Machine | None = None,
@@ -132,6 +134,8 @@ def compile(
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
+    algorithm  of convolutions: 'direct'; 'winograd' wherever it applies within the error budget;
+             'auto': the faster of both.
     max_rel_err  largest error of one kernel, as a share of its largest output.
     passes   names out of `PASSES`; None: all of them.
     machine  None: this host.
@@ -143,13 +147,13 @@ def compile(
              out is then a `fallback.network.MixedNetwork`, which is called in the same way.
     """
     check(target, tune, trials, machine, save)
-    how = how_of(target, tune, model, search)
-    check_options(1, threads, 'auto', max_rel_err)
+    check_options(1, threads, algorithm, max_rel_err)
+    how = how_of(target, tune, model, search, algorithm)
     if is_saved(network):
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
             passes=passes, trials=trials, save=save, fallback=fallback, tune=tune != 'model',
-            max_rel_err=max_rel_err != DEFAULT_LIMIT,
+            algorithm=algorithm != 'auto', max_rel_err=max_rel_err != DEFAULT_LIMIT,
         )  # fmt: skip
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
@@ -165,12 +169,16 @@ def compile(
         if save is not None:
             keep = partial(
                 _keep, save, program=program, machine=opened.machine, target=target,
-                max_rel_err=max_rel_err,
+                max_rel_err=max_rel_err, algorithm=algorithm,
             )  # fmt: skip
-        return compile_program(
+        on_gpu = compile_program(
             program, target, device, device=opened, tune=tune, trials=trials,
             max_rel_err=max_rel_err, progress=progress, how=how, keep=keep,
         )  # fmt: skip
+        if algorithm == 'winograd':
+            schemas = {task.group.digest: task.schedule.schema for task in on_gpu.gpu_tasks}
+            warn_without_winograd(program, schemas, max_rel_err)
+        return on_gpu
     if is_saved(network):
         return load(network, threads=threads, device=device, progress=progress)
     if fallback is not None:
@@ -191,6 +199,7 @@ def compile(
                         threads=threads,
                         trials=trials,
                         machine=machine,
+                        algorithm=algorithm,
                         max_rel_err=max_rel_err,
                         passes=passes,
                         progress=progress,
@@ -209,15 +218,18 @@ def compile(
         raise (with_fallback(error) if from_onnx else error) from None
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)
-    chosen = schedule(program, host, count, top, max_rel_err, progress)
+    chosen = schedule(program, host, count, top, max_rel_err, progress, algorithm)
     clock.say('scheduled')
+    if algorithm == 'winograd':
+        first = {digest: found[0].schedule.schema for digest, found in chosen.items()}
+        warn_without_winograd(program, first, max_rel_err)
     best = {digest: found[0] for digest, found in chosen.items()}
     if tune == 'measure':
         most = trials or TRIALS
         chosen = {digest: found[:most] for digest, found in chosen.items()}
         best = measure_in_place(program, chosen, host, count, max_rel_err, progress)
         clock.say('measured')
-    saved = Saved(program, best, host, count, float(max_rel_err))
+    saved = Saved(program, best, host, count, float(max_rel_err), algorithm)
     if save is not None:
         network_file.write(save, saved)
     made = assemble(saved, progress)
@@ -254,7 +266,9 @@ def load(
         )
         count = most
     if (saved.machine.fingerprint, saved.threads) != (host.fingerprint, count):
-        chosen = schedule(saved.program, host, count, KEPT, saved.max_rel_err, progress)
+        chosen = schedule(
+            saved.program, host, count, KEPT, saved.max_rel_err, progress, saved.algorithm
+        )
         best = {digest: found[0] for digest, found in chosen.items()}
         saved = replace(saved, choices=best, machine=host, threads=count)
     return assemble(saved, progress)
@@ -366,6 +380,7 @@ def schedule(
     top: int,
     max_rel_err: float,
     progress: Report | None = None,
+    algorithm: str = 'auto',
 ) -> dict[str, tuple[Choice, ...]]:
     """[Program] -> the choices for every distinct group, by its digest, the best first.
 
@@ -380,12 +395,16 @@ def schedule(
             left = spent / done * (total - done)
             progress(Progress('search', group.label, done, total, left, None))
 
-    found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report)
+    found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report, algorithm)
+
+    def frugal(wanted: Sequence[Group]) -> list[tuple[Choice, ...]]:
+        return choose_frugal(wanted, machine, threads, max_rel_err)
+
     return fit(
         program,
         dict(zip(groups, found, strict=True)),
         weight_limit(program),
-        offer=lambda wanted: choose_frugal(wanted, machine, threads, max_rel_err),
+        offer=frugal if algorithm != 'direct' else None,
     )
 
 

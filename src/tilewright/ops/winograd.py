@@ -25,6 +25,7 @@ from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 from tilewright.ops.winograd_matrices import MANY, Transform, transform
 
+ALGORITHMS = ('auto', 'direct', 'winograd')  # what one may ask for; auto: the faster
 Tile = int | tuple[int, int]  # outputs of a tile: the same both ways, or rows x columns
 
 
