@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,10 +127,9 @@ def behind(group: Group, name: str) -> Group:
     )  # fmt: skip
 
 
-def draw(count: int, seed: int) -> Iterator[Layer]:
+def draw(count: int, seed: int, names: Sequence[str] = tuple(EPILOGUES)) -> Iterator[Layer]:
     """Random layers that Winograd applies to; every epilogue in turn."""
     rng = np.random.default_rng(seed)
-    names = list(EPILOGUES)
     for number in range(count):
         r, s = (int(rng.choice((1, 2, 3, 3, 3, 4, 5))) for _ in range(2))
         if r * s == 1:
