@@ -22,6 +22,7 @@ import numpy as np
 from tilewright.bench import libraries
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
+from tilewright.ops.pointwise import LEAKY_SLOPE
 from tilewright.runtime import verify
 from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu import Kernel, pool
@@ -117,7 +118,7 @@ def _torch_parts(job: Job) -> tuple[Any, Any, Any, dict[str, Any], Callable[[Any
         None: lambda y: y,
         'relu': torch.relu_,
         'relu6': lambda y: functional.hardtanh(y, 0.0, 6.0, inplace=True),
-        'leaky_relu': lambda y: functional.leaky_relu(y, 0.1, inplace=True),
+        'leaky_relu': lambda y: functional.leaky_relu(y, LEAKY_SLOPE, inplace=True),
         'sigmoid': torch.sigmoid_,
         'tanh': torch.tanh_,
         'silu': lambda y: functional.silu(y, inplace=True),
@@ -249,7 +250,7 @@ def onnx_model(job: Job) -> bytes:
             weights.append(numpy_helper.from_array(np.float32(value), name))
         nodes.append(helper.make_node('Clip', ['acc', 'low', 'high'], ['y']))
     elif conv.activation == 'leaky_relu':
-        nodes.append(helper.make_node('LeakyRelu', ['acc'], ['y'], alpha=0.1))
+        nodes.append(helper.make_node('LeakyRelu', ['acc'], ['y'], alpha=LEAKY_SLOPE))
     elif conv.activation == 'silu':
         nodes.append(helper.make_node('Sigmoid', ['acc'], ['gate']))
         nodes.append(helper.make_node('Mul', ['acc', 'gate'], ['y']))

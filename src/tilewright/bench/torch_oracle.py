@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.bench.operator_lists import Arrays, Operator, OperatorList, Weights, values_by
 from tilewright.errors import MissingError, SpecError
+from tilewright.ops.pointwise import LEAKY_SLOPE
 
 
 def torch_values(
@@ -76,5 +77,5 @@ def activated(functional: Any, y: Any, name: str | None) -> Any:
         return y
     known = {'relu': functional.relu, 'relu6': functional.relu6, 'silu': functional.silu}
     if name == 'leaky_relu':
-        return functional.leaky_relu(y, 0.1)
+        return functional.leaky_relu(y, LEAKY_SLOPE)
     return known[name](y) if name in known else getattr(y, name)()

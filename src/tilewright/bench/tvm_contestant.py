@@ -23,6 +23,7 @@ from typing import Any
 
 from tilewright.bench.contestants import Job, Variant
 from tilewright.ops.convolution import Conv2d
+from tilewright.ops.pointwise import LEAKY_SLOPE
 
 BATCH = 64
 SEED = 0
@@ -116,7 +117,7 @@ def workload(conv: Conv2d, shape: tuple[int, ...]) -> Any:
         None: lambda y: y,
         'relu': topi.nn.relu,
         'relu6': lambda y: topi.clip(y, 0.0, 6.0),
-        'leaky_relu': lambda y: topi.nn.leaky_relu(y, 0.1),
+        'leaky_relu': lambda y: topi.nn.leaky_relu(y, LEAKY_SLOPE),
         'sigmoid': topi.sigmoid,
         'tanh': topi.tanh,
         'silu': lambda y: topi.multiply(y, topi.sigmoid(y)),

@@ -31,6 +31,7 @@ from tilewright.check.difference import (
 )
 from tilewright.check.expected import Expected, rounded
 from tilewright.check.follow import Follower, Overwritten
+from tilewright.errors import ModelError
 from tilewright.graph.evaluate import evaluate, evaluate_each
 from tilewright.graph.lowering.result import part_written
 from tilewright.graph.program import Program, Task
@@ -46,7 +47,7 @@ TASK_TRIES, WHOLE_TRIES = 16, 8
 class Subject:
     """A network, and what it was made from.
 
-    program  what it runs
+    program  what it runs, its tasks in the order in which they do
     plain    the model, lowered with no pass; None where only the program is known
     passes   those that made one of the other, in their order
     until    the program that the first few of them make
@@ -61,6 +62,15 @@ class Subject:
     until: Callable[[Sequence[str]], Program] | None = None
     max_rel_err: float = DEFAULT_LIMIT
     inside: Callable[[Arrays, Sequence[str]], Arrays] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.network, GpuNetwork):
+            told, run = ([t.name for t in s] for s in (self.program.tasks, self.network.gpu_tasks))
+            if told != run:
+                raise ModelError(
+                    f'{self.network.name} runs its tasks in another order than the program that it '
+                    f'is checked by; give that one by levels (network_gpu/place.py)'
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Goes in: two arrays. Comes out: a `Difference`, by the rule that kernels are jud
     error = |got - want| / max(|got|, |want|, root mean square of want, least),
 
 which is relative for large values and absolute for small ones; `least` is `LEAST` of verify.py for
-results of networks, 0 for kernels. Whole numbers, truth values, NaN and infinities have to be equal.
+results of networks, 0 for kernels. Whole numbers, truth values, NaN and infinities must be equal.
 
 *Tolerance.* One kernel may be off by `TOLERANCE` of verify.py (1e-3 for floats), for which it is
 planned with an error of `max_rel_err` of its largest result. A network adds up the errors of the

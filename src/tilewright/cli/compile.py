@@ -26,6 +26,7 @@ def run(
     tune: str,
     trials: int | None,
     shapes: Sequence[str],
+    algorithm: str,
     max_rel_err: float,
     threads: int | None,
     seed: int | None,
@@ -35,7 +36,7 @@ def run(
     check: bool | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
-    check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
+    check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
     found = model_of(str(model), seed, target)
     path = output if output is not None else model.with_suffix('.tw')
     if path.suffix != '.tw':
@@ -53,8 +54,8 @@ def run(
         def made(**more: Any) -> Network:
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
-                threads=threads, max_rel_err=max_rel_err, device=device, progress=bar.report,
-                check=False if asked is None else asked, **more,
+                threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
+                progress=bar.report, check=False if asked is None else asked, **more,
             )  # fmt: skip
 
         network = made(fallback=fallback) if fallback else made(save=path)
@@ -81,6 +82,7 @@ def run(
             'target': target,
             'fallback': [list(node) for node in theirs],
             'tune': tune,
+            'algorithm': algorithm,
             'seconds': seconds,
             'seed': seed,
             'network': network_json(network),

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.options import (
+    Algorithm,
+    AlgorithmName,
     Fallback,
     Json,
     MaxRelErr,
@@ -85,6 +87,7 @@ def compile(
     tune: Tune = TuneName.MODEL,
     trials: Trials = None,
     shape: Shapes = None,
+    algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
     fallback: Fallback = None,
     target: Target = 'cpu',
@@ -110,8 +113,9 @@ def compile(
 
     return verb.run(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
-        shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
-        fallback=fallback.value if fallback else None, target=target, device=device, check=check,
+        shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
+        seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
+        check=check,
     )  # fmt: skip
 
 

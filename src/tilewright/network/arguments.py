@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tilewright.errors import InputError, UnsupportedError
+from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
 from tilewright.network_gpu.measure import How
 
@@ -72,9 +75,10 @@ def check_gpu(target: str, **given: object) -> None:
         raise InputError(f'{wrong[0]}= means nothing with target={target!r}; leave it out')
 
 
-def how_of(target: str, tune: str, model: str, search: str | None) -> How:
+def how_of(target: str, tune: str, model: str, search: str | None, algorithm: str = 'auto') -> How:
     """What ranks and finds the kernels that are timed; refuses what a target does not have."""
     how = How(model, search or How().search) if target != 'cpu' or search != 'top' else How(model)
+    how = replace(how, algorithm=algorithm)
     given = [f'model={model!r}'] if model != How().model else []
     given += [] if search is None else [f'search={search!r}']
     if given and tune != 'measure':
@@ -85,6 +89,21 @@ def how_of(target: str, tune: str, model: str, search: str | None) -> How:
             f'are timed: leave it out'
         )
     return how
+
+
+def warn_without_winograd(program: Program, schemas: Mapping[str, str], max_rel_err: float) -> None:
+    """Say so where Winograd was asked for and no convolution has it. Groups go by their digests."""
+    windows = {
+        task.group.digest
+        for task in program.tasks
+        if task.group.main.is_product_sum and {'r', 's'} <= set(task.group.main.sizes)
+    }
+    if windows and not any(schemas[digest] == 'winograd' for digest in windows):
+        warnings.warn(
+            f'no convolution of {program.name} can be computed by Winograd within an error of '
+            f'{max_rel_err:g}: all are computed directly',
+            stacklevel=3,
+        )
 
 
 def passes_of(passes: Collection[str] | None, known: Collection[str]) -> set[str]:

@@ -4,9 +4,11 @@ Goes in: groups, a machine, a thread count. Comes out: for each group its best c
 predicted first. Nothing is timed, and the answer is the same every time.
 
 What is around a convolution does not decide its schedule: with a bias, an activation or a residual
-behind it, or a normalisation before it, it is searched once, as `core`. What no answer is kept for
-is searched by child processes, one for each core of this host, because a search takes seconds and
-uses one thread:
+behind it, or a normalisation before it, it is searched once, as `core`. The exception is what makes
+errors of Winograd count for more (ops/epilogue_error.py), such as `tanh`.
+
+What no answer is kept for is searched by child processes, one for each core of this host, because a
+search takes seconds and uses one thread:
 
     JSON lines: a question -> {"choices": [...]} or {"error": "..."}
 """
@@ -27,8 +29,11 @@ from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
 from tilewright.machine.machine import Machine
 from tilewright.network.child import Child
+from tilewright.ops import epilogue_error
 from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import applies
+from tilewright.ops.winograd_error import UNIT
 from tilewright.runtime.worker import die_with
 from tilewright.schedule.schedule import Schedule
 from tilewright.store import built, choices
@@ -45,7 +50,8 @@ class Question:
     """What decides the choices for one group.
 
     `growth`, unless it is 0, asks for Winograd kernels alone, with at most so many times the
-    weights that the group has; there may be none.
+    weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or 'winograd':
+    that wherever there is a kernel of it, and the direct algorithm elsewhere.
     """
 
     group: Group
@@ -54,6 +60,7 @@ class Question:
     top: int
     max_rel_err: float
     growth: float = 0.0
+    algorithm: str = 'auto'
 
     def to_json(self) -> dict:
         return {
@@ -63,6 +70,7 @@ class Question:
             'top': self.top,
             'max_rel_err': self.max_rel_err,
             **({'growth': self.growth} if self.growth else {}),
+            **({'algorithm': self.algorithm} if self.algorithm != 'auto' else {}),
         }
 
     @property
@@ -76,6 +84,8 @@ def core(group: Group) -> Group:
     main = group.main
     if not main.is_product_sum or group.stages[0] is not main or len(group.stages) == 1:
         return group
+    if _grows(group):
+        return group
     touched = {access.tensor for access in main.reads}
     result = replace(group.tensor(main.write.tensor), name='Out', role='output')
     if 'Out' in touched:
@@ -86,6 +96,13 @@ def core(group: Group) -> Group:
     return Group(label, tensors, (stage,))
 
 
+def _grows(group: Group) -> bool:
+    """Whether errors of Winograd count for more behind the epilogue, so that it decides as well."""
+    return any(not applies(group, m) for m in ((2, 2), (1, 2), (2, 1))) and (
+        epilogue_error.growth(group, UNIT) > epilogue_error.GENTLE
+    )
+
+
 def choose_all(
     groups: Sequence[Group],
     machine: Machine,
@@ -93,12 +110,17 @@ def choose_all(
     top: int,
     max_rel_err: float,
     report: Report | None = None,
+    algorithm: str = 'auto',
 ) -> list[tuple[Choice, ...]]:
     """For each group its best choices, at least one and at most `top`, in the order given.
 
     `report` is called with a group whenever one was searched, with how many of how many are done.
     """
-    questions = [Question(core(g), machine, threads, top, max_rel_err) for g in groups]
+
+    def asked(group: Group) -> Question:
+        return Question(group, machine, threads, top, max_rel_err, algorithm=algorithm)
+
+    questions = [asked(core(g)) for g in groups]
     found = _answers(questions, report)
     answers = [found[question.key] for question in questions]
     # A schedule of the core may be none of the whole: what follows may ask for another schema.
@@ -107,11 +129,7 @@ def choose_all(
         answer if is_legal(group, answer[0].schedule) else ()
         for group, answer in zip(groups, answers, strict=True)
     ]
-    odd = [
-        Question(group, machine, threads, top, max_rel_err)
-        for group, answer in zip(groups, legal, strict=True)
-        if not answer
-    ]
+    odd = [asked(group) for group, answer in zip(groups, legal, strict=True) if not answer]
     found |= _answers(odd, report)
     whole = {question.group.digest: found[question.key] for question in odd}
     return [answer or whole[group.digest] for group, answer in zip(groups, legal, strict=True)]
@@ -221,14 +239,16 @@ def _searched(
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
     from tilewright.model.prediction import bound_times
-    from tilewright.search.choose import choose
+    from tilewright.search.choose import choose, choose_preferred
     from tilewright.search.rank_winograd import rank_winograd
 
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
     if question.growth:
         found = rank_winograd(group, machine, threads, top, question.max_rel_err, question.growth)
+    elif question.algorithm == 'winograd':
+        found = choose_preferred(group, machine, threads, top, question.max_rel_err)
     else:
-        found = choose(group, machine, threads, top, max_rel_err=question.max_rel_err)
+        found = choose(group, machine, threads, top, question.algorithm, question.max_rel_err)
     made = []
     for candidate in found:
         said = candidate.prediction
@@ -283,6 +303,7 @@ def main(words: Sequence[str]) -> None:
             question = Question(
                 Group.from_json(data['group']), Machine.from_json(data['machine']),
                 data['threads'], data['top'], data['max_rel_err'], data.get('growth', 0.0),
+                data.get('algorithm', 'auto'),
             )  # fmt: skip
             reply: dict[str, Any] = {'choices': [c.to_json() for c in search(question)]}
         except TilewrightError as error:

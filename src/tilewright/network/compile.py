@@ -54,6 +54,7 @@ from tilewright.network.arguments import (
     is_onnx,
     is_saved,
     passes_of,
+    warn_without_winograd,
     with_fallback,
 )
 from tilewright.network.chooser import choose_all, choose_frugal
@@ -118,6 +119,7 @@ def compile(
     trials: int | None = None,
     model: str = 'analytical',
     search: str | None = None,
+    algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
     passes: Collection[str] | None = None,
     machine: Machine | None = None,
@@ -141,6 +143,8 @@ def compile(
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
+    algorithm  of convolutions: 'direct'; 'winograd' wherever it applies within the error budget;
+             'auto': the faster of both.
     max_rel_err  largest error of one kernel, as a share of its largest output.
     passes   names out of `PASSES`; None: all of them.
     machine  None: this host.
@@ -156,13 +160,13 @@ def compile(
     """
     check_words(target, tune, trials, machine, save)
     asked = wanted(check, tune)
-    how = how_of(target, tune, model, search)
-    check_options(1, threads, 'auto', max_rel_err)
+    check_options(1, threads, algorithm, max_rel_err)
+    how = how_of(target, tune, model, search, algorithm)
     if is_saved(network):
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
             passes=passes, trials=trials, save=save, fallback=fallback, tune=tune != 'model',
-            max_rel_err=max_rel_err != DEFAULT_LIMIT,
+            algorithm=algorithm != 'auto', max_rel_err=max_rel_err != DEFAULT_LIMIT,
         )  # fmt: skip
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
@@ -171,8 +175,9 @@ def compile(
             return _checked_file(made, network, asked)
         return _compile_gpu(
             network, target, tune=tune, shapes=shapes, constants=constants,
-            example_inputs=example_inputs, trials=trials, how=how, max_rel_err=max_rel_err,
-            passes=passes, save=save, device=device, asked=asked, progress=progress,
+            example_inputs=example_inputs, trials=trials, how=how, algorithm=algorithm,
+            max_rel_err=max_rel_err, passes=passes, save=save, device=device, asked=asked,
+            progress=progress,
         )  # fmt: skip
     if is_saved(network):
         return load(network, threads=threads, device=device, check=asked, progress=progress)
@@ -189,7 +194,8 @@ def compile(
             def ours(graph: Graph, how: bool | Check = False) -> Network:
                 return compile(
                     graph, tune=tune, threads=threads, trials=trials, machine=machine,
-                    max_rel_err=max_rel_err, passes=passes, check=how, progress=progress,
+                    algorithm=algorithm, max_rel_err=max_rel_err, passes=passes, check=how,
+                    progress=progress,
                 )  # fmt: skip
 
             mixed = mixture.compiled(ours)
@@ -215,15 +221,18 @@ def compile(
         raise (with_fallback(error) if from_onnx else error) from None
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     top = KEPT if tune == 'model' else max(trials or TRIALS, KEPT)
-    chosen = schedule(program, host, count, top, max_rel_err, progress)
+    chosen = schedule(program, host, count, top, max_rel_err, progress, algorithm)
     clock.say('scheduled')
+    if algorithm == 'winograd':
+        first = {digest: found[0].schedule.schema for digest, found in chosen.items()}
+        warn_without_winograd(program, first, max_rel_err)
     best = {digest: found[0] for digest, found in chosen.items()}
     if tune == 'measure':
         most = trials or TRIALS
         chosen = {digest: found[:most] for digest, found in chosen.items()}
         best = measure_in_place(program, chosen, host, count, max_rel_err, progress)
         clock.say('measured')
-    saved = Saved(program, best, host, count, float(max_rel_err))
+    saved = Saved(program, best, host, count, float(max_rel_err), algorithm)
     made = assemble(saved, progress)
     clock.say('ready')
     if asked is not None:
@@ -251,6 +260,7 @@ def _compile_gpu(
     example_inputs: Sequence[Any] | None,
     trials: int | None,
     how: How,
+    algorithm: str,
     max_rel_err: float,
     passes: Collection[str] | None,
     save: str | os.PathLike[str] | None,
@@ -262,15 +272,18 @@ def _compile_gpu(
     opened = open_device(target, device)
     graph = model if isinstance(model, Program) else read(model, shapes, example_inputs, constants)
     cost = GpuCost(opened.machine)
-    program = prepare(graph, shapes, passes, cost, GPU_PASSES)
+    program = by_levels(prepare(graph, shapes, passes, cost, GPU_PASSES))  # as tasks will run
     chosen: dict[str, GpuChoice] = {}
     made = compile_program(
         program, target, device, device=opened, tune=tune, trials=trials, max_rel_err=max_rel_err,
         progress=progress, how=how, keep=chosen.update,
     )  # fmt: skip
+    if algorithm == 'winograd':
+        schemas = {task.group.digest: task.schedule.schema for task in made.gpu_tasks}
+        warn_without_winograd(program, schemas, max_rel_err)
     write = partial(
         saved_gpu.save, program=program, choices=chosen, machine=opened.machine, target=target,
-        max_rel_err=max_rel_err,
+        max_rel_err=max_rel_err, algorithm=algorithm,
     )  # fmt: skip
     if asked is not None:
         source = Source(_kind(model), model, graph, shapes, constants, example_inputs)
@@ -311,7 +324,9 @@ def load(
         )
         count = most
     if (saved.machine.fingerprint, saved.threads) != (host.fingerprint, count):
-        chosen = schedule(saved.program, host, count, KEPT, saved.max_rel_err, progress)
+        chosen = schedule(
+            saved.program, host, count, KEPT, saved.max_rel_err, progress, saved.algorithm
+        )
         best = {digest: found[0] for digest, found in chosen.items()}
         saved = replace(saved, choices=best, machine=host, threads=count)
     return _checked_file(assemble(saved, progress), path, asked)
@@ -423,6 +438,7 @@ def schedule(
     top: int,
     max_rel_err: float,
     progress: Report | None = None,
+    algorithm: str = 'auto',
 ) -> dict[str, tuple[Choice, ...]]:
     """[Program] -> the choices for every distinct group, by its digest, the best first.
 
@@ -437,12 +453,16 @@ def schedule(
             left = spent / done * (total - done)
             progress(Progress('search', group.label, done, total, left, None))
 
-    found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report)
+    found = choose_all(list(groups.values()), machine, threads, top, max_rel_err, report, algorithm)
+
+    def frugal(wanted: Sequence[Group]) -> list[tuple[Choice, ...]]:
+        return choose_frugal(wanted, machine, threads, max_rel_err)
+
     return fit(
         program,
         dict(zip(groups, found, strict=True)),
         weight_limit(program),
-        offer=lambda wanted: choose_frugal(wanted, machine, threads, max_rel_err),
+        offer=frugal if algorithm != 'direct' else None,
     )
 
 
@@ -487,7 +507,9 @@ def _checked_file(network: Network, path: str | os.PathLike[str], asked: Check |
     if asked is not None:
         target = network_file.target_of(path)
         files = Files(None, lambda to: shutil.copyfile(path, to), target)
-        check_network(Subject(network, program_of(path)), asked, files)
+        program = program_of(path)
+        in_order = program if target == 'cpu' else by_levels(program)
+        check_network(Subject(network, in_order), asked, files)
     return network
 
 

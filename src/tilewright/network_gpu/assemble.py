@@ -59,7 +59,9 @@ def compile_program(
     begin = time.perf_counter()
     groups = {task.group.digest: task.group for task in program.tasks}
     looked = LOOKED if tune == 'measure' and how.from_nothing else None
-    chosen = chosen_by_model(groups, device.machine, KEPT, max_rel_err, progress, looked)
+    chosen = chosen_by_model(
+        groups, device.machine, KEPT, max_rel_err, progress, looked, how.algorithm
+    )
     debug(1, f'{program.name}: {len(groups)} groups scheduled after {_since(begin)}')
     best = {digest: found[0] for digest, found in chosen.items()}
     if tune == 'measure':
@@ -99,6 +101,7 @@ def chosen_by_model(
     max_rel_err: float,
     progress: Report | None = None,
     looked: int | None = None,
+    algorithm: str = 'auto',
 ) -> dict[str, tuple[GpuChoice, ...]]:
     """The choices for every distinct group, by its digest, the best first, out of so many."""
     begin = time.perf_counter()
@@ -108,7 +111,10 @@ def chosen_by_model(
             left = (time.perf_counter() - begin) / done * (total - done)
             progress(Progress('search', group.label, done, total, left, None))
 
-    found = choose_all(list(groups.values()), machine, top, max_rel_err, report, trials=looked)
+    found = choose_all(
+        list(groups.values()), machine, top, max_rel_err, report, trials=looked,
+        algorithm=algorithm,
+    )  # fmt: skip
     return dict(zip(groups, found, strict=True))
 
 

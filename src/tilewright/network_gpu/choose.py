@@ -82,6 +82,7 @@ def choose_all(
     report: Report | None = None,
     processes: int | None = None,
     trials: int | None = None,
+    algorithm: str = 'auto',
 ) -> list[tuple[GpuChoice, ...]]:
     """For each group its best choices, at least one and at most `top`, in the order given.
 
@@ -89,7 +90,7 @@ def choose_all(
     """
     looked = trials or TRIALS
     cores = [core(group) for group in groups]
-    keys = [_key(one, machine, top, max_rel_err, looked) for one in cores]
+    keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
     found: dict[str, tuple[GpuChoice, ...]] = {}
     left: dict[str, Group] = {}
     for key, one in zip(keys, cores, strict=True):
@@ -99,7 +100,7 @@ def choose_all(
         else:
             left[key] = one
     for done, (key, answer) in enumerate(
-        _searched(left, machine, top, max_rel_err, processes, looked), len(found) + 1
+        _searched(left, machine, top, max_rel_err, processes, looked, algorithm), len(found) + 1
     ):
         found[key] = answer
         choices.keep(key, [choice.to_json() for choice in answer])
@@ -119,11 +120,14 @@ def recalled(key: str) -> tuple[GpuChoice, ...]:
         return ()
 
 
-def _key(group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int) -> str:
+def _key(
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
+) -> str:
     return choices.key_of(
         {
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
+            **({'algorithm': algorithm} if algorithm != 'auto' else {}),
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -154,13 +158,14 @@ def _searched(
     max_rel_err: float,
     processes: int | None,
     trials: int,
+    algorithm: str,
 ) -> Iterable[tuple[str, tuple[GpuChoice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
     slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
     for key, group in left.items():
         if key not in slow:
-            yield key, search(group, machine, top, max_rel_err, True, trials)
-    pieces = [(left[key], machine, top, max_rel_err, True, trials) for key in slow]
+            yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
+    pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
     yield from zip(slow, each(search, pieces, processes), strict=True)
 
 
@@ -171,6 +176,7 @@ def search(
     max_rel_err: float,
     products: bool = True,
     trials: int = TRIALS,
+    algorithm: str = 'auto',
 ) -> tuple[GpuChoice, ...]:
     """The search itself, in this process, over so many schedules.
 
@@ -179,7 +185,9 @@ def search(
     if products and has_products(group):
         if is_thin(group):
             return _general(group, machine)[:top]
-        made = _by_model(group, machine, top, max_rel_err, trials)
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
+        if algorithm == 'winograd' and not made:
+            made = _by_model(group, machine, top, max_rel_err, trials, 'direct')
         return tuple(made[:top]) or _general(group, machine)[:top]
     if transposed.pays(group) and group.is_plain:
         square = GpuSchedule.of(transposed.NAME, side=32, rows=8)
@@ -230,7 +238,7 @@ def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
 
 
 def _by_model(
-    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
 ) -> list[GpuChoice]:
     """The best predicted of all schemas that apply, in the order of their times."""
 
@@ -242,7 +250,7 @@ def _by_model(
         except ScheduleError:
             return None
 
-    space = moves(group, machine)
+    space = moves(group, machine, algorithm=algorithm)
     if not space.tables:
         return []
     tried = tune(

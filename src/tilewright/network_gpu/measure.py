@@ -104,11 +104,13 @@ class How:
              'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
              with a model nor with what one has chosen
     seed     another one draws other candidates
+    algorithm  of convolutions: auto, direct, or winograd where it applies
     """
 
     model: str = 'analytical'
     search: str = 'local'
     seed: int = 0
+    algorithm: str = 'auto'
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
@@ -131,7 +133,11 @@ class How:
         content = ''
         with contextlib.suppress(InputError):  # `check` says so, where something is searched
             content = ranker_for(self.model, group, machine, SEARCHED).content
-        return {'model': self.model, 'content': content, 'search': self.search, 'seed': self.seed}
+        asked = {'algorithm': self.algorithm} if self.algorithm != 'auto' else {}
+        return {
+            'model': self.model, 'content': content, 'search': self.search, 'seed': self.seed,
+            **asked,
+        }  # fmt: skip
 
     def search_for(
         self, group: Group, machine: GpuMachine, measure: Measure, *, trials: int,
@@ -140,7 +146,8 @@ class How:
         """What was tried of a group, best first; `sampled`: candidates that a model looks at."""
         chosen = ranker_for(self.model, group, machine, SEARCHED)
         drawn = f'{group.digest} {self.seed}' if self.seed else group.digest
-        space, seed = moves(group, machine), Random(drawn).getrandbits(32)
+        space = moves(group, machine, algorithm=self.algorithm)
+        seed = Random(drawn).getrandbits(32)
         if self.search == 'local':
             return tune(
                 space, measure, trials=trials, model=chosen.ranker, starts=starts, seed=seed,

@@ -31,10 +31,13 @@ def save(
     machine: GpuMachine,
     target: str,
     max_rel_err: float,
+    algorithm: str = 'auto',
 ) -> None:
     """Write a network as a file."""
     said = {digest: choice.to_json() for digest, choice in choices.items()}
-    network_file.write_gpu(path, SavedGpu(program, said, machine, target, float(max_rel_err)))
+    network_file.write_gpu(
+        path, SavedGpu(program, said, machine, target, float(max_rel_err), algorithm)
+    )
 
 
 def load(
@@ -63,7 +66,9 @@ def load(
             f'{device.machine.name}',
             stacklevel=2,
         )
-        found = chosen_by_model(groups, device.machine, KEPT, saved.max_rel_err, progress)
+        found = chosen_by_model(
+            groups, device.machine, KEPT, saved.max_rel_err, progress, algorithm=saved.algorithm
+        )
         best = {digest: choices[0] for digest, choices in found.items()}
     return bound(saved.program, best, device, saved.max_rel_err, progress=progress)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from tilewright.errors import SpecError
 from tilewright.ops.stage import Access, Dim, Expr, Stage, call, const, read, var
 
+LEAKY_SLOPE = 0.01  # the default of PyTorch's leaky_relu and of ONNX's LeakyRelu
+
 ACTIVATIONS: dict[str, Expr] = {
     'relu': call('max', read(0), const(0.0)),
     'relu6': call('min', call('max', read(0), const(0.0)), const(6.0)),
-    'leaky_relu': call('max', read(0), call('mul', read(0), const(0.1))),
+    'leaky_relu': call('max', read(0), call('mul', read(0), const(LEAKY_SLOPE))),
     'sigmoid': call('sigmoid', read(0)),
     'tanh': call('tanh', read(0)),
     'silu': call('mul', read(0), call('sigmoid', read(0))),

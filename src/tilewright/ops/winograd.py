@@ -25,6 +25,10 @@ from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 from tilewright.ops.winograd_matrices import MANY, Transform, transform
 
+ALGORITHMS = ('auto', 'direct', 'winograd')  # what one may ask for; auto: the faster
+# Points in one direction: AlexNet's first layer, F(7,11)/4, has 35. With more, transforms are some
+# thousand instructions for a tile, and matrices take seconds to make and to look at.
+MOST_POINTS = 64
 Tile = int | tuple[int, int]  # outputs of a tile: the same both ways, or rows x columns
 
 
@@ -106,6 +110,9 @@ def applies(group: Group, m: Tile) -> str:
         longest = -(-r // stride)
         if r > 1 and longest + size - 1 > len(MANY):
             return f'F({size}, {longest}) needs more than {len(MANY)} points'
+        points = min(stride, r) * (size - 1) + r
+        if r > 1 and points > MOST_POINTS:
+            return f'F({size}, {r}) at stride {stride} has {points} points, more than {MOST_POINTS}'
     if group.tensor(stage.reads[1].tensor).role != 'constant':
         return f'{group.label} has weights that are not constant'
     return ''

@@ -23,14 +23,17 @@ an output (a, b) of a tile has the error variance
 
 and the variance C r s of a result. Errors and results have about as many standard deviations to
 their maximum, so that the ratio of maxima is the ratio of standard deviations, at the worst (a, b).
+What the stages behind the convolution make of that ratio is found by ops/epilogue_error.py.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
+from tilewright.ops.epilogue_error import final_error
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import Tile, applies, geometry
 from tilewright.ops.winograd_matrices import Transform, transform
@@ -48,6 +51,13 @@ def _kappa(matrix: np.ndarray) -> np.ndarray:
     return (terms + 1) / 2 - 1 / terms
 
 
+@lru_cache(maxsize=256)
+def _moments(f: Transform) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(v_t w_t, A^2, kappa of B, kappa of A) along one direction."""
+    bt, g, at = f.array('bt'), f.array('g'), f.array('at')
+    return (bt**2).sum(axis=1) * (g**2).sum(axis=1), at**2, _kappa(bt), _kappa(at)
+
+
 def transform_error(
     down: Transform, across: Transform, channels: float, product: float = 0.0
 ) -> float:
@@ -55,13 +65,7 @@ def transform_error(
 
     product   deviation of each product of points from the right one, as a share of it
     """
-    moments, weights, kappas, kept = [], [], [], []
-    for f in (down, across):
-        bt, g, at = f.array('bt'), f.array('g'), f.array('at')
-        moments.append((bt**2).sum(axis=1) * (g**2).sum(axis=1))
-        kappas.append(_kappa(bt))
-        weights.append(at**2)
-        kept.append(_kappa(at))
+    moments, weights, kappas, kept = zip(*map(_moments, (down, across)), strict=True)
     energy = np.outer(moments[0], moments[1])
     inner = kappas[0][:, None] + kappas[1][None, :] + 1 + (channels + 1) / 2
     inner = inner + product**2 / VARIANCE
@@ -77,11 +81,13 @@ def direct_error(channels: int, r: int, s: int) -> float:
 
 
 def predicted_error(group: Group, m: Tile) -> float:
-    """Expected largest error of F(m, r) over the largest result of this group; inf if illegal."""
+    """Expected largest error of F(m, r) over the largest output of this group, epilogue included;
+    inf if illegal.
+    """
     if applies(group, m):
         return math.inf
     shape = geometry(group, m)
-    return transform_error(shape.down, shape.across, shape.c)
+    return final_error(group, transform_error(shape.down, shape.across, shape.c))
 
 
 def square_error(m: int, r: int, channels: int) -> float:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 
 from tilewright.codegen.gpu import winograd_plan
+from tilewright.ops.epilogue_error import final_error
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import geometry
 from tilewright.ops.winograd_error import transform_error
@@ -68,10 +69,11 @@ def _winograd_error(group: Group, schedule: GpuSchedule) -> float:
     terms = math.ceil(shape.c / tiles.get('split', 1))
     _, _, kind = schedule.intrinsic.partition('mma_')
     if kind not in PARTS:
-        return transform_error(shape.down, shape.across, terms)
+        return final_error(group, transform_error(shape.down, shape.across, terms))
     _, spread, additions = PARTS[kind]
     amplified = transform_error(shape.down, shape.across, additions * terms, spread)
-    return amplified + TERM * terms * additions / ADDITIONS
+    # What is cut off a sum is a share of that sum: where an epilogue is flat, it is lost again.
+    return final_error(group, amplified) + TERM * terms * additions / ADDITIONS
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

@@ -10,13 +10,11 @@ from tilewright.errors import InputError
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
-from tilewright.ops.winograd import applies
+from tilewright.ops.winograd import ALGORITHMS, applies
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.rank import Candidate, rank, rank_general
 from tilewright.search.rank_stencil import rank_stencil
 from tilewright.search.rank_winograd import SIZES, rank_winograd
-
-ALGORITHMS = ('auto', 'direct', 'winograd')
 
 
 def choose(
@@ -53,6 +51,17 @@ def choose(
         if top > 1 and best and best[0] not in kept:
             kept[-1] = best[0]
     return tuple(kept)
+
+
+def choose_preferred(
+    group: Group, machine: Machine, threads: int, top: int, max_rel_err: float = DEFAULT_LIMIT
+) -> tuple[Candidate, ...]:
+    """Winograd alone where it applies within the error budget, else the direct algorithm."""
+    if _has_products(group):
+        found = rank_winograd(group, machine, threads, top, max_rel_err)
+        if found:
+            return found
+    return choose(group, machine, threads, top, 'direct', max_rel_err)
 
 
 def _has_products(group: Group) -> bool:

@@ -178,8 +178,15 @@ def _winograd(group: Group) -> dict[Kind, Table]:
     }  # fmt: skip
 
 
-def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
-    """(schema, intrinsic) -> its table, for those that the machine has instructions for."""
+def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[Kind, Table]:
+    """(schema, intrinsic) -> its table, for those that the machine has instructions for.
+
+    With algorithm 'winograd' its own are there wherever it applies, with 'direct' nowhere.
+    """
+    if algorithm == 'winograd':
+        fast = not winograd_plan.why_not(group)
+    else:
+        fast = algorithm == 'auto' and winograd_pays(group, machine)
     made: dict[Kind, Table] = {
         ('tiled', 'fma'): _tiled(False),
         ('rs', 'fma'): _cnnopt(),
@@ -192,7 +199,7 @@ def tables(group: Group, machine: GpuMachine) -> dict[Kind, Table]:
         ('patch', 'wgmma_tf32_bf16'): _patch_of_two_precisions(group),
         ('strip', 'mma_tf32x3'): _strip(_patch(group)),
         ('strip', 'wgmma_tf32_bf16'): _strip(_patch_of_two_precisions(group)),
-        **(_winograd(group) if winograd_pays(group, machine) else {}),
+        **(_winograd(group) if fast else {}),
     }
     return {
         (schema, intrinsic): table
@@ -290,14 +297,23 @@ def _beside(
     return [*([max(below)] if below else []), *([min(above)] if above else [])]
 
 
-def moves(group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None) -> Moves:
-    """The space of a group: all schemas that apply, or those named; general where none does."""
+def moves(
+    group: Group,
+    machine: GpuMachine,
+    schemas: Sequence[str] | None = None,
+    algorithm: str = 'auto',
+) -> Moves:
+    """The space of a group: all schemas that apply, or those named; general where none does.
+
+    With algorithm 'winograd' that schema alone, where it applies.
+    """
     found = {
         kind: table
-        for kind, table in tables(group, machine).items()
+        for kind, table in tables(group, machine, algorithm).items()
         if (schemas is None or kind[0] in schemas) and _applies(group, machine, kind, table)
     }
-    return Moves(group, machine, found)
+    fast = {kind: table for kind, table in found.items() if kind[0] == winograd_plan.NAME}
+    return Moves(group, machine, fast if fast and algorithm == 'winograd' else found)
 
 
 def _applies(group: Group, machine: GpuMachine, kind: Kind, table: Table) -> bool:

@@ -35,6 +35,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine, Expr
+from tilewright.ops.winograd import ALGORITHMS
 from tilewright.store.choices import Choice
 from tilewright.version import VERSION
 
@@ -57,6 +58,7 @@ class Saved:
     machine: Machine
     threads: int
     max_rel_err: float
+    algorithm: str = 'auto'
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,35 @@ class SavedGpu:
     machine: GpuMachine
     target: str
     max_rel_err: float
+    algorithm: str = 'auto'
 
 
 def write(path: str | os.PathLike[str], saved: Saved) -> None:
     """Write a file; it appears under its name only when it is complete."""
     choices = {digest: choice.to_json() for digest, choice in saved.choices.items()}
     about = {'machine': saved.machine.to_json(), 'threads': saved.threads}
-    _write(path, saved.program, choices, about | {'max_rel_err': saved.max_rel_err})
+    _write(path, saved.program, choices, about | _wanted(saved))
 
 
 def write_gpu(path: str | os.PathLike[str], saved: SavedGpu) -> None:
     """Write the file of a network on a GPU."""
     about = {'machine': saved.machine.to_json(), 'target': saved.target}
-    _write(path, saved.program, saved.choices, about | {'max_rel_err': saved.max_rel_err})
+    _write(path, saved.program, saved.choices, about | _wanted(saved))
+
+
+def _wanted(saved: Saved | SavedGpu) -> dict[str, Any]:
+    """What was asked for, for the day that schedules are chosen again."""
+    return {'max_rel_err': saved.max_rel_err, 'algorithm': saved.algorithm}
+
+
+def _algorithm(where: Path, header: dict) -> str:
+    found = header.get('algorithm', 'auto')
+    if found not in ALGORITHMS:
+        raise _RefusedError(
+            f'{where} asks for algorithm {found!r}, which is none of {", ".join(ALGORITHMS)}; '
+            f'compile the model again'
+        )
+    return found
 
 
 def _write(
@@ -253,7 +271,7 @@ def _saved(where: Path, file: Any, header: dict, start: int) -> Saved:
         raise _RefusedError(f'{where} is for {threads} threads; compile the model again')
     return Saved(
         program, choices, Machine.from_json(header['machine']), threads,
-        float(header['max_rel_err']),
+        float(header['max_rel_err']), _algorithm(where, header),
     )  # fmt: skip
 
 
@@ -265,7 +283,7 @@ def _saved_gpu(where: Path, file: Any, header: dict, start: int) -> SavedGpu:
         )
     return SavedGpu(
         _program(file, header, start), header['choices'], GpuMachine.from_json(header['machine']),
-        str(header['target']), float(header['max_rel_err']),
+        str(header['target']), float(header['max_rel_err']), _algorithm(where, header),
     )  # fmt: skip
 
 

@@ -21,8 +21,10 @@ matrix products (Goto and van de Geijn, 2008).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilewright.codegen.cpu.contraction import Contraction
 from tilewright.codegen.cpu.front import Front
@@ -165,8 +167,26 @@ def buffered(
     contraction: Contraction, tile: Mapping[str, int], lane: str, strips: Mapping[str, int]
 ) -> Operand:
     """A buffer for tiles of at most `tile`, with the positions of iterator `lane` innermost."""
-    points = steps_of(contraction)
-    index = contraction.a.index
+    sizes = contraction.stage.sizes
+    unrolled = tuple((d, sizes[d]) for d in contraction.unrolled)
+    return _buffered(
+        contraction.a.index, unrolled, contraction.loop, tuple(tile.items()), lane,
+        tuple(strips.items()),
+    )  # fmt: skip
+
+
+# A model asks for the same buffer several times in a row, and a wide filter has many steps.
+@lru_cache(maxsize=64)
+def _buffered(
+    index: tuple[Affine, ...],
+    unrolled: tuple[tuple[str, int], ...],
+    loop: str,
+    tiles: tuple[tuple[str, int], ...],
+    lane: str,
+    cuts: tuple[tuple[str, int], ...],
+) -> Operand:
+    tile, strips, names = dict(tiles), dict(cuts), {d for d, _ in unrolled}
+    offsets = [_offsets(expression, unrolled) for expression in index]
     order = sorted(range(len(index)), key=lambda t: lane in index[t].names)
     cut = {t: d for t in order for d in strips if d in index[t].names}
     made: dict[int, Split] = {}
@@ -176,13 +196,13 @@ def buffered(
         *(t for t in reversed(order) if t not in cut),
     ):
         expression = index[axis]
-        factor = _factor(expression, contraction)
-        phases = sorted({_offset(expression, point) % factor for point in points})
+        factor = _factor(expression, names)
+        phases = sorted({offset % factor for offset in offsets[axis]})
         count = (expression.extent(tile) - 1) // factor + 1
         held = strips[cut[axis]] if axis in cut else count
         if stride == 1:  # rows begin where a vector may
             held = -(-held // ROW_FLOATS) * ROW_FLOATS
-        if contraction.loop in expression.names and not cut:
+        if loop in expression.names and not cut:
             stride = odd_lines(stride)
         made[axis] = Split(axis, factor, tuple(phases), held if axis not in cut else count, stride)
         stride *= held * len(phases)
@@ -194,18 +214,16 @@ def buffered(
     apart = {cut[t]: (made[t].strip, made[t].pitch) for t in cut}
     strides: dict[str, int] = {}
     for split in splits:
-        for name, coefficient in contraction.a.index[split.axis].terms:
-            if name not in contraction.unrolled:
+        for name, coefficient in index[split.axis].terms:
+            if name not in names:
                 step = split.stride * (coefficient // split.factor)
                 strides[name] = strides.get(name, 0) + step
-    steps = []
-    for point in points:
-        place = 0
-        for split in splits:
-            offset = _offset(contraction.a.index[split.axis], point)
-            phase = split.phases.index(offset % split.factor)
-            place += split.stride * (phase * split.count + offset // split.factor)
-        steps.append(place)
+    steps = [0] * math.prod(size for _, size in unrolled)
+    for split in splits:
+        phase = {offset: number for number, offset in enumerate(split.phases)}
+        for step, offset in enumerate(offsets[split.axis]):
+            position, rest = divmod(offset, split.factor)
+            steps[step] += split.stride * (phase[rest] * split.count + position)
     return Operand(strides, tuple(steps), stride, tuple(reversed(splits)), apart)
 
 
@@ -219,14 +237,20 @@ def odd_lines(floats: int) -> int:
     return (lines | 1) * LINE_FLOATS if lines > 2 else floats
 
 
-def _factor(expression: Affine, contraction: Contraction) -> int:
+def _factor(expression: Affine, unrolled: Set[str]) -> int:
     """The common step of the iterators that are not unrolled: 1 where they do not agree."""
-    steps = {c for name, c in expression.terms if name not in contraction.unrolled}
+    steps = {c for name, c in expression.terms if name not in unrolled}
     return steps.pop() if len(steps) == 1 else 1
 
 
-def _offset(expression: Affine, point: Mapping[str, int]) -> int:
-    return sum(c * point.get(name, 0) for name, c in expression.terms)
+@lru_cache(maxsize=256)
+def _offsets(expression: Affine, unrolled: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """What each unrolled point adds to an index, in the order of `steps_of`."""
+    found = [0]
+    for name, size in unrolled:
+        step = sum(c for other, c in expression.terms if other == name)
+        found = [place + step * i for place in found for i in range(size)]
+    return tuple(found)
 
 
 def write_pack(

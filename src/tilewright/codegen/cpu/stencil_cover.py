@@ -247,15 +247,19 @@ def cover_columns(axis: Axis, lanes: int, vectors: int) -> tuple[Strip, ...]:
     width = min(lanes, axis.size)
     starts = [min(x, axis.size - width) for x in range(0, axis.size, lanes)]
     found: list[Strip] = []
+    # Regular ones follow each other: what they read is written out for the first of them only,
+    # since a long row has thousands and a wide filter many taps.
+    regular = False
     for first in range(0, len(starts), vectors):
-        strip = _strip(axis, lanes, tuple(starts[first : first + vectors]), width)
-        before = found[-1] if found else None
-        if before is not None and _regular(before, lanes) and _regular(strip, lanes):
-            follows = strip.start == before.start + before.times * lanes * vectors
-            if follows and len(strip.starts) == len(before.starts):
+        at = tuple(starts[first : first + vectors])
+        before, regular_before = found[-1] if found else None, regular
+        regular = _regular(axis, lanes, at, width)
+        if before is not None and regular_before and regular:
+            follows = at[0] == before.start + before.times * lanes * vectors
+            if follows and len(at) == len(before.starts):
                 found[-1] = replace(before, times=before.times + 1)
                 continue
-        found.append(strip)
+        found.append(_strip(axis, lanes, at, width))
     return tuple(strip if strip.fixed else _own_columns(strip, axis, lanes) for strip in found)
 
 
@@ -273,10 +277,13 @@ def _strip(axis: Axis, lanes: int, starts: tuple[int, ...], width: int) -> Strip
     return Strip(starts[0], 1, starts, reads, axis.extent, width)
 
 
-def _regular(strip: Strip, lanes: int) -> bool:
-    """Whether a strip touches no edge, and its vectors lie side by side."""
-    inside = all(None not in columns for vector in strip.reads for columns in vector)
-    return inside and all(x == strip.start + lanes * v for v, x in enumerate(strip.starts))
+def _regular(axis: Axis, lanes: int, starts: tuple[int, ...], width: int) -> bool:
+    """Whether a strip of vectors touches no edge, and they lie side by side."""
+    if width < lanes or any(x != starts[0] + lanes * v for v, x in enumerate(starts)):
+        return False
+    first, last = starts[0], starts[-1] + lanes - 1
+    ends = axis.step * first + min(axis.taps), axis.step * last + max(axis.taps)
+    return all(_within(axis, place) is not None for place in ends)
 
 
 def _own_columns(strip: Strip, axis: Axis, lanes: int) -> Strip:

@@ -155,10 +155,11 @@ def linear(
     columns = list(range(len(inputs)))
     rows: list[list[tuple[Fraction, str]]] = [[] for _ in matrix]
     used: set[int] = set()
+    alike = _alike([[row[a] for row in matrix] for a in columns])
     for a in columns:
-        partner = next((b for b in columns if b > a and _mirrored(matrix, a, b)), None)
         if a in used:
             continue
+        partner = next((b for b in alike[a] if b > a and _mirrored(matrix, a, b)), None)
         if partner is None or partner in used:
             for i, row in enumerate(matrix):
                 rows[i].append((row[a], inputs[a]))
@@ -171,6 +172,19 @@ def linear(
             rows[i].append((row[a], names[0] if row[a] == row[partner] else names[1]))
     lines += _paired_rows(rows, outputs, kind, prefix)
     return lines
+
+
+def _alike(lines: Sequence[Sequence[Fraction]]) -> list[list[int]]:
+    """For each line all that have the same numbers but for signs, in order.
+
+    Only these are compared one by one: of the hundreds of lines that a long filter has at a large
+    stride, few are alike.
+    """
+    found: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    keys = [tuple((abs(x.numerator), x.denominator) for x in line) for line in lines]
+    for number, key in enumerate(keys):
+        found.setdefault(key, []).append(number)
+    return [found[key] for key in keys]
 
 
 def _mirrored(matrix: Matrix, a: int, b: int) -> bool:
@@ -186,10 +200,11 @@ def _paired_rows(
 ) -> list[str]:
     lines: list[str] = []
     done: set[int] = set()
+    alike = _alike([[c for c, _ in row] for row in rows])
     for i, row in enumerate(rows):
         if i in done:
             continue
-        partner = next((j for j in range(i + 1, len(rows)) if _opposed(row, rows[j])), None)
+        partner = next((j for j in alike[i] if j > i and _opposed(row, rows[j])), None)
         if partner is None or partner in done:
             lines.append(f'const {kind} {outputs[i]} = {combination(row)};')
             continue
