@@ -350,7 +350,9 @@ def test_tasks_of_several_kernels(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(gpu_moves, 'winograd_pays', lambda group, machine: not why_not(group))
     monkeypatch.setattr(
         choose, 'moves',
-        lambda group, machine: moves(group, machine, None if why_not(group) else ['winograd']),
+        lambda group, machine, **asked: moves(
+            group, machine, None if why_not(group) else ['winograd'], **asked
+        ),
     )  # fmt: skip
     monkeypatch.setattr(choose, 'each', lambda call, asked, _: [call(*one) for one in asked])
     builder = Builder('two', 3, 9, 2)
