@@ -226,8 +226,8 @@ class Draw:
         plain = array.dtype.kind == 'f' and not self.special
         if plain and (not np.isfinite(array).all() or np.abs(array).max() > LARGEST):
             raise MisfitError('too large')
-        # Small types wrap around, which is defined; what is larger should not.
-        wide = array.dtype.kind in 'iu' and array.dtype.itemsize > 2
+        # Small types and those without sign wrap around, which is defined; others should not.
+        wide = array.dtype.kind == 'i' and array.dtype.itemsize > 2
         if wide and (np.abs(array.astype(np.float64)) > 1e6).any():
             raise MisfitError('too large')
 

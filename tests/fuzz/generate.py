@@ -26,6 +26,8 @@ DOMAINS = {
     'Log': 'positive', 'Sqrt': 'positive', 'Reciprocal': 'positive', 'ReduceLogSum': 'positive',
     'Acosh': 'above', 'Acos': 'unit', 'Asin': 'unit', 'Atanh': 'unit', 'Tan': 'unit',
 }  # fmt: skip
+# What makes the shapes and numbers that these have to know ahead.
+NEEDED = {'ConstantOfShape': 'Shape', 'Range': 'Size'}
 KINDS = ('any', 'any', 'any', 'positive', 'unit', 'above')
 
 
@@ -87,6 +89,26 @@ def pair(seed: int, producer: str, consumer: str, attempts: int = 60) -> Net | N
     return draw.net(outputs_of(draw))
 
 
+def single(seed: int, op: str, dtype: str, attempts: int = 60) -> Net | None:
+    """A graph of one operator on elements of one type, or None where none was found."""
+    draw = Draw(Random(f'single {seed} {op} {dtype}'))
+    for _ in range(attempts):
+        mark = draw.mark()
+        x = draw.given(draw.data(draw.shape(), dtype, DOMAINS.get(op, draw.pick(KINDS))))
+        if op in NEEDED:
+            found = grow(draw, ROWS[NEEDED[op]], x)
+            x = found[0] if found else x
+        if grow(draw, ROWS[op], x):
+            return draw.net(outputs_of(draw))
+        draw.rewind(mark)
+    return None
+
+
+def all_types() -> tuple[tuple[str, str], ...]:
+    """Every operator with every element type that it takes."""
+    return tuple((row.op, dtype) for row in ROWS.values() for dtype in row.dtypes)
+
+
 def grow(draw: Draw, row: Row, x: str) -> tuple[str, ...] | None:
     """The outputs of a node of this operator on a value; None where it does not fit."""
     if str(draw.values[x].dtype) not in row.dtypes:
@@ -128,9 +150,8 @@ def add_pair(draw: Draw, first: Row, then: Row, attempts: int, alone: bool = Fal
         names = [n for n in draw.values if n not in draw.constants]
         if alone or not names or draw.chance(0.5):
             x = source_for(draw, first)
-            if first.op in ('ConstantOfShape', 'Range'):
-                needed = 'Shape' if first.op == 'ConstantOfShape' else 'Size'
-                found = grow(draw, ROWS[needed], x)
+            if first.op in NEEDED:
+                found = grow(draw, ROWS[NEEDED[first.op]], x)
                 x = found[0] if found else x
         else:
             x = draw.pick(names)

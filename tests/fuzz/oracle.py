@@ -120,10 +120,15 @@ def _as(other: str, node: Node, inputs: Arrays, constants: Arrays) -> list[np.nd
     kind = _kind(node, inputs, constants)
 
     def turned(arrays: Arrays) -> dict[str, np.ndarray]:
-        return {n: a.astype(other) if a.dtype == kind else a for n, a in arrays.items()}
+        made = {n: a.astype(other) if a.dtype == kind else a for n, a in arrays.items()}
+        if kind != 'float64' and any((made[n] != arrays[n]).any() for n in made):
+            raise OracleError(f'{other} does not hold the numbers of {kind}')
+        return made
 
     given = turned(inputs)
     made = map(np.asarray, _session(node, given, turned(constants)).run(None, given))
+    if node.op in ('Cast', 'CastLike', 'OneHot') or 'dtype' in node.attributes:
+        return list(made)
     return [a.astype(kind) if a.dtype == other else a for a in made]
 
 

@@ -36,11 +36,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--targets', default=TARGETS, help='NAME, or NAME/N: on every Nth graph')
     parser.add_argument('--workers', type=int, default=os.cpu_count() or 1)
     parser.add_argument('--pairs', action='store_true', help='every pair of operators alone')
+    parser.add_argument('--types', action='store_true', help='every operator on every type alone')
     parser.add_argument('--json', type=Path, help='write counts and findings')
     parser.add_argument('--finds', type=Path, default=Path('build/fuzz'), help='models of failures')
     parser.add_argument('--shrink', type=float, default=SHRINK_S, help='seconds for each failure')
     parser.add_argument(
-        '--replay', help='SEED:NUMBER, pair:SEED:PRODUCER:CONSUMER or a saved .onnx'
+        '--replay', help='SEED:NUMBER, pair:SEED:OP:OP, type:SEED:OP:DTYPE or a saved .onnx'
     )
     parser.add_argument('--passes', default='', help='all, none, "all but NAME", or names')
     parser.add_argument('--style', default='', choices=('', 'quick', 'searched'))
@@ -55,13 +56,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def graph_of(name: str) -> tuple[Any, int]:
-    """The net of 'SEED:NUMBER' or 'pair:SEED:PRODUCER:CONSUMER', and its number."""
+    """The net of 'SEED:NUMBER', 'pair:SEED:OP:OP' or 'type:SEED:OP:DTYPE', and its number."""
     from . import generate
 
-    if name.startswith('pair:'):
-        _, seed, producer, consumer = name.split(':')
-        net = generate.pair(int(seed), producer, consumer)
-        return net, generate.all_pairs().index((producer, consumer))
+    if name.startswith(('pair:', 'type:')):
+        kind, seed, *two = name.split(':')
+        made, every = (
+            (generate.pair, generate.all_pairs())
+            if kind == 'pair'
+            else (generate.single, generate.all_types())
+        )
+        return made(int(seed), *two), every.index((two[0], two[1]))
     seed, number = name.split(':')
     return generate.drawn(int(seed), int(number)), int(number)
 
@@ -163,11 +168,12 @@ class Runner:
 
     def names(self) -> list[str]:
         given = self.given
-        if given.pairs:
-            from .generate import all_pairs
+        if given.pairs or given.types:
+            from .generate import all_pairs, all_types
 
-            chosen = all_pairs()[given.first :]
-            return [f'pair:{given.seed}:{a}:{b}' for a, b in chosen][: given.graphs or None]
+            chosen = (all_pairs() if given.pairs else all_types())[given.first :]
+            kind = 'pair' if given.pairs else 'type'
+            return [f'{kind}:{given.seed}:{a}:{b}' for a, b in chosen][: given.graphs or None]
         return [f'{given.seed}:{n}' for n in range(given.first, given.first + given.graphs)]
 
     def run(self) -> int:
@@ -309,7 +315,8 @@ class Runner:
         for sign, count in kinds.most_common():
             print(f'{count:6} {sign}')
         if self.left:
-            print(f'interrupted: --first {self.left[-1].rpartition(":")[2]} goes on')
+            first = self.given.first + len(self.names()) - len(self.left)
+            print(f'ended before the last graph: --first {first} goes on')
         if self.given.json:
             text = json.dumps(self.to_json(spent), indent=1)
             self.given.json.parent.mkdir(parents=True, exist_ok=True)
