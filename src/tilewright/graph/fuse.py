@@ -90,6 +90,11 @@ def _producers(program: Program, made: dict[str, int], task: Task) -> Iterator[t
         return
     for tensor, value in task.operands.items():
         alone = len(program.readers.get(program.base(value), ())) == 1
-        once = list(task.operands.values()).count(value) == 1
-        if value in made and alone and once and not program.is_output(value):
+        if value in made and alone and once(program, task, value) and not program.is_output(value):
             yield made[value], tensor
+
+
+def once(program: Program, task: Task, value: str) -> bool:
+    """Whether a task reads the memory of a value through one tensor only; views of it count."""
+    base = program.base(value)
+    return [program.base(other) for other in task.operands.values()].count(base) == 1

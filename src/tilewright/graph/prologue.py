@@ -10,7 +10,7 @@ between them and the joined group costs no more than both (ops/front.py says whi
 
 from __future__ import annotations
 
-from tilewright.graph.fuse import Cost
+from tilewright.graph.fuse import Cost, once
 from tilewright.graph.program import Program, Task
 from tilewright.ops.front import put_in_front
 
@@ -46,6 +46,10 @@ def _joined(producer: Task, task: Task, tensor: str, cost: Cost) -> Task | None:
 def _is_alone(program: Program, task: Task, value: str) -> bool:
     """Whether this task alone reads a value, once, and nobody outside sees it."""
     readers = program.readers.get(program.base(value), ())
-    once = list(task.operands.values()).count(value) == 1
     held = any(holder == value for holder, _ in program.inside.values())
-    return len(readers) == 1 and once and not program.is_output(value) and not held
+    return (
+        len(readers) == 1
+        and once(program, task, value)
+        and not program.is_output(value)
+        and not held
+    )

@@ -57,17 +57,33 @@ def vector_candidates(group: Group, *, moving: bool = False) -> tuple[str, ...]:
     a, b = _operands(group)
     if group.tensor(b.tensor).role != 'constant' and not moving:
         return ()
+    if _leaves(group, b):
+        return ()
     columns = [d for d in stage.parallel if d in b.names and d not in a.names]
     last = stage.write.index[-1]
     return tuple(sorted(columns, key=lambda d: (last.coefficient(d) != 1, -stage.sizes[d])))
 
 
 def _operands(group: Group) -> tuple[Access, Access]:
-    """(broadcast, packed): the constant operand is the one that is packed, else the second."""
+    """(broadcast, packed): the constant operand is the one that is packed, else the second.
+
+    Panels have no border: an operand that is read outside its tensor, a constant image with padding
+    say, is broadcast, since copies of those are padded.
+    """
     first, second = group.main.reads
+    if _leaves(group, first) != _leaves(group, second):
+        return (first, second) if _leaves(group, first) else (second, first)
     if group.tensor(first.tensor).role == 'constant' != group.tensor(second.tensor).role:
         return second, first
     return first, second
+
+
+def _leaves(group: Group, access: Access) -> bool:
+    """Whether some of its indices lie outside the tensor, where the pad value is read."""
+    return any(
+        e.const < 0 or e.const + e.extent(group.main.sizes) > size
+        for e, size in zip(access.index, group.tensor(access.tensor).shape, strict=True)
+    )
 
 
 def contract(group: Group, vector: str) -> Contraction:

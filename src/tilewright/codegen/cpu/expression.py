@@ -87,7 +87,7 @@ class Typed:
             )
             return self.convert(inner, dtype, made), made
         within = operand_dtype(expr, dtypes)
-        if not set(expr.reads()) and to != made and not is_float(made):
+        if not set(expr.reads()) and to != made and (is_float(to) or not is_float(made)):
             made = within = to  # numbers alone: whatever is wanted
         args = [self.convert(*self._text(a, reads, iterators, within), within) for a in expr.args]
         if expr.op == 'where':
@@ -131,6 +131,8 @@ class Typed:
         if op == 'neg':
             return f'({kind})(0 - {_unsigned(args[0], dtype)})'
         if op == 'abs':
+            if limits(dtype)[0] == 0:
+                return args[0]  # what is negative would wrap around
             return self._call('max', dtype, [args[0], self._call('neg', dtype, args)])
         if op in _OPERATORS:
             left, right = (_unsigned(a, dtype) for a in args)

@@ -122,7 +122,8 @@ def _places(pool: _Pool, largest: Result, by_columns: bool) -> Result:
         if w.leaves:
             inside = call('and', call('ge', step, whole(0)), call('lt', step, whole(size)))
             found = call('and', found, inside)
-    chosen = call('where', found, place, whole(math.prod(x.shape)))
+    # A dilated window may lie in the border with all its taps: the last place then, inside too.
+    chosen = call('where', found, place, whole(math.prod(x.shape) - 1))
     stage = pool.stage('place', 'Out', chosen, 'min', -math.inf, Access('Largest', pool.here))
     return build(pool.label('maxpool-places'), {'In': x, 'Largest': largest}, [stage], 'i64')
 
@@ -134,7 +135,8 @@ def _average_pool(given: Given) -> Result:
         return filled(pool.shape, 0, x.dtype)
     padding_counts = bool(given.int('count_include_pad', 0))
     check_elements(pool.shape[2:], 'the result', MAX_FILLED)
-    counts = [w.counts(padding_counts) for w in pool.over]
+    # Of a dilated window all taps may lie in the border: the mean of nothing is 0, not 0 / 0.
+    counts = [np.maximum(w.counts(padding_counts), 1) for w in pool.over]
     total = pool.stage('sum_pool', 'Sum', X, 'sum', 0.0)
     here = Access('Sum', pool.here)
     operands: dict[str, Result] = {'In': x}
