@@ -170,9 +170,10 @@ def _disturbed(array: np.ndarray, op: str, rng: np.random.Generator, rough: bool
         kind = 'float32'
     with np.errstate(all='ignore'):
         size = np.abs(array)
-        share: float | np.ndarray = NOISE[kind] * size
+        largest = np.max(size, where=np.isfinite(size), initial=0)
+        # What is small beside the others may be the end of a series, or what a difference left.
+        share = NOISE[kind] * np.maximum(size, 0.1 * largest)
         if op in SUMS:
-            largest = np.max(size, where=np.isfinite(size), initial=0)
             share = np.maximum(share, NOISE_OF_SUMS[kind] * largest)
         return np.asarray(array + share * rng.uniform(-1, 1, array.shape)).astype(array.dtype)
 

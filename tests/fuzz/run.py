@@ -60,13 +60,12 @@ def graph_of(name: str) -> tuple[Any, int]:
     from . import generate
 
     if name.startswith(('pair:', 'type:')):
-        kind, seed, *two = name.split(':')
-        made, every = (
-            (generate.pair, generate.all_pairs())
-            if kind == 'pair'
-            else (generate.single, generate.all_types())
-        )
-        return made(int(seed), *two), every.index((two[0], two[1]))
+        kind, seed, first, second = name.split(':')
+        if kind == 'pair':
+            at = generate.all_pairs().index((first, second))
+            return generate.pair(int(seed), first, second), at
+        at = generate.all_types().index((first, second))
+        return generate.single(int(seed), first, second), at
     seed, number = name.split(':')
     return generate.drawn(int(seed), int(number)), int(number)
 
