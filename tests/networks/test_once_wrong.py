@@ -75,3 +75,9 @@ def test_the_mean_of_a_window_in_the_border_is_zero(target: str, size: int) -> N
     x = np.arange(1, 1 + size, dtype=np.float32).reshape(1, 1, size)
     got = run(graphs.graph({'x': x.shape}, 'y', [pool]), target, x=x)
     assert got.tolist() == ([[[0.0]]] if size == 1 else [[[2.0, 1.0]]])
+
+
+def test_a_scalar_that_is_repeated_along_no_axis(target: str) -> None:
+    """Groups have no tensors without dimensions: nothing is left to do here."""
+    made = graphs.graph({'x': ()}, 'y', [node('Tile', 'x to', 'y')], to=np.zeros(0, np.int64))
+    assert run(made, target, x=np.array(0.5, np.float32)).tolist() == 0.5

@@ -180,6 +180,8 @@ def gather(
     write: Sequence[Affine] | None = None,
 ) -> Result:
     """Out[d0, d1, ..] = source[index], over the dimensions that `sizes` names, in its order."""
+    if not source.shape and not sizes:
+        return source  # a scalar has no place to be moved to
     domain = tuple(Dim(name, size) for name, size in sizes.items())
     target = tuple(write) if write is not None else tuple(map(var, sizes))
     stage = Stage(
