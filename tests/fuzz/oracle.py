@@ -81,6 +81,8 @@ def _by_reference(node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndar
 
 def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np.ndarray], str]:
     """The outputs of one node, and who computed them."""
+    if node.op in ('ReduceProd', 'CumProd') and _huge({**inputs, **constants}[node.inputs[0]]):
+        raise OracleError(f'{node}: ONNX Runtime multiplies whole numbers as floats')
     wanted = [o for o in node.outputs if o]
     try:
         made = _session(node, inputs, constants).run(None, dict(inputs))
@@ -96,6 +98,13 @@ def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np
     except Exception as error:
         raise OracleError(f'{node}: {error}') from error
     return dict(zip(wanted, made, strict=True)), 'reference'
+
+
+def _huge(array: np.ndarray) -> bool:
+    """Whether a product of whole numbers may be more than a float64 holds exactly."""
+    if array.dtype.kind == 'f':
+        return False
+    return float(np.prod(np.maximum(np.abs(array.astype(np.float64)), 1))) > 2**53
 
 
 def _kind(node: Node, inputs: Arrays, constants: Arrays) -> str:
