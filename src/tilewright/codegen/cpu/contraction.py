@@ -110,7 +110,7 @@ def _split_reductions(
     stage: Stage, a: Access, b: Access
 ) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Window reductions (sharing an index of `a` with a pixel) are unrolled, smallest first."""
-    pixels = {d for d in stage.parallel if d not in b.names}
+    pixels = set(stage.parallel) - set(b.names)
     windows = {
         name
         for expression in a.index
