@@ -17,7 +17,8 @@ def _plain(draw: Draw, x: str) -> Step:
 def _dropout(draw: Draw, x: str) -> Step:
     if draw.values[x].dtype.kind != 'f':
         raise MisfitError('of floats')
-    return Step([x], {}, draw.pick((1, 1, 2)))
+    # Before opset 12 nobody says what the mask is where nothing is dropped.
+    return Step([x], {}, draw.pick((1, 1, 2)) if draw.opset >= 12 else 1)
 
 
 def factors(draw: Draw, count: int, rank: int) -> list[int]:
