@@ -100,6 +100,13 @@ def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np
     return dict(zip(wanted, made, strict=True)), 'reference'
 
 
+def _holds(made: np.ndarray, array: np.ndarray) -> bool:
+    """Whether an array in another element type has the same numbers; sums of them in floats too."""
+    back = made.astype(array.dtype)
+    exact = made.dtype.kind != 'f' or np.abs(made).max(initial=0) < 2**16
+    return bool((back == array).all() and ((made < 0) == (array < 0)).all() and exact)
+
+
 def _huge(array: np.ndarray) -> bool:
     """Whether a product of whole numbers may be more than a float64 holds exactly."""
     if array.dtype.kind == 'f':
@@ -130,7 +137,7 @@ def _as(other: str, node: Node, inputs: Arrays, constants: Arrays) -> list[np.nd
 
     def turned(arrays: Arrays) -> dict[str, np.ndarray]:
         made = {n: a.astype(other) if a.dtype == kind else a for n, a in arrays.items()}
-        if kind != 'float64' and any((made[n] != arrays[n]).any() for n in made):
+        if kind != 'float64' and not all(_holds(made[n], arrays[n]) for n in made):
             raise OracleError(f'{other} does not hold the numbers of {kind}')
         return made
 

@@ -9,7 +9,7 @@ from graphs import node
 
 import tilewright as tw
 from tilewright.errors import MissingError
-from tilewright.graph.graph import Graph, Value
+from tilewright.graph.graph import Graph, Node, Value
 from tilewright.runtime.gpu_session import open_device
 
 
@@ -81,3 +81,21 @@ def test_a_scalar_that_is_repeated_along_no_axis(target: str) -> None:
     """Groups have no tensors without dimensions: nothing is left to do here."""
     made = graphs.graph({'x': ()}, 'y', [node('Tile', 'x to', 'y')], to=np.zeros(0, np.int64))
     assert run(made, target, x=np.array(0.5, np.float32)).tolist() == 0.5
+
+
+def test_the_mean_of_large_whole_numbers(target: str) -> None:
+    """Their sum is more than their type holds."""
+    made = Graph(
+        'mean', (Value('x', (1, 2), 'i32'),), (('y', 'y'),), (node('ReduceMean', 'x a', 'y'),),
+        {'a': np.array([1])},
+    )  # fmt: skip
+    assert run(made, target, x=np.array([[2**31 - 1, 2**31 - 3]], 'i')).tolist() == [[2**31 - 2]]
+
+
+def test_cubic_interpolation_to_one_pixel_takes_the_first(target: str) -> None:
+    """Where the standard says 0, its own reference says -0.5; ONNX Runtime has 0."""
+    how = {'mode': 'cubic', 'coordinate_transformation_mode': 'pytorch_half_pixel'}
+    resize = Node('Resize', 'resize', ('x', '', '', 'to'), ('y',), how)
+    made = graphs.graph({'x': (1, 1, 2, 2)}, 'y', [resize], to=np.array([1, 1, 1, 1]))
+    x = graphs.floats(1, 1, 2, 2)
+    assert run(made, target, x=x).ravel().tolist() == [x[0, 0, 0, 0]]

@@ -21,7 +21,7 @@ from tilewright.graph.lowering.result import (
     filled,
     view,
 )
-from tilewright.ops.dtypes import is_float
+from tilewright.ops.dtypes import DTYPES, is_float
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import (
@@ -213,7 +213,11 @@ def reduce(
     before: Expr | None = None,
     after: Expr | None = None,
 ) -> Result:
-    """after(combine before(source) over axes), without these axes; there are elements."""
+    """after(combine before(source) over axes), without these axes; there are elements.
+
+    With `after`, whole numbers of 32 bits and fewer are combined in 64, so that the mean of large
+    ones is right.
+    """
     names = names_of(source.shape)
     kept = [
         Dim(n, s) for i, (n, s) in enumerate(zip(names, source.shape, strict=True)) if i not in axes
@@ -231,7 +235,9 @@ def reduce(
             Stage('finish', tuple(lines), Access('Out', here), (Access('Total', here),), after)
         )
     label = f'{label_of(word, source.shape)}@{"".join(map(str, axes))}'
-    result = build(label, {'In': source}, stages, source.dtype)
+    narrow = not is_float(source.dtype) and DTYPES[source.dtype] < 8
+    wide = {'Total': 'i64'} if after and narrow else None
+    result = build(label, {'In': source}, stages, source.dtype, wide)
     return view(result, tuple(d.size for d in kept))
 
 

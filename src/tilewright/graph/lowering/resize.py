@@ -68,7 +68,7 @@ class _Axis:
         if mode == 'tf_half_pixel_for_nn':
             return (x + 0.5) / self.scale
         if mode == 'pytorch_half_pixel' and self.out == 1:
-            return np.full(1, -0.5)
+            return np.zeros(1)
         if mode == 'tf_crop_and_resize':
             if self.out == 1:
                 return np.full(1, (self.end - self.start) * (self.size - 1) / 2)
