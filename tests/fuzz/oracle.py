@@ -45,6 +45,7 @@ SUMS = _names(
     'ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd CumSum CumProd Softmax '
     'LogSoftmax Resize'
 )
+PRODUCTS = _names('ReduceProd CumProd ReduceSumSquare')
 # Computed in float32 whatever their elements are: statistics (attribute stash_type), attributes.
 SINGLE = _names(
     'LayerNormalization GroupNormalization RMSNormalization Shrink Gelu HardSigmoid HardSwish Selu '
@@ -81,7 +82,7 @@ def _by_reference(node: Node, inputs: Arrays, constants: Arrays) -> list[np.ndar
 
 def compute(node: Node, inputs: Arrays, constants: Arrays) -> tuple[dict[str, np.ndarray], str]:
     """The outputs of one node, and who computed them."""
-    if node.op in ('ReduceProd', 'CumProd') and _huge({**inputs, **constants}[node.inputs[0]]):
+    if node.op in PRODUCTS and _huge({**inputs, **constants}[node.inputs[0]]):
         raise OracleError(f'{node}: ONNX Runtime multiplies whole numbers as floats')
     wanted = [o for o in node.outputs if o]
     try:
@@ -111,7 +112,8 @@ def _huge(array: np.ndarray) -> bool:
     """Whether a product of whole numbers may be more than a float64 holds exactly."""
     if array.dtype.kind == 'f':
         return False
-    return float(np.prod(np.maximum(np.abs(array.astype(np.float64)), 1))) > 2**53
+    size = np.maximum(np.abs(array.astype(np.float64)), 1)
+    return float(np.prod(size)) > 2**53 or float(size.max(initial=1)) > 2**15
 
 
 def _kind(node: Node, inputs: Arrays, constants: Arrays) -> str:

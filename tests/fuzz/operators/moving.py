@@ -320,7 +320,9 @@ def _resize(draw: Draw, x: str) -> Step:
         *shape[:keep],
         *(draw.pick((s, 2 * s, max(1, s // 2), draw.int(1, 8))) for s in shape[keep:]),
     ]
-    if draw.chance(0.5):
+    # A place between two pixels, by a scale that floats do not hold, may be on either side of it.
+    exact = all(out % size == 0 for out, size in zip(sizes, shape, strict=True))
+    if draw.chance(0.5) and (mode != 'nearest' or exact):
         return Step([x, '', '', draw.numbers(sizes)], attributes)
     scales = [1.0] * keep + [draw.pick((1.0, 2.0, 2.0, 0.5, 1.5)) for _ in range(spatial)]
     if any(size * scale % 1 for size, scale in zip(shape, scales, strict=True)):

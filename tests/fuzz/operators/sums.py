@@ -193,10 +193,12 @@ def _mean_variance(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if array.ndim < 4:
         raise MisfitError('no image')
-    axes = draw.some(range(array.ndim))
-    if math.prod(array.shape[a] for a in axes) < 2:
-        raise MisfitError('the deviation of one number is zero')
-    return Step([x], draw.pick(({'axes': sorted(axes)}, {})))
+    axes = draw.pick((sorted(draw.some(range(array.ndim))), [0, 2, 3]))
+    with np.errstate(all='ignore'):
+        least = np.min(np.std(array.astype(np.float64), axis=tuple(axes)))
+    if not least > 1e-3:
+        raise MisfitError('it is divided by a deviation of zero')
+    return Step([x], {} if axes == [0, 2, 3] else {'axes': axes})
 
 
 def _matmul(draw: Draw, x: str) -> Step:
