@@ -99,3 +99,14 @@ def test_cubic_interpolation_to_one_pixel_takes_the_first(target: str) -> None:
     made = graphs.graph({'x': (1, 1, 2, 2)}, 'y', [resize], to=np.array([1, 1, 1, 1]))
     x = graphs.floats(1, 1, 2, 2)
     assert run(made, target, x=x).ravel().tolist() == [x[0, 0, 0, 0]]
+
+
+def test_the_first_half_of_channels_in_front_of_a_convolution(target: str) -> None:
+    """A slice that begins at 0 has the indices of what it is cut from, and not its own strides."""
+    nodes = [node('Split', 'x sizes', 'a b', axis=1), node('Conv', 'a w', 'y')]
+    x, w = graphs.floats(2, 6, 3, 4), graphs.floats(4, 3, 1, 1, seed=1)
+    made = graphs.graph({'x': x.shape}, 'y', nodes, w=w, sizes=np.array([3, 3]))
+    want = np.einsum('nchw,kc->nkhw', x[:, :3].astype(np.float64), w[:, :, 0, 0])
+    for passes in (('prologue',), None):
+        got = tw.compile(made, target=target, passes=passes).run({'x': x})['y']
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -117,7 +117,8 @@ def _is_element_wise(group: Group, stage: Stage, shape: tuple[int, ...], written
         return False
     for access in stage.reads:
         if access.tensor in written or _is_image(group, access):
-            if access.index != whole or not access.is_affine:
+            # A slice is read at the same indices, and is part of a larger tensor.
+            if access.index != whole or group.tensor(access.tensor).shape != shape:
                 return False
         elif not _by_channel(stage, access):
             return False
