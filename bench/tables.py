@@ -27,6 +27,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def rendered(what: str, path: Path) -> str:
         return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what == 'gpu-networks':
         return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
-    if what == 'fuzz':
-        return fuzz_rows({p.stem: _read(p) for p in sorted(path.parent.glob(path.name))})
+    if what in FUZZ:
+        return FUZZ[what]({p.stem: _read(p) for p in sorted(path.parent.glob(path.name))})
     data = _read(path)
     if what in FIGURES:
         return FIGURES[what](data)
@@ -77,7 +78,7 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is no table; use fuzz, gpu, gpu-networks, lists, networks, tuned, '
+        f'{what!r} is no table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, tuned, '
         f'{", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
     )
 
@@ -153,6 +154,18 @@ def fuzz_rows(files: dict[str, dict]) -> str:
     return Grid(head, tuple(rows)).markdown()
 
 
+def fuzz_operators(files: dict[str, dict]) -> str:
+    """How many graphs of all runs contain each operator, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for data in files.values():
+        counts.update(data['operators'])
+    found = [(name, f'{count:,}') for name, count in counts.most_common()]
+    found += [('', '')] * (-len(found) % 4)
+    rows = [sum(found[i : i + 4], ()) for i in range(0, len(found), 4)]
+    return Grid(('operator', 'graphs') * 4, tuple(rows)).markdown()
+
+
+FUZZ = {'fuzz': fuzz_rows, 'fuzz-operators': fuzz_operators}
 # Contestants that are shown beside the rival, by what their names begin with.
 BESIDE = {'cudnn_tf32': 'cuDNN TF32 us', 'inductor': 'Inductor us'}
 

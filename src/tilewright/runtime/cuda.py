@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,11 @@ CACHING = (12, 9)  # versions of NVRTC from here on keep what they compiled
 @cache
 def _bindings(name: str) -> Any:
     try:
-        from cuda.bindings import driver, nvrtc  # pyright: ignore[reportMissingImports]
+        return import_module(f'cuda.bindings.{name}')
     except ImportError:
         raise MissingError(
             "CUDA needs cuda-bindings and NVRTC: pip install 'tilewright[cuda]'"
         ) from None
-    return {'driver': driver, 'nvrtc': nvrtc}[name]
 
 
 @cache
