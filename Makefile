@@ -19,7 +19,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test fuzz check format tables peers-tvm clean
 
 demo: $(VENV)/stamp-demo
-	$(BIN)/python -m tilewright.cli.demo
+	$(BIN)/python -m tilewright_lab demo
 
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -38,7 +38,7 @@ format: $(VENV)/stamp-check
 	$(BIN)/ruff check --fix .
 
 tables: $(VENV)/stamp-demo
-	$(BIN)/python bench/tables.py
+	$(BIN)/python -m tilewright_lab.scripts.tables
 
 peers-tvm: $(VENV_TVM)/stamp-tvm
 

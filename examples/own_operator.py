@@ -6,7 +6,7 @@ A batched matrix product, Out[n, i, j] += A[n, i, k] * B[n, k, j], with constant
 import numpy as np
 
 import tilewright as tw
-from tilewright.model.orders import order_classes
+from tilewright.model.cpu.orders import order_classes
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var

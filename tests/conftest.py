@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
-from tilewright.runtime.emulate import Toolchain, cannot_run, emulate, emulator, native
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
+from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 # Checked, not timed: building quickly matters more than speed.

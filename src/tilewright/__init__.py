@@ -1,17 +1,17 @@
 """Tilewright: convolutions turned into the fastest kernels a machine can run, by modelling."""
 
-from tilewright.bench.suites import parse
 from tilewright.check.check import Check
 from tilewright.errors import TilewrightError
-from tilewright.export import export
 from tilewright.machine.machine import Machine
 from tilewright.network.compile import compile, load
+from tilewright.network.export import export
 from tilewright.ops.blocked import blocked, from_blocked, to_blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
+from tilewright.ops.suites import parse
 from tilewright.pipeline import optimize
 from tilewright.plan import Plan
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
 from tilewright.schedule.schedule import Schedule
 from tilewright.version import VERSION
 

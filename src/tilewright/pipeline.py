@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TypeGuard
 
 from tilewright import knobs
-from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import InputError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
@@ -30,11 +31,10 @@ from tilewright.ops.group import Group
 from tilewright.ops.winograd import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.plan import Candidate, Plan
-from tilewright.runtime.build import build
 from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.runtime.worker import Worker
-from tilewright.search.choose import choose
+from tilewright.search.cpu.choose import choose
 from tilewright.store.records import Record, Store, Validators, open_store
 
 ROUNDS = 5

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import ArrayError, CheckError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
-from tilewright.model.prediction import Prediction, bound_times, lower_bound
+from tilewright.model.cpu.prediction import Prediction, bound_times, lower_bound
 from tilewright.ops.group import Group
-from tilewright.runtime.build import build
 from tilewright.runtime.callable import BuiltGroup
-from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.measure import Measurement
 from tilewright.schedule.schedule import Schedule
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tilewright.machine.compiler import build
 from tilewright.ops.matmul import matmul
-from tilewright.runtime.build import build
 
 GROUP = matmul(m=4, n=4, k=4)
 _FOLDER = Path(__file__).parent

@@ -3,9 +3,9 @@
 import sys
 from dataclasses import replace
 
-from tilewright.codegen.gpu import general
-from tilewright.codegen.gpu.generate import SCHEMAS
-from tilewright.runtime.gpu_session import Session, serve
+from tilewright.kernels.gpu.generate import SCHEMAS
+from tilewright.kernels.gpu.schemas.general import code as general
+from tilewright.runtime.gpu.session import Session, serve
 from tilewright.schedule.gpu import GpuSchedule
 
 BODIES = {

@@ -128,7 +128,7 @@ def work(pipe: Connection, targets: list[tuple[str, int]], finds: str, shrink_s:
 def _is_there(target: str) -> bool:
     """Whether this host has the device of a target; says so where not."""
     from tilewright.errors import MissingError
-    from tilewright.runtime.gpu_session import open_device
+    from tilewright.runtime.gpu.session import open_device
 
     if target in ('host', 'opencl', 'cuda'):
         try:

@@ -31,22 +31,23 @@ from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.result import store
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.machine import compiler as build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
 from tilewright.network import chooser
 from tilewright.network import compile as stages
 from tilewright.network.chooser import is_legal
+from tilewright.network.gpu import choose, labour
+from tilewright.network.gpu.order import Touched, waits
+from tilewright.network.gpu.place import value_bytes
 from tilewright.network.kernels import build_all, distinct
-from tilewright.network_gpu import choose, labour
-from tilewright.network_gpu.order import Touched, waits
-from tilewright.network_gpu.place import value_bytes
 from tilewright.ops.dtypes import DTYPES as BYTES
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime import build, hosted
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.gpu import hosted
 from tilewright.schedule.schedule import Schedule
-from tilewright.schedule.space import general_schedule, random_schedule
 from tilewright.store.choices import Choice
 
 from .graphs import Net
@@ -210,8 +211,8 @@ class _Bare:
 
 def _on_numpy_gpu(net: Net, passes: Passes) -> dict[str, np.ndarray]:
     from tilewright.machine.gpu import known_gpu
-    from tilewright.network_gpu.cost import GpuCost
-    from tilewright.network_gpu.place import by_levels, place
+    from tilewright.network.gpu.cost import GpuCost
+    from tilewright.network.gpu.place import by_levels, place
 
     cost = GpuCost(known_gpu('h200'))
     program = by_levels(stages.prepare(net.proto(), None, passes, cost, stages.GPU_PASSES))

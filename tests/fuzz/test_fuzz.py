@@ -14,7 +14,7 @@ from tilewright.graph.graph import Graph
 from tilewright.graph.lowering.given import Given
 from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.network import compile as stages
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.gpu.session import open_device
 
 from . import check, fateful, generate, graphs, judge, oracle, shrink, targets
 from .graphs import Net, Node

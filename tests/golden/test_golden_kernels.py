@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.codegen.gpu.dialect_cuda import CUDA
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import lower_all
+from tilewright.kernels.gpu.dialects.cuda import CUDA
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.language import lower_all
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.hosted import HostDevice
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.hosted import HostDevice
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.codegen.cpu.generate import generate
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.space import (
+    general_schedule,
+    register_order,
+    stencil_schedule,
+    whole_tile,
+)
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
@@ -23,14 +29,8 @@ from tilewright.ops.matmul import matmul
 from tilewright.ops.normalise import softmax
 from tilewright.ops.pooling import max_pool2d
 from tilewright.ops.products import product
-from tilewright.runtime.emulate import cannot_run
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import (
-    general_schedule,
-    register_order,
-    stencil_schedule,
-    whole_tile,
-)
+from tilewright_lab.simulate.emulate import cannot_run
 
 FOLDER = Path(__file__).parent
 SMALL = conv2d(c=3, h=5, w=6, k=20, r=2, s=2)
@@ -121,11 +121,11 @@ def test_the_cases_compute_the_reference(name, check):
 PRINT = """\
 import hashlib
 from random import Random
-from tilewright.codegen.cpu.generate import generate
+from tilewright.kernels.cpu.generate import generate
 from tilewright.machine.known import known_machine
 from tilewright.ops.convolution import conv2d
-from tilewright.schedule.space import random_schedule
-from tilewright.search.rank import rank
+from tilewright.kernels.cpu.space import random_schedule
+from tilewright.search.cpu.rank import rank
 for isa in ('neon', 'avx512', 'avx2', 'portable'):
     for seed in range(4):
         group = conv2d(c=5, h=9, w=13, k=19, r=3, s=3, pad=1, groups=1, bias=True,

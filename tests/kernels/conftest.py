@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import register_order, whole_tile
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.convolution import conv2d
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import register_order, whole_tile
 
 
 @pytest.fixture(scope='session')

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from tilewright.errors import MissingError
-from tilewright.runtime.device import Device
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.session import open_device
 
 
 @cache

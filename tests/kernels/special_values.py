@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from devices import device
 
-from tilewright.codegen.cpu.generate import compiler_flags
-from tilewright.codegen.cpu.generate import generate as generate_c
-from tilewright.codegen.gpu.generate import generate as generate_cucl
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.kernels.cpu.generate import generate as generate_c
+from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.gpu.generate import generate as generate_cucl
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
-from tilewright.runtime.emulate import cannot_run, emulate
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.cpu.kernel import Kernel
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.space import general_schedule
+from tilewright_lab.simulate.emulate import cannot_run, emulate
 
 DEVICES = ('host', 'opencl', 'cuda')
 TARGETS = (*ISAS, *DEVICES)

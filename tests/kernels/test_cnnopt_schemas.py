@@ -10,15 +10,15 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.cnnopt_plan import plan
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.module import Module
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.schemas.cnnopt.plan import plan
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.device import Device
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -196,7 +196,7 @@ def test_other_operators_are_refused() -> None:
 )
 @pytest.mark.parametrize('number', range(len(SCHEDULES)))
 def test_cuda_text_compiles_without_spills(number: int) -> None:
-    from tilewright.runtime.cuda import compile_cubin
+    from tilewright.runtime.gpu.cuda import compile_cubin
 
     limits = known_gpu('rtx2080ti')
     for kernel in generate(groups()['padded'], SCHEDULES[number]).kernels:

@@ -11,8 +11,8 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.runtime.crew import Crew, LostError
-from tilewright.runtime.gpu_build import Built, Compiler
+from tilewright.runtime.cpu.crew import Crew, LostError
+from tilewright.runtime.gpu.build import Built, Compiler
 from tilewright.schedule.gpu import GpuSchedule
 
 GROUP = tw.conv2d(c=4, h=8, w=8, k=8, r=3, s=3, pad=1)

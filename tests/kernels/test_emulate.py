@@ -7,15 +7,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import CheckError, CompilerError, InputError, MissingError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.machine.compiler import run_compiler
 from tilewright.machine.isa import ISAS, host_arch, host_isas
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.runtime import emulate as module
-from tilewright.runtime.build import run_compiler
-from tilewright.runtime.emulate import (
+from tilewright_lab.simulate import emulate as module
+from tilewright_lab.simulate.emulate import (
     can_emulate,
     cannot_run,
     cross_compiler,
@@ -24,7 +25,6 @@ from tilewright.runtime.emulate import (
     run_program,
     run_text,
 )
-from tilewright.schedule.space import general_schedule, random_schedule
 
 PRODUCT = matmul(m=5, n=6, k=7)
 SEEDS = range(3)

@@ -10,7 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.known import known_machine
 from tilewright.ops import moving
@@ -32,11 +34,9 @@ from tilewright.ops.stage import Access, Dim, Stage, Table, access, call, index,
 from tilewright.ops.statistics import group_norm, layer_norm
 from tilewright.ops.transposed import conv_transpose
 from tilewright.runtime import verify
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
-from tilewright.schedule.space import general_schedule
-from tilewright.search.choose import choose
+from tilewright.search.cpu.choose import choose
 
 SMOOTH = (
     'exp expm1 tanh sigmoid sqrt abs floor ceil round sign log log1p erf sin cos tan asin acos '

@@ -11,13 +11,13 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import SCHEMAS, generate
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import SCHEMAS, generate
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.elementwise import transpose
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -105,7 +105,7 @@ def test_within_the_limits_of_gpus(schema: str, machine: str) -> None:
 @pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
 @pytest.mark.parametrize('schema', CASES)
 def test_nvrtc_compiles_it(schema: str, architecture: str) -> None:
-    from tilewright.runtime.cuda import compile_cubins
+    from tilewright.runtime.gpu.cuda import compile_cubins
 
     if schema in MATRIX and architecture == 'sm_75':
         pytest.skip('matrix instructions for tf32 came with sm_80')

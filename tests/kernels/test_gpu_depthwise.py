@@ -12,15 +12,15 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.depthwise_plan import schedules as depthwise_schedules
-from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.depthwise.plan import schedules as depthwise_schedules
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
-from tilewright.runtime.device import Device
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -170,7 +170,7 @@ def test_a_dense_convolution_is_refused() -> None:
 @pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
 @pytest.mark.parametrize('name', ['plain', 'strided', 'large'])
 def test_cuda_text_compiles_without_spills(name: str, architecture: str) -> None:
-    from tilewright.runtime.cuda import compile_cubin
+    from tilewright.runtime.gpu.cuda import compile_cubin
 
     for schedule in SCHEDULES[2:4]:
         (kernel,) = generate(groups()[name], schedule).kernels

@@ -11,16 +11,16 @@ from devices import device
 from special_values import NANS
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import generate
+from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.gpu import known_gpu
-from tilewright.network_gpu.choose import is_legal
+from tilewright.network.gpu.choose import is_legal
 from tilewright.ops.compose import append
 from tilewright.ops.elementwise import elementwise, transpose
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import FUNCTIONS, Expr, call, cast, const, read
-from tilewright.runtime.device import Device
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -207,7 +207,7 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
 )
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_nvrtc_compiles_every_function(name: str) -> None:
-    from tilewright.runtime.cuda import compile_cubins
+    from tilewright.runtime.gpu.cuda import compile_cubins
 
     architecture = 'sm_90a' if name in ('patch/mixed', 'patch/wgmma') else 'sm_90'
     kernels = generate(followed(name, ALL), SCHEDULES[name]).kernels

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
 from tilewright.ops import moving
 from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.fully_connected import fully_connected
@@ -23,8 +23,8 @@ from tilewright.ops.reference import reference
 from tilewright.ops.resize import resize, taps
 from tilewright.ops.stage import call, read
 from tilewright.ops.statistics import group_norm, layer_norm
-from tilewright.runtime.hosted import HostDevice
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.hosted import HostDevice
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -144,7 +144,7 @@ def test_what_does_not_go_together() -> None:
 @pytest.mark.parametrize('group', [GROUPS[1], GROUPS[8], GROUPS[9], REDUCTIONS[5], PARTS[4]],
                          ids=lambda g: g.label)  # fmt: skip
 def test_nvrtc_takes_every_kind(group: Group) -> None:
-    from tilewright.runtime.cuda import compile_cubin
+    from tilewright.runtime.gpu.cuda import compile_cubin
 
     schedule = ROWS if group in PARTS else LANES if group in REDUCTIONS else GENERAL
     for kernel in generate(group, schedule).kernels:

@@ -12,17 +12,17 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.module import Module
-from tilewright.codegen.gpu.patch_plan import plan
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.precision import sum_error
+from tilewright.kernels.gpu.schemas.patch.plan import plan
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.device import Device
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_precision import sum_error
 
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90')
 
@@ -273,7 +273,7 @@ def test_an_illegal_schedule_says_why(change: dict, part: str) -> None:
 )
 @pytest.mark.parametrize('number', range(len(SCHEDULES) + 1))
 def test_cuda_text_compiles_without_spills(number: int) -> None:
-    from tilewright.runtime.cuda import compile_cubin
+    from tilewright.runtime.gpu.cuda import compile_cubin
 
     schedule = [*SCHEDULES, GpuSchedule.of('patch', 'mma_tf32x3', **PATCH[0], joint=0)][number]
     module = generate(groups()['dense'], schedule)

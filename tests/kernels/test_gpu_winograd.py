@@ -11,18 +11,18 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import sum_error
 from tilewright.ops.compose import append
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import call, const, read
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_precision import sum_error
 
 FMA = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WARPS = {'bk': 16, 'bp': 32, 'tk': 16, 'tp': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
@@ -196,7 +196,7 @@ def test_an_illegal_schedule_says_why(schedule: GpuSchedule, part: str) -> None:
 @pytest.mark.parametrize('m', [2, 4])
 def test_the_transforms_have_registers_to_spare(m: int, architecture: str) -> None:
     """64 registers: four blocks of a multiprocessor, each thread with many loads under way."""
-    from tilewright.runtime.cuda import compile_cubins
+    from tilewright.runtime.gpu.cuda import compile_cubins
 
     group = tw.conv2d(n=128, c=256, h=14, w=14, k=256, r=3, s=3, pad=1, bias=True)
     kernels = [

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.bench.gpu_layers import GpuBench, GpuOptions
 from tilewright.errors import InputError, MissingError
 from tilewright.ops.reference import reference
-from tilewright.runtime import gpu_session
-from tilewright.runtime.gpu_build import Compiler, build, read
-from tilewright.runtime.gpu_worker import GpuWorker
+from tilewright.runtime.gpu import session as gpu_session
+from tilewright.runtime.gpu.build import Compiler, build, read
+from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.store.records import Store
+from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
 
 GROUP = tw.conv2d(c=4, h=8, w=8, k=8, r=3, s=3, pad=1)
 GOOD = GpuSchedule.of('general', threads=64)

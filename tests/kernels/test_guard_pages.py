@@ -11,17 +11,17 @@ import itertools
 
 import pytest
 
-from tilewright.codegen.cpu.contraction import vector_candidates
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.contraction import vector_candidates
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule, register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import general_schedule, register_order, whole_tile
+from tilewright_lab.simulate.emulate import run_program
 
 AROUND = (-1, 0, 1)
 

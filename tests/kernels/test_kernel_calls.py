@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from tilewright.errors import ArrayError, CheckError
+from tilewright.machine.compiler import build
 from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
 from tilewright.plan import Candidate, Plan
 from tilewright.runtime import array_state
-from tilewright.runtime.build import build
 from tilewright.runtime.callable import BuiltGroup
-from tilewright.runtime.cpu import Kernel, aligned_empty, as_operand
-from tilewright.search.rank import rank
+from tilewright.runtime.cpu.kernel import Kernel, aligned_empty, as_operand
+from tilewright.search.cpu.rank import rank
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.codegen.cpu import micro
-from tilewright.codegen.cpu.contraction import contract
-from tilewright.codegen.cpu.micro import MicroKernel, registers_needed
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.micro import MicroKernel, registers_needed
+from tilewright.kernels.cpu.space import register_tiles
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
-from tilewright.runtime.emulate import run_text
-from tilewright.schedule.space import register_tiles
+from tilewright_lab.simulate.emulate import run_text
 
 COUNTS = (0, 1, 5)
 MAIN = """

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule
+from tilewright.machine.compiler import build
 from tilewright.machine.measure import load_machine
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.verify import compare, random_arrays
-from tilewright.schedule.space import general_schedule
-from tilewright.search.rank import rank
+from tilewright.search.cpu.rank import rank
 
 
 def product(i: str, j: str, k: str) -> Group:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from special_values import NANS
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import build
 from tilewright.machine.measure import load_machine
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
@@ -15,10 +16,9 @@ from tilewright.ops.group import Group
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Expr, call, const, read
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.choose import choose
+from tilewright.search.cpu.choose import choose
 
 CLIP = call('min', call('max', read(0), const(0.0)), const(6.0))
 GELU = call(

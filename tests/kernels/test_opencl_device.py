@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.codegen.gpu.language import Array, Kernel, Scalar
 from tilewright.errors import ArrayError, CompilerError, MissingError, ScheduleError, StoreError
-from tilewright.runtime import opencl, opencl_api
-from tilewright.runtime.device import Call
-from tilewright.runtime.hosted import HostDevice
-from tilewright.runtime.opencl import OpenCLDevice, complaint
+from tilewright.kernels.gpu.language import Array, Kernel, Scalar
+from tilewright.runtime.gpu import opencl, opencl_api
+from tilewright.runtime.gpu.device import Call
+from tilewright.runtime.gpu.hosted import HostDevice
+from tilewright.runtime.gpu.opencl import OpenCLDevice, complaint
 
 X = Array('X', ('i',), (96,))
 Y = Array('Y', ('i',), (96,), written=True)

@@ -13,8 +13,9 @@ import pytest
 from devices import device
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import generate
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.space import random_schedule
+from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.isa import host_isas
 from tilewright.ops.elementwise import activate, elementwise, transpose
 from tilewright.ops.fully_connected import fully_connected
@@ -26,11 +27,10 @@ from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 from tilewright.ops.winograd import lower, matrices
-from tilewright.runtime.device import Device
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.space import random_schedule
 
 
 def groups() -> dict[str, Group]:
@@ -177,7 +177,7 @@ def behind(conv: Group) -> Group:
 )
 @pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
 def test_cuda_text_compiles_without_spills(architecture: str) -> None:
-    from tilewright.runtime.cuda import compile_cubin
+    from tilewright.runtime.gpu.cuda import compile_cubin
 
     for name in ('padded_mean', 'lrn', 'softmax'):
         module = generate(groups()[name], GpuSchedule.of('general', threads=64, lanes=8))

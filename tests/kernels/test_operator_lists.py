@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from devices import device
 
-from tilewright.bench.networks import NETWORKS, inception_v1, network
-from tilewright.bench.operator_lists import (
-    Operator,
-    OperatorList,
-    reference_values,
-)
-from tilewright.bench.run_lists import ListRunner, check, first_choice, general_choice
-from tilewright.bench.suites import suite
-from tilewright.bench.torch_oracle import torch_values
 from tilewright.errors import ArrayError, SpecError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import transpose
+from tilewright.ops.suites import suite
+from tilewright_lab.compare.boda_networks import NETWORKS, inception_v1, network
+from tilewright_lab.compare.operator_lists import (
+    Operator,
+    OperatorList,
+    reference_values,
+)
+from tilewright_lab.compare.run_lists import ListRunner, check, first_choice, general_choice
+from tilewright_lab.peers.torch_oracle import torch_values
 
 TORCH = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None, reason='torch is not installed (extra: torch)'

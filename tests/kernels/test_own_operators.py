@@ -12,17 +12,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.contraction import vector_candidates
+from tilewright.kernels.cpu.contraction import vector_candidates
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.known import known_machine
-from tilewright.model.orders import order_classes
-from tilewright.model.traffic import level_volumes
+from tilewright.model.cpu.orders import order_classes
+from tilewright.model.cpu.traffic import level_volumes
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
-from tilewright.schedule.space import random_schedule
-from tilewright.search.rank import rank
+from tilewright.search.cpu.rank import rank
 
 PRODUCT = call('mul', read(0), read(1))
 

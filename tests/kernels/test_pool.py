@@ -11,16 +11,16 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel, pool
-from tilewright.runtime.emulate import native, run_text
-from tilewright.schedule.space import general_schedule
+from tilewright.runtime.cpu.kernel import Kernel, pool
+from tilewright_lab.simulate.emulate import native, run_text
 
 PRODUCT = matmul(m=24, n=24, k=24)
 COUNTER = """\

@@ -10,13 +10,13 @@ from random import Random
 
 import pytest
 
-from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import CheckError, TilewrightError
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.space import general_schedule, random_schedule
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.runtime.emulate import native, run_program, run_text
-from tilewright.schedule.space import general_schedule, random_schedule
+from tilewright_lab.simulate.emulate import native, run_program, run_text
 
 FLAGS = ('-fsanitize=address,undefined', '-fno-sanitize-recover=all', '-g')
 GROUPS = [

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from special_values import EVERY, every_exponent, pairs, run, words, wrong
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.space import general_schedule
+from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.evaluate import evaluate
@@ -33,9 +35,7 @@ from tilewright.ops.stage import (
     var,
     whole,
 )
-from tilewright.runtime.build import build
-from tilewright.runtime.cpu import Kernel
-from tilewright.schedule.space import general_schedule
+from tilewright.runtime.cpu.kernel import Kernel
 
 COMPARE = Path(__file__).parents[1] / 'clib' / 'compare.c'
 COMPARE_FLAGS = ('-march=native', '-fopenmp-simd', '-fno-trapping-math')

@@ -11,8 +11,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.stencil_cover import (
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.stencil.cover import (
     Axis,
     cover_columns,
     cover_rows,
@@ -20,7 +21,7 @@ from tilewright.codegen.cpu.stencil_cover import (
     stencil,
     why_not,
 )
-from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.space import stencil_schedule
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
@@ -29,9 +30,8 @@ from tilewright.ops.matmul import matmul
 from tilewright.ops.pointwise import pointwise
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
-from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Schedule
-from tilewright.schedule.space import stencil_schedule
+from tilewright_lab.simulate.emulate import run_program
 
 
 def depthwise(channels: int = 2, **sizes) -> Group:

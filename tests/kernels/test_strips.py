@@ -6,18 +6,18 @@ import itertools
 
 import pytest
 
-from tilewright.codegen.cpu import operand
-from tilewright.codegen.cpu.contraction import contract
-from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.nest import part_extents
+from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import register_order, whole_tile
+from tilewright_lab.simulate.emulate import run_program
 
 
 def schedule_for(

@@ -11,7 +11,13 @@ import pytest
 from tilewright.machine.measure import load_machine
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 
-SCRIPT = Path(__file__).resolve().parents[2] / 'bench' / 'winograd_budget.py'
+SCRIPT = (
+    Path(__file__).resolve().parents[2]
+    / 'src'
+    / 'tilewright_lab'
+    / 'scripts'
+    / 'winograd_budget.py'
+)
 SHRINKING = (
     'tanh', 'sigmoid', 'relu6', 'clip', 'hard_sigmoid', 'hard_swish', 'softsign', 'sine',
     'residual_relu6', 'gate_of_result', 'norm_tanh', 'exponential',
@@ -39,7 +45,9 @@ def test_every_activation_is_drawn(script):
 
 @pytest.mark.parametrize('number', range(len(SHRINKING)))
 def test_the_tiles_nearest_to_the_budget_are_within_it(script, number):
-    """A fixed sample of what `bench/winograd_budget.py` runs, one layer for each epilogue."""
+    """A fixed sample of what `src/tilewright_lab/scripts/winograd_budget.py` runs, one layer for
+    each epilogue.
+    """
     *_, layer = script.draw(number + 1, 3, SHRINKING)
     machine, _ = load_machine(measure=False)
     tried = script.schedules(layer.group, machine, DEFAULT_LIMIT)

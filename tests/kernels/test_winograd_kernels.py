@@ -11,16 +11,16 @@ import itertools
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
-from tilewright.codegen.cpu.winograd_plan import (
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.winograd.plan import (
     plan,
     split_runs,
     stretch_tiles,
     tile,
     transform_lanes,
 )
-from tilewright.codegen.cpu.winograd_transform import classes_of
-from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.schemas.winograd.transform import classes_of
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group, Tensor
@@ -29,9 +29,9 @@ from tilewright.ops.reference import reference
 from tilewright.ops.stage import Access, Dim, call, read, var
 from tilewright.ops.winograd import geometry
 from tilewright.ops.winograd_error import predicted_error
-from tilewright.runtime.emulate import run_program
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.rank_winograd import winograd_schedule
+from tilewright.search.cpu.rank_winograd import winograd_schedule
+from tilewright_lab.simulate.emulate import run_program
 
 
 def arrays_of(group: Group, seed: int) -> dict[str, np.ndarray]:

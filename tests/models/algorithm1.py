@@ -25,7 +25,7 @@ from functools import cache
 import casadi as ca
 import numpy as np
 
-from tilewright.search.solver import Problem, Program, program
+from tilewright.search.cpu.solver import Problem, Program, program
 
 STARTS = (0.2, 0.5, 0.8)
 SLACK = 1e-6

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.learn.group_data import (
+from tilewright.kernels.gpu.space import draw
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.pooling import max_pool2d
+from tilewright.rank.statistics import NAMES, statistics_for
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.group_data import (
     Known,
     catalogue_text,
     columns,
     decisions,
     file_name,
 )
-from tilewright.learn.statistics import NAMES, statistics_for
-from tilewright.machine.gpu import known_gpu
-from tilewright.ops.convolution import conv2d
-from tilewright.ops.group import Group
-from tilewright.ops.pooling import max_pool2d
-from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_space import draw
 
 HOPPER = known_gpu('h200')
 
@@ -45,7 +45,9 @@ def seconds_of(group: Group, schedules: list[GpuSchedule]) -> np.ndarray:
 
 
 def write_groups(folder: Path) -> None:
-    """Four groups to learn from and two to rank, in the layout of bench/gpu_groups.py."""
+    """Four groups to learn from and two to rank, in the layout of
+    src/tilewright_lab/scripts/gpu_groups.py.
+    """
     groups = [
         *((fused(c, h, k), 'train', {'vgg11': 1}) for c, h, k in
           ((16, 14, 32), (32, 14, 64), (24, 20, 48), (64, 10, 64))),

@@ -10,11 +10,11 @@ import pytest
 
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.machine import Cache
-from tilewright.model.cachesim import Layout, SimCache, simulate
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, Dim, Stage, read, var
 from tilewright.schedule.schedule import Level
+from tilewright_lab.simulate.cachesim import Layout, SimCache, simulate
 
 
 def level(order, tile, name='reg'):

@@ -5,7 +5,7 @@ import pytest
 import tilewright as tw
 from tilewright.errors import InputError
 from tilewright.machine.known import known_machine
-from tilewright.search.choose import choose
+from tilewright.search.cpu.choose import choose
 
 MACHINE = known_machine('i9-10980xe')
 

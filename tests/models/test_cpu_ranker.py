@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tilewright.cli.main import invoke
-from tilewright.learn.cpu_features import CPU_FEATURES, CPU_NAMES, cpu_matrix
 from tilewright.machine.measure import load_machine
-from tilewright.model.predict import predict
+from tilewright.model.cpu.predict import predict
 from tilewright.ops.convolution import conv2d
-from tilewright.reproduce.cpu_ranker import MODELS, Rows, scores_without
-from tilewright.reproduce.dataset import DataSet, LayerData, Recorder
-from tilewright.reproduce.sample import take
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright_lab.figures.cpu_ranker import MODELS, Rows, scores_without
+from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder
+from tilewright_lab.figures.sample import take
+from tilewright_lab.train.cpu_features import CPU_FEATURES, CPU_NAMES, cpu_matrix
 
 MACHINE = load_machine('i7-9700k', measure=False)[0]
 LAYER = conv2d(c=16, h=20, w=20, k=32, r=3, s=3)

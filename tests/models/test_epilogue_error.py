@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tilewright.kernels.gpu.precision import sum_error
 from tilewright.network.chooser import core
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.epilogue_error import GENTLE, MARGIN, final_error, growth
@@ -16,8 +17,7 @@ from tilewright.ops.stage import Access, Dim, Expr, call, const, read, var
 from tilewright.ops.winograd import geometry
 from tilewright.ops.winograd_error import predicted_error, transform_error
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_precision import sum_error
-from tilewright.search.rank_winograd import tiles_within
+from tilewright.search.cpu.rank_winograd import tiles_within
 
 ERROR = 2.0**-20
 X, Z = read(0), read(1)

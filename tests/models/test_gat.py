@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from groups import HOPPER, fused, schedules_of, write_groups
 
-from tilewright.cli import model_gat
 from tilewright.errors import InputError
-from tilewright.learn import safetensors
-from tilewright.learn.gat import (
+from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu.time import predict_gpu
+from tilewright.rank import safetensors
+from tilewright.rank.gat import (
     HEAD,
     HEADS,
     HOPELESS,
@@ -27,16 +28,15 @@ from tilewright.learn.gat import (
     forward,
     shapes,
 )
-from tilewright.learn.gat_files import find_gat, load_gat, load_gat_for, own_gat, save_gat
-from tilewright.learn.graph_features import NODE_NAMES, graph_of, side_by_side
-from tilewright.learn.group_data import read_groups
-from tilewright.learn.group_table import group_table
-from tilewright.learn.statistics import NAMES, statistics_for
-from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu import predict_gpu
-from tilewright.reproduce import gtuner, gtuner_fig7
-from tilewright.reproduce.gtuner import metrics_of, pairwise
+from tilewright.rank.gat_files import find_gat, load_gat, load_gat_for, own_gat, save_gat
+from tilewright.rank.graph_features import NODE_NAMES, graph_of, side_by_side
+from tilewright.rank.statistics import NAMES, statistics_for
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.cli import model_gat
+from tilewright_lab.collect.group_data import read_groups
+from tilewright_lab.figures import gtuner, gtuner_fig7
+from tilewright_lab.figures.gtuner import metrics_of, pairwise
+from tilewright_lab.train.group_table import group_table
 
 
 @pytest.fixture(scope='module')
@@ -143,7 +143,7 @@ def test_the_order_of_nodes_does_not_matter() -> None:
 @pytest.mark.parametrize('name', VARIANTS)
 def test_torch_and_numpy_say_the_same(name: str) -> None:
     torch = pytest.importorskip('torch')
-    from tilewright.learn.gat_training import ops_on
+    from tilewright_lab.train.gat_training import ops_on
 
     variant, w = VARIANTS[name], weights_of(name)
     graphs = [np.concatenate(parts) for parts in zip(a_graph(1), a_graph(2), strict=True)]
@@ -159,7 +159,7 @@ def test_torch_and_numpy_say_the_same(name: str) -> None:
 
 def trained(table, epochs: int = 3, variant: str = 'gtuner', checkpoint=None, report=None):
     pytest.importorskip('torch')
-    from tilewright.learn.gat_training import Training, train_gat
+    from tilewright_lab.train.gat_training import Training, train_gat
 
     header = {
         'machine': 'h200', 'rows': len(table), 'groups': len(table.labels), 'seed': 0,
@@ -181,7 +181,7 @@ def test_training_learns_and_a_seed_decides(table) -> None:
 
 def test_interrupted_training_ends_as_if_it_had_not_been(table, tmp_path, monkeypatch) -> None:
     pytest.importorskip('torch')
-    monkeypatch.setattr('tilewright.learn.gat_training.SAVED_EVERY_S', 0.0)
+    monkeypatch.setattr('tilewright_lab.train.gat_training.SAVED_EVERY_S', 0.0)
     whole, path = trained(table, 2), tmp_path / 'checkpoint'
 
     def stop(epoch: int, _: float) -> None:
@@ -200,7 +200,7 @@ def test_interrupted_training_ends_as_if_it_had_not_been(table, tmp_path, monkey
 
 def test_too_few_rows_and_wild_settings_are_refused(table) -> None:
     pytest.importorskip('torch')
-    from tilewright.learn.gat_training import Training
+    from tilewright_lab.train.gat_training import Training
 
     with pytest.raises(InputError, match='too few'):
         trained(table.take(np.arange(5)))
@@ -211,7 +211,7 @@ def test_too_few_rows_and_wild_settings_are_refused(table) -> None:
 @pytest.fixture(scope='module')
 def model() -> GatModel:
     """Weights at random: files and rankings need no training."""
-    from tilewright.learn.gat import Scaling
+    from tilewright.rank.gat import Scaling
 
     w = weights_of('gtuner', 0, len(NAMES), len(NODE_NAMES))
     s, n = len(NAMES), len(NODE_NAMES)

@@ -9,8 +9,8 @@ import pytest
 
 import tilewright as tw
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu import predict_gpu
-from tilewright.model.gpu_bounds import compute_gflops, gpu_bounds, schedule_bounds
+from tilewright.model.gpu.bounds import compute_gflops, gpu_bounds, schedule_bounds
+from tilewright.model.gpu.time import predict_gpu
 from tilewright.schedule.gpu import GpuSchedule
 
 H200, V100 = known_gpu('h200'), known_gpu('v100')

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.gpu.cnnopt_plan import DECISIONS, plan
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu import (
+from tilewright.model.gpu.occupancy import occupancy, waves
+from tilewright.model.gpu.pul import balance, bound, pul
+from tilewright.model.gpu.time import (
     COSTS,
     join_cycles,
     latency_cycles,
@@ -22,9 +24,7 @@ from tilewright.model.gpu import (
     throughput_cycles,
     time_of,
 )
-from tilewright.model.gpu_transactions import cnnopt_volumes, work
-from tilewright.model.occupancy import occupancy, waves
-from tilewright.model.pul import balance, bound, pul
+from tilewright.model.gpu.transactions import cnnopt_volumes, work
 from tilewright.schedule.gpu import GpuSchedule
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')

@@ -13,16 +13,17 @@ import pytest
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError
-from tilewright.learn import files
-from tilewright.learn.counts import batches_of
-from tilewright.learn.datasets import Measured, digest_of, group_of, read_data, rows_in
-from tilewright.learn.evaluate import cross_validate, judged, means
-from tilewright.learn.files import find_model, load_model, save_model
-from tilewright.learn.model import RECIPES, LearnedModel, Recipe, calibrated, table_of, train
-from tilewright.learn.rankers import ranker_for
-from tilewright.learn.trees import Settings
 from tilewright.machine.gpu import known_gpu
-from tilewright.schedule.cnnopt_space import factor_space
+from tilewright.rank import files
+from tilewright.rank.counts import batches_of
+from tilewright.rank.files import find_model, load_model, save_model
+from tilewright.rank.model import LearnedModel
+from tilewright.rank.rankers import ranker_for
+from tilewright.rank.trees import Settings
+from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.datasets import Measured, digest_of, group_of, read_data, rows_in
+from tilewright_lab.train.evaluate import cross_validate, judged, means
+from tilewright_lab.train.forest import RECIPES, Recipe, calibrated, table_of, train
 
 MACHINE = known_gpu('rtx2080ti')
 RS = 'K,H,W,C,R,TK,TH,TW,BK,BH,BW,CMult,Time\n'

@@ -7,19 +7,19 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from tilewright.codegen.gpu.cnnopt_plan import plan
 from tilewright.errors import InputError
-from tilewright.learn.counts import Batch, Counts, batches_of, count, volumes
-from tilewright.learn.evaluate import means, ranking_of
-from tilewright.learn.features import BLACK_BOX, FEATURES, NAMES, View, matrix_of
+from tilewright.kernels.gpu.schemas.cnnopt.plan import plan
+from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu_transactions import Work, cnnopt_volumes, work
-from tilewright.model.occupancy import occupancy, waves
-from tilewright.model.pul import pul
+from tilewright.model.gpu.occupancy import occupancy, waves
+from tilewright.model.gpu.pul import pul
+from tilewright.model.gpu.transactions import Work, cnnopt_volumes, work
 from tilewright.ops.convolution import conv2d
-from tilewright.schedule.cnnopt_space import factor_space
+from tilewright.rank.counts import Batch, Counts, batches_of, count, volumes
+from tilewright.rank.features import BLACK_BOX, FEATURES, NAMES, View, matrix_of
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_space import draw
+from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.train.evaluate import means, ranking_of
 
 TURING = known_gpu('rtx2080ti')
 HOPPER = known_gpu('h200')

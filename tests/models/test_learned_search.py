@@ -16,23 +16,24 @@ import pytest
 import tilewright as tw
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, ScheduleError
-from tilewright.learn import files, gat_files
-from tilewright.learn.counts import batches_of
-from tilewright.learn.datasets import Measured, read_data
-from tilewright.learn.files import SEARCHED, find_model, save_model, shipped
-from tilewright.learn.model import LearnedModel, Recipe, train
-from tilewright.learn.rankers import Learned, Predicted, kind_of, ranker_for
-from tilewright.learn.trees import Settings
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu import predict_gpu
-from tilewright.network_gpu.measure import SEARCHES, How
+from tilewright.model.gpu.time import predict_gpu
+from tilewright.network.gpu.measure import SEARCHES, How
 from tilewright.ops.convolution import conv2d
-from tilewright.reproduce.cnnopt_table8 import online_trials
-from tilewright.schedule.cnnopt_space import factor_space
+from tilewright.rank import files, gat_files
+from tilewright.rank.counts import batches_of
+from tilewright.rank.files import SEARCHED, find_model, save_model, shipped
+from tilewright.rank.model import LearnedModel
+from tilewright.rank.rankers import Learned, Predicted, kind_of, ranker_for
+from tilewright.rank.trees import Settings
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search import strategies
-from tilewright.search.gpu_moves import moves
-from tilewright.search.gpu_tune import tune
+from tilewright.search.gpu import strategies
+from tilewright.search.gpu.moves import moves
+from tilewright.search.gpu.tune import tune
+from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.datasets import Measured, read_data
+from tilewright_lab.figures.cnnopt_table8 import online_trials
+from tilewright_lab.train.forest import Recipe, train
 
 MACHINE = known_gpu('h200')
 LAYER = conv2d(c=16, h=16, w=16, k=32, r=3, s=3, pad=1)

@@ -1,6 +1,7 @@
 """The LRU model and its predicate, against hand-worked counts and against the cache simulator.
 
-The sampling is that of bench/model_vs_simulator.py, on smaller problems and fewer samples.
+The sampling is that of src/tilewright_lab/scripts/model_vs_simulator.py, on smaller problems and
+fewer samples.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from pathlib import Path
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.model.cachesim import SimCache, simulate
-from tilewright.model.predicate import claims, mopt_agrees
-from tilewright.model.reuse import Loop, dense_strides, lru_volumes, nest
-from tilewright.model.traffic import level_volumes
+from tilewright.model.cpu.traffic import level_volumes
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.schedule.schedule import Level
+from tilewright_lab.simulate.cachesim import SimCache, simulate
+from tilewright_lab.simulate.predicate import claims, mopt_agrees
+from tilewright_lab.simulate.reuse import Loop, dense_strides, lru_volumes, nest
 
 
 def _bench():
-    path = Path(__file__).parents[2] / 'bench' / 'model_vs_simulator.py'
+    path = (
+        Path(__file__).parents[2] / 'src' / 'tilewright_lab' / 'scripts' / 'model_vs_simulator.py'
+    )
     spec = importlib.util.spec_from_file_location('model_vs_simulator', path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,8 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tilewright.model.orders import OrderClass, dominates, order_classes, overlapping, signatures
-from tilewright.model.traffic import volume
+from tilewright.model.cpu.orders import (
+    OrderClass,
+    dominates,
+    order_classes,
+    overlapping,
+    signatures,
+)
+from tilewright.model.cpu.traffic import volume
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.model.pages import (
+from tilewright.model.cpu.pages import (
     FIRST_CYCLES,
     FIRST_PAGES,
     PAGE_BYTES,
@@ -13,7 +13,7 @@ from tilewright.model.pages import (
     pages,
     walk_cycles,
 )
-from tilewright.model.working_set import Loop, boxes
+from tilewright.model.cpu.working_set import Loop, boxes
 from tilewright.ops.group import Tensor
 from tilewright.ops.stage import Access, var
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.cpu import operand
-from tilewright.codegen.cpu.contraction import contract
+from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.space import assemble
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.copies import copies_of, tile_counts
-from tilewright.model.predict import predict, source_words, step_cycles
-from tilewright.model.prediction import Prediction, lower_bound
-from tilewright.model.working_set import Loop, Rows, boxes, crossing, flatten, words
+from tilewright.model.cpu.copies import copies_of, tile_counts
+from tilewright.model.cpu.predict import predict, source_words, step_cycles
+from tilewright.model.cpu.prediction import Prediction, lower_bound
+from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.stage import Access, affine, var
-from tilewright.schedule.space import assemble
 
 IN = Access('In', (var('n'), var('c'), affine(('h', 1), ('r', 1)), affine(('w', 1), ('s', 1))))
 

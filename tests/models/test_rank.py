@@ -3,14 +3,14 @@
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.cpu.contraction import contract
-from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.micro import registers_needed
 from tilewright.errors import InputError, MissingError
+from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.isa.micro import registers_needed
+from tilewright.kernels.cpu.space import register_tiles, thread_cuts
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.schedule.space import register_tiles, thread_cuts
-from tilewright.search import rank
+from tilewright.search.cpu import rank
 
 
 @pytest.mark.parametrize('layer', ['mopt/R9', 'mopt/R1', 'mopt/Y5', 'mopt/M9'])

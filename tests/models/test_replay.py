@@ -8,8 +8,8 @@ import pytest
 
 from tilewright.machine.known import known_machine
 from tilewright.ops.convolution import conv2d
-from tilewright.reproduce.replay import replayed, traffic
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright_lab.figures.replay import replayed, traffic
 
 MACHINE = known_machine('i7-9700k')
 SIZES = {'n': 1, 'k': 16, 'h': 4, 'w': 16, 'c': 6, 'r': 3, 's': 3}

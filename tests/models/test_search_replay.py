@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.learn.online import Online
-from tilewright.learn.rankers import Analytical
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
-from tilewright.schedule.cnnopt_space import factor_space
+from tilewright.rank.online import Online
+from tilewright.rank.rankers import Analytical
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search import strategies
-from tilewright.search.gpu_moves import moves
-from tilewright.search.gpu_tune import Tried
-from tilewright.search.strategies import STRATEGIES, Listed, State, crossed, replay, search
+from tilewright.search.gpu import strategies
+from tilewright.search.gpu.moves import moves
+from tilewright.search.gpu.strategies import STRATEGIES, Listed, State, crossed, replay, search
+from tilewright.search.gpu.tune import Tried
+from tilewright_lab.collect.cnnopt_space import factor_space
 
 MACHINE = known_gpu('rtx2080ti')
 LAYER = conv2d(c=8, h=18, w=18, k=64, r=3, s=3)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError, MissingError
-from tilewright.model.traffic import capacity, level_volumes
+from tilewright.model.cpu.traffic import capacity, level_volumes
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
-from tilewright.search import solver as solver_module
-from tilewright.search.refine import Space, floored, grid, refine
-from tilewright.search.solver import (
+from tilewright.search.cpu import solver as solver_module
+from tilewright.search.cpu.refine import Space, floored, grid, refine
+from tilewright.search.cpu.solver import (
     INFEASIBLE,
     SOLVED,
     Problem,
@@ -411,7 +411,13 @@ def test_refinement_without_a_legal_choice_says_so():
 
 @needs_casadi
 def test_the_table_of_two_tiny_layers(tmp_path, capsys, monkeypatch):
-    script = Path(__file__).resolve().parents[2] / 'bench' / 'solver_table.py'
+    script = (
+        Path(__file__).resolve().parents[2]
+        / 'src'
+        / 'tilewright_lab'
+        / 'scripts'
+        / 'solver_table.py'
+    )
     spec = importlib.util.spec_from_file_location('solver_table', script)
     assert spec is not None
     assert spec.loader is not None

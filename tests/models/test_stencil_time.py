@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.codegen.cpu import stencil as schema
-from tilewright.codegen.cpu.nest import part_extents
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.stencil import code as schema
+from tilewright.kernels.cpu.space import stencil_schedule
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.prediction import lower_bound
-from tilewright.model.stencil_time import (
+from tilewright.model.cpu.prediction import lower_bound
+from tilewright.model.cpu.stencil_time import (
     Work,
     predict_stencil,
     rows_apart,
@@ -22,9 +23,8 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.report.words import loop_lines
-from tilewright.schedule.space import stencil_schedule
-from tilewright.search.choose import choose
-from tilewright.search.rank_stencil import rank_stencil
+from tilewright.search.cpu.choose import choose
+from tilewright.search.cpu.rank_stencil import rank_stencil
 
 MACHINE = known_machine('i7-9700k')
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.model import traffic
-from tilewright.model.traffic import capacity, footprint, level_volumes, touched, volume
+from tilewright.model.cpu import traffic
+from tilewright.model.cpu.traffic import capacity, footprint, level_volumes, touched, volume
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, Affine, Dim, Stage, affine, call, read, var

@@ -8,14 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.winograd_plan import tile
-from tilewright.codegen.cpu.winograd_transform import linear, operations
 from tilewright.errors import InputError, SpecError
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.schemas.winograd.plan import tile
+from tilewright.kernels.cpu.schemas.winograd.transform import linear, operations
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import step_cycles
-from tilewright.model.winograd_time import (
+from tilewright.model.cpu.predict import step_cycles
+from tilewright.model.cpu.winograd_time import (
     ACCUMULATOR_CYCLES,
     CALL_CYCLES,
     cycles,
@@ -39,7 +39,7 @@ from tilewright.ops.winograd_error import (
 )
 from tilewright.ops.winograd_matrices import check, transform
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.rank_winograd import rank_winograd, tiles_within, winograd_schedule
+from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within, winograd_schedule
 
 
 def whole(rows: tuple) -> list[list[float]]:

@@ -18,11 +18,11 @@ from tilewright.machine.known import known_machine
 from tilewright.machine.measure import load_machine
 from tilewright.network.chooser import Question, choose_all
 from tilewright.network.compile import prepare
-from tilewright.network_gpu import choose
-from tilewright.network_gpu.choose import choose_all as choose_for_gpu
-from tilewright.network_gpu.measure import How
+from tilewright.network.gpu import choose
+from tilewright.network.gpu.choose import choose_all as choose_for_gpu
+from tilewright.network.gpu.measure import How
 from tilewright.ops.convolution import conv2d
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.gpu.session import open_device
 from tilewright.store import network_file
 
 

@@ -32,8 +32,8 @@ from tilewright.graph.lower import lower
 from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.network import compile as stages
 from tilewright.network import kernels
-from tilewright.network_gpu import assemble, bind
-from tilewright.runtime import gpu_network
+from tilewright.network.gpu import assemble, bind
+from tilewright.runtime.gpu import network as gpu_network
 
 WRONG_PART = """
 void tw_part(const tw_args *args, long part) {
@@ -224,7 +224,7 @@ def test_a_broken_pass_over_tasks_is_named(failures, monkeypatch):
 @pytest.fixture
 def unproved(monkeypatch) -> None:
     """Plans as they come: the proof of plans would refuse these before anything runs."""
-    monkeypatch.setattr('tilewright.runtime.network.prove_memory', lambda *_: None)
+    monkeypatch.setattr('tilewright.runtime.cpu.network.prove_memory', lambda *_: None)
     monkeypatch.setattr(bind, 'prove_bound', lambda _: None)
 
 

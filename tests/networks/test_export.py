@@ -18,20 +18,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
 from tilewright.cli.main import invoke
-from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import InputError
-from tilewright.export import Exported, write_files, write_network
 from tilewright.graph.concat import concat
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
 from tilewright.graph.graph import Value
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.machine.known import known_machine
-from tilewright.runtime.emulate import cannot_run
-from tilewright.search.choose import choose
+from tilewright.network.export import Exported, write_files, write_network
+from tilewright.search.cpu.choose import choose
 from tilewright.standalone import source as c
 from tilewright.standalone.tables import tables
+from tilewright_lab.simulate.emulate import cannot_run
 
 needs_make = pytest.mark.skipif(
     not (shutil.which('make') and any(map(shutil.which, ('gcc', 'clang', 'cc')))),

@@ -17,7 +17,7 @@ from tilewright.fallback import sessions
 from tilewright.fallback.network import MixedNetwork
 from tilewright.fallback.split import split, units_of
 from tilewright.importers.onnx import import_traced
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
 
 onnxruntime = pytest.importorskip('onnxruntime')
 pytestmark = pytest.mark.filterwarnings('ignore:.*nominal figures.*')

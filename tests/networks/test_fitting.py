@@ -7,8 +7,9 @@ import itertools
 import graphs
 import pytest
 
-from tilewright.codegen.cpu.winograd_plan import tile
 from tilewright.graph.fuse import fuse
+from tilewright.kernels.cpu.schemas.winograd.plan import tile
+from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
 from tilewright.network.chooser import GROWTHS, choose_frugal
@@ -16,9 +17,8 @@ from tilewright.network.fitting import fit, packed_bytes, weight_limit
 from tilewright.network.kernels import build_each, distinct
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
-from tilewright.runtime.network import _Library
-from tilewright.schedule.space import general_schedule
-from tilewright.search.rank_winograd import weight_growth
+from tilewright.runtime.cpu.network import _Library
+from tilewright.search.cpu.rank_winograd import weight_growth
 from tilewright.store.choices import Choice
 
 

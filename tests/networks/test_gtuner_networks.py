@@ -16,22 +16,22 @@ import pytest
 from tilewright import knobs, zoo
 from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError
-from tilewright.learn.files import SEARCHED
-from tilewright.learn.rankers import names_of, ranker_for
 from tilewright.machine.gpu import known_gpu
-from tilewright.network_gpu import choose, measure
-from tilewright.network_gpu.labour import Pool
-from tilewright.network_gpu.measure import How, Place, fastest, hunt, is_searched
+from tilewright.network.gpu import choose, measure
+from tilewright.network.gpu.labour import Pool
+from tilewright.network.gpu.measure import How, Place, fastest, hunt, is_searched
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
-from tilewright.reproduce import gtuner_table3, gtuner_table3_text
-from tilewright.reproduce.figures import Options
-from tilewright.runtime.gpu_session import open_device
+from tilewright.rank.files import SEARCHED
+from tilewright.rank.rankers import names_of, ranker_for
+from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import moves
+from tilewright.search.gpu.moves import moves
 from tilewright.zoo.layers import Builder, Network
+from tilewright_lab.figures import gtuner_table3, gtuner_table3_text
+from tilewright_lab.figures.figures import Options
 
 MACHINE = known_gpu('h200')
 LAYER = conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)
@@ -59,7 +59,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(folder))
     name = open_device('host').machine.name
     (folder / 'models').mkdir(parents=True)
-    known = resources.files('tilewright.learn') / 'known'
+    known = resources.files('tilewright.rank') / 'known'
     for kind in ('gat.safetensors', 'search.npz'):
         with resources.as_file(known / f'h200-{kind}') as path:
             shutil.copy(path, folder / 'models' / f'{name}-{kind}')
@@ -67,7 +67,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(zoo._MAKERS, 'pooled', pooled)
     monkeypatch.setattr(choose, 'TRIALS', 8)
     monkeypatch.setattr(measure, 'SAMPLED', 8)
-    monkeypatch.setattr('tilewright.search.strategies.POPULATION', 8)
+    monkeypatch.setattr('tilewright.search.gpu.strategies.POPULATION', 8)
     monkeypatch.setattr(gtuner_table3, 'ROUNDS', 1)
     ways = {name: gtuner_table3.METHODS[name] for name in METHODS}
     monkeypatch.setattr(gtuner_table3, 'METHODS', ways)

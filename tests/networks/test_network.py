@@ -22,7 +22,7 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program, Task
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
 
 
 def right(program: Program, network: Network, seed: int = 1) -> None:

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
-from tilewright.network_gpu import choose
-from tilewright.runtime.gpu_session import open_device
+from tilewright.network.gpu import choose
+from tilewright.runtime.gpu.session import open_device
 
 
 @pytest.fixture(scope='module')

@@ -10,7 +10,7 @@ from graphs import node
 import tilewright as tw
 from tilewright.errors import MissingError
 from tilewright.graph.graph import Graph, Node, Value
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.gpu.session import open_device
 
 
 @pytest.fixture(params=['cpu', 'host', 'opencl'])

@@ -367,7 +367,7 @@ def test_a_wrong_plan_reaches_nobody(tmp_path, monkeypatch):
 
 
 def test_a_wrong_plan_is_not_exported(tmp_path, monkeypatch):
-    exporting = importlib.import_module('tilewright.export')
+    exporting = importlib.import_module('tilewright.network.export')
     network = graphs.quick(prepared('residual'))
     monkeypatch.setattr(exporting, 'plan', wrong_plan)
     with pytest.raises(PlanError, match='its memory plan is wrong: task'):

@@ -21,15 +21,15 @@ from tilewright.graph.lower import lower
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Event
 from tilewright.network.compile import GPU_PASSES, prepare
-from tilewright.network_gpu import assemble, bind, choose
-from tilewright.network_gpu.cost import GpuCost
-from tilewright.network_gpu.order import Touched, waits
-from tilewright.network_gpu.place import by_levels, duties
-from tilewright.network_gpu.proof import Bound, alignment, prove_bound, story
+from tilewright.network.gpu import assemble, bind, choose
+from tilewright.network.gpu.cost import GpuCost
+from tilewright.network.gpu.order import Touched, waits
+from tilewright.network.gpu.place import by_levels, duties
+from tilewright.network.gpu.proof import Bound, alignment, prove_bound, story
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.runtime.device import Call, Device, NDArray, Resources
-from tilewright.runtime.device import Program as Compiled
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.gpu.device import Call, Device, NDArray, Resources
+from tilewright.runtime.gpu.device import Program as Compiled
+from tilewright.runtime.gpu.session import open_device
 from tilewright.schedule.gpu import GpuSchedule
 
 TILED = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 1, 'joint': 0}

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import ScheduleError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
 from tilewright.graph.prologue import put_before
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.space import general_schedule, register_order, whole_tile
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.network.chooser import core
 from tilewright.network.compile import prepare
@@ -22,7 +23,6 @@ from tilewright.ops.front import has_front, put_in_front, without_front
 from tilewright.ops.group import Group
 from tilewright.ops.stage import call, const, read
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import general_schedule, register_order, whole_tile
 
 SCALED = call('max', call('add', call('mul', read(0), read(1)), read(2)), const(0.0))
 

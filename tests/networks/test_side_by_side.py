@@ -14,10 +14,10 @@ import pytest
 from tilewright.graph.concat import concat
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
+from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.schedule.space import general_schedule
 from tilewright.store import network_file
 from tilewright.store.choices import Choice
 

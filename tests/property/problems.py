@@ -6,13 +6,13 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.schedule.schedule import Schedule
-from tilewright.schedule.space import random_schedule
 
 SEEDS = st.integers(0, 2**31 - 1)
 

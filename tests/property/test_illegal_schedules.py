@@ -10,17 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import SEEDS, convolutions, groups, schedule_of
 
-from tilewright.codegen.cpu.front import plan_front
-from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.pointwise import typed_epilogue
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.front import plan_front
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.pointwise import typed_epilogue
+from tilewright.kernels.cpu.space import assemble, general_schedule, whole_tile
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, Dim, Stage, call, const, read, var
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import assemble, general_schedule, whole_tile
 
 CONV = conv2d(c=8, h=10, w=10, k=16, r=3, s=3, pad=1)
 REG = dict.fromkeys(CONV.main.sizes, 1) | {'w': 4, 'k': 8}

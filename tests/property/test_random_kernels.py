@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SEEDS, groups, schedule_of
 
-from tilewright.codegen.cpu.generate import compiler_flags, generate
 from tilewright.errors import MissingError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import run_compiler
 from tilewright.machine.isa import ISAS
 from tilewright.ops.reference import reference
-from tilewright.runtime.build import run_compiler
-from tilewright.runtime.emulate import cross_compiler, run_program
+from tilewright_lab.simulate.emulate import cross_compiler, run_program
 
 
 @settings(max_examples=40)

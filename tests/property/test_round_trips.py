@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import SEEDS, groups, schedule_of, sizes
 
-from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.micro import micro_name, parse_name
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.isa.micro import micro_name, parse_name
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Level, Schedule

@@ -10,16 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.bench import tvm_environment
-from tilewright.bench.journal import Journal
-from tilewright.bench.kinds import KINDS, kind_of
-from tilewright.bench.peers import absence
-from tilewright.bench.results import Bounds, Contestant, LayerResult, family_of, means, ratio_of
-from tilewright.bench.suites import suite
-from tilewright.bench.table import grid, kind_grid, table
 from tilewright.errors import InputError
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.specs import read_layer
+from tilewright.ops.suites import suite
+from tilewright_lab.compare.journal import Journal
+from tilewright_lab.compare.kinds import KINDS, kind_of
+from tilewright_lab.compare.results import (
+    Bounds,
+    Contestant,
+    LayerResult,
+    family_of,
+    means,
+    ratio_of,
+)
+from tilewright_lab.compare.table import grid, kind_grid, table
+from tilewright_lab.peers import tvm_environment
+from tilewright_lab.peers.peers import absence
 
 ROOT = Path(__file__).parents[2]
 DENSE = conv2d(c=8, h=6, w=6, k=8, r=3, s=3, pad=1)
@@ -189,7 +196,9 @@ def test_a_peer_that_tunes_says_how_long():
 
 
 def _tables():
-    found = importlib.util.spec_from_file_location('bench_tables', ROOT / 'bench' / 'tables.py')
+    found = importlib.util.spec_from_file_location(
+        'bench_tables', ROOT / 'src/tilewright_lab/scripts/tables.py'
+    )
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
@@ -317,5 +326,5 @@ def test_another_interpreter_finds_this_package_and_no_other(tmp_path, monkeypat
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     for _ in range(2):
         folder = tvm_environment.package_link()
-        assert [path.name for path in folder.iterdir()] == ['tilewright']
-        assert (folder / 'tilewright' / 'bench' / 'peer_process.py').exists()
+        assert sorted(path.name for path in folder.iterdir()) == ['tilewright', 'tilewright_lab']
+        assert (folder / 'tilewright_lab' / 'peers' / 'process.py').exists()

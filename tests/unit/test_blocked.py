@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.cpu.contraction import vector_candidates
 from tilewright.errors import SpecError
+from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.ops.reference import reference
 from tilewright.runtime.verify import random_arrays
 

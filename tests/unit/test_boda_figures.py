@@ -1,4 +1,6 @@
-"""bench/boda_figures.py on records that are made up: rows, means, and what is missing."""
+"""src/tilewright_lab/scripts/boda_figures.py on records that are made up: rows, means, and what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / 'bench' / 'boda_figures.py'
+SCRIPT = Path(__file__).parents[2] / 'src' / 'tilewright_lab' / 'scripts' / 'boda_figures.py'
 
 
 @pytest.fixture(scope='module')

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tilewright.errors import CompilerError, MissingError, StoreError
-from tilewright.runtime import build as building
-from tilewright.runtime.build import build, prune, run_compiler
+from tilewright.machine import compiler as building
+from tilewright.machine.compiler import build, prune, run_compiler
 
 SOURCE = 'int answer(void) { return 42; }'
 
@@ -99,7 +99,7 @@ def test_a_library_that_is_in_use_is_replaced_not_overwritten():
 
 
 def test_builders_at_the_same_time_agree():
-    code = f'from tilewright.runtime.build import build; print(build({SOURCE!r}))'
+    code = f'from tilewright.machine.compiler import build; print(build({SOURCE!r}))'
     builders = [
         subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)

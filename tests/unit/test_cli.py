@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 from tilewright import knobs
-from tilewright.bench import peers
-from tilewright.cli import bench, demo, machine, optimize, output
+from tilewright.cli import machine, optimize, output
 from tilewright.cli.options import AlgorithmName
 from tilewright.errors import MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import machine_file, nominal_machine
 from tilewright.runtime.measure import Measurement
-from tilewright.search.choose import ALGORITHMS
+from tilewright.search.cpu.choose import ALGORITHMS
+from tilewright_lab.cli import demo
+from tilewright_lab.cli import layers as bench
+from tilewright_lab.peers import peers
 
 SMALL = 'mb1ic8ih8oc16kh3ph1'
 OTHER = 'mb1ic8ih6oc8kh1'

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.gpu.dialect_cuda import CUDA
-from tilewright.codegen.gpu.dialect_host import HOST
-from tilewright.codegen.gpu.dialect_nvidia import nvidia_opencl
-from tilewright.codegen.gpu.dialect_opencl import OPENCL
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import (
+from tilewright.errors import ArrayError, CheckError, InputError, ScheduleError
+from tilewright.kernels.gpu.dialects.cuda import CUDA
+from tilewright.kernels.gpu.dialects.host import HOST
+from tilewright.kernels.gpu.dialects.nvidia import nvidia_opencl
+from tilewright.kernels.gpu.dialects.opencl import OPENCL
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.language import (
     Array,
     Kernel,
     Scalar,
@@ -23,12 +24,11 @@ from tilewright.codegen.gpu.language import (
     lower_all,
     resolve,
 )
-from tilewright.codegen.gpu.typed import definitions
-from tilewright.errors import ArrayError, CheckError, InputError, ScheduleError
+from tilewright.kernels.gpu.typed import definitions
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
-from tilewright.runtime.device import Call
-from tilewright.runtime.hosted import HostDevice
-from tilewright.runtime.modules import Runner
+from tilewright.runtime.gpu.device import Call
+from tilewright.runtime.gpu.hosted import HostDevice
+from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilewright.codegen.gpu.language import Array, Kernel
 from tilewright.errors import CompilerError, MissingError, StoreError
-from tilewright.runtime.compilers import resources_of
-from tilewright.runtime.cuda import checked, compile_cubin
-from tilewright.runtime.cuda_graph import Launch, captured, stopwatch
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.runtime.gpu.compilers import resources_of
+from tilewright.runtime.gpu.cuda import checked, compile_cubin
+from tilewright.runtime.gpu.cuda_graph import Launch, captured, stopwatch
 
 OUT = Array('Out', ('i',), (8,), written=True)
 

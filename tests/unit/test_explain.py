@@ -10,12 +10,13 @@ from random import Random
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.cpu.generate import generate
-from tilewright.codegen.cpu.nest import part_extents
+from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.space import general_schedule, random_schedule
 from tilewright.machine.known import known_machine
-from tilewright.model.general_time import predict_general
-from tilewright.model.prediction import Boundary, Prediction
-from tilewright.model.winograd_time import predict_winograd
+from tilewright.model.cpu.general_time import predict_general
+from tilewright.model.cpu.prediction import Boundary, Prediction
+from tilewright.model.cpu.winograd_time import predict_winograd
 from tilewright.ops.winograd_error import predicted_error
 from tilewright.plan import Candidate, Plan
 from tilewright.report import explain
@@ -23,10 +24,9 @@ from tilewright.report.tables import OPTIMIZED, Columns, Figures, figures, optim
 from tilewright.report.words import loop_lines, quantity, summary
 from tilewright.runtime.measure import Measurement
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.schedule.space import general_schedule, random_schedule
-from tilewright.search.rank import rank
-from tilewright.search.rank_winograd import winograd_schedule
-from tilewright.search.solver import solve
+from tilewright.search.cpu.rank import rank
+from tilewright.search.cpu.rank_winograd import winograd_schedule
+from tilewright.search.cpu.solver import solve
 
 MACHINE = known_machine('i9-10980xe')
 DENSE = tw.conv2d(c=12, h=9, w=11, k=40, r=3, s=3, pad=1)
@@ -313,7 +313,7 @@ def test_the_dual_is_the_least_of_all_solves(monkeypatch):
         duals.append(solution.bound)
         return solution
 
-    monkeypatch.setattr('tilewright.search.rank.solve', recorded)
+    monkeypatch.setattr('tilewright.search.cpu.rank.solve', recorded)
     ranked = rank(DENSE, MACHINE, 1, 1)
     assert len(duals) > 1
     assert ranked[0].solver_bound_s == min(duals)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tilewright.codegen.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten, tiled_form

@@ -12,9 +12,9 @@ import pytest
 
 from tilewright.machine.gpu import known_gpu
 from tilewright.machine.nvidia import nvidia_gpu
-from tilewright.runtime import gpu_bandwidth as bandwidth
-from tilewright.runtime.device import Call
-from tilewright.runtime.hosted import HostDevice
+from tilewright.runtime.gpu import bandwidth
+from tilewright.runtime.gpu.device import Call
+from tilewright.runtime.gpu.hosted import HostDevice
 
 UNKNOWN = nvidia_gpu('NVIDIA Imagined 9000', (9, 0), 2, 1.5, l2_bytes=1 << 20)
 

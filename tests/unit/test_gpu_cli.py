@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import tilewright as tw
-from tilewright.bench.gpu_results import GpuLayer, GpuTable, geometric_mean
 from tilewright.cli import gpu
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu_bounds import gpu_bounds
+from tilewright.model.gpu.bounds import gpu_bounds
 from tilewright.report import gpu_explain
 from tilewright.report.gpu_explain import explain_gpu
-from tilewright.runtime import cuda_devices
+from tilewright.runtime.gpu import cuda_devices
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.compare.gpu_results import GpuLayer, GpuTable, geometric_mean
 
 SMALL = 'mb1ic8ih6oc16kh3ph1'
 WITHOUT = ('casadi', 'rich', 'pyopencl', 'platformdirs', 'onnx', 'torch', 'cuda')

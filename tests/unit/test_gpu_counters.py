@@ -11,9 +11,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tilewright.bench.gpu_counters import METRICS, command, parse, pearson, wanted
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
+from tilewright_lab.compare.gpu_counters import METRICS, command, parse, pearson, wanted
 
 HEAD = (
     'ID',
@@ -80,7 +80,7 @@ def test_pearson() -> None:
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / 'bench' / 'gpu_profile.py'
+    path = Path(__file__).parents[2] / 'src' / 'tilewright_lab' / 'scripts' / 'gpu_profile.py'
     spec = importlib.util.spec_from_file_location('gpu_profile', path)
     assert spec is not None
     assert spec.loader is not None

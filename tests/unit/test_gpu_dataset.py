@@ -15,9 +15,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tilewright.bench.gpu_flow import Flow
-from tilewright.bench.gpu_measure import Compiled, Meter, Row, compile_units, host_meter
-from tilewright.bench.gpu_problems import (
+from tilewright.errors import CompilerError, StoreError
+from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.space import draw
+from tilewright.machine.gpu import known_gpu
+from tilewright.runtime.cpu.crew import LostError
+from tilewright.runtime.gpu.device import Resources
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.layers import Flow
+from tilewright_lab.collect.problems import (
     SAMPLED,
     Problem,
     Source,
@@ -29,16 +36,9 @@ from tilewright.bench.gpu_problems import (
     train_sources,
     units_of,
 )
-from tilewright.bench.gpu_rows import RowFile, journal_of, read_rows
-from tilewright.bench.gpu_sets import Sets, chunks, decisions, names
-from tilewright.codegen.gpu.language import Kernel
-from tilewright.errors import CompilerError, StoreError
-from tilewright.machine.gpu import known_gpu
-from tilewright.runtime.crew import LostError
-from tilewright.runtime.device import Resources
-from tilewright.schedule.cnnopt_space import factor_space
-from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_space import draw
+from tilewright_lab.collect.rows import RowFile, journal_of, read_rows
+from tilewright_lab.collect.sets import Sets, chunks, decisions, names
+from tilewright_lab.compare.gpu_measure import Compiled, Meter, Row, compile_units, host_meter
 
 H200 = known_gpu('h200')
 SMALL = Problem(32, 6, 8, 4, 3, 1, 0)
@@ -279,7 +279,7 @@ def test_the_whole_flow_runs_without_a_gpu_and_goes_on(tmp_path: Path) -> None:
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / 'bench' / 'gpu_dataset.py'
+    path = Path(__file__).parents[2] / 'src' / 'tilewright_lab' / 'scripts' / 'gpu_dataset.py'
     spec = importlib.util.spec_from_file_location('gpu_dataset', path)
     assert spec is not None
     assert spec.loader is not None

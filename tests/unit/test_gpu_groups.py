@@ -11,11 +11,21 @@ from typing import cast
 
 import pytest
 
-from tilewright.bench.gpu_flow import untranslated
-from tilewright.bench.gpu_group_code import compile_families, loosened
-from tilewright.bench.gpu_group_flow import GroupFlow, GroupSets, chunks
-from tilewright.bench.gpu_group_meter import GroupMeter, GroupRow
-from tilewright.bench.gpu_group_sample import (
+from tilewright.errors import CompilerError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.language import Kernel
+from tilewright.machine.gpu import known_gpu
+from tilewright.network.chooser import core
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.elementwise import activate
+from tilewright.ops.pooling import max_pool2d
+from tilewright.runtime.cpu.crew import Crew, LostError
+from tilewright.runtime.gpu.device import Resources
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.group_code import compile_families, loosened
+from tilewright_lab.collect.group_data import DECISIONS, Known, catalogue_text, read_groups, rows_in
+from tilewright_lab.collect.group_meter import GroupMeter, GroupRow
+from tilewright_lab.collect.group_sample import (
     SHARES,
     SPLITS,
     Family,
@@ -24,20 +34,10 @@ from tilewright.bench.gpu_group_sample import (
     has_products,
     sources,
 )
-from tilewright.bench.gpu_measure import Compiled, host_meter
-from tilewright.bench.gpu_rows import read_rows
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import Kernel
-from tilewright.errors import CompilerError
-from tilewright.learn.group_data import DECISIONS, Known, catalogue_text, read_groups, rows_in
-from tilewright.machine.gpu import known_gpu
-from tilewright.network.chooser import core
-from tilewright.ops.convolution import conv2d
-from tilewright.ops.elementwise import activate
-from tilewright.ops.pooling import max_pool2d
-from tilewright.runtime.crew import Crew, LostError
-from tilewright.runtime.device import Resources
-from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.groups import GroupFlow, GroupSets, chunks
+from tilewright_lab.collect.layers import untranslated
+from tilewright_lab.collect.rows import read_rows
+from tilewright_lab.compare.gpu_measure import Compiled, host_meter
 
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=10, w=10, k=32, r=3, s=3, pad=1, bias=True, activation='relu')

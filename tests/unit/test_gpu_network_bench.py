@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from tilewright.bench.gpu_duel import Entrant
-from tilewright.bench.gpu_network_duel import (
+from tilewright.cli.main import invoke
+from tilewright.errors import InputError, MissingError
+from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.compare.gpu_networks import (
     OURS,
     GpuNetworkResult,
     Subject,
@@ -19,8 +21,6 @@ from tilewright.bench.gpu_network_duel import (
     table,
     verdict,
 )
-from tilewright.cli.main import invoke
-from tilewright.errors import InputError, MissingError
 
 IMAGE = np.zeros((1, 3, 4, 4), np.float32)
 WANT = np.array([[1.0, -2.0]])
@@ -89,7 +89,7 @@ def test_neither_onnx_nor_a_solver_is_needed() -> None:
     """A machine with a GPU may have neither; networks of the zoo need no file."""
     code = (
         "import sys; sys.modules['onnx'] = sys.modules['casadi'] = sys.modules['torch'] = None\n"
-        'import tilewright.cli.bench_gpu_networks, tilewright.cli.bench_networks\n'
+        'import tilewright_lab.cli.gpu_networks, tilewright_lab.cli.networks\n'
         'from tilewright import zoo\n'
         "print(len(zoo.graph('squeezenet', image=64, width=8).nodes))"
     )

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.gpu.generate import generate
-from tilewright.codegen.gpu.language import ALIGNED
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.language import ALIGNED
+from tilewright.kernels.gpu.precision import CUT, TERM, precise, sum_error
+from tilewright.kernels.gpu.space import CHOICES, all_schedules, draw, excluded, need
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import predicted_error
 from tilewright.ops.winograd_matrices import transform
-from tilewright.schedule.cnnopt_space import CONSTRAINTS, factor_space
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.schedule.gpu_precision import CUT, TERM, precise, sum_error
-from tilewright.schedule.gpu_space import CHOICES, all_schedules, draw, excluded, need
-from tilewright.search.gpu_moves import moves
+from tilewright.search.gpu.moves import moves
+from tilewright_lab.collect.cnnopt_space import CONSTRAINTS, factor_space
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
 GROUP = tw.conv2d(c=16, h=14, w=14, k=64, r=3, s=3, pad=1)

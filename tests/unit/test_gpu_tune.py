@@ -11,10 +11,10 @@ import pytest
 import tilewright as tw
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu_transactions import work
+from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import moves, schedule_text, tables, winograd_pays
-from tilewright.search.gpu_tune import tune
+from tilewright.search.gpu.moves import moves, schedule_text, tables, winograd_pays
+from tilewright.search.gpu.tune import tune
 
 BEST = (17, 4)
 

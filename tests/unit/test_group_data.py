@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.learn.group_data import (
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.pooling import max_pool2d
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import tables
+from tilewright_lab.collect.group_data import (
     DECISIONS,
     Known,
     catalogue_text,
@@ -24,11 +29,6 @@ from tilewright.learn.group_data import (
     rows_in,
     schedule_of,
 )
-from tilewright.machine.gpu import known_gpu
-from tilewright.ops.convolution import conv2d
-from tilewright.ops.pooling import max_pool2d
-from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import tables
 
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=8, w=8, k=32, r=3, s=3, pad=1, bias=True, activation='relu')

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tilewright.bench.gpu_network_duel import Subject, duel
-from tilewright.bench.inductor import Folder, Rivals, label
-from tilewright.bench.inductor_process import (
+from tilewright_lab.compare.gpu_networks import Subject, duel
+from tilewright_lab.peers.inductor import Folder, Rivals, label
+from tilewright_lab.peers.inductor_process import (
     FAILED,
     OK,
     TOO_LARGE,
@@ -190,7 +190,7 @@ def test_turns_are_taken_by_one_at_a_time(tmp_path: Path) -> None:
 def test_processes_below_are_ended() -> None:
     code = (
         'import subprocess\n'
-        'from tilewright.bench.inductor_process import _descendants, end_children\n'
+        'from tilewright_lab.peers.inductor_process import _descendants, end_children\n'
         "outer = subprocess.Popen(['sh', '-c', 'sleep 60 & echo $!; wait'], stdout=-1)\n"
         'print(int(outer.stdout.readline()), flush=True)\n'
         'import os\n'

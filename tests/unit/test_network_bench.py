@@ -13,17 +13,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright import zoo
-from tilewright.bench import network_contestants
-from tilewright.bench.network_compare import NetworkArena, Subject, compare_network
-from tilewright.bench.network_contestants import PEERS, absence
-from tilewright.bench.network_results import NetworkResult, grid, mean_ratio, table
-from tilewright.bench.results import Contestant
-from tilewright.cli import bench_networks
 from tilewright.cli.main import invoke
+from tilewright.cli.zoo import networks_of
 from tilewright.errors import InputError, MissingError, ModelError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import nominal_machine
+from tilewright_lab.cli import networks as bench_networks
+from tilewright_lab.compare.network_results import NetworkResult, grid, mean_ratio, table
+from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
+from tilewright_lab.compare.results import Contestant
+from tilewright_lab.peers import networks as network_contestants
+from tilewright_lab.peers.networks import PEERS, absence
 
 pytest.importorskip('onnxruntime')
 needs_compiler = pytest.mark.skipif(
@@ -221,11 +222,11 @@ def test_results_survive_json():
 
 
 def test_what_a_spec_names():
-    assert bench_networks.networks_of('mopt/R2') is None
-    assert bench_networks.networks_of('resnet18, x/y.onnx') == ('resnet18', 'x/y.onnx')
-    assert bench_networks.networks_of('networks,resnet18') == zoo.NAMES
-    with pytest.raises(InputError, match="'mopt/R2' is no network, but 'resnet18' is"):
-        bench_networks.networks_of('resnet18,mopt/R2')
+    assert networks_of('mopt/R2') is None
+    assert networks_of('resnet18, x/y.onnx') == ('resnet18', 'x/y.onnx')
+    assert networks_of('networks,resnet18') == zoo.NAMES
+    with pytest.raises(InputError, match="'mopt/R2' is not a network, but 'resnet18' is"):
+        networks_of('resnet18,mopt/R2')
 
 
 def test_peers_that_can_take_part():

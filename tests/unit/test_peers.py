@@ -16,17 +16,17 @@ import time
 import numpy as np
 import pytest
 
-from tilewright.bench import peers
-from tilewright.bench.compare import Arena, Entry, compare, compare_kernels
-from tilewright.bench.peers import PEERS, TUNED, Peer, PeerError, process_state
-from tilewright.bench.results import Contestant, LayerResult, geometric_mean, ratio_of
-from tilewright.bench.table import table
 from tilewright.errors import InputError
+from tilewright.machine.compiler import build
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.runtime import verify
-from tilewright.runtime.build import build
+from tilewright_lab.compare.layers import Arena, Entry, compare, compare_kernels
+from tilewright_lab.compare.results import Contestant, LayerResult, geometric_mean, ratio_of
+from tilewright_lab.compare.table import table
+from tilewright_lab.peers import peers
+from tilewright_lab.peers.peers import PEERS, TUNED, Peer, PeerError, process_state
 
 GROUP = conv2d(c=2, h=5, w=6, k=3, r=3, s=3, pad=1)
 # Our kernel's side of the comparison: GROUP by the definition, in the kernels' binary interface.
@@ -153,7 +153,7 @@ def test_a_peer_is_stopped_unless_it_is_asked():
 @pytest.mark.skipif(sys.platform != 'linux', reason='the death signal is Linux only')
 def test_stopped_peers_do_not_outlive_a_killed_parent():
     code = (
-        'import time\nfrom tilewright.bench.peers import Peer, PeerError\n'
+        'import time\nfrom tilewright_lab.peers.peers import Peer, PeerError\n'
         'peer = Peer("tilewright", 1)\n'
         'try:\n    peer.ask({"do": "answer", "path": ""})\nexcept PeerError:\n    pass\n'
         'print(peer.pid, flush=True)\ntime.sleep(60)\n'

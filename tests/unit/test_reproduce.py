@@ -14,20 +14,20 @@ from random import Random
 import numpy as np
 import pytest
 
-from tilewright.bench.results import Contestant, LayerResult
-from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import InputError, MissingError, StoreError
+from tilewright.kernels.cpu.generate import generate
 from tilewright.machine.known import known_machine
-from tilewright.model.predict import predict
-from tilewright.model.stencil_time import predict_stencil
+from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.ops.convolution import conv2d
-from tilewright.reproduce import dataset, mopt_fig5, mopt_fig6, mopt_fig7, pictures
-from tilewright.reproduce.collect import _batches, _wants_turn, covering
-from tilewright.reproduce.dataset import DataSet, LayerData, Recorder, Sample
-from tilewright.reproduce.evaluate import decided_times, deciding, evaluate, spearman
-from tilewright.reproduce.figures import FIGURES, Options, figure_of
-from tilewright.reproduce.measured import price
-from tilewright.reproduce.sample import log_uniform, schedules, take
+from tilewright_lab.compare.results import Contestant, LayerResult
+from tilewright_lab.figures import dataset, mopt_fig5, mopt_fig6, mopt_fig7, pictures
+from tilewright_lab.figures.collect import _batches, _wants_turn, covering
+from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, Sample
+from tilewright_lab.figures.evaluate import decided_times, deciding, evaluate, spearman
+from tilewright_lab.figures.figures import FIGURES, Options, figure_of
+from tilewright_lab.figures.measured import price
+from tilewright_lab.figures.sample import log_uniform, schedules, take
 
 MACHINE = known_machine('i7-9700k')
 DENSE = conv2d(c=24, h=20, w=20, k=40, r=3, s=3, pad=1)
@@ -330,7 +330,7 @@ def samples(tmp_path):
 def two_layers(monkeypatch):
     layers = [('mopt/R9', DENSE, 1), ('mopt/M2', DEPTHWISE, 1)]
     for module in ('measured', 'mopt_fig7'):
-        monkeypatch.setattr(f'tilewright.reproduce.{module}.expand', lambda _: layers)
+        monkeypatch.setattr(f'tilewright_lab.figures.{module}.expand', lambda _: layers)
 
 
 def options(name, path, samples=8):

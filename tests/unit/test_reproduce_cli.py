@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tilewright import knobs
-from tilewright.bench.suites import parse
-from tilewright.cli import reproduce as verb
 from tilewright.cli.main import invoke
 from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import nominal_machine
-from tilewright.reproduce import collect
-from tilewright.reproduce.pictures import ABSENT
+from tilewright.ops.suites import parse
 from tilewright.runtime.worker import Answer, Worker
+from tilewright_lab.cli import reproduce as verb
+from tilewright_lab.figures import collect
+from tilewright_lab.figures.pictures import ABSENT
 
 SMALL = 'mb1ic8ih8oc16kh3ph1'
 OTHER = 'mb1ic8ih6oc8kh1'

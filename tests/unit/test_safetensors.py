@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.learn.safetensors import LARGEST_BYTES, dump, load_file, parse, save_file
+from tilewright.rank.safetensors import LARGEST_BYTES, dump, load_file, parse, save_file
 
 ARRAYS = {
     'a': np.arange(6, dtype=np.float32).reshape(2, 3),

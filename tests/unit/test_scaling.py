@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.reproduce import scaling
-from tilewright.reproduce.figures import Options
-from tilewright.reproduce.scaling import Point, evaluate, problems, trend_at
+from tilewright_lab.figures import scaling
+from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.scaling import Point, evaluate, problems, trend_at
 
 
 def points(times_ms, predicted_ms=None):

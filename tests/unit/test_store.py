@@ -145,7 +145,7 @@ def test_the_validators_of_today(monkeypatch, tmp_path):
     assert len(sources) == 10
 
 
-@pytest.mark.parametrize('folder', ['codegen', 'machine', 'ops', 'runtime', 'schedule'])
+@pytest.mark.parametrize('folder', ['kernels', 'machine', 'ops', 'runtime', 'schedule'])
 def test_the_package_version_follows_the_sources_that_make_code(monkeypatch, tmp_path, folder):
     def version() -> str:
         records.package_version.cache_clear()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.bench.suites import SUITES, expand, expand_all, parse, suite
 from tilewright.errors import SpecError
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.suites import SUITES, expand, expand_all, parse, suite
 
 # Boda, Table 1: filter size, stride, output channels, image size, input channels, FLOPs as printed.
 BODA = """

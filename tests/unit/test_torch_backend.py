@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from tilewright import torch_backend
-from tilewright.torch_backend import tilewright
+from tilewright.network import torch_backend
+from tilewright.network.torch_backend import tilewright
 
 torch = pytest.importorskip('torch')
 pytestmark = [

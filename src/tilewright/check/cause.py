@@ -37,8 +37,8 @@ from tilewright.graph.lowering.result import part_written
 from tilewright.graph.program import Program, Task
 from tilewright.ops.reference import reference
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.runtime.gpu_network import GpuNetwork
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.gpu.network import GpuNetwork
 
 TASK_TRIES, WHOLE_TRIES = 16, 8
 
@@ -69,7 +69,7 @@ class Subject:
             if told != run:
                 raise ModelError(
                     f'{self.network.name} runs its tasks in another order than the program that it '
-                    f'is checked by; give that one by levels (network_gpu/place.py)'
+                    f'is checked by; give that one by levels (network/gpu/place.py)'
                 )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from tilewright.check.cause import Cause
 from tilewright.check.difference import Arrays
 from tilewright.errors import InputError, TilewrightError
-from tilewright.runtime.build import cache_dir
+from tilewright.machine.compiler import cache_dir
 from tilewright.version import VERSION
 
 KEPT = 8

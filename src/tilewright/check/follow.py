@@ -16,7 +16,7 @@ from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.result import part_written
 from tilewright.graph.memory import Place
 from tilewright.graph.program import Program, Task
-from tilewright.runtime.network import Read
+from tilewright.runtime.cpu.network import Read
 
 
 @dataclass(frozen=True, slots=True)

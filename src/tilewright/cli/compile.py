@@ -14,8 +14,8 @@ from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
 from tilewright.network.compile import compile as compile_network
-from tilewright.runtime.gpu_network import GpuNetwork
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.gpu.network import GpuNetwork
 
 
 def run(

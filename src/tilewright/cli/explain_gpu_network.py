@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tilewright.bench.table import Grid
 from tilewright.cli.compile import model_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.network.compile import GPU_PASSES, prepare
-from tilewright.network_gpu.assemble import KEPT, chosen_by_model
-from tilewright.network_gpu.cost import GpuCost
-from tilewright.search.gpu_moves import schedule_text
+from tilewright.network.gpu.assemble import KEPT, chosen_by_model
+from tilewright.network.gpu.cost import GpuCost
+from tilewright.report.grid import Grid
+from tilewright.search.gpu.moves import schedule_text
 
 
 @dataclass(frozen=True, slots=True)

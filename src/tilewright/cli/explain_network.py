@@ -14,11 +14,11 @@ from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.program import Program
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
-from tilewright.model.general_time import predict_general
-from tilewright.model.predict import predict
-from tilewright.model.prediction import Prediction
-from tilewright.model.stencil_time import predict_stencil
-from tilewright.model.winograd_time import predict_winograd
+from tilewright.model.cpu.general_time import predict_general
+from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.prediction import Prediction
+from tilewright.model.cpu.stencil_time import predict_stencil
+from tilewright.model.cpu.winograd_time import predict_winograd
 from tilewright.network.chooser import core
 from tilewright.network.compile import KEPT, RoughCost, assemble, prepare, schedule
 from tilewright.network.kernels import distinct

@@ -9,7 +9,7 @@ from pathlib import Path
 from tilewright.cli.compile import model_of, network_json, shapes_for, summary
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
-from tilewright.export import export
+from tilewright.network.export import export
 
 
 def run(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright import knobs
-from tilewright.bench.suites import Expansion, expand_all
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
 from tilewright.machine.detect import describe_host
@@ -16,6 +15,7 @@ from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.ops.group import Group
+from tilewright.ops.suites import Expansion, expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, optimize
 from tilewright.plan import Plan

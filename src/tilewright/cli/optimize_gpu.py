@@ -1,7 +1,7 @@
 """`tilewright optimize --machine h200 --no-measure`: schedules for a known GPU, by a model alone.
 
 Nothing is compiled or timed: a population of schedules is bred by the scores of the model that was
-asked for (learn/rankers.py), and the best are shown with what the time model says of them. What is
+asked for (rank/rankers.py), and the best are shown with what the time model says of them. What is
 timed on a device is found by `tilewright bench --target cuda` and `tw.compile`.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.bench.suites import expand_all
 from tilewright.cli.output import Output
 from tilewright.errors import InputError, ScheduleError
-from tilewright.learn.files import SEARCHED
-from tilewright.learn.rankers import Ranker, ranker_for
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.model.gpu import GpuPrediction, predict_gpu
+from tilewright.model.gpu.time import GpuPrediction, predict_gpu
 from tilewright.ops.group import Group
+from tilewright.ops.suites import expand_all
+from tilewright.rank.files import SEARCHED
+from tilewright.rank.rankers import Ranker, ranker_for
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import moves, schedule_text
-from tilewright.search.strategies import search
+from tilewright.search.gpu.moves import moves, schedule_text
+from tilewright.search.gpu.strategies import search
 
 LOOKED_AT = 600
 

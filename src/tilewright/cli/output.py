@@ -20,7 +20,7 @@ import numpy
 
 from tilewright import knobs
 from tilewright.errors import InputError, MissingError
-from tilewright.runtime import build
+from tilewright.machine import compiler as build
 from tilewright.runtime.measure import Progress
 from tilewright.store.records import package_version
 from tilewright.version import VERSION

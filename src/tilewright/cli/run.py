@@ -21,7 +21,7 @@ from tilewright.errors import CheckError, InputError
 from tilewright.graph.graph import DTYPES
 from tilewright.network.compile import compile as compile_network
 from tilewright.network.kernels import Report
-from tilewright.runtime.network import Network
+from tilewright.runtime.cpu.network import Network
 
 
 def run(

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tilewright import zoo
-from tilewright.bench.table import Grid
 from tilewright.cli.output import Output
 from tilewright.errors import InputError
+from tilewright.report.grid import Grid
+
+ALL = 'networks'
+ONNX = '.onnx'
 
 
 def run(
@@ -61,3 +64,19 @@ def _table(networks: Iterable[zoo.Network]) -> Grid:
         for network in networks
     ]  # fmt: skip
     return Grid(('network', 'input', 'layers', 'million parameters', 'GFLOP'), tuple(rows))
+
+
+def networks_of(spec: str, suffixes: tuple[str, ...] = (ONNX,)) -> tuple[str, ...] | None:
+    """The networks that a spec names, None when it names layers: names of the zoo, model files."""
+    pieces = [piece.strip() for piece in spec.split(',') if piece.strip()]
+    named = [piece in (*zoo.NAMES, ALL) or piece.endswith(suffixes) for piece in pieces]
+    if not any(named):
+        return None
+    if not all(named):
+        layer = pieces[named.index(False)]
+        raise InputError(
+            f'{layer!r} is not a network, but {pieces[named.index(True)]!r} is; compare '
+            f'networks and layers in two runs'
+        )
+    expanded = [name for piece in pieces for name in (zoo.NAMES if piece == ALL else (piece,))]
+    return tuple(dict.fromkeys(expanded))

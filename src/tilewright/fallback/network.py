@@ -22,7 +22,7 @@ from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
 from tilewright.importers.onnx import Traced, import_traced
-from tilewright.runtime.network import (
+from tilewright.runtime.cpu.network import (
     Compiled,
     Network,
     by_position,

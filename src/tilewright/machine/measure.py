@@ -20,12 +20,12 @@ from importlib import resources
 from pathlib import Path
 
 from tilewright.errors import InputError, MissingError
+from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
 from tilewright.machine.isa import ISAS, Isa, best_isa
 from tilewright.machine.known import known_machine, machine_from_file
 from tilewright.machine.machine import Machine
-from tilewright.runtime.build import build, cache_dir
 
 FORMAT = 1
 _FMA, _READ, _CLOCK, _BARRIER = range(4)  # kinds of work, as in probe.c

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tilewright.codegen.cpu.generate import generate
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
+from tilewright.kernels.cpu.generate import generate
 from tilewright.machine.machine import Machine
 from tilewright.network.child import Child
 from tilewright.ops import epilogue_error
@@ -238,9 +238,9 @@ def _searched(
 
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
-    from tilewright.model.prediction import bound_times
-    from tilewright.search.choose import choose, choose_preferred
-    from tilewright.search.rank_winograd import rank_winograd
+    from tilewright.model.cpu.prediction import bound_times
+    from tilewright.search.cpu.choose import choose, choose_preferred
+    from tilewright.search.cpu.rank_winograd import rank_winograd
 
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
     if question.growth:

@@ -59,22 +59,22 @@ from tilewright.network.arguments import (
 )
 from tilewright.network.chooser import choose_all, choose_frugal
 from tilewright.network.fitting import fit, weight_limit
+from tilewright.network.gpu import saved as saved_gpu
+from tilewright.network.gpu.assemble import compile_program
+from tilewright.network.gpu.choose import GpuChoice
+from tilewright.network.gpu.cost import GpuCost
+from tilewright.network.gpu.measure import How
+from tilewright.network.gpu.place import by_levels
 from tilewright.network.kernels import Report, build_all, distinct
 from tilewright.network.tuning import measure_in_place
-from tilewright.network_gpu import saved as saved_gpu
-from tilewright.network_gpu.assemble import compile_program
-from tilewright.network_gpu.choose import GpuChoice
-from tilewright.network_gpu.cost import GpuCost
-from tilewright.network_gpu.measure import How
-from tilewright.network_gpu.place import by_levels
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, debug, thread_count
-from tilewright.runtime.gpu_session import open_device
+from tilewright.runtime.cpu.network import Network, give_back
+from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
-from tilewright.runtime.network import Network, give_back
 from tilewright.store import network_file
 from tilewright.store.choices import Choice
 from tilewright.store.network_file import Saved

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tilewright.codegen.cpu.generate import compiler_flags
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.machine.compiler import build
 from tilewright.network.chooser import source_of, usable_cores
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
-from tilewright.runtime.build import build
+from tilewright.runtime.cpu.network import Compiled
 from tilewright.runtime.measure import Progress
-from tilewright.runtime.network import Compiled
 from tilewright.store import built
 from tilewright.store.choices import Choice
 

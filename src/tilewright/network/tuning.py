@@ -26,8 +26,8 @@ from tilewright.network.chooser import is_legal
 from tilewright.network.kernels import Report, build_each, distinct
 from tilewright.ops.group import Group
 from tilewright.pipeline import debug
+from tilewright.runtime.cpu.network import Compiled, Network, example
 from tilewright.runtime.measure import Progress, conditions, moved
-from tilewright.runtime.network import Compiled, Network, example
 from tilewright.runtime.worker import Worker
 from tilewright.store import choices
 from tilewright.store.choices import Choice

@@ -225,7 +225,7 @@ class Expr:
 
 LEAVES = ('read', 'const', 'whole', 'index')
 # name -> number of arguments. The meaning of each name is given once per back end:
-# ops/reference.py (numpy) and codegen/cpu/expression.py (C). What is not obvious:
+# ops/reference.py (numpy) and kernels/cpu/expression.py (C). What is not obvious:
 #   div        of whole numbers cuts towards zero; by zero it is 0
 #   mod, fmod  the remainder with the sign of the divisor, of the dividend
 #   max, min   NaN if one of them is

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.cpu.winograd_plan import tile
+from tilewright.kernels.cpu.schemas.winograd.plan import tile
 from tilewright.machine.machine import Machine
-from tilewright.model.prediction import Prediction, bound_times
+from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.winograd_error import predicted_error
 from tilewright.report.machine_page import aligned, boundary_names, bytes_text
 from tilewright.report.tables import COUNTED, figures
@@ -101,9 +101,9 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
 
     The first two hold for every kernel of the algorithm that was chosen, which moves its constants
     as it reads them. What the caches inside a boundary may still hold from the call before is not
-    compulsory (model/predict.py). The dual holds for data movement under the model, for the direct
-    schedules that the solver ranges over. For Winograd, the bound of the direct algorithm comes
-    instead of it.
+    compulsory (model/cpu/predict.py). The dual holds for data movement under the model, for the
+    direct schedules that the solver ranges over. For Winograd, the bound of the direct algorithm
+    comes instead of it.
     """
     machine, prediction = plan.machine, plan.best.prediction
     names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.codegen.gpu import winograd_plan
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu import GpuPrediction, predict_gpu
-from tilewright.model.gpu_bounds import GpuBounds, gpu_bounds, schedule_bounds
-from tilewright.model.gpu_transactions import BANKS_BYTES, memory_bytes
+from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
+from tilewright.model.gpu.time import GpuPrediction, predict_gpu
+from tilewright.model.gpu.transactions import BANKS_BYTES, memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu_moves import moves, schedule_text
-from tilewright.search.gpu_tune import tune
+from tilewright.search.gpu.moves import moves, schedule_text
+from tilewright.search.gpu.tune import tune
 
 LOOKED_AT = 600
 INTRINSICS = {

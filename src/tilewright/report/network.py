@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.cpu.winograd_plan import tile
+from tilewright.kernels.cpu.schemas.winograd.plan import tile
 from tilewright.machine.machine import Machine
 from tilewright.ops.winograd import applies
 from tilewright.report.explain import breakdown, limit_name

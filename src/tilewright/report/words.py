@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 
-from tilewright.codegen.cpu.contraction import Contraction, contract
-from tilewright.codegen.cpu.nest import part_extents
-from tilewright.codegen.cpu.operand import reads_outside
-from tilewright.codegen.cpu.stencil_cover import stencil
-from tilewright.codegen.cpu.winograd_plan import tile
+from tilewright.kernels.cpu.contraction import Contraction, contract
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.operand import reads_outside
+from tilewright.kernels.cpu.schemas.stencil.cover import stencil
+from tilewright.kernels.cpu.schemas.winograd.plan import tile
 from tilewright.machine.isa import ISAS
-from tilewright.model.traffic import footprint
+from tilewright.model.cpu.traffic import footprint
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage

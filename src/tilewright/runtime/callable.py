@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu import Kernel, aligned_empty
+from tilewright.runtime.cpu.kernel import Kernel, aligned_empty
 
 
 class BuiltGroup:

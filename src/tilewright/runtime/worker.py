@@ -287,7 +287,7 @@ class _Bench:
 
     def load(self, library: str) -> tuple[Any, Any]:
         """[path] -> kernel and packed constants; the most recent ones are kept."""
-        from tilewright.runtime.cpu import Kernel
+        from tilewright.runtime.cpu.kernel import Kernel
 
         if library not in self.loaded:
             kernel = Kernel.load(Path(library), self.group)

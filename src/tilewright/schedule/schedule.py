@@ -53,8 +53,8 @@ class Schedule:
     """The decisions that determine generated code, together with the group and nothing else.
 
     schema    'outer': outer-product micro-kernel with packed operands; 'general': plain nests;
-              'winograd': transformed tiles around batched products (codegen/cpu/winograd.py);
-              'stencil': windows that slide along rows (codegen/cpu/stencil.py).
+              'winograd': transformed tiles around batched products (schemas/winograd);
+              'stencil': windows that slide along rows (schemas/stencil).
     isa       name of an instruction set in machine/isa.py.
     vector    the dimension that lies across vector lanes ('' for the general schema).
     levels    from 'reg' outwards.

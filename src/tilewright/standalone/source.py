@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from tilewright.codegen.cpu import expression
-from tilewright.codegen.cpu.abi import HEAD
 from tilewright.graph.graph import Value
+from tilewright.kernels.cpu import expression
+from tilewright.kernels.cpu.abi import HEAD
 from tilewright.machine.isa import ISAS
 from tilewright.standalone.tables import Tables
 

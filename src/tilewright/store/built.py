@@ -2,15 +2,15 @@
 
 Source follows from group and schedule, and a library from source, flags and compiler; the first
 takes tenths of a second. What is kept is the place of an entry of the compile cache, which is
-compared with its checksum before it is used (`runtime/build.py`).
+compared with its checksum before it is used (`machine/compiler.py`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tilewright.machine import compiler as build
 from tilewright.ops.group import Group
-from tilewright.runtime import build
 from tilewright.schedule.schedule import Schedule
 from tilewright.store import choices
 

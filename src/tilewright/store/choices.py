@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import InputError, TilewrightError
-from tilewright.runtime.build import cache_dir
+from tilewright.machine.compiler import cache_dir
 from tilewright.schedule.schedule import Schedule
 from tilewright.version import VERSION
 
 MOST_FILES = 8192
-_DECIDES = ('codegen', 'machine', 'model', 'ops', 'schedule', 'search')
-GPU_DECIDES = ('learn', 'network_gpu')  # of what is chosen for GPUs, beside those
+_DECIDES = ('kernels', 'machine', 'model', 'ops', 'schedule', 'search')
+GPU_DECIDES = ('network/gpu', 'rank')  # of what is chosen for GPUs, beside those
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tilewright.errors import InputError
-from tilewright.runtime import build
+from tilewright.machine import compiler as build
 from tilewright.runtime.measure import Measurement
 from tilewright.version import VERSION
 
@@ -95,7 +95,7 @@ def package_version() -> str:
     """
     root = Path(__file__).parents[1]
     total = hashlib.sha256()
-    for folder in ('codegen', 'machine', 'ops', 'runtime', 'schedule'):
+    for folder in ('kernels', 'machine', 'ops', 'runtime', 'schedule'):
         for path in sorted((root / folder).rglob('*')):
             if path.suffix in ('.py', '.c', '.h'):
                 total.update(path.relative_to(root).as_posix().encode() + b'\0')

@@ -1,0 +1,109 @@
+"""What comes before a sum of products, in C: applied to the image as its tiles are copied.
+
+Goes in: a group with stages before its main one (ops/front.py). Comes out: which tensor is copied
+instead, a C expression over each of its elements, `value`, and over numbers `f0`, `f1` .. that are
+the same along a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.expression import Typed
+from tilewright.kernels.cpu.pointwise import typed_text
+from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.ops.front import has_front
+from tilewright.ops.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An element of `tensor`: strides by axis of the image, and where it begins."""
+
+    name: str
+    tensor: str
+    strides: tuple[tuple[int, int], ...]
+    const: int
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """`source` is read instead of `image`; `functions` are what the expression calls."""
+
+    source: str
+    image: str
+    expression: str
+    numbers: tuple[Number, ...]
+    functions: tuple[str, ...]
+
+    @property
+    def parameters(self) -> str:
+        """Further parameters of a function that copies a row."""
+        return ''.join(f', float {n.name}' for n in self.numbers)
+
+    @property
+    def arguments(self) -> str:
+        return ''.join(f', {n.name}' for n in self.numbers)
+
+    @property
+    def pointers(self) -> str:
+        """Further parameters of a function that copies a tile."""
+        return ''.join(f', const float *{n.name}_of' for n in self.numbers)
+
+    def element(self, text: str) -> str:
+        return f'front({text}{self.arguments})'
+
+    def write_function(self, writer: Writer) -> None:
+        writer.line('/* What comes before the products. */')
+        writer.open(
+            f'static inline __attribute__((always_inline)) float front(float value'
+            f'{self.parameters})'
+        )
+        writer.line(f'return {self.expression};')
+        writer.close()
+        writer.line()
+
+    def write_numbers(self, writer: Writer, positions: dict[int, str]) -> None:
+        """The numbers of one row; `positions` has the place along every axis but the row's own."""
+        for number in self.numbers:
+            terms = [scaled(positions[axis], stride) for axis, stride in number.strides]
+            place = total([*terms, str(number.const) if number.const else ''])
+            writer.line(f'const float {number.name} = inside ? {number.name}_of[{place}] : 0.0f;')
+
+
+def plan_front(group: Group) -> Front | None:
+    """[Group] -> [Front]; None where the main stage is the first."""
+    before = group.stages[: group.stages.index(group.main)]
+    if not before:
+        return None
+    if not has_front(group):
+        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
+    typed, numbers = Typed(), []
+    values: dict[str, str] = {}
+    source = ''
+    for stage in before:
+        axis_of = {d.name: axis for axis, d in enumerate(stage.dims)}
+        texts = []
+        for access in stage.reads:
+            tensor = group.tensor(access.tensor)
+            if tensor.role == 'input':
+                source = tensor.name
+                texts.append('value')
+            elif access.tensor in values:
+                texts.append(values[access.tensor])
+            else:
+                strides: dict[int, int] = {}
+                const = 0
+                for expression, step in zip(access.index, tensor.strides, strict=True):
+                    const += step * expression.const
+                    for name, coefficient in expression.terms:
+                        if stage.sizes[name] > 1:
+                            axis = axis_of[name]
+                            strides[axis] = strides.get(axis, 0) + step * coefficient
+                name = f'f{len(numbers)}'
+                numbers.append(Number(name, tensor.name, tuple(strides.items()), const))
+                texts.append(name)
+        values[stage.write.tensor] = typed_text(typed, stage.expr, texts)
+    image = before[-1].write.tensor
+    return Front(source, image, values[image], tuple(numbers), tuple(typed.functions))

@@ -1,0 +1,191 @@
+"""Micro-kernels: an outer product of P pixels and V vectors, accumulated in registers that we own.
+
+Goes in: a `MicroKernel`, which fixes every offset. Comes out: a C function
+
+    static void NAME(const float *a, const float *b, float *acc, long count, long resume)
+
+that for each of `count` iterations and each unrolled step does, for p < P and v < V,
+    acc[p][v] += a[steps[i] + pixels[p]] * b[(i * V + v) * lanes ...]
+and then moves `a` by `a_step` and `b` behind the vectors it has read. `resume` starts from acc
+instead of zero (MOpt Sec. 6, Listing 4; fixed registers because gcc spills such tiles).
+
+One emitter for each instruction set; `EMITTERS` is the table. A scalar reference of the same
+contract is `reference_c`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.operand import LINE_FLOATS
+from tilewright.machine.isa import ISAS
+
+REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
+PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never.
+
+    A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
+    vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
+    neighbours of `pixels` lie side by side then.
+    """
+
+    isa: str
+    pixels: tuple[int, ...]
+    vectors: int
+    steps: tuple[int, ...]
+    a_step: int
+    acc: tuple[int, ...]
+    name: str
+    b_ahead: int = 0
+    turned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.turned and not can_turn(self.isa, self.pixels):
+            raise ScheduleError(
+                f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
+                f'transposed of'
+            )
+        need = registers_needed(len(self.pixels), self.vectors)
+        have = ISAS[self.isa].registers
+        if need > have:
+            raise ScheduleError(
+                f'a micro-kernel of {len(self.pixels)} x {self.vectors} vectors needs {need} '
+                f'registers; {self.isa} has {have}: choose a smaller register tile'
+            )
+
+    @property
+    def lanes(self) -> int:
+        return ISAS[self.isa].lanes
+
+
+def prefetches(kernel: MicroKernel) -> list[int]:
+    """Offsets in floats of the lines of `a` that a later iteration will read.
+
+    Iterations walk over channels, whose rows lie far apart: hardware sees no stream in them. Lines
+    of the iteration that is at least PREFETCH_CYCLES ahead are asked for now, unless it lies beyond
+    what an instruction can address (in very large images).
+    """
+    if not kernel.a_step:
+        return []
+    isa = ISAS[kernel.isa]
+    fmas = len(kernel.steps) * len(kernel.pixels) * kernel.vectors
+    ahead = math.ceil(PREFETCH_CYCLES * isa.fma_per_cycle / fmas)
+    touched = sorted({step + pixel for step in kernel.steps for pixel in kernel.pixels})
+    wanted = []
+    for place, following in zip(touched, [*touched[1:], math.inf], strict=True):
+        # The first of every line's worth, and the last of every row.
+        if not wanted or place - wanted[-1] >= LINE_FLOATS or following - place >= LINE_FLOATS:
+            wanted.append(place)
+    places = [ahead * kernel.a_step + place for place in wanted]
+    return [place for place in places if 4 * place <= REACH_BYTES]
+
+
+def vector_prefetches(kernel: MicroKernel) -> list[int]:
+    """Offsets in floats from `b` of the lines that are `b_ahead` behind those of an iteration."""
+    if not kernel.b_ahead:
+        return []
+    read = len(kernel.steps) * kernel.vectors * kernel.lanes
+    return list(range(kernel.b_ahead, kernel.b_ahead + read, LINE_FLOATS))
+
+
+TURNING = ('neon', 'portable')  # vectors of four, multiplied by an element of another
+BLOCK = 4
+
+
+def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
+    """Whether pixels are runs of four, on an instruction set with vectors of four."""
+    runs = [pixels[i : i + BLOCK] for i in range(0, len(pixels), BLOCK)]
+    return isa in TURNING and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
+
+
+def registers_needed(pixels: int, vectors: int) -> int:
+    """Accumulators, the vectors of one step, and one register for what is broadcast."""
+    return pixels * vectors + vectors + 1
+
+
+NAME = re.compile(r'^mk_(?P<isa>[a-z0-9]+)_p(?P<pixels>\d+(?:x\d+)*)_v(?P<vectors>\d+)$')
+
+
+def micro_name(isa: str, extents: tuple[int, ...], vectors: int) -> str:
+    """The grammar of kernel names: mk_<isa>_p<extents of the pixel tile>_v<vectors>."""
+    return f'mk_{isa}_p{"x".join(map(str, extents))}_v{vectors}'
+
+
+def parse_name(name: str) -> tuple[str, tuple[int, ...], int]:
+    """The inverse of `micro_name`."""
+    match = NAME.match(name)
+    if not match:
+        raise ScheduleError(f'{name!r} is not a micro-kernel name such as mk_neon_p2x7_v2')
+    extents = tuple(int(e) for e in match['pixels'].split('x'))
+    return match['isa'], extents, int(match['vectors'])
+
+
+def emit(kernel: MicroKernel) -> str:
+    """[MicroKernel] -> [C function]"""
+    return EMITTERS[kernel.isa](kernel)
+
+
+def function(kernel: MicroKernel, body: list[str]) -> str:
+    """The C function around an emitter's body."""
+    head = (
+        f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
+        f'float *acc, long count, long resume)'
+    )
+    return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
+
+
+def asm_block(lines: list[str], operands: str, inputs: str, clobbers: list[str]) -> list[str]:
+    """One `asm volatile` statement."""
+    body = ['__asm__ volatile(']
+    body += [f'    "{line}\\n\\t"' for line in lines]
+    quoted = ', '.join(f'"{c}"' for c in clobbers)
+    return [*body, f'    : {operands}', f'    : {inputs}', f'    : {quoted});']
+
+
+def reference_c(kernel: MicroKernel) -> str:
+    """The scalar definition of what an emitted micro-kernel computes."""
+    width = kernel.lanes * kernel.vectors
+    pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
+    acc = ', '.join(map(str, kernel.acc))
+    place = 'at[p] + v'
+    if kernel.turned:
+        place = 'at[p / 4 * 4 + v % 4] + v / 4 * 4 + p % 4'
+    return function(
+        kernel,
+        [
+            f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
+            f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
+            f'    for (long v = 0; v < {width}; v++) {{',
+            f'        float sum = resume ? acc[{place}] : 0.0f;',
+            '        for (long i = 0; i < count; i++)',
+            f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
+            f'                sum += a[i * {kernel.a_step} + steps[s] + pixels[p]] *',
+            f'                       b[(i * {len(kernel.steps)} + s) * {width} + v];',
+            f'        acc[{place}] = sum;',
+            '    }',
+        ],
+    )
+
+
+def _emitters() -> dict[str, Callable[[MicroKernel], str]]:
+    from tilewright.kernels.cpu.isa import neon as asm_neon
+    from tilewright.kernels.cpu.isa import portable
+    from tilewright.kernels.cpu.isa import x86 as asm_x86
+
+    return {
+        'neon': asm_neon.emit,
+        'avx512': asm_x86.emit,
+        'avx2': asm_x86.emit,
+        'portable': portable.emit,
+    }
+
+
+EMITTERS = _emitters()

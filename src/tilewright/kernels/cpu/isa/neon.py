@@ -1,0 +1,129 @@
+"""AArch64 NEON micro-kernels: `fmla` by element, so that pixels need no broadcast.
+
+Pixels whose offsets are consecutive are loaded together (four, two or one to a register) and
+used lane by lane; weights stream through immediate offsets of one pointer. In a turned kernel it is
+the weights that are used lane by lane, so that accumulators hold neighbouring pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright.kernels.cpu.isa import micro
+
+_LETTER = {4: 'q', 2: 'd', 1: 's'}
+_ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
+
+
+class _Addresses:
+    """Turns a byte offset from a pointer into an operand, adding a base where none reaches it."""
+
+    def __init__(self, pointer: str) -> None:
+        self.pointer = pointer
+        self.base = 0
+        self.register = pointer
+        self.turn = 0
+
+    def operand(self, offset: int, size: int, out: list[str]) -> str:
+        for register, base in ((self.pointer, 0), (self.register, self.base)):
+            rest = offset - base
+            if (0 <= rest <= 4095 * size and rest % size == 0) or -256 <= rest <= 255:
+                return f'[{register}, #{rest}]'
+        self.turn = (self.turn + 1) % len(_ADDRESS_REGISTERS)
+        self.register, self.base = _ADDRESS_REGISTERS[self.turn], offset
+        out += add_immediate(self.register, self.pointer, offset)
+        return f'[{self.register}]'
+
+
+def add_immediate(target: str, source: str, value: int) -> list[str]:
+    """target = source + value, for any 0 <= value < 2^32."""
+    if value < 4096:
+        return [f'add {target}, {source}, #{value}']
+    if value < 1 << 24:
+        lines = [f'add {target}, {source}, #{value >> 12}, lsl #12']
+        return lines + ([f'add {target}, {target}, #{value & 4095}'] if value & 4095 else [])
+    return [
+        f'movz x13, #{value & 0xFFFF}',
+        f'movk x13, #{value >> 16}, lsl #16',
+        f'add {target}, {source}, x13',
+    ]
+
+
+def chunks(pixels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Pixels that are loaded together: runs of consecutive offsets, cut into 4, 2 and 1."""
+    order = sorted(range(len(pixels)), key=lambda p: pixels[p])
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and pixels[order[stop]] == pixels[order[stop - 1]] + 1:
+            stop += 1
+        while start < stop:
+            size = next(s for s in (4, 2, 1) if start + s <= stop)
+            yield tuple(order[start : start + size])
+            start += size
+
+
+def emit(kernel: micro.MicroKernel) -> str:
+    """[MicroKernel] -> [C function with one asm block]"""
+    pixels, vectors = len(kernel.pixels), kernel.vectors
+    weights = pixels * vectors
+    spare = list(range(weights + vectors, 32))
+    loaded = list(chunks(kernel.pixels))
+    tiles = [(p, v) for p in range(pixels) for v in range(vectors)]
+
+    lines = ['cbnz %[resume], 1f']
+    lines += [f'movi v{p * vectors + v}.4s, #0' for p, v in tiles]
+    lines += ['b 2f', '1:']
+    lines += _accumulators(kernel, 'ldr')
+    lines += ['2:', 'cbz %[count], 4f', '3:']
+    addresses = _Addresses('%[a]')
+    lines += _prefetch(kernel)
+    lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
+    for number, step in enumerate(kernel.steps):
+        b_offset = number * vectors * 16
+        for v in range(vectors):
+            lines.append(f'ldr q{weights + v}, [%[b], #{b_offset + 16 * v}]')
+        for turn, together in enumerate(loaded):
+            register = spare[(number * len(loaded) + turn) % len(spare)]
+            size = len(together)
+            offset = 4 * (step + kernel.pixels[together[0]])
+            operand = addresses.operand(offset, 4 * size, lines)
+            lines.append(f'ldr {_LETTER[size]}{register}, {operand}')
+            for lane, pixel in enumerate(together):
+                for v in range(vectors):
+                    target = pixel * vectors + v
+                    vector, element = weights + v, register
+                    if kernel.turned:
+                        vector, element = element, vector
+                    lines.append(f'fmla v{target}.4s, v{vector}.4s, v{element}.s[{lane}]')
+    lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
+    lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
+    lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
+    lines += _accumulators(kernel, 'str')
+    clobbers = [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
+    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
+
+
+def _prefetch(kernel: micro.MicroKernel) -> list[str]:
+    """Ask for the lines that a later iteration reads, relative to one extra base."""
+    places = micro.prefetches(kernel)
+    if not places:
+        return []
+    lines = add_immediate('x14', '%[a]', 4 * places[0])
+    for place in places:
+        offset = 4 * (place - places[0])
+        lines.append(f'prfm pldl1keep, [x14, #{min(offset - offset % 8, 32760)}]')
+    return lines
+
+
+def _accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:
+    """Load or store every accumulator from its place in acc."""
+    lines: list[str] = []
+    addresses = _Addresses('%[acc]')
+    for p, offset in enumerate(kernel.acc):
+        for v in range(kernel.vectors):
+            operand = addresses.operand(4 * offset + 16 * v, 16, lines)
+            lines.append(f'{instruction} q{p * kernel.vectors + v}, {operand}')
+    return lines

@@ -1,0 +1,67 @@
+"""AVX-512 and AVX2 micro-kernels: broadcast a pixel, multiply by the vectors of the step.
+
+    vbroadcastss pixel, t ; vfmadd231ps t, w0, acc_p0 ; vfmadd231ps t, w1, acc_p1
+
+Accumulators, weights and broadcasts, which take turns in what is left, fill the register file
+(28 + 2 + 2 of 32 with 14 x 2 vectors on AVX-512; 12 + 2 + 2 of 16 with 6 x 2 on AVX2).
+"""
+
+from __future__ import annotations
+
+from tilewright.kernels.cpu.isa import micro
+from tilewright.machine.isa import ISAS
+
+_REGISTER = {'avx512': 'zmm', 'avx2': 'ymm'}
+
+
+def emit(kernel: micro.MicroKernel) -> str:
+    """[MicroKernel] -> [C function with one asm block]"""
+    name = _REGISTER[kernel.isa]
+    total = ISAS[kernel.isa].registers
+    pixels, vectors, size = len(kernel.pixels), kernel.vectors, 4 * kernel.lanes
+
+    def register(number: int) -> str:
+        return f'%%{name}{number}'
+
+    weights = pixels * vectors
+    spare = list(range(weights + vectors, total))
+    lines = ['test %[resume], %[resume]', 'jnz 1f']
+    for number in range(weights):
+        low = f'%%xmm{number}' if number < 16 else register(number)
+        clear = 'vxorps' if number < 16 else 'vpxord'
+        lines.append(f'{clear} {low}, {low}, {low}')
+    lines += ['jmp 2f', '1:']
+    places = [
+        (p * vectors + v, 4 * offset + v * size)
+        for p, offset in enumerate(kernel.acc)
+        for v in range(vectors)
+    ]
+    lines += [f'vmovups {offset}(%[acc]), {register(n)}' for n, offset in places]
+    lines += ['2:', 'test %[count], %[count]', 'jz 4f', '.p2align 4', '3:']
+    lines += [f'prefetcht0 {4 * place}(%[a])' for place in micro.prefetches(kernel)]
+    lines += [f'prefetcht0 {4 * place}(%[b])' for place in micro.vector_prefetches(kernel)]
+    turn = 0
+    for number, step in enumerate(kernel.steps):
+        for v in range(vectors):
+            offset = (number * vectors + v) * size
+            lines.append(f'vmovups {offset}(%[b]), {register(weights + v)}')
+        for p, pixel in enumerate(kernel.pixels):
+            broadcast = register(spare[turn % len(spare)])
+            turn += 1
+            lines.append(f'vbroadcastss {4 * (step + pixel)}(%[a]), {broadcast}')
+            for v in range(vectors):
+                target = register(p * vectors + v)
+                lines.append(f'vfmadd231ps {broadcast}, {register(weights + v)}, {target}')
+    lines += [
+        f'add ${len(kernel.steps) * vectors * size}, %[b]',
+        f'add ${4 * kernel.a_step}, %[a]',
+        'dec %[count]',
+        'jnz 3b',
+        '4:',
+    ]
+    lines += [f'vmovups {register(n)}, {offset}(%[acc])' for n, offset in places]
+    lines.append('vzeroupper')
+    clobbers = [f'xmm{i}' for i in range(total)] + ['cc', 'memory']
+    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))

@@ -1,0 +1,308 @@
+"""The outer-product schema: packed weights, padded input tiles, register-owning micro-kernels.
+
+Goes in: a group whose main stage is a sum of products, and a schedule with schema 'outer'.
+Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
+
+    part -> bands of tile loops (schedule.levels, outermost first)
+              pack_tile         after the last loop that moves the broadcast operand's tile
+              register tiles    micro-kernel (reduction inside), then store with the epilogue
+
+What is decided before a line is written is in outer_plan.py, the packing of weights in panels.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.nest import Nest
+from tilewright.kernels.cpu.panels import constant_offsets, write_packing, write_panels
+from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
+from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.plan import Plan, blocks, plan
+from tilewright.kernels.cpu.store import fetched, write_store
+from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Schedule
+
+
+def generate(group: Group, schedule: Schedule) -> str:
+    """[Group, Schedule] -> [C source]"""
+    p = plan(group, schedule)
+    writer = Writer()
+    abi.write_head(writer, group, schedule)
+    write_epilogue(writer, p.functions)
+    if schedule.pack:
+        operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor), p.front)
+    for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
+        for extents in p.pixel_extents:
+            writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
+            writer.line()
+    write_store(writer, p)
+    if p.moving:
+        write_panels(writer, p)
+    write_packing(writer, p)
+    _write_part(writer, p)
+    return writer.text()
+
+
+def _micro(p: Plan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
+    turned = p.turned(extents, vectors)
+    computed = (*extents[:-1], blocks(extents[-1])) if turned else extents
+    pixels = list(itertools.product(*(range(e) for e in computed)))
+    names, strides = p.contraction.pixels, p.operand.strides
+    width = p.panels.lanes * vectors
+
+    def place(table: dict[str, int], point: tuple[int, ...]) -> int:
+        return sum(table.get(d, 0) * i for d, i in zip(names, point, strict=True))
+
+    if p.persistent:
+        acc = tuple(place(p.acc_strides, point) for point in pixels)
+    else:
+        acc = tuple(number * width for number in range(len(pixels)))
+    return micro.MicroKernel(
+        p.schedule.isa,
+        tuple(place(strides, point) for point in pixels),
+        vectors,
+        p.operand.steps,
+        strides.get(p.contraction.loop, 0),
+        acc,
+        micro.micro_name(p.schedule.isa, extents, vectors),
+        turned=turned,
+    )
+
+
+def _write_part(writer: Writer, p: Plan) -> None:
+    c, schedule, stage = p.contraction, p.schedule, p.group.main
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
+    places = constant_offsets(p)
+
+    def pointer(tensor: str) -> str:
+        return inputs.get(tensor) or f'args->packed + {places[tensor]}'
+
+    writer.open('void tw_part(const tw_args *args, long part)')
+    source = p.front.source if p.front else c.a.tensor
+    writer.line(f'const float *source = {pointer(source)};')
+    writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
+    writer.line(f'float *accumulators = buffer + {abi.aligned(p.operand.size + 16)};')
+    for item in p.epilogue.operands:
+        writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
+    nest = Nest(stage, schedule, writer)
+    nest.open_parts()
+    if p.moving:
+        writer.line(f'float *panels = accumulators + {abi.aligned(p.acc_floats)};')
+        ranges = ', '.join(text for d in (c.vector, *p.loose) for text in nest.at(d))
+        writer.line(f'pack_panels({pointer(c.b.tensor)}, panels, {ranges});')
+    origin = _open_bands(writer, p, nest)
+    reg = schedule.reg
+    for name in reg.order:
+        if name in stage.parallel:
+            nest.open_loop(reg, name)
+    _write_tile(writer, p, nest, origin)
+    nest.close()
+    writer.close()
+
+
+def _open_bands(writer: Writer, p: Plan, nest: Nest) -> dict[str, str]:
+    """Open every cache band; pack behind the last loop that moves the operand's tile."""
+    c, schedule = p.contraction, p.schedule
+    names = [level.name for level in schedule.levels]
+    first = names.index(schedule.pack) if schedule.pack else 0
+    probe = Nest(p.group.main, schedule, Writer())
+    probe.open_parts()
+    moving = 0
+    for index in range(len(schedule.levels) - 1, max(first, 1) - 1, -1):
+        level = schedule.levels[index]
+        for name in probe.loops(level):
+            probe.open_loop(level, name)
+            if name in c.a.names:
+                moving = probe.opened
+    origin: dict[str, str] = {}
+
+    def pack_here() -> None:
+        origin.update(nest.starts())
+        if schedule.pack:
+            _write_pack_call(writer, p, nest)
+
+    if moving == 0:
+        pack_here()
+    for index in range(len(schedule.levels) - 1, 0, -1):
+        level = schedule.levels[index]
+        for name in nest.loops(level):
+            nest.open_loop(level, name)
+            if nest.opened == moving:
+                pack_here()
+    return origin
+
+
+def _write_pack_call(writer: Writer, p: Plan, nest: Nest) -> None:
+    firsts, extents = [], []
+    for expression in p.contraction.a.index:
+        firsts.append(
+            total([*(scaled(nest.start(n), k) for n, k in expression.terms), str(expression.const)])
+        )
+        spans = [scaled(f'({nest.at(n)[1]} - {nest.at(n)[0]} - 1)', k) for n, k in expression.terms]
+        extents.append(total([*spans, '1']))
+    writer.line(f'const long from[] = {{{", ".join(firsts)}}};')
+    writer.line(f'const long extent[] = {{{", ".join(extents)}}};')
+    places = constant_offsets(p)
+    numbers = ''.join(
+        f', args->packed + {places[n.tensor]}' for n in (p.front.numbers if p.front else ())
+    )
+    writer.line(f'pack_tile(source, buffer, from, extent{numbers});')
+
+
+def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> None:
+    """One register tile: pointers, micro-kernel, store."""
+    c, panels, stage = p.contraction, p.panels, p.group.main
+    sizes, v = stage.sizes, c.vector
+    at = nest.start
+    writer.line(f'const long last = {at(v)} + {panels.width} >= {panels.size};')
+    width = str(panels.width)
+    if panels.tail_vectors != panels.vectors:
+        width = 'width'
+        writer.line(f'const long width = last ? {panels.tail_width} : {panels.width};')
+    loose = '0'
+    for name in p.loose:
+        loose = at(name) if loose == '0' else f'({loose} * {sizes[name]} + {at(name)})'
+    panel = total([scaled(loose, panels.floats), scaled(at(v), panels.points)])
+    base = 'panels' if p.moving else 'args->packed'
+    writer.line(f'const float *weights = {base} + {panel};')
+    moving = [d for d in (*c.batch, *c.pixels, *c.outer, c.loop) if d]
+    if p.schedule.pack:
+        shifts = [
+            p.operand.start(d, f'({at(d)} - {origin[d]})' if origin[d] != '0' else at(d))
+            for d in moving
+            if at(d) != origin[d]
+        ]
+        writer.line(f'const float *tile = buffer + {total(shifts)};')
+    else:
+        strides, const = access_strides(p.group, c.a)
+        shifts = [scaled(at(d), strides.get(d, 0)) for d in moving]
+        writer.line(f'const float *tile = source + {total([*shifts, str(const)])};')
+    if p.persistent:
+        place = [
+            scaled(f'({at(d)} - {nest_part(p, d)})', p.acc_strides[d])
+            for d in stage.parallel
+            if d != v
+        ]
+        place.append(f'({at(v)} - {nest_part(p, v)})')
+        writer.line(f'float *acc = accumulators + {total(place)};')
+    else:
+        writer.line('float *acc = accumulators;')
+    _write_store_fetch(writer, p, nest)
+    _write_calls(writer, p, nest, width)
+    _write_store_call(writer, p, nest)
+
+
+def nest_part(p: Plan, name: str) -> str:
+    """The C name of the first index of a dimension that this thread owns."""
+    return f'{name}_part' if dict(p.schedule.parallel).get(name, 1) > 1 else '0'
+
+
+def _write_calls(writer: Writer, p: Plan, nest: Nest, width: str) -> None:
+    """The micro-kernel that fits this tile, once for every point of the outer reductions."""
+    c, sizes = p.contraction, p.group.main.sizes
+    at = nest.at
+    steps = len(p.operand.steps)
+    first = [f'{at(d)[0]} == 0' for d in (*c.outer, c.loop) if d and at(d)[0] != '0']
+    resume = '0' if not first else f'!({" && ".join(first)})'
+    for name in c.outer:
+        writer.open(f'for (long {name} = {at(name)[0]}; {name} < {at(name)[1]}; {name}++)')
+    linear = '0'
+    for name in c.outer:
+        linear = name if linear == '0' else f'({linear} * {sizes[name]} + {name})'
+    if c.loop:
+        inside = scaled(linear, sizes[c.loop]) if linear != '0' else ''
+        linear = total([inside, at(c.loop)[0]])
+    count = f'{at(c.loop)[1]} - {at(c.loop)[0]}' if c.loop else '1'
+    shift = total([scaled(f'({d} - {at(d)[0]})', p.operand.strides.get(d, 0)) for d in c.outer])
+    again = ' || '.join([resume, *(f'{d} > {at(d)[0]}' for d in c.outer)])
+    arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}, acc, {count}, {again}'
+    _dispatch(
+        writer,
+        p,
+        nest,
+        lambda extents, vectors: (
+            f'{micro.micro_name(p.schedule.isa, extents, vectors)}({arguments});'
+        ),
+    )
+    if c.outer:
+        writer.close(len(c.outer))
+
+
+def _dispatch(writer: Writer, p: Plan, nest: Nest, call) -> None:
+    """Choose among the variants by the extents of this tile; one variant needs no choice."""
+    panels = p.panels
+    variants = []
+    for vectors in sorted({panels.vectors, panels.tail_vectors}, reverse=True):
+        for extents in sorted(p.pixel_extents, reverse=True):
+            tests = []
+            if panels.tail_vectors != panels.vectors:
+                tests.append('last' if vectors == panels.tail_vectors else '!last')
+            for position, (name, extent) in enumerate(
+                zip(p.contraction.pixels, extents, strict=True)
+            ):
+                if len({e[position] for e in p.pixel_extents}) > 1:
+                    low, high = nest.at(name)
+                    tests.append(f'{high} - {low} == {extent}')
+            variants.append((' && '.join(tests), call(extents, vectors)))
+    for number, (test, text) in enumerate(variants):
+        if len(variants) == 1:
+            writer.line(text)
+        elif number + 1 == len(variants):
+            writer.line(f'else\n{"    " * (writer.depth + 1)}{text}')
+        else:
+            word = 'if' if number == 0 else 'else if'
+            writer.line(f'{word} ({test})\n{"    " * (writer.depth + 1)}{text}')
+
+
+def _complete(p: Plan, nest: Nest) -> str:
+    """A C condition: the sums of this tile are complete behind this call; '' where always."""
+    c, sizes = p.contraction, p.group.main.sizes
+    return ' && '.join(
+        f'{nest.at(d)[1]} == {sizes[d]}'
+        for d in (*c.outer, c.loop)
+        if d and nest.at(d)[1] != str(sizes[d])
+    )
+
+
+def _write_store_fetch(writer: Writer, p: Plan, nest: Nest) -> None:
+    """Ask for the lines of the result before the sums are made, so that stores find them."""
+    done = _complete(p, nest)
+    if done:
+        writer.line(f'if ({done})')
+    operands = ''.join(f', {item.name} + {_operand_place(p, nest, item)}' for item in fetched(p))
+    place = f'args->out + {_result_place(p, nest)}'
+    writer.line(f'{"    " if done else ""}fetch_result({place}{operands});')
+
+
+def _result_place(p: Plan, nest: Nest) -> str:
+    shifts = (scaled(nest.start(d), p.out_strides.get(d, 0)) for d in p.group.main.parallel)
+    return total([*shifts, str(p.out_const)])
+
+
+def _operand_place(p: Plan, nest: Nest, item: EpilogueOperand) -> str:
+    shifts = (scaled(nest.start(d), item.stride(d)) for d in p.group.main.parallel)
+    return total([*shifts, str(item.const)])
+
+
+def _write_store_call(writer: Writer, p: Plan, nest: Nest) -> None:
+    c = p.contraction
+    at = nest.at
+    done = _complete(p, nest)
+    if done:
+        writer.open(f'if ({done})')
+    place = _result_place(p, nest)
+    operands = [f', {item.name} + {_operand_place(p, nest, item)}' for item in p.epilogue.operands]
+    lanes = f'min_long({p.panels.width}, {p.panels.size} - {at(c.vector)[0]})'
+    arguments = f'acc, args->out + {place}, {lanes}{"".join(operands)}'
+    _dispatch(
+        writer,
+        p,
+        nest,
+        lambda extents, vectors: f'store_p{"x".join(map(str, extents))}_v{vectors}({arguments});',
+    )
+    if done:
+        writer.close()

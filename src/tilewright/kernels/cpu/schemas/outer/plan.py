@@ -1,0 +1,207 @@
+"""What the outer-product schema decides before it writes a line.
+
+Goes in: a group whose main stage is a sum of products, and a schedule with schema 'outer'.
+Comes out: a `Plan`, or a ScheduleError that says why the schedule is not legal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.front import Front, plan_front
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.nest import part_extents, tile_sets
+from tilewright.kernels.cpu.panels import Panels
+from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
+from tilewright.kernels.cpu.store import Quick, straight
+from tilewright.machine.isa import ISAS
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Schedule
+
+TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the generator decides before it writes a line."""
+
+    group: Group
+    schedule: Schedule
+    contraction: Contraction
+    panels: Panels
+    operand: operand.Operand
+    front: Front | None
+    epilogue: Epilogue
+    lane: str
+    persistent: bool
+    pixel_extents: tuple[tuple[int, ...], ...]
+    acc_strides: dict[str, int]
+    acc_floats: int
+    out_strides: dict[str, int]
+    out_const: int
+    quick: Quick | None
+
+    def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
+        """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.
+
+        A row that is no multiple of four is computed up to the next one, where sums are so short
+        that this costs less than transposing.
+        """
+        isa, run = self.schedule.isa, extents[-1] if extents else 0
+        if self.quick is None or isa not in micro.TURNING or self.panels.size % micro.BLOCK:
+            return False
+        if self.contraction.pixels[-1] != self.lane or self.operand.strides.get(self.lane) != 1:
+            return False
+        if run % micro.BLOCK == 0:
+            return True
+        whole = blocks(run)
+        alone = math.prod(extents) == run and not self.persistent and bool(self.schedule.pack)
+        fits = micro.registers_needed(whole, vectors) <= ISAS[isa].registers
+        return alone and fits and self.panels.points * (whole - run) < TURN_CYCLES * whole / 2
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Functions that are called before or behind the sums."""
+        before = self.front.functions if self.front else ()
+        return tuple(dict.fromkeys((*before, *self.epilogue.functions)))
+
+    @property
+    def moving(self) -> bool:
+        """Whether panels are packed in every call."""
+        return self.group.tensor(self.contraction.b.tensor).role != 'constant'
+
+    @property
+    def panel_floats(self) -> int:
+        """Floats of all panels."""
+        sizes = self.group.main.sizes
+        return math.prod(sizes[d] for d in self.loose) * self.panels.floats
+
+    @property
+    def packed_floats(self) -> int:
+        """Floats of panels that are packed once, ahead of all calls."""
+        return 0 if self.moving else self.panel_floats
+
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Dimensions that choose a run of panels: batch and further columns."""
+        return (*self.contraction.batch, *self.contraction.columns)
+
+    @property
+    def scratch_floats(self) -> int:
+        """Floats that a thread works in: the copied tile, accumulators, panels that it packs."""
+        own = abi.aligned(self.operand.size + 16) + abi.aligned(self.acc_floats)
+        return own + (abi.aligned(self.panel_floats) if self.moving else 0)
+
+
+def blocks(pixels: int) -> int:
+    """Pixels rounded up to whole blocks."""
+    return -(-pixels // micro.BLOCK) * micro.BLOCK
+
+
+def check(group: Group, schedule: Schedule) -> Contraction:
+    """Raise ScheduleError where the schedule is not legal for this schema."""
+    candidates = vector_candidates(group, moving=True)
+    if schedule.vector not in candidates:
+        raise ScheduleError(
+            f'{group.label}: vector dimension {schedule.vector!r} is not one of {candidates}; '
+            f'use the general schema'
+        )
+    if len(schedule.levels) < 2:
+        raise ScheduleError(
+            f'{group.label}: the schedule has only the level reg; the outer schema needs a cache '
+            f'level around it'
+        )
+    if schedule.pack == schedule.reg.name:
+        raise ScheduleError(
+            f"{group.label}: pack='reg' would copy inside the micro-kernel; pack at a cache level"
+        )
+    contraction = contract(group, schedule.vector)
+    stage, reg, lanes = group.main, schedule.reg.tile, ISAS[schedule.isa].lanes
+    if set(reg) != set(stage.sizes):
+        raise ScheduleError(f'{group.label}: the schedule tiles {sorted(reg)}, not {stage.sizes}')
+    if reg[schedule.vector] % lanes:
+        raise ScheduleError(
+            f'{group.label}: register tile {schedule.vector}={reg[schedule.vector]} is not a '
+            f'multiple of the {lanes} lanes of {schedule.isa}'
+        )
+    wide = [
+        d for d in stage.sizes if reg[d] > 1 and d not in (*contraction.pixels, schedule.vector)
+    ]
+    if wide:
+        raise ScheduleError(f'{group.label}: only pixel dimensions have register tiles, not {wide}')
+    tail = len(stage.reduction)
+    if tail and set(schedule.reg.order[-tail:]) != set(stage.reduction):
+        raise ScheduleError(f'{group.label}: reductions must be innermost in the register band')
+    for level in schedule.levels[1:]:
+        tile = level.tile
+        width, size = reg[schedule.vector], stage.sizes[schedule.vector]
+        if tile[schedule.vector] % width and tile[schedule.vector] < size:
+            raise ScheduleError(
+                f'{group.label}: tile {schedule.vector}={tile[schedule.vector]} of {level.name} '
+                f'is neither a multiple of the register tile {width} nor the whole {size}'
+            )
+        cut = [d for d in contraction.unrolled if tile[d] < stage.sizes[d]]
+        if cut:
+            raise ScheduleError(f'{group.label}: {level.name} cuts {cut}, which are unrolled')
+    bad = [d for d, _ in schedule.parallel if d not in stage.parallel]
+    if bad:
+        raise ScheduleError(f'{group.label}: {bad} cannot be cut between threads')
+    if not schedule.pack and operand.reads_outside(group, contraction):
+        raise ScheduleError(f'{group.label} reads outside its input: it must pack it')
+    if not schedule.pack and group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label} changes its input first: it must pack it')
+    return contraction
+
+
+def plan(group: Group, schedule: Schedule) -> Plan:
+    """[Group, Schedule] -> [Plan]"""
+    contraction = check(group, schedule)
+    stage, reg = group.main, schedule.reg.tile
+    lanes = ISAS[schedule.isa].lanes
+    panels = Panels.of(contraction, lanes, reg[schedule.vector] // lanes)
+    lane = operand.lane_of(contraction, schedule)
+    part = part_extents(stage, schedule)
+    if schedule.pack:
+        source = operand.buffer_of(contraction, schedule, part)
+    else:
+        source = operand.in_place(group, contraction)
+    sets = tile_sets(stage, schedule)
+    pixel_extents = tuple(itertools.product(*(sorted(sets[d]) for d in contraction.pixels)))
+    tiled = [
+        d
+        for d in stage.reduction
+        if d not in contraction.unrolled and schedule.levels[1].tile[d] < stage.sizes[d]
+    ]
+    persistent = bool(tiled)
+    acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
+    out_strides, out_const = access_strides(group, stage.write)
+    return Plan(
+        group, schedule, contraction, panels, source, plan_front(group), typed_epilogue(group),
+        lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
+        straight(group, schedule.vector, lane, out_strides),
+    )  # fmt: skip
+
+
+def _accumulators(
+    contraction: Contraction, panels: Panels, part: dict[str, int], reg: dict[str, int],
+    keep: bool, lane: str,
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """Strides and size of the accumulators: one register tile, or the whole part of a thread.
+
+    Stores transpose four pixels of `lane` at a time and so look up to three behind the last one.
+    """
+    if keep:
+        extents = {d: part[d] for d in contraction.stage.parallel if d != contraction.vector}
+        step = -(-part[contraction.vector] // panels.lanes) * panels.lanes
+    else:
+        extents, step = {d: reg[d] for d in contraction.pixels}, panels.width
+    strides: dict[str, int] = {}
+    for name in reversed(extents):
+        strides[name] = step
+        step *= extents[name]
+    return strides, step + 3 * strides.get(lane, 0)

@@ -1,0 +1,455 @@
+"""The stencil schema: windows that slide along rows, the lanes of a vector along the row.
+
+Goes in: a group that `stencil_cover.stencil` describes (a depthwise convolution above all) and a
+schedule with schema 'stencil' and the option `lanes`. Comes out: C with the ABI of abi.py.
+
+    for each outer dimension (n, k)            weights of one filter in registers
+      for each tile of rows                    reg tile: down
+        for each strip of vectors              reg tile: across, whole vectors
+          for each loop (c)
+            for each input row of the tile:    loaded once for each tap across, shifted by its
+              for each tap across                address, and used by every output row it meets
+                accumulators += row * weight
+          epilogue, store
+
+The input is read in place: no padded copy. Tiles at an edge have code of their own, in which rows
+of padding do not occur and vectors across the edge are loaded inside the image and shifted. The
+last vector of a row overlaps the one before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.nest import Nest
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.schemas.stencil.cover import (
+    MOST_STATEMENTS,
+    Columns,
+    Rows,
+    Stencil,
+    Strip,
+    cover_columns,
+    cover_rows,
+    gather,
+    statements,
+    stencil,
+    weights_at,
+)
+from tilewright.kernels.cpu.schemas.stencil.epilogue import (
+    VectorEpilogue,
+    broadcast,
+    plan_vector_epilogue,
+    write_functions,
+)
+from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Schedule
+
+IN_ORDER = """\
+/* Loads stay on their side of it: compilers that gather them in front run out of registers. */
+#define IN_ORDER __asm__ volatile("" ::: "memory")
+"""
+QUAD = 4  # weights in a register of which multiply-adds take one lane
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the generator decides before it writes a line."""
+
+    group: Group
+    schedule: Schedule
+    shape: Stencil
+    lanes: int
+    rows: tuple[Rows, ...]
+    strips: tuple[Strip, ...]
+    epilogue: VectorEpilogue
+
+    @property
+    def by_lane(self) -> bool:
+        """Whether multiply-adds can take a lane of a register as their factor."""
+        return ISAS[self.schedule.isa].arch == 'aarch64'
+
+    @property
+    def padded(self) -> int:
+        """Floats of one packed filter: whole registers, so that they can be loaded."""
+        return -(-self.shape.taps // QUAD) * QUAD
+
+    @property
+    def pitch(self) -> int:
+        """From one row of the input to the next."""
+        number = self.shape.down_axis
+        return self.group.tensor(self.shape.a.tensor).strides[number] if number >= 0 else 0
+
+
+def option(schedule: Schedule, name: str) -> int:
+    options = dict(schedule.options)
+    if name not in options:
+        raise ScheduleError(f'a schedule of the stencil schema needs the option {name!r}')
+    return options[name]
+
+
+def check(group: Group, schedule: Schedule) -> Plan:
+    """What will be generated; ScheduleError where the schedule is not legal for this schema."""
+    shape = stencil(group)
+    label, sizes = group.label, group.main.sizes
+    if schedule.vector != shape.across.name:
+        raise ScheduleError(
+            f'{label}: the vector dimension is {schedule.vector!r}; rows lie along '
+            f'{shape.across.name}'
+        )
+    lanes, most = option(schedule, 'lanes'), ISAS[schedule.isa].lanes
+    if lanes < 2 or lanes > most or lanes & (lanes - 1):
+        raise ScheduleError(
+            f'{label}: lanes={lanes} is no vector of {schedule.isa}; choose a power of two from 2 '
+            f'to {most}'
+        )
+    if schedule.pack:
+        raise ScheduleError(f'{label}: pack={schedule.pack!r}; a stencil reads its input in place')
+    reg = schedule.reg.tile
+    if set(reg) != set(sizes):
+        raise ScheduleError(f'{label}: the schedule does not tile {sorted(sizes)}')
+    if reg[shape.across.name] % lanes:
+        raise ScheduleError(
+            f'{label}: register tile {shape.across.name}={reg[shape.across.name]} is not a '
+            f'multiple of {lanes} lanes'
+        )
+    for name in shape.outer:
+        if reg[name] != 1:
+            raise ScheduleError(f'{label}: register tile {name}={reg[name]} must be 1')
+    for level in schedule.levels:
+        cut = [d for d in group.main.reduction if level.tile[d] < sizes[d]]
+        if level.name != 'reg':
+            cut += [d for d in group.main.parallel if level.tile[d] < sizes[d]]
+        if cut:
+            raise ScheduleError(
+                f'{label}: level {level.name} cuts {cut}; only rows and vectors are blocked'
+            )
+    bad = [d for d, _ in schedule.parallel if d not in (*shape.outer, shape.down.name)]
+    if bad:
+        raise ScheduleError(f'{label}: {bad} cannot be cut between threads')
+    rows = cover_rows(shape.down, reg[shape.down.name] if shape.down.name else 1)
+    strips = cover_columns(shape.across, lanes, reg[shape.across.name] // lanes)
+    written = statements(shape, rows, strips)
+    if written > MOST_STATEMENTS:
+        raise ScheduleError(
+            f'{label}: {written} multiply-adds would be written out, the limit is '
+            f'{MOST_STATEMENTS}; choose smaller register tiles'
+        )
+    epilogue = plan_vector_epilogue(group)
+    return Plan(group, schedule, shape, lanes, rows, strips, epilogue)
+
+
+def generate(group: Group, schedule: Schedule) -> str:
+    """[Group, Schedule] -> [C source]"""
+    plan = check(group, schedule)
+    writer = Writer()
+    abi.write_head(writer, group, schedule)
+    width = 4 * plan.lanes
+    writer.line(
+        f'typedef float row_v __attribute__((vector_size({width}), aligned(4), may_alias));'
+    )
+    if plan.by_lane:
+        writer.line(
+            f'typedef float quad_v __attribute__((vector_size({4 * QUAD}), aligned(4), may_alias));'
+        )
+    writer.line('static const row_v zero_v;')
+    writer.lines += IN_ORDER.splitlines()
+    writer.line()
+    write_functions(writer, plan.epilogue, plan.lanes)
+    places = _write_packing(writer, plan)
+    for number, rows in enumerate(plan.rows):
+        _write_rows(writer, plan, number, rows)
+    _write_part(writer, plan, places)
+    return writer.text()
+
+
+def _write_packing(writer: Writer, plan: Plan) -> dict[str, int]:
+    """Taps of one filter side by side, down before across; other constants as they are."""
+    shape, sizes = plan.shape, plan.shape.stage.sizes
+    places, offset = {}, 0
+    writer.open('void tw_pack(const float *const *constants, float *packed)')
+    for number, tensor in enumerate(plan.group.with_role('constant')):
+        places[tensor.name] = offset
+        if tensor.name != shape.b.tensor:
+            writer.line(
+                f'memcpy(packed + {offset}, constants[{number}], {tensor.size} * sizeof(float));'
+            )
+            offset += abi.aligned(tensor.size)
+            continue
+        strides, const = access_strides(plan.group, shape.b)
+        windows = (*shape.down.windows, *shape.across.windows)
+        writer.line(f'float *to = packed + {offset};')
+        for name in (*shape.kept, *windows):
+            writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+        place = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
+        writer.line(f'*to++ = constants[{number}][{place}];')
+        writer.close(len(windows))
+        if plan.padded > shape.taps:
+            writer.line(f'for (int i = 0; i < {plan.padded - shape.taps}; i++)')
+            writer.line('    *to++ = 0.0f;')
+        writer.close(len(shape.kept))
+        filters = math.prod(sizes[name] for name in shape.kept)
+        offset += abi.aligned(filters * plan.padded)
+    writer.close()
+    writer.line()
+    abi.write_sizes(writer, plan.schedule.threads, 0, offset)
+    return places
+
+
+def _write_rows(writer: Writer, plan: Plan, number: int, rows: Rows) -> None:
+    """One tile of rows, strip by strip; `h` is its first output row."""
+    shape = plan.shape
+    operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
+    row = '' if rows.fixed else f', long {shape.down.name}'
+    writer.open(
+        f'static inline __attribute__((always_inline)) void rows_{number}(const float *a, '
+        f'const float *weights, float *restrict out{operands}{row})'
+    )
+    if not shape.loops:
+        _write_weights(writer, plan)
+    if not rows.fixed:
+        first = f'{shape.down.name} * {shape.down.step} + {min(shape.down.taps)}'
+        writer.line(f'a += ({first}) * {plan.pitch};')
+        for pointer, stride in _down_strides(plan):
+            if stride:
+                writer.line(f'{pointer} += {shape.down.name} * {stride};')
+    for strip in plan.strips:
+        if strip.fixed:
+            _open_block(writer)
+            _write_tile(writer, plan, rows, strip, 'a')
+            writer.close()
+            continue
+        name, width = shape.across.name, plan.lanes * len(strip.starts)
+        end = strip.start + strip.times * width
+        writer.open(f'for (long {name} = {strip.start}; {name} < {end}; {name} += {width})')
+        first = f'{name} * {shape.across.step} + {min(shape.across.taps)}'
+        writer.line(f'const float *from = a + {first};')
+        _write_tile(writer, plan, rows, strip, 'from')
+        writer.close()
+    writer.close()
+    writer.line()
+
+
+def _open_block(writer: Writer) -> None:
+    """A scope of its own: tiles use the same names."""
+    writer.line('{')
+    writer.depth += 1
+
+
+def _down_strides(plan: Plan) -> list[tuple[str, int]]:
+    """(pointer, stride of a row) of the result and of every operand of the epilogue."""
+    name = plan.shape.down.name
+    strides, _ = access_strides(plan.group, plan.shape.stage.write)
+    found = [('out', strides.get(name, 0))]
+    return found + [(item.name, item.stride(name)) for item in plan.epilogue.operands]
+
+
+def _write_weights(writer: Writer, plan: Plan) -> None:
+    """Weights in registers; without multiply-adds by lane the compiler broadcasts each itself."""
+    if plan.by_lane:
+        for number in range(plan.padded // QUAD):
+            place = total(['weights', str(QUAD * number)])
+            writer.line(f'const quad_v kernel_{number} = *(const quad_v *)({place});')
+
+
+def _weight(plan: Plan, tap: int) -> str:
+    return f'kernel_{tap // QUAD}[{tap % QUAD}]' if plan.by_lane else f'weights[{tap}]'
+
+
+def _write_tile(writer: Writer, plan: Plan, rows: Rows, strip: Strip, source: str) -> None:
+    """Accumulate and store one tile of rows x vectors."""
+    shape = plan.shape
+    strides, _ = access_strides(plan.group, shape.a)
+    started: set[tuple[int, int]] = set()
+    if shape.loops:
+        for i in range(rows.count):
+            for v in range(len(strip.starts)):
+                writer.line(f'row_v s{i}_{v} = zero_v;')
+                started.add((i, v))
+        weight_strides = weights_at(shape, shape.stage.sizes, plan.padded)
+        writer.line(f'const float *{source}_all = {source}, *weights_all = weights;')
+        for name in shape.loops:
+            writer.open(f'for (long {name} = 0; {name} < {shape.stage.sizes[name]}; {name}++)')
+        at = total([f'{source}_all', *(scaled(d, strides.get(d, 0)) for d in shape.loops)])
+        writer.line(f'const float *{source} = {at};')
+        at = total(['weights_all', *(scaled(d, weight_strides.get(d, 0)) for d in shape.loops)])
+        writer.line(f'const float *weights = {at};')
+        _write_weights(writer, plan)
+    _write_sums(writer, plan, rows, strip, source, started)
+    writer.close(len(shape.loops))
+    for i in range(rows.count):
+        for v in range(len(strip.starts)):
+            if (i, v) not in started:
+                writer.line(f'const row_v s{i}_{v} = zero_v;')
+            _write_store(writer, plan, rows, strip, i, v)
+
+
+def _write_sums(
+    writer: Writer, plan: Plan, rows: Rows, strip: Strip, source: str, started: set
+) -> None:
+    shape, across = plan.shape, len(plan.shape.across.taps)
+    used = sorted({y for line in rows.reads for y in line if y is not None})
+    for y in used:
+        meets = [
+            (i, t) for i, line in enumerate(rows.reads) for t, at in enumerate(line) if at == y
+        ]
+        for tap in range(across):
+            if shape.across.step == 1 or tap == 0:  # phases of a step share their loads
+                writer.line('IN_ORDER;')
+            for v, vector in enumerate(strip.reads):
+                if all(c is None for c in vector[tap]):
+                    continue
+                name = f'x{y}_{tap}_{v}'
+                text = _vector(plan, vector[tap], strip, total([source, str(y * plan.pitch)]))
+                writer.line(f'const row_v {name} = {text};')
+                for i, t in meets:
+                    term = f'{name} * {_weight(plan, t * across + tap)}'
+                    if (i, v) in started:
+                        writer.line(f's{i}_{v} += {term};')
+                    else:
+                        writer.line(f'row_v s{i}_{v} = {term};')
+                        started.add((i, v))
+
+
+def _vector(plan: Plan, columns: Columns, strip: Strip, row: str) -> str:
+    """The vector of these columns of an input row."""
+    lanes = plan.lanes
+    how = gather(columns, plan.shape.across.step, strip.extent)
+    if not how.loads:
+        elements = ('0.0f' if c is None else f'({row})[{c}]' for c in columns)
+        return f'(row_v){{{", ".join(elements)}}}'
+    loads = [f'*(const row_v *)({total([row, str(c)])})' for c in how.loads]
+    if how.plain:
+        return loads[0]
+    if len(loads) == 1:
+        return _shifted(loads[0], [None if p is None else p[1] for p in how.lanes], lanes)
+    picked = ', '.join('-1' if p is None else str(p[0] * lanes + p[1]) for p in how.lanes)
+    text = f'__builtin_shufflevector({loads[0]}, {loads[1]}, {picked})'
+    if None not in how.lanes:
+        return text
+    kept = [None if p is None else i for i, p in enumerate(how.lanes)]
+    return _shifted(text, kept, lanes)
+
+
+def _shifted(text: str, picked: list[int | None], lanes: int) -> str:
+    """Lanes of one vector, and zeros.
+
+    Neighbours with zeros on one side are the lanes of two vectors side by side, one of zeros, which
+    is one instruction everywhere: the zeros are counted so that the indices rise by one.
+    """
+    index, gap = [], lanes - picked.count(None) if picked[0] is None else lanes
+    front = 'zero_v, ' if picked[0] is None else ''
+    for lane in picked:
+        if lane is None:
+            index.append(gap % lanes + (0 if front else lanes))
+            gap += 1
+        else:
+            index.append(lane + (lanes if front else 0))
+    back = '' if front else ', zero_v'
+    return f'__builtin_shufflevector({front}{text}{back}, {", ".join(map(str, index))})'
+
+
+def _write_store(writer: Writer, plan: Plan, rows: Rows, strip: Strip, i: int, v: int) -> None:
+    """The epilogue of one accumulator, and its store: all lanes, or the row that is shorter."""
+    shape, name = plan.shape, f's{i}_{v}'
+    down, across = shape.down.name, shape.across.name
+
+    def place(down_stride: int, across_stride: int) -> str:
+        row = i + (rows.start if rows.fixed else 0)
+        moving = '' if strip.fixed else scaled(across, across_stride)
+        fixed = row * down_stride + strip.starts[v] * across_stride
+        return total([moving, str(fixed)])
+
+    if plan.epilogue.expression != 'value':
+        _open_block(writer)
+        for item in plan.epilogue.operands:
+            at = total([item.name, place(item.stride(down), item.stride(across))])
+            read = _operand(plan, item.stride(across), at, strip)
+            writer.line(f'const row_v {item.name}_v = {read};')
+        writer.line(f'const row_v value = {name};')
+        writer.line(f'const row_v result_v = {plan.epilogue.expression};')
+        name = 'result_v'
+    strides, _ = access_strides(plan.group, shape.stage.write)
+    to = total(['out', place(strides.get(down, 0), strides[across])])
+    if strip.width == plan.lanes:
+        writer.line(f'*(row_v *)({to}) = {name};')
+    else:
+        writer.line(f'memcpy({to}, &{name}, {strip.width} * sizeof(float));')
+    if plan.epilogue.expression != 'value':
+        writer.close()
+
+
+def _operand(plan: Plan, stride: int, at: str, strip: Strip) -> str:
+    """The operand of an epilogue for the lanes of one vector."""
+    if stride == 0:
+        return broadcast(f'*({at})')
+    if stride == 1 and strip.width == plan.lanes:
+        return f'*(const row_v *)({at})'
+    elements = ', '.join(f'({at})[{stride * lane}]' for lane in range(strip.width))
+    return f'(row_v){{{elements}}}'
+
+
+def _write_part(writer: Writer, plan: Plan, places: dict[str, int]) -> None:
+    shape, stage = plan.shape, plan.shape.stage
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(plan.group.with_role('input'))}
+
+    def pointer(tensor: str) -> str:
+        return inputs.get(tensor) or total(['args->packed', str(places[tensor])])
+
+    writer.open('void tw_part(const tw_args *args, long part)')
+    writer.line('(void)part;')
+    nest = Nest(stage, plan.schedule, writer)
+    nest.open_parts()
+    order = [d for d in plan.schedule.levels[-1].order if d in shape.outer]
+    for name in order:
+        low, high = nest.at(name)
+        writer.open(f'for (long {name} = {low}; {name} < {high}; {name}++)')
+
+    def moved(base: str, strides: dict[str, int], const: int) -> str:
+        return total([base, *(scaled(d, strides.get(d, 0)) for d in order), str(const)])
+
+    strides, const = _plane(plan)
+    writer.line(f'const float *a = {moved(pointer(shape.a.tensor), strides, const)};')
+    packed = weights_at(shape, stage.sizes, plan.padded)
+    writer.line(f'const float *weights = {moved(pointer(shape.b.tensor), packed, 0)};')
+    strides, const = access_strides(plan.group, stage.write)
+    writer.line(f'float *out = {moved("args->out", strides, const)};')
+    for item in plan.epilogue.operands:
+        at = moved(pointer(item.tensor), dict(item.strides), item.const)
+        writer.line(f'const float *{item.name} = {at};')
+    _write_calls(writer, plan, nest)
+    writer.close(len(order) + 1)
+
+
+def _plane(plan: Plan) -> tuple[dict[str, int], int]:
+    """Strides and constant of the input's first row and column: both axes left out."""
+    strides, const = access_strides(plan.group, plan.shape.a)
+    steps = plan.group.tensor(plan.shape.a.tensor).strides
+    for number in {plan.shape.down_axis, len(steps) - 1} - {-1}:
+        const -= steps[number] * plan.shape.a.index[number].const
+    return strides, const
+
+
+def _write_calls(writer: Writer, plan: Plan, nest: Nest) -> None:
+    """Every tile of rows that this thread owns."""
+    name = plan.shape.down.name
+    operands = ''.join(f', {item.name}' for item in plan.epilogue.operands)
+    low, high = nest.at(name) if name else ('0', '1')
+    whole = low == '0'
+    for number, rows in enumerate(plan.rows):
+        call = f'rows_{number}(a, weights, out{operands}'
+        if rows.fixed:
+            if not whole:
+                writer.line(f'if ({low} <= {rows.start} && {rows.start} < {high})')
+            writer.line(('' if whole else '    ') + f'{call});')
+            continue
+        end = rows.start + rows.times * rows.count
+        first = str(rows.start) if whole else f'max_long({low}, {rows.start})'
+        last = str(end) if whole else f'min_long({high}, {end})'
+        writer.line(f'for (long {name} = {first}; {name} < {last}; {name} += {rows.count})')
+        writer.line(f'    {call}, {name});')

@@ -1,0 +1,158 @@
+"""Epilogues on vectors: the pointwise stages behind a stencil, applied to lanes side by side.
+
+Goes in: a group. Comes out: a C expression over the vector `value` and vectors `e0_v`, `e1_v` ..,
+and the helpers that it needs. Operands and addresses are those of kernels/cpu/pointwise.py. Sums,
+products, maxima, minima and choices by comparisons are written as vectors; a stage with other
+functions goes through a helper that takes one lane at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.kernels.cpu.expression import Typed, number
+from tilewright.kernels.cpu.pointwise import (
+    Operand,
+    plan_epilogue,
+    typed_text,
+    write_epilogue,
+)
+from tilewright.kernels.cpu.writer import Writer
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Expr
+
+_OPERATORS = {
+    'add': '({} + {})',
+    'sub': '({} - {})',
+    'mul': '({} * {})',
+    'div': '({} / {})',
+    'neg': '(-{})',
+    'max': 'vec_max({}, {})',
+    'min': 'vec_min({}, {})',
+    'where': 'vec_where({}, {}, {})',
+}
+# All bits of a lane, or none.
+_MASKS = {
+    'lt': '({} < {})',
+    'le': '({} <= {})',
+    'gt': '({} > {})',
+    'ge': '({} >= {})',
+    'eq': '({} == {})',
+    'and': '({} & {})',
+    'or': '({} | {})',
+    'not': '(~{})',
+}
+_OF_MASKS = ('and', 'or', 'not')
+# NaN comes out where it went in; on ARM that is one instruction.
+_EXTREMES = {
+    'max': ('vmaxq_f32(a, b)', '(a < b) | (b != b)'),
+    'min': ('vminq_f32(a, b)', '(b < a) | (b != b)'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VectorEpilogue:
+    """`expression` over `value` and the operands' vectors.
+
+    called     helpers on vectors that it calls: 'max', 'min', 'where'
+    helpers    C expressions of stages that go lane by lane, over `a0[i]`, `a1[i]` ..
+    functions  what helpers call
+    """
+
+    expression: str
+    operands: tuple[Operand, ...]
+    called: tuple[str, ...] = ()
+    helpers: tuple[tuple[str, int], ...] = ()
+    functions: tuple[str, ...] = ()
+
+
+def plan_vector_epilogue(group: Group) -> VectorEpilogue:
+    """[Group] -> [VectorEpilogue]; ScheduleError where a stage is no epilogue."""
+    operands = plan_epilogue(group, text=lambda expr, texts: 'value').operands
+    names = iter(item.name for item in operands)
+    values = {group.main.write.tensor: 'value'}
+    used: dict[str, None] = {}
+    helpers: list[tuple[str, int]] = []
+    typed, text = Typed(), 'value'
+    for stage in group.epilogue:
+        reads = [values.get(a.tensor) or f'{next(names)}_v' for a in stage.reads]
+        if _is_vector(stage.expr):
+            called = set(stage.expr.functions())
+            used |= dict.fromkeys(op for op in (*_EXTREMES, 'where') if op in called)
+            text = _text(stage.expr, reads)
+        else:
+            lanes = [f'a{number}[i]' for number in range(len(reads))]
+            text = f'stage_{len(helpers)}({", ".join(reads)})'
+            helpers.append((typed_text(typed, stage.expr, lanes), len(reads)))
+        values[stage.write.tensor] = text
+    return VectorEpilogue(text, operands, tuple(used), tuple(helpers), tuple(typed.functions))
+
+
+def _is_vector(expr: Expr) -> bool:
+    """Whether an expression is one of vectors, with masks in its choices alone."""
+    if expr.op in ('read', 'const', 'whole'):
+        return True
+    if expr.op == 'where':
+        return _is_mask(expr.args[0]) and all(map(_is_vector, expr.args[1:]))
+    return expr.op in _OPERATORS and all(map(_is_vector, expr.args))
+
+
+def _is_mask(expr: Expr) -> bool:
+    return expr.op in _MASKS and all(
+        map(_is_mask if expr.op in _OF_MASKS else _is_vector, expr.args)
+    )
+
+
+def _text(expr: Expr, operands: list[str]) -> str:
+    if expr.op == 'read':
+        return operands[int(expr.value)]
+    if expr.op in ('const', 'whole'):
+        return f'({broadcast(number(expr.value, "f32"))})'
+    pattern = _OPERATORS.get(expr.op) or _MASKS[expr.op]
+    return pattern.format(*(_text(a, operands) for a in expr.args))
+
+
+def broadcast(scalar: str) -> str:
+    """A number in every lane: minus zero changes none of them, plus zero would make -0 a 0."""
+    return f'{scalar} - zero_v'
+
+
+def write_functions(writer: Writer, epilogue: VectorEpilogue, lanes: int) -> None:
+    """The helpers of an epilogue."""
+    if epilogue.called:
+        _write_called(writer, epilogue.called, lanes)
+    write_epilogue(writer, epilogue.functions)
+    for helper, (body, count) in enumerate(epilogue.helpers):
+        arguments = ', '.join(f'row_v a{argument}' for argument in range(count))
+        writer.open(f'static inline row_v stage_{helper}({arguments})')
+        writer.line('row_v result = zero_v;')
+        writer.line(f'for (int i = 0; i < {lanes}; i++)')
+        writer.line(f'    result[i] = {body};')
+        writer.line('return result;')
+        writer.close()
+        writer.line()
+
+
+def _write_called(writer: Writer, wanted: tuple[str, ...], lanes: int) -> None:
+    size = f'vector_size({4 * lanes}), aligned(4), may_alias'
+    native = lanes == 4
+    if native:
+        writer.lines += ['#ifdef __ARM_NEON', '#include <arm_neon.h>', '#endif']
+    writer.line(f'typedef int mask_v __attribute__(({size}));')
+    writer.line()
+    if 'where' in wanted:
+        writer.open('static inline row_v vec_where(mask_v mask, row_v a, row_v b)')
+        writer.line('return (row_v)((mask & (mask_v)a) | (~mask & (mask_v)b));')
+        writer.close()
+        writer.line()
+    for op in (op for op in wanted if op in _EXTREMES):
+        instruction, mask = _EXTREMES[op]
+        writer.open(f'static inline row_v vec_{op}(row_v a, row_v b)')
+        if native:
+            writer.lines += ['#ifdef __ARM_NEON', f'    return {instruction};', '#else']
+        writer.line(f'const mask_v mask = {mask};')
+        writer.line('return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));')
+        if native:
+            writer.lines.append('#endif')
+        writer.close()
+        writer.line()

@@ -1,0 +1,210 @@
+"""What the Winograd schema decides before it writes a line.
+
+Goes in: a convolution's group and a schedule with schema 'winograd' over the dimensions of the
+batched product (`ops.winograd.matmul_stage`), with the options m (outputs of a tile) and run (most
+tiles that a micro-kernel takes). Comes out: a `Plan`, or a ScheduleError that says why the schedule
+is not legal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.nest import tile_sets
+from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
+from tilewright.kernels.cpu.schemas.winograd.transform import Buffers, Class, classes_of
+from tilewright.machine.isa import ISAS
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
+from tilewright.ops.winograd import Geometry, applies, geometry, matmul_stage
+from tilewright.schedule.schedule import Schedule
+
+BLOCK = ('n', 'ph', 'pw')
+STRETCH = 4096  # floats of output rows that wait for their transposition, a quarter of an L1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the generator decides before it writes a line."""
+
+    group: Group
+    schedule: Schedule
+    shape: Geometry
+    stage: Stage
+    buffers: Buffers
+    epilogue: Epilogue
+    lanes: int
+    vectors: int
+    tail_vectors: int
+    panels: int
+    blocks: tuple[int, ...]
+    classes: tuple[Class, ...]
+    panel_floats: int
+
+    @property
+    def width(self) -> int:
+        """Lanes of a whole panel of k."""
+        return self.vectors * self.lanes
+
+    @property
+    def k_block(self) -> int:
+        """Panels of k whose products are held at once."""
+        return -(-min(self.schedule.levels[2].tile['k'], self.shape.k) // self.width)
+
+    @property
+    def stretch(self) -> int:
+        """Tiles of a row that leave together: as many as keep their outputs small beside M."""
+        return min(self.buffers.columns, stretch_tiles(self.shape, self.width))
+
+    @property
+    def row_pitch(self) -> int:
+        """From one row of outputs of a stretch of tiles to the next."""
+        return self.stretch * self.shape.across.m * self.width
+
+    @property
+    def group_floats(self) -> int:
+        """Transformed weights of one group of channels."""
+        padded = (self.panels - 1) * self.width + self.tail_vectors * self.lanes
+        return padded * self.shape.weights * self.shape.c
+
+    @property
+    def packed_weights(self) -> int:
+        return self.shape.g * self.group_floats
+
+    @property
+    def v_floats(self) -> int:
+        return self.shape.t * self.buffers.v_stride
+
+    @property
+    def m_floats(self) -> int:
+        return self.k_block * self.panel_floats
+
+    @property
+    def row_floats(self) -> int:
+        """Rows of one stretch; a transposition looks up to three pixels behind the last."""
+        return self.shape.down.m * self.row_pitch + 4 * self.width
+
+    @property
+    def scratch_floats(self) -> int:
+        parts = (self.v_floats, self.m_floats, self.row_floats, self.buffers.work_floats)
+        return sum(abi.aligned(part) for part in parts)
+
+
+def option(schedule: Schedule, name: str) -> int:
+    options = dict(schedule.options)
+    if name not in options:
+        raise ScheduleError(f'a schedule of the winograd schema needs the option {name!r}')
+    return options[name]
+
+
+def tile(schedule: Schedule) -> tuple[int, int]:
+    """(rows, columns) of outputs of a tile: the options m and, where it differs, mw."""
+    m = option(schedule, 'm')
+    return m, dict(schedule.options).get('mw', m)
+
+
+def check(group: Group, schedule: Schedule) -> Stage:
+    """Raise ScheduleError where the schedule is not legal for this schema."""
+    m, run = tile(schedule), option(schedule, 'run')
+    reason = applies(group, m)
+    if reason:
+        raise ScheduleError(f'winograd: {reason}; use the direct algorithm')
+    stage, lanes = matmul_stage(group, m), ISAS[schedule.isa].lanes
+    names = [level.name for level in schedule.levels]
+    if names != ['reg', 'l1', 'l2', 'l3'] or schedule.vector != 'k' or schedule.pack:
+        raise ScheduleError(
+            f'{group.label}: the winograd schema has the levels reg, l1, l2, l3, the vector '
+            f'dimension k and no pack level, not {names}, {schedule.vector!r}, {schedule.pack!r}'
+        )
+    tiles = [level.tile for level in schedule.levels]
+    if set(tiles[0]) != set(stage.sizes):
+        raise ScheduleError(
+            f'{group.label}: the schedule tiles {sorted(tiles[0])}, not {stage.sizes}'
+        )
+    reg, whole = tiles[0], stage.sizes
+    if reg['k'] % lanes:
+        raise ScheduleError(
+            f'{group.label}: register tile k={reg["k"]} is not a multiple of the {lanes} lanes of '
+            f'{schedule.isa}'
+        )
+    wide = [d for d in reg if d != 'k' and reg[d] > 1]
+    if wide or tiles[1]['t'] > 1 or tiles[3].get('g', 1) > 1:
+        raise ScheduleError(
+            f'{group.label}: the register tile must be 1 but in k (it is not in {wide}), and so '
+            f'must t at l1 and g at every level; tiles are flattened by the option run'
+        )
+    if any(tiles[2][d] < whole[d] for d in ('t', 'c')) or tiles[1]['c'] < whole['c']:
+        raise ScheduleError(f'{group.label}: c from l1 on and t from l2 on must be whole')
+    if any(tiles[1][d] != tiles[3][d] for d in BLOCK) or tiles[1]['k'] != tiles[2]['k']:
+        raise ScheduleError(
+            f'{group.label}: n, ph and pw have one tile for all caches, and k one for l1 and l2'
+        )
+    if tiles[3]['k'] < whole['k'] or (tiles[1]['k'] % reg['k'] and tiles[1]['k'] < whole['k']):
+        raise ScheduleError(
+            f'{group.label}: k={tiles[1]["k"]} at l1 is no multiple of the register tile '
+            f'{reg["k"]}, or k={tiles[3]["k"]} at l3 is not the whole {whole["k"]}'
+        )
+    need = micro.registers_needed(run, reg['k'] // lanes)
+    if run < 1 or need > ISAS[schedule.isa].registers:
+        raise ScheduleError(
+            f'{group.label}: runs of {run} tiles x {reg["k"] // lanes} vectors need {need} '
+            f'registers; {schedule.isa} has {ISAS[schedule.isa].registers}'
+        )
+    bad = [d for d, _ in schedule.parallel if d not in (*BLOCK, 'g', 'k')]
+    if bad:
+        raise ScheduleError(f'{group.label}: {bad} cannot be cut between threads')
+    return stage
+
+
+def split_runs(tiles: int, most: int) -> tuple[int, ...]:
+    """A block's tiles in runs of at most `most`, about equal and even: loads come in pairs."""
+    sizes = []
+    left = -(-tiles // most)
+    while tiles:
+        size = -(-tiles // left)
+        size = min(size + size % 2, most, tiles)
+        sizes.append(size)
+        tiles, left = tiles - size, left - 1
+        left = max(left, -(-tiles // most))
+    return tuple(sizes)
+
+
+def stretch_tiles(shape: Geometry, width: int) -> int:
+    """Tiles in a row whose outputs, for one panel, fit `STRETCH`; a multiple of four.
+
+    Whole vectors of four pixels then leave at once whatever m is.
+    """
+    each = shape.down.m * shape.across.m * width
+    return max(STRETCH // each // 4, 1) * 4
+
+
+def transform_lanes(isa_lanes: int, columns: int) -> int:
+    """Lanes of the input transform: no wider than a row of tiles can use, at least four."""
+    lanes = isa_lanes
+    while lanes > 4 and lanes // 2 >= columns:
+        lanes //= 2
+    return lanes
+
+
+def plan(group: Group, schedule: Schedule) -> Plan:
+    """[Group, Schedule] -> [Plan]"""
+    stage = check(group, schedule)
+    shape = geometry(group, tile(schedule))
+    lanes = ISAS[schedule.isa].lanes
+    width = schedule.reg.tile['k']
+    vectors = width // lanes
+    panels = -(-shape.k // width)
+    tail = -(-(shape.k - (panels - 1) * width) // lanes)
+    sets = tile_sets(stage, schedule, 1)
+    blocks = sorted({a * b * c for a, b, c in itertools.product(*(sets[d] for d in BLOCK))})
+    columns = max(sets['pw'])
+    buffers = Buffers(max(blocks), columns, transform_lanes(lanes, columns), shape)
+    classes, panel_floats = classes_of(shape, max(blocks), width)
+    return Plan(
+        group, schedule, shape, stage, buffers, typed_epilogue(group), lanes, vectors, tail, panels,
+        tuple(blocks), classes, panel_floats,
+    )  # fmt: skip

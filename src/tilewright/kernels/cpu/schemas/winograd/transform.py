@@ -1,0 +1,526 @@
+"""Winograd's transforms in C: straight-line code from the matrices, and the loops around it.
+
+Goes in: a `Geometry` and the buffers' strides. Comes out: C functions.
+
+    transform_input    image -> V[t][c][tile]    two passes of vectors: down the rows of the image,
+                                                 whose columns are contiguous as they lie; then
+                                                 across, over the phases x = m * tile + i, so that
+                                                 neighbouring tiles are neighbours in a vector
+    transform_output   M[t][tile][k] -> rows[y][x][k], vectors over k
+
+Symmetric points give rows (B^T) or columns (A^T) that differ in signs only: their even and odd
+parts are computed once and added or subtracted (`linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tilewright.kernels.cpu.writer import Writer
+from tilewright.machine.isa import Isa
+from tilewright.ops.winograd import Geometry
+from tilewright.ops.winograd_matrices import Matrix, Part, Transform
+
+LINE = 16  # floats of a cache line: buffers that are walked together start this far out of step
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Strides and sizes of one thread's scratch, in floats.
+
+    tiles, columns  most tiles, and most columns of tiles, of a block
+    lanes           fp32 lanes of the input transform (a power of two)
+    """
+
+    tiles: int
+    columns: int
+    lanes: int
+    shape: Geometry
+
+    @property
+    def v_stride(self) -> int:
+        """From a point of V to the next: a vector may be written past the last tile."""
+        return -(-(self.shape.c * self.tiles + self.lanes) // LINE) * LINE + LINE
+
+    def positions(self, f: Transform) -> int:
+        """Tiles of whole vectors, and the overlap of tiles: positions of each phase modulo m."""
+        whole = -(-self.columns // self.lanes) * self.lanes + (f.t - 1) // f.m
+        return -(-whole // 4) * 4
+
+    def reach(self, f: Transform) -> int:
+        """Inputs of a row of tiles, with what vectors read behind the last."""
+        return -(-(f.m * self.positions(f) + f.r + self.lanes) // LINE) * LINE
+
+    @property
+    def line(self) -> int:
+        """One transformed row of the image."""
+        across = self.shape.across
+        return across.stride * max(self.reach(part.f) for part in across.parts)
+
+    @property
+    def residue_floats(self) -> int:
+        """Every stride-th element of a line."""
+        return self.line // self.shape.across.stride if self.shape.across.stride > 1 else 0
+
+    @property
+    def phase_floats(self) -> int:
+        most = max(max(p.f.m, 4) * self.positions(p.f) for p in self.shape.across.parts)
+        return -(-most // LINE) * LINE
+
+    @property
+    def work_floats(self) -> int:
+        """A row of zeros, the transformed rows, a residue of one of them, its phases."""
+        lines = self.line * (1 + self.shape.down.t)
+        return lines + self.residue_floats + self.phase_floats
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Points whose weights are shared by equally many: one part of the rows, one of the columns.
+
+    down, across   the parts
+    place          where the class begins in M
+    index_step     from one tile (times the points that share a weight) to the next in M
+    weight_step    from one weight to the next in M
+    """
+
+    down: Part
+    across: Part
+    place: int
+    index_step: int
+    weight_step: int
+
+    @property
+    def shared(self) -> int:
+        return self.down.shared * self.across.shared
+
+    @property
+    def weights(self) -> int:
+        return self.down.kinds * self.across.kinds
+
+
+def classes_of(shape: Geometry, tiles: int, width: int) -> tuple[tuple[Class, ...], int]:
+    """The classes of points, and the floats of M for one panel of `width` output channels.
+
+    Products that are alone with their weight lie tile by tile, as the output transform reads them;
+    others as the micro-kernel makes them.
+    """
+    pairs = [(down, across) for down in shape.down.parts for across in shape.across.parts]
+    alone = sum(d.kinds * a.kinds for d, a in pairs if d.shared * a.shared == 1)
+    tile = odd_lines(alone * width) if alone else 0
+    found, first, place = [], 0, tiles * tile
+    for down, across in pairs:
+        shared, weights = down.shared * across.shared, down.kinds * across.kinds
+        if shared == 1:
+            found.append(Class(down, across, first, tile, width))
+            first += weights * width
+        else:
+            step = odd_lines(shared * tiles * width)
+            found.append(Class(down, across, place, width, step))
+            place += weights * step
+    return tuple(found), place
+
+
+def odd_lines(floats: int) -> int:
+    """An odd number of cache lines that holds so many floats: such strides use every set."""
+    return (-(-floats // LINE) | 1) * LINE
+
+
+def number(value: Fraction) -> str:
+    return f'{float(value)!r}f'
+
+
+def combination(terms: Sequence[tuple[Fraction, str]]) -> str:
+    """A C expression for a weighted sum, plain terms first so that the rest become FMAs."""
+    kept = [(c, x) for c, x in terms if c]
+    if not kept:
+        return '0.0f * ' + terms[0][1]
+    kept.sort(key=lambda term: (term[0] != 1, abs(term[0]) != 1))
+    text = ''
+    for coefficient, name in kept:
+        sign = '-' if coefficient < 0 else '+'
+        size = abs(coefficient)
+        body = name if size == 1 else f'{number(size)} * {name}'
+        text += f' {sign} {body}' if text else (f'-{body}' if sign == '-' else body)
+    return text
+
+
+def linear(
+    matrix: Matrix, inputs: Sequence[str], outputs: Sequence[str], kind: str, prefix: str
+) -> list[str]:
+    """C declarations `kind output = ...` that compute outputs = matrix * inputs."""
+    lines: list[str] = []
+    columns = list(range(len(inputs)))
+    rows: list[list[tuple[Fraction, str]]] = [[] for _ in matrix]
+    used: set[int] = set()
+    alike = _alike([[row[a] for row in matrix] for a in columns])
+    for a in columns:
+        if a in used:
+            continue
+        partner = next((b for b in alike[a] if b > a and _mirrored(matrix, a, b)), None)
+        if partner is None or partner in used:
+            for i, row in enumerate(matrix):
+                rows[i].append((row[a], inputs[a]))
+            continue
+        used |= {a, partner}
+        names = f'{prefix}s{a}', f'{prefix}d{a}'
+        lines.append(f'const {kind} {names[0]} = {inputs[a]} + {inputs[partner]};')
+        lines.append(f'const {kind} {names[1]} = {inputs[a]} - {inputs[partner]};')
+        for i, row in enumerate(matrix):
+            rows[i].append((row[a], names[0] if row[a] == row[partner] else names[1]))
+    lines += _paired_rows(rows, outputs, kind, prefix)
+    return lines
+
+
+def _alike(lines: Sequence[Sequence[Fraction]]) -> list[list[int]]:
+    """For each line all that have the same numbers but for signs, in order.
+
+    Only these are compared one by one: of the hundreds of lines that a long filter has at a large
+    stride, few are alike.
+    """
+    found: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    keys = [tuple((abs(x.numerator), x.denominator) for x in line) for line in lines]
+    for number, key in enumerate(keys):
+        found.setdefault(key, []).append(number)
+    return [found[key] for key in keys]
+
+
+def _mirrored(matrix: Matrix, a: int, b: int) -> bool:
+    """Whether two columns differ in signs, and in nothing else, with at least two rows each."""
+    same = sum(row[a] == row[b] != 0 for row in matrix)
+    opposite = sum(row[a] == -row[b] != 0 for row in matrix)
+    whole = all(abs(row[a]) == abs(row[b]) for row in matrix)
+    return whole and same + opposite > 2 and same > 0 and opposite > 0
+
+
+def _paired_rows(
+    rows: list[list[tuple[Fraction, str]]], outputs: Sequence[str], kind: str, prefix: str
+) -> list[str]:
+    lines: list[str] = []
+    done: set[int] = set()
+    alike = _alike([[c for c, _ in row] for row in rows])
+    for i, row in enumerate(rows):
+        if i in done:
+            continue
+        partner = next((j for j in alike[i] if j > i and _opposed(row, rows[j])), None)
+        if partner is None or partner in done:
+            lines.append(f'const {kind} {outputs[i]} = {combination(row)};')
+            continue
+        done |= {i, partner}
+        other = rows[partner]
+        even = [a for a, b in zip(row, other, strict=True) if a[0] and a[0] == b[0]]
+        odd = [a for a, b in zip(row, other, strict=True) if a[0] and a[0] == -b[0]]
+        # A factor that leaves plain numbers behind is applied by the last addition, as an FMA.
+        factor = odd[-1][0]
+        if any(not _dyadic(c / factor) for c, _ in odd):
+            factor = Fraction(1)
+        names = f'{prefix}e{i}', f'{prefix}o{i}'
+        lines.append(f'const {kind} {names[0]} = {combination(even)};')
+        lines.append(f'const {kind} {names[1]} = {combination([(c / factor, x) for c, x in odd])};')
+        for output, sign in ((outputs[i], 1), (outputs[partner], -1)):
+            text = combination([(Fraction(1), names[0]), (sign * factor, names[1])])
+            lines.append(f'const {kind} {output} = {text};')
+    return lines
+
+
+def _opposed(row: list[tuple[Fraction, str]], other: list[tuple[Fraction, str]]) -> bool:
+    pairs = [(a, b) for (a, _), (b, _) in zip(row, other, strict=True) if a or b]
+    same = sum(a == b for a, b in pairs)
+    opposite = sum(a == -b for a, b in pairs)
+    return same + opposite == len(pairs) > 2 and same > 0 and opposite > 0
+
+
+def _dyadic(value: Fraction) -> bool:
+    return value.denominator & (value.denominator - 1) == 0
+
+
+def operations(matrix: Matrix) -> int:
+    """Vector instructions of one application of a matrix, an FMA counting as one."""
+    names = [f'x{i}' for i in range(len(matrix[0]))]
+    lines = linear(matrix, names, [f'y{i}' for i in range(len(matrix))], 'vec', '')
+    return sum(max(line.count(' + ') + line.count(' - '), line.count(' * ')) for line in lines)
+
+
+def write_input(writer: Writer, buffers: Buffers, strides: tuple[int, ...]) -> None:
+    """`transform_input`; `strides` are those of the image (n, c, rows, columns), in floats."""
+    shape = buffers.shape
+    down, across = shape.down, shape.across
+    _write_down(writer, buffers, 'vec', f'transform_down_{buffers.lanes}')
+    _write_down(writer, buffers, 'float', 'transform_down_1')
+    _write_across(writer, buffers)
+    writer.open(
+        'static __attribute__((noinline)) void transform_input(const float *restrict image, '
+        'float *restrict v, float *restrict work, long n, long n_end, long ph, long ph_end, '
+        'long pw, long pw_end)'
+    )
+    writer.line('const long columns = pw_end - pw;')
+    writer.line(f'const long from = pw * {across.step} - {shape.pad_left};')
+    writer.line('const long low = max_long(from, 0);')
+    reach = f'from + columns * {across.step} + {across.length} - {across.step}'
+    writer.line(f'const long count = max_long(min_long({reach}, {shape.width}) - low, 0);')
+    writer.line(f'float *const lines = work + {buffers.line};')
+    writer.line(f'float *const spare = lines + {down.t * buffers.line};')
+    writer.line('float *const inside = lines + (low - from);')
+    writer.line(f'memset(work, 0, {buffers.work_floats} * sizeof(float));')
+    writer.open(f'for (long c = 0; c < {shape.c}; c++)')
+    writer.line('long row = 0;')
+    writer.open('for (long b = n; b < n_end; b++)')
+    writer.line(f'const float *plane = image + b * {strides[0]} + c * {strides[1]} + low;')
+    writer.open('for (long p = ph; p < ph_end; p++, row++)')
+    for a in range(down.length):
+        writer.line(f'const long y{a} = p * {down.step} + {a - shape.pad_top};')
+        writer.line(
+            f'const float *r{a} = (unsigned long)y{a} < {shape.height}ul ? '
+            f'plane + y{a} * {strides[2]} : work;'
+        )
+    # The next channel lies far away: its rows, but for those that the last tiles share, come now.
+    writer.open(f'for (long x = 0; x < count; x += {LINE})')
+    for a in range(max(down.length - down.step, 0), down.length):
+        writer.line(f'__builtin_prefetch(r{a} + x + {strides[1]});')
+    writer.close()
+    rows = ', '.join(f'r{a}' for a in range(down.length))
+    vector = f'transform_down_{buffers.lanes}({rows}, inside, '
+    writer.line('long x = 0;')
+    writer.line(f'for (; x + {buffers.lanes} <= count; x += {buffers.lanes})')
+    writer.line(f'    {vector}x);')
+    writer.line(f'if (x < count && count >= {buffers.lanes})')
+    writer.line(f'    {vector}count - {buffers.lanes});')
+    writer.line('else')
+    writer.line('    for (; x < count; x++)')
+    writer.line(f'        transform_down_1({rows}, inside, x);')
+    for part in down.parts:
+        writer.open(f'for (long i = 0; i < {part.f.t}; i++)')
+        writer.line(f'const float *line = lines + (i + {part.first}) * {buffers.line};')
+        point = f'(i + {part.first})' if part.shared == 1 else str(part.first)
+        writer.line(f'float *to = v + {point} * {across.t * buffers.v_stride};')
+        at = f'c * {part.shared * buffers.tiles} + '
+        at += 'row * columns' if part.shared == 1 else f'(row * {part.shared} + i) * columns'
+        writer.line(f'transform_across(line, spare, to, {at}, columns, {part.shared});')
+        writer.close()
+    writer.close(4)
+    writer.line()
+
+
+def _write_down(writer: Writer, buffers: Buffers, kind: str, name: str) -> None:
+    """The first pass, for a vector or for a single column at x of the image."""
+    down = buffers.shape.down
+    rows = ', '.join(f'const float *r{a}' for a in range(down.length))
+    writer.open(
+        f'static inline __attribute__((always_inline)) void {name}({rows}, float *line, long x)'
+    )
+    for a in range(down.length):
+        writer.line(f'const {kind} x{a} = *(const {kind} *)(r{a} + x);')
+    outputs = [f'y{i}' for i in range(down.t)]
+    for line in linear(down.bt, [f'x{a}' for a in range(down.length)], outputs, kind, ''):
+        writer.line(line)
+    for i, output in enumerate(outputs):
+        writer.line(f'*({kind} *)(line + {i * buffers.line} + x) = {output};')
+    writer.close()
+    writer.line()
+
+
+def _write_across(writer: Writer, buffers: Buffers) -> None:
+    """The second pass: one transformed row of a row of tiles, into the points of that row of V.
+
+    `at` counts tiles and channels of V before these, `shared` the rows that share their weights.
+    """
+    across = buffers.shape.across
+    writer.open(
+        'static inline __attribute__((always_inline)) void transform_across('
+        'const float *restrict line, float *restrict spare, float *restrict v, long at, '
+        'long columns, const long shared)'
+    )
+    writer.line(f'float *const residue = spare, *const phases = spare + {buffers.residue_floats};')
+    writer.line('(void)residue, (void)phases;')
+    for part in across.parts:
+        first = f'v + shared * {part.first * buffers.v_stride}'
+        if part.shared > 1:  # the transform is the identity: inputs in order
+            count = f'columns * {part.f.m}'
+            _write_residue(writer, buffers, part, f'{first} + at * {part.shared}', count)
+            continue
+        source = 'line'
+        if across.stride > 1:
+            source = 'residue'
+            count = f'columns * {part.f.m} + {part.f.t - part.f.m}'
+            _write_residue(writer, buffers, part, 'residue', count)
+        writer.open('')
+        writer.line(f'float *const to = {first} + at;')
+        _write_part(writer, buffers, part.f, source)
+        writer.close()
+    writer.close()
+    writer.line()
+
+
+def _write_residue(writer: Writer, buffers: Buffers, part: Part, to: str, count: str) -> None:
+    """to[x] = line[stride * x + residue] for x < count, and whole vectors past it."""
+    stride, lanes = buffers.shape.across.stride, buffers.lanes
+    if stride == 1:
+        writer.line(f'for (long x = 0; x < {count}; x += {lanes})')
+        writer.line(f'    *(vec *)({to} + x) = *(const vec *)(line + x);')
+    elif stride == 2:
+        picks = ', '.join(str(2 * lane) for lane in range(lanes))
+        writer.open(f'for (long x = 0; x < {count}; x += {lanes})')
+        for name, place in (('low', part.residue), ('high', part.residue + lanes)):
+            writer.line(f'const vec {name} = *(const vec *)(line + 2 * x + {place});')
+        writer.line(f'*(vec *)({to} + x) = __builtin_shufflevector(low, high, {picks});')
+        writer.close()
+    else:
+        writer.line(f'for (long x = 0; x < {count}; x++)')
+        writer.line(f'    ({to})[x] = line[x * {stride} + {part.residue}];')
+
+
+def _write_part(writer: Writer, buffers: Buffers, f: Transform, source: str) -> None:
+    """A transform of stride 1 over tiles that are m apart in `source`."""
+    m, positions = f.m, buffers.positions(f)
+    turned = m > 1 and buffers.lanes > 4
+    if turned:
+        overlap = (f.t - 1) // m
+        writer.open(f'for (long q = 0; q < columns + {overlap}; q += 4)')
+        for first in sorted({min(i, max(m - 4, 0)) for i in range(0, m, 4)}):
+            writer.line(
+                f'transpose4({source} + q * {m} + {first}, {m}, phases + {first * positions} + q, '
+                f'{positions}, 4);'
+            )
+        writer.close()
+    writer.open(f'for (long q = 0; q < columns; q += {buffers.lanes})')
+    if turned or m == 1:
+        for b in range(f.t):
+            place = b % m * positions + b // m
+            start = 'phases' if turned else source
+            writer.line(f'const vec x{b} = *(const vec *)({start} + {place} + q);')
+    else:
+        for first in range(0, f.t, 4):
+            _write_turned(writer, source, first, min(4, f.t - first), m)
+    outputs = [f'y{j}' for j in range(f.t)]
+    for line in linear(f.bt, [f'x{b}' for b in range(f.t)], outputs, 'vec', ''):
+        writer.line(line)
+    for j, output in enumerate(outputs):
+        writer.line(f'*(vec *)(to + shared * {j * buffers.v_stride} + q) = {output};')
+    writer.close()
+
+
+def _write_turned(writer: Writer, source: str, first: int, count: int, m: int) -> None:
+    """x[first .. first + count) of four neighbouring tiles at q, transposed in registers."""
+    for e in range(4):
+        place = f'{source} + (q + {e}) * {m} + {first}'
+        writer.line(f'const vec l{first}_{e} = *(const vec *)({place});')
+    for half, picks in ((0, '0, 4, 1, 5'), (1, '2, 6, 3, 7')):
+        if count <= 2 * half:
+            continue
+        for a in (0, 2):
+            pair = f'l{first}_{a}, l{first}_{a + 1}'
+            writer.line(f'const vec p{first}_{half}{a} = __builtin_shufflevector({pair}, {picks});')
+        for odd, last in ((0, '0, 1, 4, 5'), (1, '2, 3, 6, 7')):
+            if 2 * half + odd < count:
+                pair = f'p{first}_{half}0, p{first}_{half}2'
+                writer.line(
+                    f'const vec x{first + 2 * half + odd} = '
+                    f'__builtin_shufflevector({pair}, {last});'
+                )
+
+
+def write_output(
+    writer: Writer,
+    shape: Geometry,
+    vectors: int,
+    isa: Isa,
+    classes: Sequence[Class],
+    pitch: int,
+) -> None:
+    """`transform_output_vN`: tiles of a row, from M to `rows`, `pitch` floats from row to row.
+
+    They are `columns` tiles from `first` of row `row` of a block that is `all` tiles wide. The
+    half-transformed tile stays in registers where they suffice; else it goes through an array,
+    since compilers spill more than that.
+    """
+    down, across = shape.down, shape.across
+    width = vectors * isa.lanes
+    held = down.t * across.m + 8 <= isa.registers
+    writer.open(
+        f'static __attribute__((noinline)) void transform_output_v{vectors}('
+        f'const float *restrict m, float *restrict rows, long row, long all, long first, '
+        f'long columns)'
+    )
+    for number, item in enumerate(classes):
+        for i in range(item.down.shared):
+            index = f'(row * {item.down.shared} + {i}) * all + first'
+            step = item.across.shared * item.index_step
+            writer.line(f'const float *m{number}_{i} = m + {item.place} + ({index}) * {step};')
+    writer.open('for (long p = 0; p < columns; p++)')
+    writer.open(f'for (long lane = 0; lane < {width}; lane += {isa.lanes})')
+    writer.line(f'float *to = rows + p * {across.m * width} + lane;')
+    if not held:
+        writer.line(f'lanes_t half[{across.m}][{down.t}];')
+    for part in down.parts:
+        here = [(n, item) for n, item in enumerate(classes) if item.down == part]
+        looped = part.shared == 1 and not held
+        if looped:
+            writer.open(f'for (long i = 0; i < {part.f.t}; i++)')
+        for i in range(1 if looped else part.f.t):
+            at = 'i' if looped else str(i)
+            prefix = '' if looped else f'c{part.first + i}'
+            loaded = []
+            for number, item in here:
+                for j in range(item.across.f.t):
+                    loaded.append(f'{prefix}m{item.across.first + j}')
+                    place = _product(number, item, at, j)
+                    writer.line(f'const lanes_t {loaded[-1]} = *(const lanes_t *)({place});')
+            names = [f'{prefix}a{x}' for x in range(across.m)]
+            for line in linear(across.at, loaded, names, 'lanes_t', prefix):
+                writer.line(line)
+            if not held:
+                row = f'i + {part.first}' if looped else str(part.first + i)
+                for x, name in enumerate(names):
+                    writer.line(f'half[{x}][{row}] = {name};')
+        if looped:
+            writer.close()
+    if not held:
+        writer.open(f'for (long x = 0; x < {across.m}; x++, to += {width})')
+    for x in range(across.m if held else 1):
+        inputs = [f'c{i}a{x}' if held else f'half[x][{i}]' for i in range(down.t)]
+        outputs = [f'r{x}y{y}' for y in range(down.m)]
+        for line in linear(down.at, inputs, outputs, 'lanes_t', f'r{x}'):
+            writer.line(line)
+        for y, output in enumerate(outputs):
+            writer.line(f'*(lanes_t *)(to + {y * pitch + x * width}) = {output};')
+    if not held:
+        writer.close()
+    writer.close(3)
+    writer.line()
+
+
+def _product(number: int, item: Class, i: str, j: int) -> str:
+    """Where M has the product of row i of the class's down part and column j of its across part."""
+    step = item.across.shared * item.index_step
+    pointer = f'm{number}_{i if item.down.shared > 1 else 0} + p * {step} + lane'
+    row = '' if item.down.shared > 1 else f' + {i} * {item.across.kinds * item.weight_step}'
+    column = j * (item.index_step if item.across.shared > 1 else item.weight_step)
+    return f'{pointer}{row} + {column}'
+
+
+def write_filter(writer: Writer, shape: Geometry) -> None:
+    """`transform_filter`: G g G^T of one filter, in double, one weight every `step` floats."""
+    down, across = shape.down, shape.across
+    for name, f in (('g_down', down), ('g_across', across)):
+        kept = [f.g[p.first + i * p.shared] for p in f.parts for i in range(p.kinds)]
+        rows = ', '.join('{' + ', '.join(repr(float(x)) for x in row) + '}' for row in kept)
+        writer.line(f'static const double {name}[{f.kinds}][{f.r}] = {{{rows}}};')
+    writer.line()
+    writer.open('static void transform_filter(const float *filter, float *to, long step)')
+    writer.line(f'double half[{down.kinds}][{across.r}];')
+    writer.open(f'for (long i = 0; i < {down.kinds}; i++)')
+    writer.open(f'for (long s = 0; s < {across.r}; s++)')
+    writer.line('half[i][s] = 0.0;')
+    writer.line(f'for (long r = 0; r < {down.r}; r++)')
+    writer.line(f'    half[i][s] += g_down[i][r] * filter[r * {across.r} + s];')
+    writer.close(2)
+    writer.open(f'for (long i = 0; i < {down.kinds}; i++)')
+    writer.open(f'for (long j = 0; j < {across.kinds}; j++)')
+    writer.line('double sum = 0.0;')
+    writer.line(f'for (long s = 0; s < {across.r}; s++)')
+    writer.line('    sum += half[i][s] * g_across[j][s];')
+    writer.line(f'to[(i * {across.kinds} + j) * step] = (float)sum;')
+    writer.close(3)
+    writer.line()

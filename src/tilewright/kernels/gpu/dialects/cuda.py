@@ -1,0 +1,179 @@
+"""CUDA C++, as NVRTC compiles it without any header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.kernels.gpu import ptx
+from tilewright.kernels.gpu.dialects.table import Dialect, warpgroup_products
+from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
+
+WORDS = {
+    'THREAD': '(int)threadIdx.x',
+    'BLOCK_X': '(int)blockIdx.x',
+    'BLOCK_Y': '(int)blockIdx.y',
+    'BLOCK_Z': '(int)blockIdx.z',
+    'BARRIER': '__syncthreads()',
+    'GLOBAL': '',
+    'SHARED': '',
+    'FUNCTION': 'static __device__ __forceinline__',
+    'TABLE': 'static __device__ const int',
+    'FMA': 'fmaf',
+    'MAXIMUM': 'fmaxf',
+    'MINIMUM': 'fminf',
+    'DEVICE_FENCE': '__threadfence()',
+    'FLOAT_BITS': '__float_as_uint',
+    'BITS_FLOAT': '__uint_as_float',
+}
+
+# Copies are asynchronous from compute capability 8.0 on. A copy of nothing writes zeros: that is
+# how padding is loaded without a branch.
+HEAD = f"""\
+#define INFINITY __int_as_float(0x7f800000)
+#define LOAD4(space, p) (*(const float4 *)(p))
+#define STORE4(space, p, v) (*(float4 *)(p) = (v))
+#define STORE2(space, p, a, b) (*(float2 *)(p) = make_float2(a, b))
+#define FLOAT4(a, b, c, d) make_float4(a, b, c, d)
+#define LOAD2(space, p) (*(const float2 *)(p))
+#define FLOAT2(a, b) make_float2(a, b)
+#define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
+#define ATOMIC_ADD(p, v) atomicAdd(p, v)
+#define ATOMIC_COUNT(p) atomicAdd(p, 1)
+
+#if __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("{ptx.copy(4)}"
+                 :: "r"(at), "l"(from), "r"(there ? 4 : 0) : "memory");
+}}
+static __device__ __forceinline__ void COPY4(float *to, const float *from, bool there)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("{ptx.copy(16)}"
+                 :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+}}
+#define COPY_COMMIT asm volatile("{ptx.COPY_COMMIT}" ::: "memory")
+#define COPY_WAIT(n) asm volatile("{ptx.COPY_WAIT} %0;" :: "n"(n) : "memory")
+#else
+#define COPY1(to, from, there) (*(to) = (there) ? *(from) : 0.0f)
+#define COPY4(to, from, there) \\
+    (*(float4 *)(to) = (there) ? *(const float4 *)(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f))
+#define COPY_COMMIT
+#define COPY_WAIT(n)
+#endif
+
+#if __CUDA_ARCH__ >= 800
+#define MMA_TF32(d0, d1, d2, d3, a, b) \\
+    asm volatile("{ptx.MMA_TF32}" \\
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \\
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
+#endif
+"""
+
+# A warpgroup's product of pixels in registers and columns in shared memory, from Hopper on. Strides
+# between core matrices are counted in floats.
+_WARPGROUP = f"""\
+#define MATRIX_BEGIN asm volatile("{ptx.MATRIX_BEGIN}" ::: "memory")
+#define MATRIX_COMMIT asm volatile("{ptx.MATRIX_COMMIT}" ::: "memory")
+#define MATRIX_WAIT(n) asm volatile("{ptx.MATRIX_WAIT} %0;" :: "n"(n) : "memory")
+#define SHARED_TO_MATRIX asm volatile("{ptx.SHARED_TO_MATRIX}" ::: "memory")
+#define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_##n(d, a, tw_matrix(b, across, row8))
+
+static __device__ __forceinline__ unsigned long long tw_matrix(const float *b, int across, int row8)
+{{
+    const unsigned long long at = __cvta_generic_to_shared(b);
+    return ((at & 0x3ffff) >> 4) | (unsigned long long)(across / 4) << 16
+        | (unsigned long long)(row8 / 4) << 32;
+}}
+"""
+
+_BF16 = f"""\
+#define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16_##n(d, a, tw_matrix(b, across, row8))
+static __device__ __forceinline__ unsigned BF16_PAIR(float low, float high)
+{{
+    unsigned both;
+    asm("{ptx.BF16_PAIR}" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}}
+"""
+
+
+_BULK = f"""\
+static __device__ __forceinline__ void BULK_BEGIN(float *barrier)
+{{
+    asm volatile("{ptx.BULK_BEGIN}" :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+    asm volatile("{ptx.BULK_BEGUN}" ::: "memory");
+}}
+static __device__ __forceinline__ void
+BULK_COPY(float *to, const float *from, int floats, float *barrier)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("{ptx.BULK_EXPECT}" :: "r"(4 * floats), "r"(bar) : "memory");
+    asm volatile("{ptx.BULK_COPY}"
+                 :: "r"(at), "l"(from), "r"(4 * floats), "r"(bar) : "memory");
+}}
+static __device__ __forceinline__ void BULK_WAIT(const float *barrier, int used)
+{{
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned come;
+    do
+        asm volatile("{ptx.BULK_TEST}" : "=r"(come) : "r"(bar), "r"(used & 1) : "memory");
+    while (!come);
+}}
+"""
+
+
+def _wgmma(kind: str, columns: int) -> str:
+    """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
+    name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
+    count = columns // 2
+    outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
+    inputs = ', '.join(f'"r"(a[{i}])' for i in range(4))
+    text = '\\n'.join(ptx.wgmma(columns, kind))
+    return f"""\
+static __device__ __forceinline__ void
+{name}_{columns}(float (&d)[{count}], const unsigned (&a)[4], unsigned long long b)
+{{
+    asm volatile("{text}"
+                 : {outputs}
+                 : {inputs}, "l"(b), "r"(1));
+}}
+"""
+
+
+def _extra(kernels: Sequence[Kernel]) -> str:
+    wanted = warpgroup_products(kernels)
+    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
+
+
+def _entry(kernel: Kernel, parameters: str) -> str:
+    resident = f', {kernel.resident}' if kernel.resident else ''
+    return (
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}{resident})\n'
+        f'{kernel.name}({parameters})'
+    )
+
+
+def _pointer(element: str, name: str, written: bool) -> str:
+    return f'{element} *{name}' if written else f'const {element} *__restrict__ {name}'
+
+
+def _shared(kernel: Kernel) -> list[str]:
+    """All arrays in one dynamic allocation: a static one is limited to 48 KB."""
+    if not kernel.shared:
+        return []
+    lines, offset = [f'extern __shared__ __align__({ALIGNED}) float tw_shared[];'], 0
+    for name, count in kernel.shared:
+        lines.append(f'float *const {name} = tw_shared + {offset};')
+        offset += padded(count)
+    return lines
+
+
+CUDA = Dialect(
+    'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
+    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), extra=_extra,
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""What a dialect of CUCL is: a table of words, some lines of text, and how a kernel begins.
+
+One file for each: dialect_cuda.py, dialect_opencl.py, dialect_host.py. Words that stand for more
+than a keyword (16-byte loads, asynchronous copies, matrix instructions) are macros or functions in
+`head`, under the same names in every dialect; docs/cucl.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.kernels.gpu.language import Kernel
+
+
+def _nothing(_: object) -> str:
+    return ''
+
+
+def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
+    """('tf32' or 'bf16', columns) of every product that a need such as 'wgmma_tf32/64' names."""
+    needs = sorted({need for kernel in kernels for need in kernel.needs if '/' in need})
+    split = [need.removeprefix('wgmma_').split('/') for need in needs]
+    return sorted((kind, int(columns)) for kind, columns in split)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One target language.
+
+    family        the language that foreign bodies for it are written in
+    words         identifier of CUCL -> text
+    head          text before every kernel
+    entry         (kernel, parameters) -> the line that opens its function
+    pointer       (element type, name, written) -> a parameter
+    shared        kernel -> declarations of its shared arrays
+    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy',
+                  'device_fence'
+    extra         kernels -> text between head and kernels: what their needs ask for
+    tail          text behind the kernel
+    """
+
+    name: str
+    family: str
+    words: Mapping[str, str]
+    head: str
+    entry: Callable[[Kernel, str], str]
+    pointer: Callable[[str, str, bool], str]
+    shared: Callable[[Kernel], list[str]]
+    capabilities: frozenset[str] = frozenset()
+    extra: Callable[[Sequence[Kernel]], str] = _nothing
+    tail: Callable[[Kernel], str] = _nothing

@@ -1,0 +1,187 @@
+"""Pieces that kernel schemas are assembled from, each a function that returns lines of CUCL.
+
+decode        a flat number into iterators, outermost first
+dealt         work that threads take in turns
+element       an access as a reference to an argument
+guards        the bounds that an access may violate, as C tests
+epilogue_lines, epilogue_arrays   what the pointwise stages behind the main one read at a store
+aligned       whether neighbours may be stored at once
+cleared, joined   a thread's sums: set to zero; added up over the blocks that share a tile
+cut, multiplied   operands of matrix instructions in fp32 precision, and their three products
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.kernels.cpu.pointwise import Epilogue, access_strides
+from tilewright.kernels.cpu.writer import scaled, total
+from tilewright.kernels.gpu.language import Array
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.stage import Access, Affine
+
+
+def decode(flat: str, sizes: Sequence[tuple[str, int]], prefix: str = '') -> list[str]:
+    """Declare an iterator for each (name, size), innermost last, from the number `flat`."""
+    lines, step = [], 1
+    for position, (name, size) in enumerate(reversed(sizes)):
+        text = flat if step == 1 else f'{flat} / {step}'
+        if size == 1:
+            text = '0'
+        elif position < len(sizes) - 1:
+            text = f'({text}) % {size}' if step > 1 else f'{text} % {size}'
+        lines.append(f'const int {prefix}{name} = {text};')
+        step *= size
+    return lines[::-1]
+
+
+def dealt(name: str, first: str, total: int, step: int, body: Sequence[str]) -> list[str]:
+    """Items first, first + step, ... below `total`, where `first` is below `step`: unrolled."""
+    return [
+        '#pragma unroll',
+        f'EACH_TURN({name}, {first}, {total}, {step}) {{',
+        *(f'    {line}' for line in body),
+        '}',
+    ]
+
+
+def aligned(group: Group, access: Access, along: str, run: int) -> bool:
+    """Whether `run` neighbours along a dimension, from a multiple of `run` on, begin where a store
+    of that many may: side by side, and every other dimension and the offset a multiple away.
+    """
+    strides, const = access_strides(group, access)
+    others = [stride for name, stride in strides.items() if name != along]
+    return strides[along] == 1 and not any(n % run for n in (const, *others))
+
+
+def index(expression: Affine, names: Mapping[str, str] | None = None) -> str:
+    """An affine index in C; iterators may go by other names."""
+    known = names or {}
+    return total(
+        [
+            *(scaled(known.get(n, n), c) for n, c in expression.terms),
+            str(expression.const) if expression.const else '',
+        ]
+    )
+
+
+def element(group: Group, access: Access) -> str:
+    """An access as a reference to its argument: `@In[n=n, c=c, h=2 * h + r + -1, w=...]`."""
+    tensor = group.tensor(access.tensor)
+    places = zip(tensor.dims, access.index, strict=True)
+    return f'@{tensor.name}[{", ".join(f"{d}={index(e)}" for d, e in places)}]'
+
+
+def leaves(expression: Affine, extent: int, sizes: Mapping[str, int]) -> bool:
+    """Whether an index may leave its dimension."""
+    return expression.const < 0 or expression.const + expression.extent(sizes) > extent
+
+
+def guards(group: Group, access: Access, sizes: Mapping[str, int]) -> list[str]:
+    """C tests that hold where an access is inside its tensor; none where it always is."""
+    shape = group.tensor(access.tensor).shape
+    return [
+        f'(unsigned)({index(e)}) < {extent}u'
+        for e, extent in zip(access.index, shape, strict=True)
+        if leaves(e, extent, sizes)
+    ]
+
+
+def argument(tensor: Tensor, written: bool = False) -> Array:
+    return Array(tensor.name, tensor.dims, tensor.shape, written=written)
+
+
+def epilogue_lines(epilogue: Epilogue) -> list[str]:
+    """Where each operand of the epilogue is read, over the main stage's iterators."""
+    return [
+        f'const int {item.name}_at = '
+        f'{total([*(scaled(d, s) for d, s in item.strides), str(item.const)])};'
+        for item in epilogue.operands
+    ]
+
+
+def epilogue_arrays(group: Group, epilogue: Epilogue) -> list[Array]:
+    """Arguments for the operands, each under the operand's own name."""
+    return [
+        Array(item.name, tensor.dims, tensor.shape)
+        for item in epilogue.operands
+        for tensor in (group.tensor(item.tensor),)
+    ]
+
+
+def cleared(columns: int, rows: int) -> list[str]:
+    """Set all sums of a thread to zero."""
+    return [
+        '#pragma unroll',
+        f'for (int i = 0; i < {columns}; i++)',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {rows}; j++)',
+        '        acc[i][j] = 0.0f;',
+    ]
+
+
+def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> list[str]:
+    """Leave this block's sums in `partial`; go on in the block that comes last, with all of them.
+
+    Parts are added in a fixed order. The counter of the tile is set back, so that nothing has to be
+    zeroed between calls; shared memory must have an array `arrived`.
+    """
+    tile = columns * rows * threads
+    loops = [
+        '#pragma unroll',
+        f'for (int i = 0; i < {columns}; i++)',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {rows}; j += 2)',
+    ]
+    place = f'((i * {rows} + j) / 2 * {threads} + THREAD) * 2'
+    return [
+        f'GLOBAL float *const mine = @partial + (BLOCK_Z * {tiles} + tile) * {tile};',
+        *loops,
+        f'        STORE2(GLOBAL, mine + {place}, acc[i][j], acc[i][j + 1]);',
+        'DEVICE_FENCE;',
+        'BARRIER;',
+        'if (THREAD == 0)',
+        '    arrived[0] = (float)ATOMIC_COUNT(@counter + tile);',
+        'BARRIER;',
+        f'if (arrived[0] != {float(splits - 1)!r}f)',
+        '    return;',
+        'DEVICE_FENCE;',
+        'if (THREAD == 0)',
+        '    @counter[tile=tile] = 0;',
+        *cleared(columns, rows),
+        f'for (int part = 0; part < {splits}; part++) {{',
+        f'    const GLOBAL float *const from = @partial + (part * {tiles} + tile) * {tile};',
+        *(f'    {line}' for line in loops),
+        '        {',
+        f'            acc[i][j] += from[{place}];',
+        f'            acc[i][j + 1] += from[{place} + 1];',
+        '        }',
+        '}',
+    ]
+
+
+def cut(name: str, place: str, value: str) -> list[str]:
+    """A float into its upper 11 bits of fraction and the rest, both exact: high_x, low_x."""
+    return [
+        '{',
+        f'    const float whole = {value};',
+        '    const unsigned high = FLOAT_BITS(whole) & 0xffffe000u;',
+        f'    high_{name}[{place}] = high;',
+        f'    low_{name}[{place}] = FLOAT_BITS(whole - BITS_FLOAT(high));',
+        '}',
+    ]
+
+
+def multiplied(down: int, across: int) -> list[str]:
+    """acc += y x for `down` x `across` tiles of 16 columns and 8 rows, smallest products first."""
+    sums = ', '.join(f'acc[2 * i{a}][2 * j{b}]' for a in ('', ' + 1') for b in ('', ' + 1'))
+    lines = []
+    for y, x in (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x')):
+        lines += [
+            '#pragma unroll',
+            f'for (int i = 0; i < {down}; i++)',
+            '#pragma unroll',
+            f'    for (int j = 0; j < {across}; j++)',
+            f'        MMA_TF32({sums}, {y}[i], {x}[j]);',
+        ]
+    return lines

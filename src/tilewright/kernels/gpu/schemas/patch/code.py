@@ -1,0 +1,260 @@
+"""The patch and strip schemas: a block's piece of the image is in shared memory for all windows.
+
+Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
+Comes out: a module. Where the tiled schema gathers a row once for each window point, here the
+patch under a block's pixels is copied once for a piece of channels, and every window point reads it
+at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a schedule:
+
+    bk, b<pixel>   columns of a block, and its extent along every pixel dimension (bn bh bw)
+    bp             in the strip schema, instead: pixels of a block, through rows and images
+    tk tp          columns and pixels of a warp, or of a warpgroup (then tk is bk)
+    kb stages      channels of a piece, pieces in flight
+    split          blocks that share a tile's channels
+    gap            floats between two images of a patch beside their own, against collisions of
+                   pixels of neighbouring images in a bank; 0 where it is not said
+    queue          steps that a warpgroup's matrix units are handed at once, 1 where it is not said
+    late           1: a later piece is asked for once the matrix units of this one have work, not
+                   before; 0 where it is not said
+    bulk           1: one thread asks for the whole of a piece's columns, 0 where it is not said:
+                   all threads copy sixteen bytes at a time
+    joint          1: depths run across channels and window points together (few channels),
+                   0: each window point takes eight channels at a time
+
+Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
+patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
+patch_mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
+registers, so that a tile may have any shape, whole rows of odd length included; `tp` pixels that a
+tile does not fill are computed and dropped.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.epilogue import helpers
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.patch import mixed as patch_mixed
+from tilewright.kernels.gpu.schemas.patch import pixels as patch_pixels
+from tilewright.kernels.gpu.schemas.patch import warp as patch_warp
+from tilewright.kernels.gpu.schemas.patch import warpgroup as patch_warpgroup
+from tilewright.kernels.gpu.schemas.patch.plan import WARP, Plan, plan
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+PACK_THREADS = 256
+
+
+def generate(group: Group, schedule: GpuSchedule) -> Module:
+    """[Group, GpuSchedule] -> [Module]"""
+    p = plan(group, schedule)
+    packed = p.packed
+    extra = [Buffer(packed.name, packed.dims, packed.sizes)]
+    if p.split > 1:
+        sizes = (p.split, p.tiles, p.bk * p.bp)
+        extra.append(Buffer('partial', ('part', 'tile', 'i'), sizes))
+        extra.append(Buffer('counter', ('tile',), (p.tiles,), 'i32', zeroed=True))
+    operands = {item.name: item.tensor for item in p.epilogue.operands}
+    return Module(
+        group,
+        (*tensor_buffers(group), *extra),
+        (Step.of(main_kernel(p), **operands),),
+        (Step.of(pack_kernel(p)),),
+    )
+
+
+def how(p: Plan) -> ModuleType:
+    """What is particular to the instructions of a schedule: its file has one function for each."""
+    if p.mixed:
+        return patch_mixed
+    return patch_warpgroup if p.wide else patch_warp
+
+
+def pack_kernel(p: Plan) -> Kernel:
+    """The constant operand as pieces of it will lie in shared memory, zeros where nothing is."""
+    c, packed = p.contraction, p.packed
+    written = Array(packed.name, packed.dims, packed.sizes, written=True)
+    channel, window = (
+        (f'e / {p.window_points}', f'e % {p.window_points}')
+        if p.joint
+        else (f'e % {p.kb}', f'e / {p.kb}')
+    )
+    lines, value = how(p).packed_element(p)
+    one = [
+        f'const int inner = {channel}, window = {window};',
+        f'const int {c.loop} = piece * {p.kb} + inner;',
+        *(pieces.decode('window', p.windows) if p.windows else []),
+        f'const bool there = {c.vector} < {p.columns} && {c.loop} < {p.channels} && '
+        f'inner < {p.kb} && window < {p.window_points};',
+        f'const float weight = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+    ]
+    body = [
+        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
+        f'if (flat >= {packed.elements})',
+        '    return;',
+        *lines,
+        *(pieces.decode('g_', p.batch) if p.batch else []),
+        *(patch_mixed.both(one) if p.mixed else one),
+        f'{packed.name}[flat] = {value};',
+    ]
+    args = (pieces.argument(p.group.tensor(c.b.tensor)), written)
+    grid = (-(-packed.elements // PACK_THREADS), 1, 1)
+    return Kernel('patch_pack', args, '\n'.join(body), grid, PACK_THREADS)
+
+
+def main_kernel(p: Plan) -> Kernel:
+    columns, rows = p.own
+    args = [
+        pieces.argument(p.group.tensor(p.contraction.a.tensor)),
+        p.packed,
+        *pieces.epilogue_arrays(p.group, p.epilogue),
+    ]
+    shared = [
+        ('a_tile', p.stages * p.kb * p.plane_pitch),
+        ('b_tile', p.stages * how(p).shared_weights(p)),
+    ]
+    if p.bulk:
+        shared.append(('full', 2 * p.stages))
+    if p.split > 1:
+        sizes = (p.split, p.tiles, p.bk * p.bp)
+        args.append(Array('partial', ('part', 'tile', 'i'), sizes, written=True))
+        args.append(Array('counter', ('tile',), (p.tiles,), 'i32', written=True))
+        shared.append(('arrived', 4))
+    args.append(pieces.argument(p.group.output, written=True))
+    body = [
+        *_place(p),
+        *patch_pixels.copied(p),
+        *how(p).offsets(p),
+        *_accumulate(p),
+        *(pieces.joined(columns, rows, p.threads, p.tiles, p.split) if p.split > 1 else []),
+        *how(p).store(p),
+    ]
+    needs = {f'{need}/{p.bk}' if p.wide else need for need in how(p).NEEDS}
+    needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
+    return Kernel(
+        f'patch_{p.group.main.name}', tuple(args), '\n'.join(body),
+        (p.pixel_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
+        helpers(p.group, p.epilogue), frozenset(needs),
+    )  # fmt: skip
+
+
+def _place(p: Plan) -> list[str]:
+    """Which tile this block owns, and which part of it this warp."""
+    across, share = p.bp // p.tp, -(-p.iterations // p.split)
+    return [
+        *patch_pixels.begun(p),
+        f'const int group = {f"BLOCK_Y / {p.column_tiles}" if p.groups > 1 else "0"};',
+        f'const int first_column = (BLOCK_Y - group * {p.column_tiles}) * {p.bk};',
+        *(pieces.decode('group', p.batch) if p.batch else []),
+        f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP};',
+        f'const int owner = THREAD / {p.team};',
+        f'const int first_pixel = owner % {across} * {p.tp};',
+        f'const int own_column = owner / {across} * {p.tk};',
+        *(_part(p, share) if p.split > 1 else [f'const int begin = 0, end = {p.iterations};']),
+    ]
+
+
+def _part(p: Plan, share: int) -> list[str]:
+    """The pieces of this block, where several blocks share a tile."""
+    return [
+        f'const int tile = BLOCK_Y * {p.pixel_tiles} + BLOCK_X;',
+        f'const int begin = BLOCK_Z * {share};',
+        f'const int end = min(begin + {share}, {p.iterations});',
+    ]
+
+
+def _accumulate(p: Plan) -> list[str]:
+    """The loop over pieces: copy one that is needed later, multiply the one that is here."""
+    columns, rows = p.own
+    cleared = [f'float acc[{columns}][{rows}];', *pieces.cleared(columns, rows)]
+    begun = [
+        'if (THREAD == 0) {',
+        *(f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)),
+        '}',
+        'BARRIER;',
+    ]
+    return [*cleared, *(begun if p.bulk else []), *(_late(p) if p.late else _early(p))]
+
+
+def _asked(p: Plan) -> list[str]:
+    """Ask for the piece that is `stages - 1` further on."""
+    return [
+        f'const int next = now + {p.stages - 1};',
+        'if (next < end) {',
+        *(f'    {line}' for line in _copies(p)),
+        '}',
+        'COPY_COMMIT;',
+    ]
+
+
+def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
+    """Until all but the youngest `others` pieces are here, for all threads to see; the one that is
+    multiplied `now` among them, unless it is asked for only then.
+    """
+    used = f'(now - begin) / {p.stages}'
+    slot = f' + now % {p.stages} * 2' if p.stages > 1 else ''
+    return [
+        f'COPY_WAIT({others});',
+        *(['SHARED_TO_MATRIX;'] if p.wide else []),
+        *([f'BULK_WAIT(full{slot}, {used});'] if p.bulk and now else []),
+        'BARRIER;',
+    ]
+
+
+def _early(p: Plan) -> list[str]:
+    """A later piece is asked for before this one is multiplied; the first turns only ask."""
+    ahead = p.stages - 1
+    return [
+        f'for (int now = begin - {ahead}; now < end; now++) {{',
+        *(f'    {line}' for line in _arrived(p, max(ahead - 1, 0), now=False)),
+        *(f'    {line}' for line in _asked(p)),
+        *(f'    {line}' for line in (_arrived(p, 0) if ahead == 0 else [])),
+        '    if (now >= begin) {',
+        *(f'        {line}' for line in how(p).multiply(p)),
+        '    }',
+        '}',
+    ]
+
+
+def _late(p: Plan) -> list[str]:
+    """A later piece is asked for while the first step of this one is multiplied."""
+    return [
+        f'for (int now = begin - {p.stages - 1}; now < begin; now++) {{',
+        *(f'    {line}' for line in _asked(p)),
+        '}',
+        'for (int now = begin; now < end; now++) {',
+        *(f'    {line}' for line in _arrived(p, p.stages - 2)),
+        *(f'    {line}' for line in how(p).multiply(p, _asked(p))),
+        '}',
+    ]
+
+
+def _copies(p: Plan) -> list[str]:
+    """Copy piece `next`: channels of the patch, depths of the packed operand."""
+    c = p.contraction
+    strides, _ = access_strides(p.group, c.a)
+    step = strides[c.loop]
+    slot = f'next % {p.stages}' if p.stages > 1 else '0'
+    teams = p.threads // p.lanes  # channels that are copied at the same time
+    lines = [
+        f'SHARED float *const to_a = a_tile + {slot} * {p.kb * p.plane_pitch};',
+        f'SHARED float *const to_b = b_tile + {slot} * {how(p).shared_weights(p)};',
+        f'const int team = {f"THREAD / {p.lanes}" if teams > 1 else "0"};',
+        f'const GLOBAL float *const image = @{c.a.tensor} + next * {p.kb * step};',
+    ]
+    ragged = p.channels % p.kb
+    short = p.threads % p.lanes
+    copies = []
+    for i in range(p.places):
+        there = f'inside{i}' + (f' && next * {p.kb} + channel < {p.channels}' if ragged else '')
+        copy = (
+            f'COPY{p.unit}(to_a + channel * {p.plane_pitch} + spot{i}, '
+            f'{f"({there}) ? image + from{i} + channel * {step} : @{c.a.tensor}"}, {there});'
+        )
+        beyond = p.lanes * p.places > p.copied and i == p.places - 1
+        copies.append(f'if (place{i} < {p.plane}) {copy}' if beyond else copy)
+    loop = pieces.dealt('channel', 'team', p.kb, teams, copies)
+    lines += [f'if (team < {teams}) {{', *loop, '}'] if short else loop
+    return [*lines, *how(p).weight_copies(p)]

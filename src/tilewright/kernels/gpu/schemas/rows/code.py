@@ -1,0 +1,178 @@
+"""The rows schema: all parts of a group in one kernel, one block for each point that they share.
+
+Goes in: a group of several parts (ops/parts.py) that share dimensions (kernels/cpu/shared.py):
+softmax, layer and group normalisation. Comes out: a module of one kernel; parts that need no input
+run ahead, as kernels of the general schema.
+
+    softmax over w, for n, h (a block):    Peak | Total | Out[w]    barriers between them
+
+What lies between the parts stays in shared memory. A part with a single point left is reduced by
+all threads together, halves upon halves; others are dealt out, a point to a thread. Decisions:
+
+    threads   of a block, a power of two
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.names import rename_stage, safe_iterators
+from tilewright.kernels.cpu.schemas.general.plan import Tables, local_strides, piece_of
+from tilewright.kernels.cpu.shared import Shared, shared_dims
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.point import Point, outside_in, table_lines
+from tilewright.kernels.gpu.schemas.general import code as general
+from tilewright.kernels.gpu.typed import GpuTyped
+from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.group import Group
+from tilewright.ops.parts import depends_on_inputs, parts
+from tilewright.ops.stage import Access
+from tilewright.schedule.gpu import GpuSchedule
+
+NAME = 'rows'
+MOST_SHARED = 8192  # floats between the parts that a block keeps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parts with shared dimensions under one name each; `local` tensors are in shared memory.
+
+    local   tensor -> (elements, strides)
+    """
+
+    ahead: tuple[Group, ...]
+    running: tuple[Group, ...]
+    shared: tuple[tuple[str, int], ...]
+    local: Mapping[str, tuple[int, tuple[int, ...]]]
+    threads: int
+
+
+def plan(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Plan:
+    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where parts do not go together."""
+    found, threads = parts(group), schedule['threads']
+    if threads < 1 or threads & (threads - 1):
+        raise ScheduleError(f'{group.label}: {threads} threads of a block; give a power of two')
+    needed = (*depends_on_inputs(group)[:-1], True)
+    running = tuple(part for part, runs in zip(found, needed, strict=True) if runs)
+    ahead = tuple(part for part, runs in zip(found, needed, strict=True) if not runs)
+    if len(running) < 2:
+        raise ScheduleError(f'{group.label}: the rows schema joins several parts; it has one')
+    shared = shared_dims(running)
+    names = tuple(f's{number}_' for number in range(len(shared)))
+    renamed = tuple(_renamed(p, n, shared, names, taken) for n, p in enumerate(running))
+    sizes = tuple((name, renamed[-1].main.sizes[name]) for name in names)
+    local = {}
+    for number, part in enumerate(running[:-1]):
+        kept = {item.axes[number]: 1 for item in shared}
+        shape = part.output.shape
+        count = math.prod(kept.get(axis, extent) for axis, extent in enumerate(shape))
+        local[part.output.name] = count, local_strides(shape, kept)
+    if sum(count for count, _ in local.values()) > MOST_SHARED:
+        raise ScheduleError(
+            f'{group.label}: more than {MOST_SHARED} elements lie between its parts; use '
+            f'{general.NAME}'
+        )
+    return Plan(ahead, renamed, sizes, local, threads)
+
+
+def _renamed(
+    part: Group, number: int, shared: Sequence[Shared], names: Sequence[str], taken: frozenset[str]
+) -> Group:
+    """The part with shared dimensions under their common names, the others under safe ones."""
+    own = {item.names[number]: name for item, name in zip(shared, names, strict=True)}
+    safe = safe_iterators(part, taken)[1]
+    mapping = {d.name: own.get(d.name) or safe[d.name] for d in part.main.dims}
+    stages = tuple(rename_stage(s, mapping) if s is part.main else s for s in part.stages)
+    return replace(part, stages=stages)
+
+
+def generate(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Module:
+    """[Group, GpuSchedule] -> [Module]; iterators are not called what is `taken`."""
+    p = plan(group, schedule, taken)
+    first = GpuSchedule.of(general.NAME, threads=128)
+    ahead = [general.generate(safe_iterators(part, taken)[0], first).steps[0] for part in p.ahead]
+    made = [Buffer(t.name, t.dims, t.shape, t.dtype) for t in (part.output for part in p.ahead)]
+    main = kernel(group, p)
+    return Module(group, (*tensor_buffers(group), *made), (Step.of(main),), tuple(ahead))
+
+
+def kernel(group: Group, p: Plan) -> Kernel:
+    tables, typed = Tables(), GpuTyped()
+    used: dict[str, None] = {}
+    body = pieces.decode('BLOCK_X', p.shared)
+    arrays = [('joined', p.threads * 2)]
+    for name, (count, _) in p.local.items():
+        dtype = group.tensor(name).dtype
+        arrays.append((f'{name}_kept', -(-count * DTYPES[dtype] // 4)))
+        kind = C_TYPES[dtype]
+        body.append(f'SHARED {kind} *const {name}_here = (SHARED {kind} *){name}_kept;')
+    for number, part in enumerate(p.running):
+
+        def pointer(tensor: str, access: Access, part: Group = part) -> tuple[str, tuple[int, ...]]:
+            if tensor in p.local:
+                return f'{tensor}_here', p.local[tensor][1]
+            used[tensor] = None
+            return tensor, part.tensor(tensor).strides
+
+        piece = piece_of(part, tables, pointer, {}, [name for name, _ in p.shared])
+        body += ['{', *(f'    {line}' for line in _part(Point(piece, typed), p.threads)), '}']
+        if number < len(p.running) - 1:
+            body.append('BARRIER;')
+    written = group.output.name
+    args = tuple(
+        Array(t.name, t.dims, t.shape, t.dtype, written=t.name == written)
+        for t in (group.tensor(name) for name in used)
+    )
+    return Kernel(
+        f'rows_{group.main.name}',
+        args,
+        '\n'.join(body),
+        (math.prod(size for _, size in p.shared), 1, 1),
+        p.threads,
+        tuple(arrays),
+        '\n'.join(filter(None, [typed.helpers(), table_lines(tables)])),
+    )
+
+
+def _part(point: Point, threads: int) -> list[str]:
+    """All points of one part that belong to this block."""
+    piece = point.piece
+    loops = outside_in(piece, piece.parallel, [piece.write])
+    sizes = [(p.name, p.size) for p in loops]
+    points = math.prod(size for _, size in sizes)
+    if points == 1 and piece.stage.combiner:
+        return _together(point, threads)
+    return [
+        f'for (int point = THREAD; point < {points}; point += {threads}) {{',
+        *(f'    {line}' for line in pieces.decode('point', sizes)),
+        *(f'    {line}' for line in general.value_lines(point, 1)),
+        *(f'    {line}' for line in point.finish()),
+        '}',
+    ]
+
+
+def _together(point: Point, threads: int) -> list[str]:
+    """One point by all threads; the first one stores it."""
+    text = point.combined('sums[THREAD]', 'sums[THREAD + step]')
+    return [
+        'const int lane = THREAD;',
+        *general.value_lines(point, threads),
+        f'SHARED {point.type} *const sums = (SHARED {point.type} *)joined;',
+        'sums[THREAD] = value;',
+        'BARRIER;',
+        f'for (int step = {threads // 2}; step > 0; step /= 2) {{',
+        '    if (lane < step)',
+        f'        sums[THREAD] = {text};',
+        '    BARRIER;',
+        '}',
+        'if (THREAD == 0) {',
+        f'    const {point.type} value_0 = sums[0];',
+        *(f'    {line}' for line in point.finish()),
+        '}',
+    ]

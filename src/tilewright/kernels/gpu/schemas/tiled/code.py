@@ -1,0 +1,466 @@
+"""The tiled schema: a sum of products as a blocked matrix product whose left side is never stored.
+
+Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
+Comes out: a module. The roles of dimensions are those of kernels/cpu/contraction.py; for a
+convolution
+
+    columns   k                       packed ahead: [batch][window and channels][k], zero behind K
+    rows      n h w, flattened        gathered; padding becomes zeros in shared memory
+    depth     r s (outer), c (inner)  in pieces of `kb`, through `stages` buffers of shared memory
+
+so that any stride, dilation, padding, batch and group count are the same kernel, and a 1x1
+convolution or a fully connected layer is one with an empty window. Decisions of a schedule:
+
+    bk bp      columns and rows of a block             tk tp    of a thread; of a warp for matrix
+                                                                instructions
+    kb stages  depth of a piece, pieces in flight      split    blocks that share a tile's depth
+    joint      1: pieces run across window points (few channels), 0: each is inside one
+
+The intrinsic is `fma`, or `mma_tf32x3`: matrix instructions on operands that are cut into a high
+and a low part of 11 bits each. Of the four products the low by low one is left out, which is 2^-22
+of a product; the units cut off sums instead of rounding them, so that errors of deep sums reach
+1e-5 of the largest result, where multiply-adds in fp32 have 1e-6, and TF32 alone 3e-4.
+
+Blocks that share a tile leave partial sums in a workspace; the last one to arrive adds them up in a
+fixed order, applies the epilogue and stores: no zeroing, no atomics on data, the same bits every
+time.
+"""
+
+from __future__ import annotations
+
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.writer import scaled, total
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.epilogue import helpers
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.tiled.plan import WARP, Plan, plan
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Affine
+from tilewright.schedule.gpu import GpuSchedule
+
+NAME = 'tiled'
+PACK_THREADS = 256
+
+
+def generate(group: Group, schedule: GpuSchedule) -> Module:
+    """[Group, GpuSchedule] -> [Module]"""
+    p = plan(group, schedule)
+    packed = Buffer(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, p.column_tiles * p.bk))
+    extra = [packed]
+    if p.split > 1:
+        tile = p.bk * p.bp
+        extra.append(Buffer('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile)))
+        extra.append(Buffer('counter', ('tile',), (p.tiles,), 'i32', zeroed=True))
+    operands = {item.name: item.tensor for item in p.epilogue.operands}
+    return Module(
+        group,
+        (*tensor_buffers(group), *extra),
+        (Step.of(main_kernel(p), **operands),),
+        (Step.of(pack_kernel(p)),),
+    )
+
+
+def pack_kernel(p: Plan) -> Kernel:
+    """The constant operand into [batch][depth][columns], zeros where there is nothing."""
+    c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
+    width = p.column_tiles * p.bk
+    count = p.groups * p.depth * width
+    loop = c.loop or '_none'
+    body = [
+        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
+        f'if (flat >= {count})',
+        '    return;',
+        *pieces.decode('flat', [('g_', p.groups), ('e', p.depth), (c.vector, width)]),
+        *(pieces.decode('g_', p.batch) if p.batch else []),
+        *_depth(p, 'e', loop),
+        f'const bool there = {c.vector} < {p.columns} && {loop} < {p.channels} && '
+        f'window < {p.window_points};',
+        f'@{p.packed}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+    ]
+    packed = Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width), written=True)
+    grid = (-(-count // PACK_THREADS), 1, 1)
+    return Kernel('tiled_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
+
+
+def _depth(p: Plan, e: str, loop: str) -> list[str]:
+    """Declare `window`, its iterators and the channel of depth `e`."""
+    period = p.channels if p.joint else p.per_window * p.kb
+    lines = [
+        f'const int window = {f"{e} / {period}" if p.window_points > 1 or p.joint else "0"};',
+        f'const int {loop} = {e} - window * {period};',
+    ]
+    return [*lines, *(pieces.decode('window', p.windows) if p.windows else [])]
+
+
+def main_kernel(p: Plan) -> Kernel:
+    stage, c = p.group.main, p.contraction
+    a = p.group.tensor(c.a.tensor)
+    body = [
+        *_place(p),
+        *_loader(p),
+        *_accumulate(p),
+        *(pieces.joined(*p.own, p.threads, p.tiles, p.split) if p.split > 1 else []),
+        *_store(p),
+    ]
+    width = p.column_tiles * p.bk
+    args = [
+        pieces.argument(a),
+        Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width)),
+        *pieces.epilogue_arrays(p.group, p.epilogue),
+    ]
+    if p.split > 1:
+        tile = p.bk * p.bp
+        args.append(Array('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile), written=True))
+        args.append(Array('counter', ('tile',), (p.tiles,), 'i32', written=True))
+    args.append(pieces.argument(p.group.output, written=True))
+    wide, long = p.pitch
+    shared = [('a_tile', p.stages * p.kb * long), ('b_tile', p.stages * p.kb * wide)]
+    if p.split > 1:
+        shared.append(('arrived', 4))
+    return Kernel(
+        f'tiled_{stage.name}',
+        tuple(args),
+        '\n'.join(body),
+        (p.row_tiles, p.column_tiles * p.groups, p.split),
+        p.threads,
+        tuple(shared),
+        helpers(p.group, p.epilogue),
+        frozenset((['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])),
+    )
+
+
+def _place(p: Plan) -> list[str]:
+    """Which tile this block owns, and which rows and columns of it this thread."""
+    tiles = p.column_tiles
+    lines = [
+        f'const int first_row = BLOCK_X * {p.bp};',
+        f'const int group = {f"BLOCK_Y / {tiles}" if p.groups > 1 else "0"};',
+        f'const int first_column = (BLOCK_Y - group * {tiles}) * {p.bk};',
+        *_own_place(p),
+    ]
+    if p.split > 1:
+        share = -(-p.iterations // p.split)
+        lines += [
+            f'const int begin = BLOCK_Z * {share};',
+            f'const int end = begin + {share} < {p.iterations} ? begin + {share} : {p.iterations};',
+            f'const int tile = BLOCK_Y * {p.row_tiles} + BLOCK_X;',
+        ]
+    else:
+        lines.append(f'const int begin = 0, end = {p.iterations};')
+    return [*lines, *(pieces.decode('group', p.batch) if p.batch else [])]
+
+
+def _own_place(p: Plan) -> list[str]:
+    """Where the sums of this thread begin in the block's tile."""
+    across = p.bp // p.tp
+    if not p.matrix:
+        return [
+            f'const int my_rows = THREAD % {across} * 4;',
+            f'const int my_columns = THREAD / {across} * 4;',
+        ]
+    return [
+        f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP};',
+        f'const int my_rows = warp % {across} * {p.tp} + lane % 4 * 2;',
+        f'const int my_columns = warp / {across} * {p.tk} + lane / 4;',
+    ]
+
+
+def _row_part(expression: Affine, rows: dict[str, int], prefix: str) -> str:
+    """The part of an index that rows and batch decide: what stays the same all the way down."""
+    terms = [scaled(f'{prefix}{n}' if n in rows else n, c) for n, c in expression.terms]
+    return total([*terms, str(expression.const) if expression.const else ''])
+
+
+def _loader(p: Plan) -> list[str]:
+    """The rows that this thread gathers: where each begins, and what its bounds depend on."""
+    group, access = p.group, p.contraction.a
+    strides, const = access_strides(group, access)
+    rows = dict(p.rows)
+    outer = {*rows, *p.contraction.batch}
+    lines = []
+    for i in range(_rows_per_thread(p)):
+        column = f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
+        lines += [
+            f'const int row{i} = first_row + {column};',
+            *pieces.decode(f'row{i}', p.rows, prefix=f'r{i}_'),
+        ]
+        terms = [
+            scaled(f'r{i}_{d}' if d in rows else d, s) for d, s in strides.items() if d in outer
+        ]
+        lines.append(f'const int base{i} = {total([*terms, str(const)])};')
+        for number, expression in _bounded(p):
+            fixed = Affine(
+                tuple((n, k) for n, k in expression.terms if n in outer), expression.const
+            )
+            lines.append(f'const int at{i}_{number} = {_row_part(fixed, rows, f"r{i}_")};')
+    return lines
+
+
+def _rows_per_thread(p: Plan) -> int:
+    return max(1, p.bp // p.threads)
+
+
+def _bounded(p: Plan) -> list[tuple[int, Affine]]:
+    """(axis, index) of the gathered operand wherever it may leave the tensor."""
+    shape = p.group.tensor(p.contraction.a.tensor).shape
+    return [
+        (number, expression)
+        for number, (expression, extent) in enumerate(
+            zip(p.contraction.a.index, shape, strict=True)
+        )
+        if pieces.leaves(expression, extent, p.sizes)
+    ]
+
+
+def _inside(p: Plan, i: int) -> str:
+    """Whether row `i` of this thread reads inside the tensor at the current window point."""
+    shape = p.group.tensor(p.contraction.a.tensor).shape
+    windows = dict(p.windows)
+    tests = [f'row{i} < {p.points}'] if p.points % p.bp else []
+    for number, expression in _bounded(p):
+        terms = [scaled(n, k) for n, k in expression.terms if n in windows]
+        tests.append(f'(unsigned)({total([f"at{i}_{number}", *terms])}) < {shape[number]}u')
+    return ' && '.join(tests) or 'true'
+
+
+def _accumulate(p: Plan) -> list[str]:
+    """The loop over pieces: copy one that is needed later, multiply the one that is here."""
+    ahead = p.stages - 1
+    columns, rows = p.own
+    lines = [
+        f'float acc[{columns}][{rows}];',
+        *pieces.cleared(columns, rows),
+        f'for (int now = begin - {ahead}; now < end; now++) {{',
+        f'    COPY_WAIT({max(ahead - 1, 0)});',
+        '    BARRIER;',
+        f'    const int next = now + {ahead};',
+        '    if (next < end) {',
+        *(f'        {line}' for line in _copies(p)),
+        '    }',
+        '    COPY_COMMIT;',
+        *(['    COPY_WAIT(0);', '    BARRIER;'] if ahead == 0 else []),
+        '    if (now >= begin) {',
+        *(f'        {line}' for line in (_matrix if p.matrix else _multiply)(p)),
+        '    }',
+        '}',
+    ]
+    return lines
+
+
+def _copies(p: Plan) -> list[str]:
+    """Copy piece `next` of both operands into its buffer."""
+    c = p.contraction
+    strides, _ = access_strides(p.group, c.a)
+    slot = f'next % {p.stages}' if p.stages > 1 else '0'
+    wide, long = p.pitch
+    lines = [
+        f'SHARED float *const to_a = a_tile + {slot} * {p.kb * long};',
+        f'SHARED float *const to_b = b_tile + {slot} * {p.kb * wide};',
+    ]
+    loop = c.loop or '_none'
+    step = strides.get(c.loop, 0)
+    windows = [scaled(n, strides[n]) for n, _ in p.windows if strides.get(n)]
+    rows = _rows_per_thread(p)
+    stride = max(p.threads // p.bp, 1)  # depths between two copies of one thread
+    copies = p.kb * p.bp // p.threads // rows
+    here = f'THREAD / {p.bp}' if p.threads > p.bp else '0'
+    column = [
+        f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
+        for i in range(rows)
+    ]
+    if not p.joint:
+        lines += _depth(p, f'next * {p.kb}', loop)
+        lines.append(f'const int channel = {loop} + {here};')
+        ragged = p.channels % p.kb
+        for i in range(rows):
+            lines.append(f'const bool inside{i} = {_inside(p, i)};')
+            start = total([f'base{i}', *windows, scaled('channel', step)])
+            lines.append(f'const GLOBAL float *const from{i} = @{c.a.tensor} + ({start});')
+            for j in range(copies):
+                d = j * stride
+                there = f'inside{i}' + (f' && channel + {d} < {p.channels}' if ragged else '')
+                lines.append(
+                    f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
+                    f'{_safe(p, f"from{i} + {d * step}", there)}, {there});'
+                )
+    else:
+        for j in range(copies):
+            d = j * stride
+            lines.append('{')
+            inner = [f'const int e = next * {p.kb} + {here} + {d};', *_depth(p, 'e', loop)]
+            for i in range(rows):
+                there = f'{_inside(p, i)} && window < {p.window_points}'
+                start = total([f'base{i}', *windows, scaled(loop, step)])
+                inner += [
+                    f'const bool inside{i} = {there};',
+                    f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
+                    f'{_safe(p, f"@{c.a.tensor} + ({start})", f"inside{i}")}, inside{i});',
+                ]
+            lines += [f'    {line}' for line in inner] + ['}']
+    return [*lines, *_weight_copies(p)]
+
+
+def _safe(p: Plan, address: str, there: str) -> str:
+    """An address that may be formed even where nothing is read."""
+    return address if there == 'true' else f'({there}) ? {address} : @{p.contraction.a.tensor}'
+
+
+def _weight_copies(p: Plan) -> list[str]:
+    """Fours of the packed operand, consecutive threads side by side."""
+    fours = p.kb * p.bk // 4
+    per_row = p.bk // 4
+    width = p.column_tiles * p.bk
+    lines = [
+        f'const GLOBAL float *const from_b = @{p.packed} + '
+        f'(group * {p.depth} + next * {p.kb}) * {width} + first_column;'
+    ]
+    for first in range(0, fours, p.threads):
+        index = f'(THREAD + {first})'
+        copy = (
+            f'COPY4(to_b + {index} / {per_row} * {p.pitch[0]} + {index} % {per_row} * 4, '
+            f'from_b + {index} / {per_row} * {width} + {index} % {per_row} * 4, true);'
+        )
+        partial = first + p.threads > fours
+        lines.append(f'if ({index} < {fours}) {copy}' if partial else copy)
+    return lines
+
+
+def _multiply(p: Plan) -> list[str]:
+    """One piece: a thread's rows and columns from shared memory, fours at a time."""
+    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    lines = [
+        f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.pitch[1]} + my_rows;',
+        f'const SHARED float *const b = b_tile + {slot} * {p.kb * p.pitch[0]} + my_columns;',
+        '#pragma unroll',
+        f'for (int e = 0; e < {p.kb}; e++) {{',
+        f'    float x[{p.tp}], y[{p.tk}];',
+    ]
+    for name, source, own, whole in (('x', 'a', p.tp, p.bp), ('y', 'b', p.tk, p.bk)):
+        for four in range(own // 4):
+            place = f'{source} + e * {whole} + {four * (whole // (own // 4))}'
+            lines.append('    {')
+            lines.append(f'        const float4 v = LOAD4(SHARED, {place});')
+            for lane, part in enumerate('xyzw'):
+                lines.append(f'        {name}[{four * 4 + lane}] = v.{part};')
+            lines.append('    }')
+    return [
+        *lines,
+        '#pragma unroll',
+        f'    for (int i = 0; i < {p.tk}; i++)',
+        '#pragma unroll',
+        f'        for (int j = 0; j < {p.tp}; j++)',
+        '            acc[i][j] = FMA(x[j], y[i], acc[i][j]);',
+        '}',
+    ]
+
+
+def _matrix(p: Plan) -> list[str]:
+    """One piece by matrix instructions: 16 columns by 8 rows by 8 depths each, three times.
+
+    Lane 4 g + t holds columns g and g + 8 and rows 2 t and 2 t + 1 of a result, depths t and t + 4
+    of the operands (PTX ISA, mma.m16n8k8).
+    """
+    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    wide, long = p.pitch
+    across, down = p.tp // 8, p.tk // 16
+    first_row = f'warp % {p.bp // p.tp} * {p.tp} + lane / 4'
+    first_column = f'warp / {p.bp // p.tp} * {p.tk} + lane / 4'
+    lines = [
+        f'const SHARED float *const a = a_tile + {slot} * {p.kb * long} + lane % 4 * {long} '
+        f'+ {first_row};',
+        f'const SHARED float *const b = b_tile + {slot} * {p.kb * wide} + lane % 4 * {wide} '
+        f'+ {first_column};',
+        '#pragma unroll',
+        f'for (int e = 0; e < {p.kb}; e += 8) {{',
+        f'    unsigned high_x[{across}][2], low_x[{across}][2];',
+        f'    unsigned high_y[{down}][4], low_y[{down}][4];',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {across}; j++) {{',
+    ]
+    for q in range(2):
+        lines += pieces.cut('x', f'j][{q}', f'a[(e + {4 * q}) * {long} + j * 8]')
+    lines += ['    }', '#pragma unroll', f'    for (int i = 0; i < {down}; i++) {{']
+    for q in range(4):
+        value = f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]'
+        lines += pieces.cut('y', f'i][{q}', value)
+    lines += ['    }', *pieces.multiplied(down, across)]
+    return [*lines, '}']
+
+
+def _column_at(p: Plan, i: str) -> str:
+    """Where column `i` of a thread lies behind its first one."""
+    if p.matrix:
+        return f'{i} / 2 * 16 + {i} % 2 * 8'
+    return _fours(p.tk, p.bk, i)
+
+
+def _row_at(p: Plan, j: str) -> str:
+    if p.matrix:
+        return f'{j} / 2 * 8 + {j} % 2'
+    return _fours(p.tp, p.bp, j)
+
+
+def _fours(own: int, whole: int, i: str) -> str:
+    """Fours of a thread are apart by those of all others: neighbours read side by side."""
+    fours = own // 4
+    return f'{i} % 4' if fours == 1 else f'{i} / 4 * {whole // fours} + {i} % 4'
+
+
+def _store(p: Plan) -> list[str]:
+    """Through the epilogue into the result; rows outside, so that each run is decoded once."""
+    c, out = p.contraction, p.group.output
+    write = p.group.main.write
+    columns, rows = p.own
+    run = p.run if _side_by_side(p) else 1
+    places = zip(out.dims, write.index, strict=True)
+    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
+    lines = [
+        '#pragma unroll',
+        f'for (int j = 0; j < {rows}; j += {run}) {{',
+        f'    const int row = first_row + my_rows + {_row_at(p, "j")};',
+        *(f'    {line}' for line in pieces.decode('row', p.rows)),
+        '#pragma unroll',
+        f'    for (int i = 0; i < {columns}; i++) {{',
+        f'        const int {c.vector} = first_column + my_columns + {_column_at(p, "i")};',
+    ]
+    tests = [f'row < {p.points}'] if p.points % p.bp else []
+    tests += [f'{c.vector} < {p.columns}'] if p.columns % p.bk else []
+    if tests:
+        lines.append(f'        if ({" && ".join(tests)}) {{')
+    lines += [f'        {line}' for line in pieces.epilogue_lines(p.epilogue)]
+    values = []
+    for lane in range(run):
+        lines.append(f'        const float value{lane} = acc[i][j + {lane}];')
+        text = p.epilogue.expression.replace('value', f'value{lane}')
+        for item in p.epilogue.operands:
+            moving = any(item.stride(d) for d, _ in p.rows)
+            if moving and lane:
+                text = text.replace(f'{item.name}_at', f'{item.name}_at + {lane}')
+        values.append(text)
+    if run == 1:
+        lines.append(f'        {target} = {values[0]};')
+    elif run == 2:
+        lines.append(f'        STORE2(GLOBAL, &{target}, {", ".join(values)});')
+    else:
+        lines.append(f'        STORE4(GLOBAL, &{target}, FLOAT4({", ".join(values)}));')
+    return [*lines, *(['        }'] if tests else []), '    }', '}']
+
+
+def _side_by_side(p: Plan) -> bool:
+    """Whether runs of rows are neighbours in the result, aligned, and so is what it reads."""
+    strides, const = access_strides(p.group, p.group.main.write)
+    joined, step, inner = 1, 1, set()
+    for name, size in reversed(p.rows):
+        if size > 1 and strides[name] != step:
+            break
+        joined, step = joined * size, step * size
+        inner.add(name)
+    outer = [s for d, s in strides.items() if d not in inner]
+    if any(n % p.run for n in (joined, p.points, const, *outer)):
+        return False
+    return all(
+        not any(item.stride(d) for d, _ in p.rows)
+        or all(item.stride(d) == strides[d] for d, _ in p.rows)
+        for item in p.epilogue.operands
+    )

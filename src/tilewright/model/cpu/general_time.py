@@ -1,0 +1,85 @@
+"""The time of the general schema: what it loads, stores and computes, roughly.
+
+Goes in: a group, a schedule with schema 'general', a machine. Comes out: a `Prediction`. Compilers
+make the inner loops, which no model foresees; what counts is whether a second thread pays and that
+estimates of neighbours compare. Most such groups wait for memory: every tensor crosses, once, the
+boundaries inside which not all of them fit. Windows that overlap are read from the first cache.
+"""
+
+from __future__ import annotations
+
+from tilewright.machine.isa import ISAS
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.predict import MARGIN
+from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
+from tilewright.ops.dtypes import SMOOTH
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Expr, Stage
+from tilewright.schedule.schedule import Schedule
+
+POINT_CYCLES = 0.5  # one load, store or plain function of a vector
+SMOOTH_CYCLES = 8.0  # one exponential, logarithm, root of a vector
+APART_CYCLES = 1.0  # one element that is not beside the one before
+ROW_CYCLES = 12.0  # entering the innermost loop
+_FAST = frozenset({'exp', 'sigmoid', 'tanh', 'sqrt', 'log'})
+LIBRARY_CYCLES = 40.0  # one call of a function of the C library
+
+
+def predict_general(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    isa, threads = ISAS[schedule.isa], schedule.threads
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    cycles = sum(_cycles(group, stage, isa.lanes) for stage in group.stages) / threads
+    compute = cycles * cycle_s
+    moved = float(group.compulsory_bytes)
+    boundaries = [_crossed(machine, 0, moved, threads)]
+    for number in range(len(machine.caches)):
+        copies = min(threads, max(1, machine.cores // machine.caches[number].shared_by))
+        room = MARGIN * copies * machine.capacity_bytes(number, threads)
+        boundaries.append(_crossed(machine, number + 1, moved if moved > room else 0.0, threads))
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    total = max(compute, *(b.seconds for b in boundaries[1:])) + fork
+    bounds = bound_times(group.flops, moved, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return Prediction(
+        max(total, bounds[largest]), compute, 0.0, 0.0, fork, tuple(boundaries), bounds[largest],
+        group.flops, moved, largest if total < bounds[largest] else '',
+    )  # fmt: skip
+
+
+def _crossed(machine: Machine, number: int, moved: float, threads: int) -> Boundary:
+    seconds = moved / (1e9 * machine.bandwidth_gbps(number, threads))
+    return Boundary(machine.boundaries[number], moved, seconds)
+
+
+def _cycles(group: Group, stage: Stage, lanes: int) -> float:
+    """Cycles of one thread for all points of a stage."""
+    lane = _lane(group, stage)
+    each = _expression(stage.expr, lanes)
+    for access in stage.accesses:
+        beside = _step(group, access, lane) in (0, 1) and access.is_affine
+        each += POINT_CYCLES / lanes if beside else APART_CYCLES
+    return stage.points * each + stage.points / stage.sizes.get(lane, 1) * ROW_CYCLES
+
+
+def _lane(group: Group, stage: Stage) -> str:
+    """The iterator that steps by one in what is read, or else in what is written."""
+    for access in (*stage.reads, stage.write):
+        for name in access.names:
+            if _step(group, access, name) == 1 and stage.sizes[name] > 1:
+                return name
+    return stage.dims[-1].name if stage.dims else ''
+
+
+def _step(group: Group, access: Access, name: str) -> int:
+    strides = group.tensor(access.tensor).strides
+    return sum(e.coefficient(name) * s for e, s in zip(access.index, strides, strict=True))
+
+
+def _expression(expr: Expr, lanes: int) -> float:
+    inner = sum(_expression(a, lanes) for a in expr.args)
+    if expr.op in _FAST:
+        return inner + SMOOTH_CYCLES / lanes
+    if expr.op in SMOOTH or expr.op in ('pow', 'mod', 'fmod'):
+        return inner + LIBRARY_CYCLES
+    return inner + (POINT_CYCLES / lanes if expr.args else 0.0)

@@ -1,0 +1,195 @@
+"""The stages of a network on a GPU, behind the passes: choose, measure if asked, generate, bind.
+
+[Program]         -> choose_all -> [GpuChoice of each group]   by the model
+[GpuChoice]       -> measured   -> [GpuChoice of each group]   where tune is 'measure'
+[Group, Choice]   -> generate   -> [Module]                    codegen.gpu
+[Module, Program] -> bind       -> [GpuNetwork]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewright.graph.program import Program, Task
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.module import Module
+from tilewright.machine.gpu import GpuMachine
+from tilewright.network.chooser import core
+from tilewright.network.gpu.bind import Work, bind
+from tilewright.network.gpu.choose import GpuChoice, choose_all, is_legal, search
+from tilewright.network.gpu.measure import How, Place, fastest
+from tilewright.network.gpu.place import by_levels, is_aligned
+from tilewright.ops.group import Group
+from tilewright.pipeline import debug
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.network import GpuNetwork
+from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.measure import Progress
+
+TARGETS = ('cuda', 'opencl', 'host')
+TRIALS = 32  # schedules that are timed for each distinct group
+KEPT = 4  # choices of the model that are kept
+LOOKED = 16  # schedules that the model looks at where a search is to begin from nothing
+
+Report = Callable[[Progress], object]
+
+
+def compile_program(
+    program: Program,
+    target: str,
+    name: str = '',
+    *,
+    device: Device | None = None,
+    tune: str = 'model',
+    trials: int | None = None,
+    max_rel_err: float = 1e-4,
+    parallel: bool = True,
+    progress: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
+    keep: Callable[[Mapping[str, GpuChoice]], object] | None = None,
+) -> GpuNetwork:
+    """[Program] -> [GpuNetwork] on the device of a target, by a part of its name.
+
+    Options are those of `tilewright.compile`; `device` is the one that is meant, if it is open, and
+    `keep` is called with what was chosen.
+    """
+    device = device or open_device(target, name)
+    begin = time.perf_counter()
+    groups = {task.group.digest: task.group for task in program.tasks}
+    looked = LOOKED if tune == 'measure' and how.from_nothing else None
+    chosen = chosen_by_model(
+        groups, device.machine, KEPT, max_rel_err, progress, looked, how.algorithm
+    )
+    debug(1, f'{program.name}: {len(groups)} groups scheduled after {_since(begin)}')
+    best = {digest: found[0] for digest, found in chosen.items()}
+    if tune == 'measure':
+        place = Place.of(device, target, name)
+        best = measured(groups, chosen, place, trials or TRIALS, max_rel_err, progress, how)
+        debug(1, f'{program.name}: measured after {_since(begin)}')
+    if keep is not None:
+        keep(best)
+    made = bound(program, best, device, max_rel_err, parallel=parallel, progress=progress)
+    debug(1, f'{program.name}: ready after {_since(begin)}')
+    return made
+
+
+def bound(
+    program: Program,
+    best: Mapping[str, GpuChoice],
+    device: Device,
+    max_rel_err: float,
+    *,
+    parallel: bool = True,
+    progress: Report | None = None,
+) -> GpuNetwork:
+    """[Program, choice of each group] -> [GpuNetwork]: generated, compiled, bound to memory.
+
+    Memory is shared by level, and passes leave tasks in another order: fusion moves a task to where
+    its consumer ran.
+    """
+    program = by_levels(program)
+    works = works_of(program, best, device.machine, max_rel_err)
+    return bind(program, works, device, parallel=parallel, report=_building(progress))
+
+
+def chosen_by_model(
+    groups: Mapping[str, Group],
+    machine: GpuMachine,
+    top: int,
+    max_rel_err: float,
+    progress: Report | None = None,
+    looked: int | None = None,
+    algorithm: str = 'auto',
+) -> dict[str, tuple[GpuChoice, ...]]:
+    """The choices for every distinct group, by its digest, the best first, out of so many."""
+    begin = time.perf_counter()
+
+    def report(group: Group, done: int, total: int) -> None:
+        if progress is not None:
+            left = (time.perf_counter() - begin) / done * (total - done)
+            progress(Progress('search', group.label, done, total, left, None))
+
+    found = choose_all(
+        list(groups.values()), machine, top, max_rel_err, report, trials=looked,
+        algorithm=algorithm,
+    )  # fmt: skip
+    return dict(zip(groups, found, strict=True))
+
+
+def measured(
+    groups: Mapping[str, Group],
+    chosen: Mapping[str, Sequence[GpuChoice]],
+    place: Place,
+    trials: int,
+    max_rel_err: float,
+    progress: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
+) -> dict[str, GpuChoice]:
+    """The fastest choice of every group; what is around a sum of products does not decide it.
+
+    A schedule that cannot compute all of a group leaves it to the model's choice.
+    """
+    cores = {digest: core(group) for digest, group in groups.items()}
+    distinct = {one.digest: one for one in cores.values()}
+    first = {one.digest: chosen[digest] for digest, one in reversed(cores.items())}
+
+    def report(group: Group, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress('measure', group.label, done, total, 0.0, None))
+
+    found = fastest(distinct, first, place, trials, max_rel_err, report, how)
+    return {
+        digest: best
+        if is_legal(groups[digest], (best := found[one.digest]).schedule, place.machine)
+        else chosen[digest][0]
+        for digest, one in cores.items()
+    }
+
+
+def works_of(
+    program: Program, best: Mapping[str, GpuChoice], machine: GpuMachine, max_rel_err: float
+) -> list[Work]:
+    """Every task with its schedule and kernels; equal groups share them.
+
+    Kernels move several elements at once, which a value inside another one may be in the way of:
+    the general schema, which does not, computes such tasks.
+    """
+    modules: dict[tuple[str, str], Module] = {}
+    plain: dict[str, GpuChoice] = {}
+
+    def choice_of(task: Task) -> GpuChoice:
+        digest = task.group.digest
+        if is_aligned(program, (task.result, *task.operands.values())):
+            return best[digest]
+        if digest not in plain:
+            found = search(task.group, machine, 1, max_rel_err, products=False)
+            plain[digest] = found[0]
+        return plain[digest]
+
+    works = []
+    for task in program.tasks:
+        choice = choice_of(task)
+        key = task.group.digest, choice.schedule.digest
+        if key not in modules:
+            modules[key] = generate(task.group, choice.schedule)
+        works.append(
+            Work(
+                task, choice.schedule, modules[key], choice.predicted_s, choice.bound_s,
+                choice.limit,
+            )
+        )  # fmt: skip
+    return works
+
+
+def _building(progress: Report | None) -> Any:
+    def report(name: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress('build', name, done, total, 0.0, None))
+
+    return report
+
+
+def _since(begin: float) -> str:
+    return f'{time.perf_counter() - begin:.2f} s'

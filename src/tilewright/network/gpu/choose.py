@@ -1,0 +1,316 @@
+"""Schedules for the groups of a network on a GPU: each distinct problem once, by the model alone.
+
+Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
+timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
+searched is the core of a group (network/chooser.py). Three kinds of groups:
+
+    sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
+                       (model/gpu/time.py) in the place of a stopwatch
+    few rows           a matrix by a vector: every weight is read once, so that bandwidth decides;
+                       many lanes along the weights of each result
+    the rest           squares for transposes, else one thread a result, with lanes where results
+                       are too few for the device
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from tilewright.errors import InputError, ScheduleError, TilewrightError
+from tilewright.kernels.cpu.contraction import contract, vector_candidates
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import precise
+from tilewright.kernels.gpu.schemas.general import code as general
+from tilewright.kernels.gpu.schemas.rows import code as rows
+from tilewright.kernels.gpu.schemas.transposed import code as transposed
+from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
+from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.model.gpu.time import COSTS, predict_gpu
+from tilewright.network.chooser import core
+from tilewright.network.gpu.labour import each
+from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import moves
+from tilewright.search.gpu.tune import tune
+from tilewright.store import choices
+
+TRIALS = 240  # schedules of a group that the model looks at
+FEW_ROWS = 4  # rows of a matrix product up to which it is read as vectors
+BUSY = 512  # threads of a multiprocessor that hide the latency of memory
+MOST_LANES = 256
+LONGEST_ROW = 1 << 16  # elements that one block walks sooner than several kernels start
+# Matrix instructions cut off sums: their errors reach this share of the largest result.
+MATRIX_ERROR = 2e-5
+
+Report = Callable[[Group, int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuChoice:
+    """A schedule, what it takes by the model, what limits that, and what no kernel can beat."""
+
+    schedule: GpuSchedule
+    predicted_s: float
+    bound_s: float
+    limit: str = ''
+
+    def to_json(self) -> dict:
+        return {
+            'schedule': self.schedule.to_json(),
+            'predicted_s': self.predicted_s,
+            'bound_s': self.bound_s,
+            'limit': self.limit,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> GpuChoice:
+        try:
+            seconds = float(data['predicted_s']), float(data['bound_s'])
+            schedule = GpuSchedule.from_json(data['schedule'])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f'a stored GPU choice cannot be read: {error!r}') from None
+        return cls(schedule, *seconds, str(data.get('limit', '')))
+
+
+def choose_all(
+    groups: Sequence[Group],
+    machine: GpuMachine,
+    top: int,
+    max_rel_err: float,
+    report: Report | None = None,
+    processes: int | None = None,
+    trials: int | None = None,
+    algorithm: str = 'auto',
+) -> list[tuple[GpuChoice, ...]]:
+    """For each group its best choices, at least one and at most `top`, in the order given.
+
+    `trials`: schedules of a group that the model looks at.
+    """
+    looked = trials or TRIALS
+    cores = [core(group) for group in groups]
+    keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
+    found: dict[str, tuple[GpuChoice, ...]] = {}
+    left: dict[str, Group] = {}
+    for key, one in zip(keys, cores, strict=True):
+        kept = recalled(key)
+        if kept:
+            found[key] = kept
+        else:
+            left[key] = one
+    for done, (key, answer) in enumerate(
+        _searched(left, machine, top, max_rel_err, processes, looked, algorithm), len(found) + 1
+    ):
+        found[key] = answer
+        choices.keep(key, [choice.to_json() for choice in answer])
+        if report is not None:
+            report(left[key], done, len(found) + len(left))
+    return [
+        _legal(group, found[key], machine, top, max_rel_err)
+        for group, key in zip(groups, keys, strict=True)
+    ]
+
+
+def recalled(key: str) -> tuple[GpuChoice, ...]:
+    """The choices that are kept under a key; none where they cannot be read."""
+    try:
+        return tuple(GpuChoice.from_json(item) for item in choices.recall(key) or ())
+    except (TilewrightError, TypeError):
+        return ()
+
+
+def _key(
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
+) -> str:
+    return choices.key_of(
+        {
+            'gpu': machine.to_json(), 'group': group.digest, 'top': top,
+            'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
+            **({'algorithm': algorithm} if algorithm != 'auto' else {}),
+        },
+        choices.GPU_DECIDES,
+    )  # fmt: skip
+
+
+def _legal(
+    group: Group, found: tuple[GpuChoice, ...], machine: GpuMachine, top: int, max_rel_err: float
+) -> tuple[GpuChoice, ...]:
+    """Those that also compute what follows the core; the general schema where none does."""
+    good = tuple(c for c in found if is_legal(group, c.schedule, machine))
+    return good or search(group, machine, top, max_rel_err, products=False)
+
+
+def is_legal(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
+    """Whether kernels can be generated, and their blocks fit the machine."""
+    try:
+        for kernel in generate(group, schedule).kernels:
+            machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
+    except ScheduleError:
+        return False
+    return machine.has(schedule.intrinsic)
+
+
+def _searched(
+    left: Mapping[str, Group],
+    machine: GpuMachine,
+    top: int,
+    max_rel_err: float,
+    processes: int | None,
+    trials: int,
+    algorithm: str,
+) -> Iterable[tuple[str, tuple[GpuChoice, ...]]]:
+    """(key, choices) of every group: the long searches in processes, if there are several."""
+    slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
+    for key, group in left.items():
+        if key not in slow:
+            yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
+    pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
+    yield from zip(slow, each(search, pieces, processes), strict=True)
+
+
+def search(
+    group: Group,
+    machine: GpuMachine,
+    top: int,
+    max_rel_err: float,
+    products: bool = True,
+    trials: int = TRIALS,
+    algorithm: str = 'auto',
+) -> tuple[GpuChoice, ...]:
+    """The search itself, in this process, over so many schedules.
+
+    Without `products` by schemas that move one element at a time.
+    """
+    if products and has_products(group):
+        if is_thin(group):
+            return _general(group, machine)[:top]
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
+        if algorithm == 'winograd' and not made:
+            made = _by_model(group, machine, top, max_rel_err, trials, 'direct')
+        return tuple(made[:top]) or _general(group, machine)[:top]
+    if transposed.pays(group) and group.is_plain:
+        square = GpuSchedule.of(transposed.NAME, side=32, rows=8)
+        if is_legal(group, square, machine):
+            return (choice_of(group, square, machine), *_general(group, machine))[:top]
+    return (*_rows(group, machine), *_general(group, machine))[:top]
+
+
+def _rows(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
+    """All parts in one kernel, where they go together and there are rows for the device.
+
+    A launch costs as much as some hundred thousand bytes: with few rows it is still worth it unless
+    each of them is long.
+    """
+    if len(parts(group)) == 1:
+        return ()
+    length = max(stage.points for stage in group.stages)
+    threads = min(256, machine.threads_per_block)
+    schedule = GpuSchedule.of(rows.NAME, threads=threads)
+    if not is_legal(group, schedule, machine):
+        return ()
+    blocks = math.prod(generate(group, schedule).steps[0].kernel.grid)
+    if length / blocks > LONGEST_ROW and blocks < machine.multiprocessors:
+        return ()
+    return (choice_of(group, schedule, machine),)
+
+
+def has_products(group: Group) -> bool:
+    """Whether other schemas than the general one may compute it."""
+    return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
+
+
+def is_thin(group: Group) -> bool:
+    """Whether it multiplies a matrix that is read once by few rows."""
+    found = vector_candidates(group)
+    if not found:
+        return False
+    c = contract(group, found[0])
+    rows = math.prod(group.main.sizes[d] for d in c.pixels)
+    return rows <= FEW_ROWS and not c.batch
+
+
+def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
+    """Whether errors of its sums, and of transforms where it has any, stay below a limit."""
+    if schedule.schema == winograd_plan.NAME and not precise(group, schedule, max_rel_err):
+        return False
+    return schedule.intrinsic == 'fma' or max_rel_err >= MATRIX_ERROR
+
+
+def _by_model(
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
+) -> list[GpuChoice]:
+    """The best predicted of all schemas that apply, in the order of their times."""
+
+    def seconds(schedule: GpuSchedule) -> float | None:
+        if not is_precise(group, schedule, max_rel_err):
+            return None
+        try:
+            return predict_gpu(group, schedule, machine).seconds
+        except ScheduleError:
+            return None
+
+    space = moves(group, machine, algorithm=algorithm)
+    if not space.tables:
+        return []
+    tried = tune(
+        space, lambda schedules: [seconds(s) for s in schedules], trials=trials,
+        seed=Random(group.digest).getrandbits(32),
+    )  # fmt: skip
+    best = [t.schedule for t in tried if t.seconds is not None]
+    return [choice_of(group, schedule, machine) for schedule in _varied(best, top)]
+
+
+def _varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
+    """The first `top`, at most half of them of one schema and intrinsic if there are others: the
+    model may favour one wrongly.
+    """
+    taken: list[GpuSchedule] = []
+    counts: dict[tuple[str, str], int] = {}
+    for schedule in schedules:
+        kind = schedule.schema, schedule.intrinsic
+        if counts.get(kind, 0) < max(top // 2, 1):
+            counts[kind] = counts.get(kind, 0) + 1
+            taken.append(schedule)
+    rest = [s for s in schedules if s not in taken]
+    return [*taken, *rest][:top]
+
+
+def _general(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
+    """The general schema: lanes until the device is busy, and half and twice as many."""
+    stage = group.main
+    points = math.prod(stage.sizes[d] for d in stage.parallel)
+    length = math.prod(stage.sizes[d] for d in stage.reduction)
+    lanes = 1
+    while (
+        lanes < MOST_LANES
+        and points * lanes < machine.multiprocessors * BUSY
+        and 4 * lanes < length
+    ):
+        lanes *= 2
+    threads = min(256, machine.threads_per_block)
+    wanted = [lanes, *(n for n in (2 * lanes, lanes // 2) if n >= 1)]
+    found = [
+        GpuSchedule.of(general.NAME, threads=max(min(128, threads), n), lanes=n)
+        for n in wanted
+        if n == 1 or n <= min(length, threads)
+    ]
+    legal = [s for s in found if is_legal(group, s, machine)]
+    if not legal:
+        generate(group, found[0])  # says why not
+        raise ScheduleError(f'{group.label}: blocks of {threads} threads do not fit')
+    return tuple(choice_of(group, schedule, machine) for schedule in legal)
+
+
+def choice_of(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> GpuChoice:
+    """The choice with what the model says; a launch and its bytes where it says nothing."""
+    bounds = schedule_bounds(group, schedule, machine)
+    try:
+        said = predict_gpu(group, schedule, machine)
+        return GpuChoice(schedule, said.seconds, bounds.seconds, said.by)
+    except ScheduleError:
+        launches = COSTS.launch_s * len(generate(group, schedule).steps)
+        return GpuChoice(schedule, launches + bounds.seconds, bounds.seconds, bounds.by)

@@ -1,0 +1,181 @@
+"""Where everything lies on a device: one arena for values and scratch, fixed before anything runs.
+
+Goes in: a program, its tasks in the order of their levels (`by_levels`), and the module of every
+task. Comes out: a `Placement`. Kernels that do not wait for each other run side by side (order.py),
+so that lives are counted in levels, the length of the longest way from the inputs, and not in
+tasks: branches of equal depth get memory of their own. Two lives that do not share a level must not
+meet when tasks run one after the other either, which is why the order matters.
+Offsets are those of graph/memory.py. Results and inputs lie in the arena as well and are copied
+from there, so that addresses never change and a call is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.errors import ModelError
+from tilewright.graph.memory import Life, offsets_of
+from tilewright.graph.program import Program
+from tilewright.kernels.gpu.module import Buffer, Module
+from tilewright.ops.dtypes import DTYPES
+
+ALIGNMENT = 512  # bytes: what every device asks of a part of its memory, and a sector of L2
+VECTOR = 16  # bytes that kernels move at once
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Bytes of the arena, and where in it things begin.
+
+    values    value that has memory of its own -> its first byte; constants are not among them
+    scratch   for every task: buffer of its module -> its first byte
+    levels    of every task
+    """
+
+    arena_bytes: int
+    values: Mapping[str, int]
+    scratch: tuple[Mapping[str, int], ...]
+    levels: tuple[int, ...]
+
+
+def duties(module: Module) -> dict[str, str]:
+    """buffer -> what it is for, of all that a module has.
+
+    value     a tensor that is given or made by every call
+    constant  a tensor that kernels of a call read
+    packing   a constant that only kernels ahead read, so that nobody needs it afterwards
+    prepared  made ahead, once
+    zeroed    zeros between calls
+    scratch   written and read by one call
+    """
+    roles = {t.name: t.role for t in module.group.tensors}
+    running = {buffer for step in module.steps for _, buffer in step.buffers}
+    made = {
+        buffer
+        for step in module.ahead
+        for name, buffer in step.buffers
+        if step.kernel.array(name).written
+    }
+    found = {}
+    for buffer in module.buffers:
+        role = roles.get(buffer.name)
+        if role in ('input', 'output'):
+            duty = 'value'
+        elif role == 'constant':
+            duty = 'constant' if buffer.name in running else 'packing'
+        elif buffer.name in made:
+            duty = 'prepared'
+        else:
+            duty = 'zeroed' if buffer.zeroed else 'scratch'
+        found[buffer.name] = duty
+    return found
+
+
+def place(program: Program, modules: Sequence[Module]) -> Placement:
+    """[Program, module of every task] -> [Placement]"""
+    levels = levels_of(program)
+    if list(levels) != sorted(levels):
+        raise ModelError(
+            f'{program.name}: tasks of levels {levels} cannot share memory by level; sort them by '
+            f'`by_levels` first'
+        )
+    last = max(levels, default=0) + 1
+    lives: dict[str, Life] = {}
+
+    def needed(name: str, size: int, first: int, until: int) -> None:
+        known = lives.get(name)
+        low, high = (first, until) if known is None else (known.first, known.last)
+        lives[name] = Life(min(low, first), max(high, until), _rounded(size))
+
+    for name in program.inputs:
+        needed(name, value_bytes(program, name), 0, last)
+    for level, task in zip(levels, program.tasks, strict=True):
+        for value in (task.result, *task.operands.values()):
+            root, _ = program.place(value)
+            if root not in program.constants:
+                needed(root, value_bytes(program, root), level, level)
+    for _, value in program.outputs:
+        root, _ = program.place(value)
+        if root in lives:
+            needed(root, value_bytes(program, root), last, last)
+    named: list[dict[str, str]] = []
+    for number, (level, module) in enumerate(zip(levels, modules, strict=True)):
+        kinds = duties(module)
+        own = {b.name: f'{number} {b.name}' for b in module.buffers if kinds[b.name] == 'scratch'}
+        for buffer in module.buffers:
+            if buffer.name in own:
+                needed(own[buffer.name], buffer_bytes(buffer), level, level)
+        named.append(own)
+    offsets = offsets_of(lives)
+    scratch = tuple({name: offsets.pop(key) for name, key in own.items()} for own in named)
+    total = max((offsets_end(lives, scratch, named, offsets)), default=0)
+    return Placement(total, offsets, scratch, levels)
+
+
+def offsets_end(
+    lives: Mapping[str, Life],
+    scratch: Sequence[Mapping[str, int]],
+    named: Sequence[Mapping[str, str]],
+    offsets: Mapping[str, int],
+) -> list[int]:
+    """The end of everything that has a place."""
+    ends = [at + lives[name].bytes for name, at in offsets.items()]
+    for places, own in zip(scratch, named, strict=True):
+        ends += [at + lives[own[name]].bytes for name, at in places.items()]
+    return ends
+
+
+def levels_of(program: Program) -> tuple[int, ...]:
+    """For every task the number of tasks on the longest way to it."""
+    written: dict[str, list[tuple[int, int, int]]] = {}  # root -> (first, end, level)
+    levels = []
+    for task in program.tasks:
+        level = 0
+        for value in task.operands.values():
+            root, first = program.place(value)
+            end = first + math.prod(program.values[value].shape)
+            level = max(
+                [level, *(n + 1 for a, b, n in written.get(root, ()) if a < end and first < b)]
+            )
+        levels.append(level)
+        root, first = program.place(task.result)
+        end = first + math.prod(program.values[task.result].shape)
+        written.setdefault(root, []).append((first, end, level))
+    return tuple(levels)
+
+
+def by_levels(program: Program) -> Program:
+    """The same tasks, those of a lower level first.
+
+    A branch that is short then comes before the end of a longer one, and what joins them is fused
+    with the longer one: the short one runs beside it instead of behind it.
+    """
+    levels = levels_of(program)
+    order = sorted(range(len(levels)), key=lambda number: (levels[number], number))
+    return program.with_tasks(tuple(program.tasks[number] for number in order))
+
+
+def is_aligned(program: Program, values: Sequence[str]) -> bool:
+    """Whether all of these begin where kernels may move several elements at once."""
+    for value in values:
+        root, element = program.place(value)
+        if element * DTYPES[program.values[root].dtype] % VECTOR:
+            return False
+    return True
+
+
+def value_bytes(program: Program, value: str) -> int:
+    kind = program.values[value]
+    if kind.dtype not in DTYPES:
+        raise ModelError(f'{value!r} is {kind.dtype}; kernels know {", ".join(DTYPES)}')
+    return math.prod(kind.shape) * DTYPES[kind.dtype]
+
+
+def buffer_bytes(buffer: Buffer) -> int:
+    return math.prod(buffer.sizes) * DTYPES[buffer.dtype]
+
+
+def _rounded(size: int) -> int:
+    return max(-(-size // ALIGNMENT), 1) * ALIGNMENT

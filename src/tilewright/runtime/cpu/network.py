@@ -1,0 +1,647 @@
+"""A compiled network: numpy arrays in and out, one call into C for all of its steps.
+
+Goes in: a program, where its values lie, and a library for each distinct group. Comes out:
+`Network`. Constants are packed once, here, and their originals are not kept. A call sets the
+pointers of the caller's arrays and runs `executor.c`: no Python and no allocation for each task.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ArrayError, CheckError, InputError, ModelError
+from tilewright.graph.graph import DTYPES, Value
+from tilewright.graph.memory import Memory, Place
+from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
+from tilewright.graph.program import Program, Task
+from tilewright.machine.compiler import build
+from tilewright.ops.group import Group
+from tilewright.runtime.cpu.kernel import aligned_empty, pool
+from tilewright.runtime.profile import Profile, TaskTime, explain_network, medians
+from tilewright.runtime.verify import poison
+from tilewright.schedule.schedule import Schedule
+
+Read = Callable[[Value], np.ndarray]  # a value as its memory is now
+_POINTER = ctypes.c_void_p
+_WORD = ctypes.sizeof(_POINTER)
+_LINE = 64
+
+
+class _Args(ctypes.Structure):
+    """`tw_args` of kernels/cpu/abi.py."""
+
+    _fields_ = [
+        ('inputs', _POINTER),
+        ('packed', _POINTER),
+        ('out', _POINTER),
+        ('scratch', _POINTER),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [('fn', _POINTER), ('args', _POINTER), ('parts', ctypes.c_long)]
+
+
+class _Patch(ctypes.Structure):
+    _fields_ = [('slot', _POINTER), ('array', ctypes.c_long), ('offset', ctypes.c_long)]
+
+
+class _Net(ctypes.Structure):
+    _fields_ = [
+        ('run', _POINTER),
+        ('steps', _POINTER),
+        ('step_count', ctypes.c_long),
+        ('patches', _POINTER),
+        ('patch_count', ctypes.c_long),
+    ]
+
+
+@cache
+def executor() -> ctypes.CDLL:
+    """executor.c, built once."""
+    source = resources.files('tilewright.runtime').joinpath('executor.c').read_text()
+    library = ctypes.CDLL(str(build(source, name='executor')))
+    library.tw_execute.argtypes = [_POINTER, _POINTER, _POINTER]
+    library.tw_execute.restype = None
+    library.tw_execute_time.argtypes = [_POINTER, _POINTER, ctypes.c_long, _POINTER]
+    library.tw_execute_time.restype = None
+    return library
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A group, the schedule that was chosen for it, and its library.
+
+    predicted_s  what the model says that a call takes
+    bound_s      what no kernel of the same algorithm can beat
+    limit        what bounds it, by the model
+    """
+
+    group: Group
+    schedule: Schedule
+    library: Path
+    predicted_s: float = 0.0
+    bound_s: float = 0.0
+    limit: str = ''
+
+
+class _Library:
+    """A loaded kernel: its sizes and functions."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+            for name in ('tw_parts', 'tw_scratch_bytes', 'tw_packed_bytes'):
+                getattr(library, name).restype = ctypes.c_long
+            library.tw_pack.argtypes = [_POINTER, _POINTER]
+            library.tw_pack.restype = None
+            self.part = ctypes.cast(library.tw_part, _POINTER).value
+        except (OSError, AttributeError) as error:
+            raise CheckError(f'the compiled kernel {path.name} cannot be loaded: {error}') from None
+        self.pack = library.tw_pack
+        self.parts = int(library.tw_parts())
+        self.scratch_bytes = self.parts * int(library.tw_scratch_bytes())
+        self.packed_bytes = int(library.tw_packed_bytes())
+
+
+class Network:
+    """A compiled network. `net(x)`, `net(x, out=y)`, `net.run({'input': x}) -> {'output': ..}`.
+
+    Calls from several threads take turns. Networks share no memory but the thread pool, and may be
+    called side by side. A child process that is forked may call a network of its parent.
+    """
+
+    def __init__(
+        self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int
+    ) -> None:
+        self.name, self.threads = program.name, threads
+        self.inputs = tuple(program.values[name] for name in program.inputs)
+        self.outputs = tuple(
+            Value(name, program.values[value].shape, program.values[value].dtype)
+            for name, value in program.outputs
+        )
+        self.kernels = dict(kernels)
+        self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
+        self.places = memory.places
+        self._lock = threading.Lock()  # callers share the arena and the arguments
+        self._build(program, memory)
+        _networks.add(self)
+
+    def _build(self, program: Program, memory: Memory) -> None:
+        loaded = {digest: _Library(kernel.library) for digest, kernel in self.kernels.items()}
+        libraries = [loaded[task.group.digest] for task in program.tasks]
+        self._arena = _room(self.name, 'its values', memory.arena_bytes)
+        self._scratch = _room(
+            self.name, 'its kernels',
+            max((library.scratch_bytes for library in libraries), default=0),
+        )  # fmt: skip
+        packed = self._packed(program, libraries)
+        base = self._weights.ctypes.data
+        prove_memory(
+            program,
+            memory,
+            Rooms(
+                self._scratch.nbytes, self._weights.nbytes,
+                [
+                    Beside(library.part, library.scratch_bytes, at - base, library.packed_bytes)
+                    for library, at in zip(libraries, packed, strict=True)
+                ],
+            ),
+        )  # fmt: skip
+        self._kept = {
+            name: _contiguous(program.constants[name], program.values[name])
+            for name in sorted(_read_in_place(program, memory))
+        }
+        arrays = {
+            ('input', value.name): number for number, value in enumerate(self.inputs)
+        } | {
+            ('output', value.name): number
+            for number, value in enumerate(self.outputs, len(self.inputs))
+        }  # fmt: skip
+        patches: list[_Patch] = []
+
+        def point(slot: int, place: Place) -> None:
+            """Let the pointer at address `slot` point at a place, now or at every call."""
+            if place.kind in ('input', 'output'):
+                patches.append(_Patch(slot, arrays[place.kind, place.name], place.offset))
+                return
+            base = self._arena if place.kind == 'arena' else self._kept[place.name]
+            _POINTER.from_address(slot).value = base.ctypes.data + place.offset
+
+        count = len(program.tasks)
+        self._args = (_Args * max(count, 1))()
+        self._steps = (_Step * max(count, 1))()
+        reads = [[t.name for t in task.group.with_role('input')] for task in program.tasks]
+        self._pointers = (_POINTER * max(sum(map(len, reads)), 1))()
+        used = 0
+        for number, (task, library) in enumerate(zip(program.tasks, libraries, strict=True)):
+            args = self._args[number]
+            slots = ctypes.addressof(self._pointers) + used * _WORD
+            args.inputs, args.packed = slots, packed[number]
+            args.scratch = self._scratch.ctypes.data
+            for position, tensor in enumerate(reads[number]):
+                point(slots + position * _WORD, memory.places[task.operands[tensor]])
+            used += len(reads[number])
+            here = ctypes.addressof(args)
+            point(here + _Args.out.offset, memory.places[task.result])
+            self._steps[number] = _Step(library.part, here, library.parts)
+        self._patches = (_Patch * max(len(patches), 1))(*patches)
+        self._net = _Net(
+            ctypes.cast(pool().tw_pool_run, _POINTER), ctypes.addressof(self._steps), count,
+            ctypes.addressof(self._patches), len(patches),
+        )  # fmt: skip
+        self._io = (_POINTER * max(len(arrays), 1))()
+        self._copies = [
+            ([o.name for o in self.outputs].index(name), self._source(program, memory, value))
+            for name, value in memory.copies
+        ]
+
+    def _packed(self, program: Program, libraries: Sequence[_Library]) -> list[int]:
+        """The address of every task's packed constants, all in one block, each set once."""
+        places: dict[tuple, int] = {}
+        keys, size = [], 0
+        for task, library in zip(program.tasks, libraries, strict=True):
+            names = tuple(_constants(program, task))
+            key = (library.part, names)
+            keys.append(key)
+            if key not in places:
+                places[key] = size
+                size += -(-library.packed_bytes // _LINE) * _LINE
+        self._weights = _room(self.name, 'its weights', size)
+        base = self._weights.ctypes.data
+
+        def pack(key: tuple, library: _Library) -> None:
+            given = [_contiguous(program.constants[n], program.values[n]) for n in key[1]]
+            pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
+            library.pack(pointers, base + places[key])
+            for array in given:
+                release(array)
+
+        # Outside Python's lock, so that several threads pack at once.
+        with ThreadPoolExecutor(self.threads) as workers:
+            for done in [
+                workers.submit(pack, key, library)
+                for key, library in dict(zip(keys, libraries, strict=True)).items()
+            ]:
+                done.result()
+        return [base + places[key] for key in keys]
+
+    def _source(self, program: Program, memory: Memory, value: str) -> _Source:
+        """Where a result that must be copied comes from: an input, or memory of our own."""
+        place, kind = memory.places[value], program.values[value]
+        size = math.prod(kind.shape) * np.dtype(DTYPES[kind.dtype]).itemsize
+        if place.kind == 'input':
+            return _Source(place.offset, size, input=program.inputs.index(place.name))
+        if place.kind == 'output':
+            names = [name for name, _ in program.outputs]
+            return _Source(place.offset, size, output=names.index(place.name))
+        if place.kind == 'constant' and place.name not in self._kept:
+            constant = program.constants[place.name]
+            self._kept[place.name] = _contiguous(constant, program.values[place.name])
+        base = self._arena if place.kind == 'arena' else self._kept[place.name]
+        return _Source(place.offset, size, memory=base)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of everything between inputs and results."""
+        return self._arena.nbytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that kernels use while they run."""
+        return self._scratch.nbytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of constants, as kernels read them."""
+        return self._weights.nbytes + sum(array.nbytes for array in self._kept.values())
+
+    def __call__(
+        self,
+        *arrays: np.ndarray,
+        out: np.ndarray | Sequence[np.ndarray] | None = None,
+        **named: np.ndarray,
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Results in the network's order: an array if there is one, else a tuple.
+
+        Inputs by position, or by name where names can be words of Python; `run` takes any name.
+        """
+        given = by_position(self.name, self.inputs, arrays)
+        twice = sorted(given.keys() & named)
+        if twice:
+            raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
+        wanted = results_by_position(self.name, [v.name for v in self.outputs], out)
+        results = tuple(self.run({**given, **named}, wanted).values())
+        return results[0] if len(results) == 1 else results
+
+    def run(
+        self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Results by name. Those in `out` are written there, the others into new arrays."""
+        inputs, outputs = self._checked(arrays, out or {})
+        with self._lock:
+            self._bind(inputs, outputs)
+            executor().tw_execute(ctypes.addressof(self._net), self._io, None)
+            self._copy_out(inputs, outputs)
+        return {v.name: a for v, a in zip(self.outputs, outputs, strict=True)}
+
+    def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
+        """Run one task at a time: stops before each of them, and once more behind the last.
+
+        What comes out reads a value as its memory is at that moment. Memory is poisoned first, so
+        that nothing of an earlier call can pass for a result. For finding what is wrong, not fast.
+        """
+        inputs, outputs = self._checked(arrays, {})
+        given = {('input', v.name): a for v, a in zip(self.inputs, inputs, strict=True)}
+        given |= {('output', v.name): a for v, a in zip(self.outputs, outputs, strict=True)}
+
+        def read(value: Value) -> np.ndarray:
+            place = self.places[value.name]
+            if place.kind == 'arena':
+                memory = self._arena
+            elif place.kind == 'constant':
+                memory = self._kept[place.name]
+            else:
+                memory = given[place.kind, place.name]
+            return from_bytes(memory.reshape(-1).view(np.uint8)[place.offset :], value)
+
+        with self._lock:
+            poison(self._arena.view(np.uint32))
+            for array in outputs:
+                poison(array)
+            self._bind(inputs, outputs)
+            for number in range(len(self.tasks)):
+                yield read
+                first = ctypes.addressof(self._steps) + number * ctypes.sizeof(_Step)
+                one = _Net(self._net.run, first, 1, self._net.patches, self._net.patch_count)
+                executor().tw_execute(ctypes.addressof(one), self._io, None)
+            yield read
+
+    def stamps(self, arrays: Mapping[str, np.ndarray], repeats: int) -> np.ndarray:
+        """[repeats, tasks + 1] seconds: when each task began, and when the last one ended."""
+        inputs, outputs = self._checked(arrays, {})
+        times = np.empty((repeats, len(self.tasks) + 1))
+        with self._lock:
+            self._bind(inputs, outputs)
+            for row in times:
+                executor().tw_execute(ctypes.addressof(self._net), self._io, row.ctypes.data)
+        return times
+
+    def profile(self, *arrays: np.ndarray, calls: int = 20) -> Profile:
+        """The time of every task, over some calls on these inputs, or on random ones."""
+        if not isinstance(calls, int) or calls < 1:
+            raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
+        given = arrays or tuple(map(example, self.inputs))
+        named = by_position(self.name, self.inputs, given)
+        self.stamps(named, 2)
+        starts, lengths, total = medians(self.stamps(named, calls))
+        return Profile(
+            self.name, self.threads, calls, total,
+            tuple(
+                self._task_time(task, float(ms), float(start))
+                for task, ms, start in zip(self.tasks, lengths, starts, strict=True)
+            ),
+        )  # fmt: skip
+
+    def _task_time(self, task: _TaskInfo, ms: float, start: float) -> TaskTime:
+        kernel = self.kernels[task.digest]
+        return TaskTime(
+            task.name, kernel.group.label, task.origin, kernel.schedule.schema, ms,
+            kernel.group.flops / max(1e6 * ms, 1e-9), 1e3 * kernel.predicted_s,
+            1e3 * kernel.bound_s, kernel.limit, start,
+        )  # fmt: skip
+
+    def explain(self, *arrays: np.ndarray, calls: int = 20) -> str:
+        """Where the time goes, what bounds it, what is left; measured now."""
+        return explain_network(self.profile(*arrays, calls=calls))
+
+    def time(self, arrays: Mapping[str, np.ndarray], repeats: int) -> list[float]:
+        """Seconds of each of `repeats` calls, taken in C."""
+        inputs, outputs = self._checked(arrays, {})
+        seconds = np.empty(repeats)
+        with self._lock:
+            self._bind(inputs, outputs)
+            executor().tw_execute_time(
+                ctypes.addressof(self._net), self._io, repeats, seconds.ctypes.data
+            )
+        return seconds.tolist()
+
+    def _checked(
+        self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        check_named(self.name, arrays, out)
+        names = {v.name for v in self.inputs}
+        unknown = [name for name in arrays if name not in names]
+        if unknown:
+            raise ArrayError(
+                f'{self.name} has no input {unknown[0]!r}; it takes {self._signature()}'
+            )
+        strange = [name for name in out if name not in {v.name for v in self.outputs}]
+        if strange:
+            raise ArrayError(
+                f'{self.name} has no result {strange[0]!r}; it has '
+                f'{", ".join(map(_typed, self.outputs))}'
+            )
+        inputs = [self._input(v, arrays) for v in self.inputs]
+        outputs = [
+            _checked_result(v, out[v.name]) if v.name in out else _new(v) for v in self.outputs
+        ]
+        if out:
+            # Kernels read inputs while they write results, so they must not overlap.
+            inputs = [
+                a.copy() if any(np.may_share_memory(a, b) for b in outputs) else a for a in inputs
+            ]
+            check_apart(self.name, outputs)
+        return inputs, outputs
+
+    def _input(self, value: Value, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        if value.name not in arrays:
+            raise ArrayError(
+                f'{self.name}: input {value.name!r} is missing; it takes {self._signature()}'
+            )
+        return checked_input(value, arrays[value.name])
+
+    def _signature(self) -> str:
+        return signature(self.inputs)
+
+    def _bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Note the caller's arrays for the executor; the lock is held."""
+        for number, array in enumerate((*inputs, *outputs)):
+            self._io[number] = array.ctypes.data
+
+    def _copy_out(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        for number, source in self._copies:
+            data = source.bytes(inputs, outputs)
+            outputs[number].reshape(-1).view(np.uint8)[...] = data
+
+    def __repr__(self) -> str:
+        results = ', '.join(map(_typed, self.outputs))
+        return f'<network {self.name}: {self._signature()} -> {results}, {self.threads} threads>'
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskInfo:
+    """What a network remembers of a task: its name, its nodes, and the group that it computes."""
+
+    name: str
+    origin: tuple[str, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, task: Task) -> _TaskInfo:
+        return cls(task.name, task.origin, task.group.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The bytes of a result that is a part, or another name, of something else."""
+
+    offset: int
+    size: int
+    memory: np.ndarray | None = None
+    input: int = -1
+    output: int = -1
+
+    def bytes(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
+        if self.memory is not None:
+            array = self.memory
+        else:
+            array = inputs[self.input] if self.input >= 0 else outputs[self.output]
+        return array.reshape(-1).view(np.uint8)[self.offset : self.offset + self.size]
+
+
+def _constants(program: Program, task: Task) -> Iterator[str]:
+    """The values of a task's constant tensors, in the group's order."""
+    for tensor in task.group.with_role('constant'):
+        name = program.base(task.operands[tensor.name])
+        if name not in program.constants:
+            raise ModelError(f'task {task.name} packs {name!r} ahead of time, which is no constant')
+        yield name
+
+
+def _read_in_place(program: Program, memory: Memory) -> set[str]:
+    """Constants that kernels read as they are, so that they must be kept."""
+    operands = (
+        task.operands[tensor.name]
+        for task in program.tasks
+        for tensor in task.group.with_role('input')
+    )
+    places = [memory.places[value] for value in operands]
+    return {place.name for place in places if place.kind == 'constant'}
+
+
+def _contiguous(array: np.ndarray, value: Value) -> np.ndarray:
+    return np.ascontiguousarray(array, DTYPES[value.dtype])
+
+
+def _room(network: str, what: str, size: int) -> np.ndarray:
+    """Memory for a network, if this machine has so much."""
+    there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    try:
+        if size > there:
+            raise MemoryError
+        return aligned_empty((size,), np.uint8)
+    except MemoryError:
+        raise ModelError(
+            f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
+            f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
+        ) from None
+
+
+def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:
+    """A copy of a value that lies at the beginning of these bytes."""
+    kind = np.dtype(DTYPES[value.dtype])
+    size = math.prod(value.shape) * kind.itemsize
+    return memory[:size].copy().view(kind).reshape(value.shape)
+
+
+def _new(value: Value) -> np.ndarray:
+    return aligned_empty(value.shape, DTYPES[value.dtype])
+
+
+def signature(inputs: Sequence[Value]) -> str:
+    """'image f32[1,3,224,224]', for messages."""
+    return ', '.join(map(_typed, inputs)) or 'no inputs'
+
+
+def by_position(network: str, inputs: Sequence[Value], arrays: Sequence[Any]) -> dict[str, Any]:
+    """Arrays that a caller gives by position, by the names of the inputs."""
+    if len(arrays) > len(inputs):
+        raise ArrayError(
+            f'{network} takes {len(inputs)} inputs ({signature(inputs)}), got {len(arrays)}'
+        )
+    return {value.name: array for value, array in zip(inputs, arrays, strict=False)}
+
+
+def results_by_position(network: str, names: Sequence[str], out: Any) -> dict[str, Any]:
+    """`out` of a call, one array or a sequence, by the names of the results."""
+    if out is None:
+        return {}
+    if not isinstance(out, np.ndarray | Sequence):
+        raise ArrayError(
+            f'{network}: out is a {type(out).__name__}; give an array, or a list of {len(names)}'
+        )
+    listed = [out] if isinstance(out, np.ndarray) else list(out)
+    if len(listed) != len(names):
+        raise ArrayError(f'{network} has {len(names)} results, out has {len(listed)} arrays')
+    return dict(zip(names, listed, strict=True))
+
+
+def check_named(network: str, arrays: object, out: object) -> None:
+    """Raise unless both are by name, as `run` takes them."""
+    for what, given in (('inputs', arrays), ('out', out)):
+        if not isinstance(given, Mapping):
+            raise ArrayError(
+                f'{network}: run takes {what} by name, in a dictionary; got a '
+                f'{type(given).__name__}'
+            )
+
+
+def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
+    """Raise where two results would be written to the same memory."""
+    for number, array in enumerate(out):
+        if any(np.may_share_memory(array, other) for other in out[:number]):
+            raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
+
+
+def checked_input(value: Value, given: Any) -> np.ndarray:
+    """What a caller gives for an input, C-contiguous and aligned; copied where it is not."""
+    if type(given) is not np.ndarray:
+        try:
+            given = np.asarray(given)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ArrayError(f'input {value.name!r} is no array: {error}') from None
+    if given.shape != value.shape:
+        raise ArrayError(
+            f'input {value.name!r} has shape {given.shape}; this network was compiled for '
+            f'{value.shape}'
+        )
+    kind = DTYPES[value.dtype]
+    if given.dtype != kind:
+        raise ArrayError(
+            f'input {value.name!r} is {given.dtype}; give {np.dtype(kind)}, such as '
+            f'x.astype({np.dtype(kind).name!r})'
+        )
+    if given.flags.c_contiguous and given.flags.aligned:
+        return given
+    return np.array(given, kind, order='C')
+
+
+def _checked_result(value: Value, array: object) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        raise ArrayError(f'out of {value.name!r} is a {type(array).__name__}, not a numpy array')
+    flags = array.flags
+    if array.shape != value.shape or array.dtype != DTYPES[value.dtype] or not flags.c_contiguous:
+        raise ArrayError(
+            f'out of {value.name!r} has shape {array.shape} and dtype {array.dtype}; it must be a '
+            f'C-contiguous {np.dtype(DTYPES[value.dtype])} array of shape {value.shape}'
+        )
+    if not flags.writeable or not flags.aligned:
+        raise ArrayError(
+            f'out of {value.name!r} must be writeable and aligned; allocate it with numpy.empty'
+        )
+    return array
+
+
+def release(array: np.ndarray) -> None:
+    """Let the system take back the pages of an array that a mapped file holds; they can be read
+    again. Other arrays are left alone.
+    """
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    pages = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(pages, mmap.mmap) or not hasattr(mmap, 'MADV_DONTNEED'):
+        return
+    start = array.ctypes.data - np.frombuffer(pages, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, where its allocator would keep it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None) if sys.platform == 'linux' else None
+    if trim is not None:
+        trim(0)
+
+
+def example(value: Value) -> np.ndarray:
+    """An input of order one, the same every time; zeros where it holds no fractions."""
+    kind = np.dtype(DTYPES[value.dtype])
+    if kind.kind != 'f':
+        return np.zeros(value.shape, kind)
+    return np.random.default_rng(0).standard_normal(value.shape).astype(kind)
+
+
+def _typed(value: Value) -> str:
+    return f'{value.name} {value.dtype}[{",".join(map(str, value.shape))}]'
+
+
+# A lock that another thread held when the process was forked is never released in the child.
+_networks: weakref.WeakSet[Network] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for network in _networks:
+        network._lock = threading.Lock()
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_renew_locks)

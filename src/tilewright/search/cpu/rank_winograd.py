@@ -1,0 +1,238 @@
+"""From a convolution to ranked Winograd schedules, by modelling alone.
+
+    rows x columns of a tile    where the error model stays below the limit and products are saved
+    x cuts between threads x (run of tiles, vectors of k) x blocks of tiles x blocks of k
+
+Shapes of tiles are sorted by what no schedule can avoid, the bound and the transforms. For the
+first of them the other choices are priced by the numbers (`model.winograd_time`), in microseconds
+each, all with one block of k and the best of them with others; only the best become schedules.
+Deterministic: ties are broken by the numbers themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from tilewright.errors import InputError
+from tilewright.kernels.cpu.isa.micro import registers_needed
+from tilewright.kernels.cpu.space import thread_cuts
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.winograd_time import (
+    Work,
+    cycles,
+    lower_bound_winograd,
+    predict_winograd,
+    seconds,
+    transform_time,
+)
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
+from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage, tile_of
+from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
+from tilewright.schedule.schedule import Level, Schedule
+from tilewright.search.cpu.rank import Candidate
+
+SIZES = (2, 3, 4, 5, 6, 7)
+ONE_OR_MORE = (1, *SIZES)  # one output in one direction: the other's one-dimensional form
+MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
+SHAPES = 6  # shapes of tiles that are priced in full
+CUTS = 3  # cuts between threads that are carried on, for each shape
+USUAL_PANELS = 4  # panels of k whose products are held at once, where choices are compared
+OTHER_PANELS = (1, 2, 8, 16)
+WIDE = 4  # vectors of k from which on panels are of one kind
+CARRIED = 12  # register tiles and blocks that are priced with every number of panels
+
+HOPE = 1.1  # a shape whose bound exceeds the best time by more is not priced
+
+Cut = tuple[tuple[str, int], ...]
+Shape = tuple[int, int]  # rows and columns of outputs of a tile
+# Seconds, and those without regard to the bound, which tell apart what the bound makes equal.
+Priced = tuple[float, float, Shape, Cut, tuple[int, int], int, tuple[int, int, int]]
+
+
+def winograd_schedule(
+    group: Group, isa: str, m: Tile, run: int, vectors: int, k_panels: int,
+    block: tuple[int, int, int], parallel: Cut = (),
+) -> Schedule:  # fmt: skip
+    """The schedule of these decisions: `block` is n, ph, pw; `k_panels` panels of k at once."""
+    stage = matmul_stage(group, m)
+    sizes, width = stage.sizes, vectors * ISAS[isa].lanes
+    whole = -(-sizes['k'] // width) * width
+    order = tuple(sizes)
+    reg = dict.fromkeys(sizes, 1) | {'k': width}
+    held = dict(zip(('n', 'ph', 'pw'), block, strict=True))
+    l1 = reg | {d: min(size, sizes[d]) for d, size in held.items()}
+    l1 |= {'k': min(k_panels * width, whole), 'c': sizes['c']}
+    l2 = l1 | {'t': sizes['t']}
+    tiles = (reg, l1, l2, l2 | {'k': whole})
+    levels = tuple(
+        Level.of(name, order, tile)
+        for name, tile in zip(('reg', 'l1', 'l2', 'l3'), tiles, strict=True)
+    )
+    down, across = tile_of(m)
+    wide = (('mw', across),) if across != down else ()
+    options = (('m', down), *wide, ('run', run))
+    return Schedule('winograd', isa, 'k', levels, parallel, '', options)
+
+
+def rank_winograd(
+    group: Group, machine: Machine, threads: int, top: int, max_rel_err: float = DEFAULT_LIMIT,
+    growth: float = math.inf,
+) -> tuple[Candidate, ...]:  # fmt: skip
+    """[Group, Machine] -> [Candidate], best first; none where Winograd does not apply or pay.
+
+    `growth` is how many times as many weights there may be as the convolution has.
+    """
+    if top < 1:
+        raise InputError(f'top={top}; ask for at least one candidate')
+    isa = ISAS[machine.isa]
+    priced: list[Priced] = []
+    best = math.inf
+    shapes = [m for m in tiles_within(group, max_rel_err) if weight_growth(group, m) <= growth]
+    for bound, m in _promising(group, machine, isa, threads, shapes):
+        if bound > HOPE * best:
+            continue
+        priced += _price(group, machine, isa, m, threads)
+        best = min(best, min(item[0] for item in priced))
+    return tuple(
+        Candidate(schedule, predict_winograd(group, schedule, machine))
+        for schedule in _distinct(group, machine.isa, sorted(priced), top)
+    )
+
+
+def _promising(
+    group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape]
+) -> list[tuple[float, Shape]]:
+    """(bound, shape) of those whose bound and transforms together take least, best first."""
+    found = []
+    for m in shapes:
+        bound = lower_bound_winograd(group, m, machine, threads)
+        found.append((bound + transform_time(group, m, isa, machine, threads), bound, m))
+    return [(bound, m) for _, bound, m in sorted(found)[:SHAPES]]
+
+
+def _price(group: Group, machine: Machine, isa: Isa, m: Shape, threads: int) -> list[Priced]:
+    """The choices for one shape of tiles, with their times."""
+    shape, stage = geometry(group, m), matmul_stage(group, m)
+    tiles = list(_register_tiles(isa, shape))
+    found = []
+    for cut in _cuts(stage, threads):
+        ways = dict(cut)
+        part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
+        bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()))
+        usual = sorted(
+            (_total(shape, isa, machine, part, ways, (tile, USUAL_PANELS, block)), tile, block)
+            for tile in tiles
+            for block in _blocks(part)
+        )
+        for number, (total, tile, block) in enumerate(usual):
+            found.append((max(total, bound), total, m, cut, tile, USUAL_PANELS, block))
+            for held in OTHER_PANELS if number < CARRIED else ():
+                total = _total(shape, isa, machine, part, ways, (tile, held, block))
+                found.append((max(total, bound), total, m, cut, tile, held, block))
+    return found
+
+
+def _total(
+    shape: Geometry, isa: Isa, machine: Machine, part: Mapping[str, int], ways: Mapping[str, int],
+    choice: tuple[tuple[int, int], int, tuple[int, int, int]],
+) -> float:  # fmt: skip
+    """Seconds of one choice of register tile, panels of k and block, the bound left aside."""
+    tile, held, block = choice
+    width = tile[1] * isa.lanes
+    panels = -(-shape.k // width)
+    k = min(-(-panels // ways.get('k', 1)) * width, shape.k)
+    work = Work(
+        shape, isa, *tile, min(held, panels) * width, block,
+        (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
+    )  # fmt: skip
+    threads = math.prod(ways.values())
+    return seconds(cycles(work, machine, threads), isa, machine, threads).total
+
+
+def tiles_within(group: Group, max_rel_err: float) -> tuple[Shape, ...]:
+    """Every shape of tiles whose predicted error is within the limit and that saves products."""
+    sizes = group.main.sizes
+    rows, columns = (ONE_OR_MORE if sizes.get(d, 1) > 1 else (1,) for d in 'rs')
+    return tuple(
+        m
+        for m in itertools.product(rows, columns)
+        if not applies(group, m)
+        and predicted_error(group, m) <= max_rel_err
+        and geometry(group, m).saving > 1
+    )
+
+
+def weight_growth(group: Group, m: Tile) -> float:
+    """How many transformed weights there are for each of the convolution's own."""
+    sizes = group.main.sizes
+    return geometry(group, m).weights / (sizes.get('r', 1) * sizes.get('s', 1))
+
+
+def _cuts(stage: Stage, threads: int) -> list[Cut]:
+    """The cuts that divide the work best; fewer threads where there is not enough to cut."""
+    cuts: list[Cut] = []
+    while not cuts:
+        cuts = [c for c in thread_cuts(stage, threads) if 't' not in dict(c)]
+        threads -= 1
+
+    def share(cut: Cut) -> tuple[float, int]:
+        sizes = stage.sizes
+        return math.prod(-(-sizes[d] // ways) / sizes[d] for d, ways in cut), len(cut)
+
+    return sorted(cuts, key=lambda c: (share(c), c))[:CUTS]
+
+
+def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
+    """(run, vectors): the longest run of tiles for each number of vectors of k."""
+    tiles = shape.n * shape.ph * shape.pw
+    for vectors in range(1, min(6, -(-shape.k // isa.lanes)) + 1):
+        longest = max(
+            (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers),
+            default=0,
+        )
+        enough = longest * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
+        if longest >= 1 and (enough or longest >= tiles):
+            yield longest, vectors
+
+
+def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    """Blocks of n x ph x pw tiles: rows cut evenly, several rows, several images."""
+    seen = set()
+    for pieces in range(1, 5):
+        pw = -(-part['pw'] // pieces)
+        if pw > MOST_TILES and pieces < 4:
+            continue
+        for ph in {-(-part['ph'] // n) for n in range(1, part['ph'] + 1)}:
+            images = (1,) if ph < part['ph'] or pw < part['pw'] else (1, 2, 4, 8, 16, 32)
+            for n in images:
+                block = min(n, part['n']), ph, pw
+                small = math.prod(block) <= MOST_TILES or block == (1, 1, pw)
+                if small and block not in seen:
+                    seen.add(block)
+                    yield block
+
+
+def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Schedule]:
+    """The best first; near copies of those before them come last.
+
+    Shapes, cuts and widths of panels behave differently where the model is wrong: the best of each
+    kind is chosen before others are.
+    """
+    chosen: dict[str, tuple[int, Schedule]] = {}
+    kinds = set()
+    for once in (True, False):
+        for place, (_, _, m, cut, (run, vectors), panels, block) in enumerate(priced):
+            if len(chosen) == top:
+                break
+            kind = (m, cut, min(vectors, WIDE)) if once else None
+            if kind in kinds:
+                continue
+            if once:
+                kinds.add(kind)
+            schedule = winograd_schedule(group, isa, m, run, vectors, panels, block, cut)
+            chosen.setdefault(schedule.digest, (place, schedule))
+    return [schedule for _, schedule in sorted(chosen.values(), key=lambda item: item[0])]

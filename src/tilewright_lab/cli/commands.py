@@ -1,0 +1,262 @@
+"""The lab's verbs of the command line: bench, demo, model, reproduce.
+
+`register` adds them to the app of `tilewright`, which finds it as an entry point
+(`tilewright.commands` in pyproject.toml); `python -m tilewright_lab` has them without installing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import (
+    SPEC_HELP,
+    Algorithm,
+    AlgorithmName,
+    CachesName,
+    Fallback,
+    Json,
+    MachineName,
+    MaxRelErr,
+    Seed,
+    Target,
+    Threads,
+    Top,
+    examples,
+)
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright_lab.cli import model_verbs
+from tilewright_lab.figures.figures import FIGURES
+
+verbs = typer.Typer()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the lab's verbs to an app."""
+    app.add_typer(verbs)
+    app.add_typer(model_verbs.verbs, name='model')
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
+        'tilewright bench resnet18 --against torch,torch-compile,onnxruntime,openvino',
+        'tilewright bench networks --threads 2 --json networks.json',
+        'tilewright bench model.onnx --against onnxruntime,openvino',
+        'tilewright bench mopt --caches both --json bench.json',
+        'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
+        'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
+        'tilewright bench cnnopt --target cuda --against cudnn',
+        'tilewright bench resnet18,resnet50 --target cuda --against torch,inductor',
+    )
+)
+def bench(
+    ctx: typer.Context,
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar='SPEC',
+            show_default=False,
+            help=f'{SPEC_HELP[:-1]}; or networks: names of the zoo, .onnx files, networks for all.',
+        ),
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            '--against',
+            metavar='PEERS',
+            help='torch, onnxruntime, openvino [those installed]; tvm; torch-compile on networks; '
+            'on a GPU cudnn, and torch, inductor for networks.',
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option('--rounds', metavar='N', help='Interleaved rounds for each layer.')
+    ] = 7,
+    flush: Annotated[bool, typer.Option('--flush', help='The same as --caches flushed.')] = False,
+    caches: Annotated[
+        CachesName,
+        typer.Option('--caches', help='As they are, evicted before each call, or a table of each.'),
+    ] = CachesName.WARM,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            '--direct/--no-direct', help='Also time the best direct kernel where another one won.'
+        ),
+    ] = True,
+    turn_ms: Annotated[
+        float, typer.Option('--turn-ms', metavar='MS', help='Length of a turn in a round.')
+    ] = 100.0,
+    tvm_trials: Annotated[
+        int, typer.Option('--tvm-trials', metavar='N', help='Trials of MetaSchedule for a layer.')
+    ] = 200,
+    top: Top = 5,
+    algorithm: Algorithm = AlgorithmName.AUTO,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    layers: Annotated[
+        bool,
+        typer.Option('--layers', help='Layer by layer, where a name is also that of a network.'),
+    ] = False,
+    tune: Annotated[
+        str,
+        typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
+    ] = 'measure',
+    fallback: Fallback = None,
+    target: Target = 'cpu',
+    batch: Annotated[
+        int | None,
+        typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
+    ] = None,
+    device: Annotated[
+        str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
+    ] = '',
+    trials: Annotated[
+        int,
+        typer.Option(
+            '--trials',
+            metavar='N',
+            help='Schedules to try for each layer on a GPU; of a network, 32 for each group.',
+        ),
+    ] = 128,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            '--seconds',
+            metavar='S',
+            help='Most seconds of search for each layer; on networks, of inductor for all.',
+        ),
+    ] = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Compare with other libraries, each alone, with the same threads, data and layout.
+
+    docs/measuring.md says what is counted. A peer that is not installed keeps its column and makes
+    the exit code 3.
+    """
+    from tilewright.cli import gpu
+    from tilewright.cli.output import Output
+    from tilewright.cli.zoo import networks_of
+    from tilewright_lab.cli import gpu_layers
+    from tilewright_lab.cli import layers as verb
+    from tilewright_lab.cli import networks as bench_networks
+
+    if target != 'cpu':
+        gpu.refuse(target, gpu.given(ctx, *gpu_layers.CPU_ONLY))
+        named = None if layers else networks_of(spec)
+        if named is not None:
+            from tilewright_lab.cli import gpu_networks as bench_gpu_networks
+
+            return bench_gpu_networks.run(
+                named, Output('bench', json), target=target, against=against, device=device,
+                tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
+                batch=batch, rounds=rounds, seed=seed, seconds=seconds,
+            )  # fmt: skip
+        gpu.refuse(target, gpu.given(ctx, 'tune'))
+        return gpu_layers.run(
+            spec, Output('bench', json), target=target, against=against, device=device,
+            trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
+        )  # fmt: skip
+    gpu.refuse(target, gpu.given(ctx, 'device', 'trials', 'seconds'))
+    networks = None if layers else networks_of(spec)
+    if networks is not None:
+        return bench_networks.run(
+            networks, Output('bench', json), against=against, rounds=rounds,
+            flush=flush or caches is CachesName.FLUSHED, threads=threads, seed=seed, batch=batch,
+            tune=tune, max_rel_err=max_rel_err, turn_ms=turn_ms,
+            fallback=fallback.value if fallback else None,
+        )  # fmt: skip
+    return verb.run(
+        spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
+        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed, batch=batch,
+        caches=caches.value, direct=direct, turn_ms=turn_ms, tvm_trials=tvm_trials,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright reproduce mopt-fig5 --plot pictures --json fig5.json',
+        'tilewright reproduce mopt-fig5 --data samples.jsonl',
+        'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
+        'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
+        'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
+        'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
+        'tilewright reproduce gtuner-table3 --data bench/results/h200/networks-inductor.json',
+    )
+)
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar='NAME', help=f'One of {", ".join(FIGURES)}.')],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            '--data',
+            metavar='PATH',
+            help='Data that exist, instead of measuring; of gtuner-table3 the times of rivals.',
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option('--layers', metavar='SPEC', help="Layers [the paper's]; SPEC as in optimize."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            '--samples',
+            metavar='N',
+            help='Schedules drawn for each layer; of gtuner-table3 trials for each group [80].',
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option('--plot', metavar='DIR', help='Draw NAME.png into a directory.')
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option('--epochs', metavar='N', help='Of a training, in GTuner figures.')
+    ] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option('--networks', metavar='NAMES', help='Of gtuner-table3, from the zoo.'),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option('--target', metavar='T', help='Where they run: cuda [default], opencl, host.'),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option('--seconds', metavar='S', help='After which no other network is begun.'),
+    ] = None,
+    small: Annotated[
+        bool, typer.Option('--small', help='Small networks of the same structure.')
+    ] = False,
+    machine: MachineName = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Make a figure of a paper again, on this machine or on data (docs/reproduce.md).
+
+    mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
+    predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
+    cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
+    gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise;
+    gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others. What is
+    measured is kept, and a run that was interrupted goes on where it stopped.
+    """
+    from tilewright.cli.output import Output
+    from tilewright_lab.cli import reproduce as verb
+
+    return verb.run(
+        name, Output('reproduce', json), data=data, machine=machine, layers=layers,
+        samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs, networks=networks,
+        target=target, seconds=seconds, small=small,
+    )  # fmt: skip
+
+
+@verbs.command(epilog=examples('tilewright demo', 'tilewright demo --json demo.json'))
+def demo(threads: Threads = None, json: Json = None, seed: Seed = None) -> int:
+    """Optimise and verify ResNet-18's convolutions, and compare them with ONNX Runtime."""
+    from tilewright.cli.output import Output
+    from tilewright_lab.cli import demo as verb
+
+    return verb.run(Output('demo', json), threads=threads, seed=seed)

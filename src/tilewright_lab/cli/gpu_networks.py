@@ -1,0 +1,198 @@
+"""`tilewright bench NETWORK --target cuda`: compiled networks on a GPU against PyTorch's."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from tilewright import zoo
+from tilewright.cli.output import Output
+from tilewright.errors import CheckError, InputError, MissingError
+from tilewright.network.arguments import TUNES
+from tilewright.network.compile import compile
+from tilewright.runtime.gpu.network import GpuNetwork
+from tilewright.runtime.gpu.recorded import Recorded, recorded
+from tilewright.runtime.gpu.session import open_device
+from tilewright.search.gpu.moves import schedule_text
+from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.compare.gpu_networks import (
+    INDUCTOR,
+    OURS,
+    GpuNetworkResult,
+    Subject,
+    check_peers,
+    duel,
+    mean_ratio,
+    table,
+)
+from tilewright_lab.peers.inductor import FILL_S, LIMIT_S, Folder, Rivals
+from tilewright_lab.peers.torch_graph import COPIES
+
+INTERRUPTED = 130
+ALONE = 5  # times of a task alone
+DEFAULT_PEERS = {'cuda': 'torch'}
+
+
+def run(
+    networks: Sequence[str],
+    out: Output,
+    *,
+    target: str,
+    against: str | None,
+    device: str,
+    tune: str,
+    trials: int | None,
+    batch: int | None,
+    rounds: int,
+    seed: int | None,
+    seconds: float | None = None,
+) -> int:
+    """Compile and compare network by network; comes out: the exit code.
+
+    Whatever is finished is reported, also after an interrupt, and is in the JSON file as soon as a
+    network is; losing rows stay. Inductor prepares all networks first, for at most `seconds`: where
+    it does not end, a row says so.
+    """
+    named = against if against is not None else DEFAULT_PEERS.get(target, '')
+    peers = check_peers([name.strip() for name in named.split(',') if name.strip()])
+    unknown = [name for name in networks if name not in zoo.NAMES]
+    if unknown:
+        raise InputError(
+            f'{unknown[0]!r} is no network of the zoo, and others cannot be compared on a GPU; '
+            f'choose from {", ".join(zoo.NAMES)}'
+        )
+    if tune not in TUNES:
+        raise InputError(f'--tune {tune!r}; choose one of {", ".join(TUNES)}')
+    if rounds < 1:
+        raise InputError(f'rounds is {rounds}; at least 1 is needed')
+    if seconds is not None and not seconds > 0:
+        raise InputError(f'--seconds {seconds}; inductor needs more than 0')
+    limit = seconds or LIMIT_S
+    opened = open_device(target, device)
+    drawn = secrets.randbits(32) if seed is None else seed
+    out.say(f'{opened.name} ({target})')
+    code, done = 0, []
+    said: dict[str, Any] = {
+        'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
+        'machine': opened.machine.to_json(), 'tune': tune, 'trials': trials, 'batch': batch or 1,
+        'rounds': rounds, 'copies': COPIES,
+    }  # fmt: skip
+    compiling = {'target': target, 'device': device, 'trials': trials}
+    with ExitStack() as stack:
+        try:
+            subjects = [Subject.of(name, drawn, batch or 1) for name in networks]
+            rivals = None
+            if INDUCTOR in peers and target == 'cuda':
+                rivals = stack.enter_context(
+                    Rivals(Folder.of(opened.name), min(FILL_S, limit / 2), limit)
+                )
+                said['inductor'] = rivals.begin(subjects, _progress)
+            for subject in subjects:
+                ours = _ours(subject, compiling, ('model', tune) if tune != 'model' else ('model',))
+                done.append(duel(subject, ours, peers, rounds, _progress, rivals))
+                _progress('')
+                ours_us, ratio = done[-1].ours_us or 0.0, done[-1].ratio or 0.0
+                out.say(f'{subject.name}: ours {ours_us:.1f} us, ratio {ratio:.3f}')
+                if out.json_file != '-':
+                    out.write(_results(done, len(networks)) | said)
+        except KeyboardInterrupt:
+            out.warn(f'interrupted after {len(done)} of {len(networks)} networks')
+            code = INTERRUPTED
+    out.say(table(done, peers))
+    out.write(_results(done, len(networks)) | said)
+    return code or _exit_code(done)
+
+
+def _results(done: Sequence[GpuNetworkResult], asked: int) -> dict[str, Any]:
+    return {
+        'networks': [result.to_json() for result in done],
+        'geometric_mean': {'best_peer_over_ours': mean_ratio(done)},
+        'least': min((r.ratio for r in done if r.ratio is not None), default=None),
+        'complete': len(done) == asked,
+    }
+
+
+def _ours(
+    subject: Subject, compiling: dict[str, Any], tunes: Sequence[str]
+) -> list[Callable[[], Entrant]]:
+    """Ours with branches side by side, compiled in each way, and the last also in a row."""
+    made: dict[str, tuple[GpuNetwork, float]] = {}
+
+    def network(tune: str) -> tuple[GpuNetwork, float]:
+        """The network, and the seconds that it took."""
+        if tune not in made:
+            began = time.perf_counter()
+            graph = zoo.graph(**subject.arguments)
+            # Answers are compared with the peers', and seconds are those of compiling.
+            found = compile(graph, progress=_told, tune=tune, check=False, **compiling)
+            assert isinstance(found, GpuNetwork)
+            made[tune] = found, time.perf_counter() - began
+        return made[tune]
+
+    def entrant(tune: str, parallel: bool) -> Entrant:
+        net, spent = network(tune)
+        stream = recorded(net.device, net.calls, net.waits if parallel else None)
+        settings = {'tune': tune, 'parallel': parallel, 'kernels': len(net.calls)}
+        if parallel:
+            settings['tasks'] = _tasks(net, subject)
+        label = f'{OURS}/{tune}, {"side by side" if parallel else "in a row"}'
+        return Entrant(
+            label, lambda repeats: _timed(net, stream, repeats),
+            lambda: _answer(net, stream, subject), settings, spent, keep=net,
+        )  # fmt: skip
+
+    makers = [lambda tune=tune: entrant(tune, True) for tune in tunes]
+    return [*makers, lambda: entrant(tunes[-1], False)]
+
+
+def _tasks(net: GpuNetwork, subject: Subject) -> list[dict[str, Any]]:
+    """Every task with what it takes alone, its data where the call before left them."""
+    stamps = net.stamps({zoo.INPUT: subject.image}, ALONE)
+    alone = np.median(np.diff(stamps, axis=1), axis=0)
+    return [
+        {
+            'task': task.name, 'label': task.group.label, 'kernels': len(task.calls),
+            'schedule': schedule_text(task.schedule), 'alone_us': 1e6 * float(seconds),
+            'predicted_us': 1e6 * task.predicted_s, 'bound_us': 1e6 * task.bound_s,
+        }
+        for task, seconds in zip(net.gpu_tasks, alone, strict=True)
+    ]  # fmt: skip
+
+
+def _answer(net: GpuNetwork, stream: Recorded, subject: Subject) -> np.ndarray:
+    net.device.use()
+    net.device.write(net.buffers[zoo.INPUT], subject.image)
+    stream.run()
+    net.device.synchronize()
+    return net.device.download(net.buffers[zoo.OUTPUT])
+
+
+def _timed(net: GpuNetwork, stream: Recorded, repeats: int) -> list[float]:
+    net.device.use()
+    stream.run()
+    net.device.synchronize()
+    return stream.time(repeats, COPIES)
+
+
+def _told(progress: Any) -> None:
+    _progress(f'{progress.stage} {progress.key} {progress.done}/{progress.total}')
+
+
+def _progress(text: str) -> None:
+    """A line that the next one replaces, on a terminal."""
+    if sys.stderr.isatty():
+        print(f'\r\033[K{text}', end='', file=sys.stderr, flush=True)
+
+
+def _exit_code(done: Sequence[GpuNetworkResult]) -> int:
+    """1 when nothing of ours worked on a network, 3 when a contestant is missing."""
+    if any(result.ours_us is None for result in done):
+        return CheckError.exit_code
+    missing = any(c.get('status') == 'missing' for r in done for c in r.contestants)
+    return MissingError.exit_code if missing else 0

@@ -1,0 +1,190 @@
+"""`tilewright model`: train, evaluate and show learned models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.cli.output import Output
+from tilewright.errors import InputError
+from tilewright.machine.gpu import GpuMachine
+from tilewright.rank.features import FEATURES
+from tilewright.rank.files import (
+    SEARCHED,
+    find_model,
+    load_model,
+    name_of,
+    own_folder,
+    save_model,
+    shipped,
+)
+from tilewright.rank.gat_files import SUFFIX, shipped_gats
+from tilewright.rank.model import LearnedModel
+from tilewright_lab.collect.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
+from tilewright_lab.figures.cnnopt import has_few_rows, load_gpu, recipe_for
+from tilewright_lab.train.evaluate import (
+    TOPS,
+    Ranking,
+    choose,
+    cross_validate,
+    judged,
+    means,
+    ranking_of,
+)
+from tilewright_lab.train.forest import RECIPES, table_of, train
+
+AUTO = 'auto'
+CANDIDATES = ('forest', 'boosted', 'ranked', 'mixed')
+
+
+def run_train(
+    out: Output, *, data: list[Path], machine: str, kind: str, recipe: str, output: Path | None,
+    seed: int,
+) -> int:  # fmt: skip
+    """Train on the problems of one or more folders, validate, write a file."""
+    if recipe != AUTO and recipe not in RECIPES:
+        raise InputError(f'{recipe!r} is no recipe; choose {AUTO} or one of {", ".join(RECIPES)}')
+    gpu = load_gpu(machine)
+    sets = [m for folder in data for m in _of(_said(read_data(folder), out), kind).train]
+    if not sets:
+        raise InputError(f'{", ".join(map(str, data))}: no training problems of kind {kind!r}')
+    table = table_of(sets, gpu)
+    problems = judged(table)
+    few = has_few_rows(sets)
+    if recipe == AUTO:
+        # Kernels of different kinds are compared by their times, which ranking alone has not.
+        names = [n for n in CANDIDATES if kind != SEARCHED or RECIPES[n].time is not None]
+        recipes = [recipe_for(name, few) for name in names]
+        chosen, scores = choose(table, recipes, problems, seed=seed)
+    else:
+        chosen = recipe_for(recipe, few)
+        scores = {recipe: means(cross_validate(table, chosen, problems, seed=seed))}
+    validation = {'problems': len(problems), 'recipes': scores}
+    model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
+    path = output or own_folder() / f'{name_of(gpu.name, [kind])}.npz'
+    save_model(model, path)
+    size = path.stat().st_size
+    out.say(_text(model))
+    out.say(f'wrote {path} ({size / 1e6:.1f} MB)')
+    out.write({'model': str(path), 'bytes': size, 'header': dict(model.header)})
+    return 0
+
+
+def run_evaluate(out: Output, *, data: Path, machine: str, kind: str, model: str | None) -> int:
+    """Rank the layers of a folder; comes out: the exit code."""
+    gpu = load_gpu(machine)
+    learned, source = _model(model, gpu, kind, out)
+    layers = _of(_said(read_data(data), out), kind).layers
+    if not layers:
+        raise InputError(f'{data}: no layers of kind {kind!r} to rank')
+    # Kernels of several kinds compete within a layer.
+    by_problem: dict[Problem, list[Measured]] = {}
+    for m in layers:
+        by_problem.setdefault(m.problem, []).append(m)
+    rows: list[tuple[Problem, Ranking]] = []
+    out.say(f'{source}; losses in percent')
+    out.say(f'{"layer":34s} configs  {"  ".join(f"top {n:<3d}" for n in TOPS)}  trials 95%  100%')
+    for problem, members in by_problem.items():
+        scores = np.concatenate(learned.scores([m.batch for m in members], gpu))
+        found = ranking_of(scores, np.concatenate([m.seconds for m in members]))
+        rows.append((problem, found))
+        losses = '  '.join(f'{100 * found.loss(n):7.1f}' for n in TOPS)
+        out.say(
+            f'{shape_text(problem):34s} {found.size:7d}  {losses}  {found.trials_95:10d}  '
+            f'{found.trials_100:4d}'
+        )
+    average = means(found for _, found in rows)
+    losses = '  '.join(f'{100 * average[f"loss_{n}"]:7.2f}' for n in TOPS)
+    out.say(
+        f'{"mean":34s} {rows_in(layers):7d}  {losses}  {average["trials_95"]:10.1f}  '
+        f'{average["trials_100"]:4.1f}'
+    )
+    out.write(
+        {
+            'model': source, 'machine': gpu.to_json(), 'data': str(data), 'means': average,
+            'layers': [{'shape': list(problem), **found.to_json()} for problem, found in rows],
+        }
+    )  # fmt: skip
+    return 0
+
+
+def run_show(out: Output, *, model: str | None) -> int:
+    """What a model was learned from; without one, the models that there are, and the features."""
+    if model is not None:
+        learned = load_model(Path(model)) if model.endswith('.npz') else _named(model)
+        out.say(_text(learned))
+        out.write({'model': model, 'header': dict(learned.header)})
+        return 0
+    files = own_folder().iterdir() if own_folder().is_dir() else ()
+    own = sorted(p.stem for p in files if p.suffix in ('.npz', SUFFIX))
+    there = sorted(shipped() + shipped_gats())
+    out.say(f'shipped: {", ".join(there) or "none"}')
+    out.say(f'own ({own_folder()}): {", ".join(own) or "none"}')
+    out.say('\nfeatures:')
+    width = max(len(f.name) for f in FEATURES)
+    for feature in FEATURES:
+        out.say(f'  {feature.name.ljust(width)}  {feature.group:10s}  {feature.formula}')
+    out.write(
+        {
+            'shipped': there, 'own': own,
+            'features': [
+                {'name': f.name, 'group': f.group, 'formula': f.formula} for f in FEATURES
+            ],
+        }
+    )  # fmt: skip
+    return 0
+
+
+def _named(name: str) -> LearnedModel:
+    machine, _, kind = name.partition('-')
+    found = find_model(machine, kind)
+    if found is None:
+        raise InputError(
+            f'no model is called {name!r}; there are {", ".join(shipped()) or "none"}; or name a '
+            f'file .npz'
+        )
+    return found[0]
+
+
+def _model(name: str | None, gpu: GpuMachine, kind: str, out: Output) -> tuple[LearnedModel, str]:
+    if name is not None:
+        model = load_model(Path(name))
+        if model.header['machine'] != gpu.name:
+            out.warn(f'{name} was trained on {model.header["machine"]}, not on {gpu.name}')
+        return model, name
+    found = find_model(gpu.name, kind)
+    if found is None:
+        raise InputError(
+            f'no learned model knows {kind} kernels on {gpu.name}; train one (tilewright model '
+            f'train), or name a file by --model'
+        )
+    return found
+
+
+def _of(data: Data, kind: str) -> Data:
+    return data.of(data.kinds if kind == SEARCHED else [kind])
+
+
+def _said(data: Data, out: Output) -> Data:
+    for note in data.notes:
+        out.warn(note)
+    return data
+
+
+def _text(model: LearnedModel) -> str:
+    h = model.header
+    trees = sum(len(e.roots) for e in (model.time, model.rank) if e is not None)
+    lines = [
+        f'{h["recipe"]["name"]} for {", ".join(h["kinds"])} kernels on {h["machine"]}: {trees} '
+        f'trees, {len(h["features"])} features (version {h["feature_version"]})',
+        f'learned from {h["rows"]} rows of {h["problems"]} problems, sha256 '
+        f'{h["data_sha256"][:16]}, seed {h["seed"]}',
+    ]
+    for name, scores in h['validation'].get('recipes', {}).items():
+        losses = ', '.join(f'top {n} {100 * scores[f"loss_{n}"]:.2f}%' for n in TOPS)
+        lines.append(
+            f'  {name}, cross-validated on {h["validation"]["problems"]} problems: {losses}; '
+            f'{scores["trials_95"]:.1f} trials to 95%'
+        )
+    return '\n'.join(lines)

@@ -1,0 +1,251 @@
+"""One network, every contestant: interleaved rounds, each contestant alone (rounds.py).
+
+Goes in: a `Subject` (an ONNX file, or a network of the zoo) and an `Arena` of contestants. Comes
+out: `NetworkResult`, with raw samples.
+
+What is right is what ONNX Runtime computes without optimisations, in a process of its own that is
+gone before anything is timed: every answer must be right by runtime/verify.py's rule for networks,
+before and after it is timed. A contestant that is missing, fails, crashes,
+hangs or answers wrong keeps its row, which says so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright import zoo
+from tilewright.errors import CheckError, InputError, MissingError, ModelError
+from tilewright.runtime import verify
+from tilewright_lab.compare.network_results import NetworkResult
+from tilewright_lab.compare.results import Contestant
+from tilewright_lab.compare.rounds import Rounds, Tell
+from tilewright_lab.peers.network_process import load, save
+from tilewright_lab.peers.networks import ORACLE, Arrays, absence, check_names
+from tilewright_lab.peers.peers import OURS, Peer, PeerError
+
+# Compiling a network and trying its settings takes minutes with some peers; signs of life renew it.
+PREPARE_LIMIT_S = 1800.0
+CALL_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A network to compare: an ONNX file, and its arguments in the zoo if it comes from there."""
+
+    name: str
+    model: Path
+    zoo: Mapping[str, Any] | None
+    inputs: Arrays
+    batch: int = 1
+    flops: int | None = None
+
+    @classmethod
+    def of_zoo(cls, name: str, folder: Path, seed: int, batch: int = 1, **sizes: int) -> Subject:
+        """A network of the zoo, written to `folder`; the seed is that of the image."""
+        arguments = {'name': name, 'seed': 0, 'batch': batch, **sizes}
+        network = zoo.network(name, batch, **sizes)
+        path = folder / f'{name}.onnx'
+        path.write_bytes(zoo.onnx_model(**arguments).SerializeToString())
+        inputs = {zoo.INPUT: zoo.example(network, seed)}
+        return cls(name, path, arguments, inputs, batch, 2 * network.multiplications)
+
+    @classmethod
+    def of_file(cls, path: Path, seed: int, batch: int | None = None) -> Subject:
+        """An ONNX file. Its first size may be left open, and is then the batch size."""
+        import onnx
+
+        try:
+            graph = onnx.load(str(path), load_external_data=False).graph
+        except FileNotFoundError:
+            raise InputError(f'{path} does not exist; name an ONNX file or a network') from None
+        except Exception as error:
+            raise ModelError(f'{path} cannot be read as an ONNX model: {error}') from None
+        known = {tensor.name for tensor in graph.initializer}
+        rng = np.random.default_rng([seed, 1])
+        inputs = {
+            value.name: _random(path, value, batch, rng)
+            for value in graph.input
+            if value.name not in known
+        }
+        firsts = [array.shape[0] for array in inputs.values() if array.ndim]
+        return cls(path.stem, path, None, inputs, max(firsts, default=1))
+
+
+def _random(path: Path, value: Any, batch: int | None, rng: np.random.Generator) -> np.ndarray:
+    tensor = value.type.tensor_type
+    if tensor.elem_type != 1:
+        raise InputError(f'{path}: input {value.name!r} is not float32, and cannot be made up')
+    shape = [d.dim_value if d.HasField('dim_value') else 0 for d in tensor.shape.dim]
+    if shape and not shape[0]:
+        shape[0] = batch or 1
+    elif shape and batch not in (None, shape[0]):
+        raise InputError(
+            f'{path}: input {value.name!r} has batch size {shape[0]}, and --batch is {batch}'
+        )
+    if not all(shape):
+        raise InputError(
+            f'{path}: input {value.name!r} leaves sizes open, {shape}; only the first may be'
+        )
+    return rng.standard_normal(shape, np.float32)
+
+
+class NetworkArena:
+    """The contestants' processes, kept from network to network; use it in a `with` statement.
+
+    `ours` is the command that starts our own contestant, None where only peers are compared.
+    """
+
+    def __init__(self, names: Sequence[str], threads: int, ours: Sequence[str] | None) -> None:
+        if threads < 1:
+            raise InputError(f'threads is {threads}; at least 1 is needed')
+        self.threads = threads
+        self.peers = {name: _peer(name, threads) for name in check_names(names)}
+        self.ours = None if ours is None else Peer(OURS, threads, command=ours)
+
+    def __enter__(self) -> NetworkArena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in (*self.peers.values(), *filter(None, [self.ours])):
+            peer.close()
+
+    def oracle(self, subject: Subject) -> Arrays:
+        """What the network should answer."""
+        sentence = absence(ORACLE)
+        if sentence:
+            raise MissingError(f'answers are checked against ONNX Runtime: {sentence}')
+        with _peer(ORACLE, self.threads) as peer, tempfile.TemporaryDirectory() as folder:
+            try:
+                peer.ask(_request(subject, {}, self.threads, Path(folder)), PREPARE_LIMIT_S)
+                return _answers(peer, Path(folder))
+            except PeerError as error:
+                raise CheckError(
+                    f'{subject.name}: ONNX Runtime, which answers are checked against, '
+                    f'{error.status}: {error.message}'
+                ) from None
+
+
+def command_of(module: str, name: str) -> list[str]:
+    """The command of a contestant's process."""
+    # The death signal follows the thread that starts the child, so only the main one asks.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    return [sys.executable, '-P', '-m', module, name, str(parent)]
+
+
+def _peer(name: str, threads: int) -> Peer:
+    return Peer(name, threads, command=command_of('tilewright_lab.peers.network_process', name))
+
+
+def _request(
+    subject: Subject, want: Arrays, threads: int, folder: Path, options: Mapping | None = None
+) -> dict:
+    inputs = folder / 'inputs.npz'
+    if not inputs.exists():
+        save(inputs, subject.inputs)
+    return {
+        'do': 'prepare', 'model': str(subject.model), 'zoo': subject.zoo and dict(subject.zoo),
+        'inputs': str(inputs), 'threads': threads, 'options': dict(options or {}),
+        'outputs': {name: (array.shape, array.dtype.name) for name, array in want.items()},
+    }  # fmt: skip
+
+
+def _answers(peer: Peer, folder: Path) -> Arrays:
+    path = folder / f'{peer.name}.npz'
+    peer.ask({'do': 'answer', 'path': str(path)}, CALL_LIMIT_S)
+    return load(path)
+
+
+def compare_network(
+    subject: Subject,
+    arena: NetworkArena,
+    *,
+    options: Mapping[str, Any] | None = None,
+    rounds: int = 7,
+    flush: bool = False,
+    seed: int = 0,
+    turn_ms: float = 100.0,
+    progress: Tell | None = None,
+) -> NetworkResult:
+    """Time our contestant and the arena's peers on one network.
+
+    `options` are for ours: how it is tuned. A turn calls a contestant for about `turn_ms`, and at
+    least three times.
+    """
+    if rounds < 1:
+        raise InputError(f'rounds is {rounds}; at least 1 is needed')
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        want = arena.oracle(subject)
+        seats = {} if arena.ours is None else {OURS: arena.ours}
+        seats |= arena.peers
+        run = _Run(subject, want, seats, arena.threads, folder, options or {}, progress)
+        prepared = {name: run.prepare(name) for name in seats}
+        first, *rivals = seats
+        play = Rounds(
+            [first], rivals, seats, prepared=prepared, estimate_ms=run.estimate_ms,
+            check=run.check, rounds=rounds, turn_ms=turn_ms, limit_s=CALL_LIMIT_S,
+            progress=progress,
+        )  # fmt: skip
+        trouble = play.play(flush, arena.threads)
+    rows = play.rows
+    return NetworkResult(
+        subject.name, subject.batch, subject.flops, arena.threads, rounds, flush, seed,
+        rows.get(OURS, Contestant(OURS, 'missing', 'it does not take part')),
+        tuple(rows[name] for name in arena.peers), trouble,
+    )  # fmt: skip
+
+
+class _Run:
+    """Prepares and checks the contestants of one network."""
+
+    def __init__(
+        self, subject: Subject, want: Arrays, seats: Mapping[str, Peer], threads: int, folder: Path,
+        options: Mapping[str, Any], progress: Tell | None,
+    ) -> None:  # fmt: skip
+        self.subject, self.want, self.seats, self.threads = subject, want, seats, threads
+        self.folder, self.options, self.progress = folder, options, progress
+        self.estimate_ms: dict[str, float] = {}
+
+    def prepare(self, name: str) -> Contestant:
+        """Have a contestant choose its settings, and check its answer."""
+        sentence = '' if name == OURS else absence(name)
+        if sentence:
+            return Contestant(name, 'missing', sentence)
+        options = self.options if name == OURS else {}
+        request = _request(self.subject, self.want, self.threads, self.folder, options)
+        peer = self.seats[name]
+        try:
+            reply = peer.ask(request, PREPARE_LIMIT_S, self.progress)
+        except PeerError as error:
+            return Contestant(name, error.status, error.message)
+        self.estimate_ms[name] = reply['estimate_ms']
+        return self.check(
+            Contestant(
+                name,
+                versions=tuple(sorted(peer.versions.items())),
+                settings=tuple(reply['settings'].items()),
+                tried=tuple(reply['tried']),
+                algorithm=reply['algorithm'],
+            )
+        )
+
+    def check(self, row: Contestant) -> Contestant:
+        try:
+            got = _answers(self.seats[row.name], self.folder)
+        except PeerError as error:
+            return replace(row, status=error.status, message=error.message)
+        verdict = verify.compare_results(got, self.want)
+        if not verdict.ok:
+            message = f'its answer differs from ONNX Runtime: {verdict.message}'
+            return replace(row, status='wrong', message=message)
+        return replace(row, max_rel_err=max(verdict.max_rel_err, row.max_rel_err or 0.0))

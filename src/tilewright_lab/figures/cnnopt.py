@@ -1,0 +1,212 @@
+"""What CNNOpt's Tables 8 and 9 share: data, machine, layers by name, results that are remembered.
+
+Goes in: a folder of measured configurations and a GPU machine. Comes out: parts of the tables: one
+for each kernel and stride, since models are trained for these separately (Sec. 4.1). What a seed
+gave is kept in the cache directory, so that a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InputError
+from tilewright.machine.compiler import cache_dir
+from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
+from tilewright.rank.counts import volumes
+from tilewright.rank.features import probe
+from tilewright_lab.collect.datasets import Data, Measured, digest_of, read_data, shape_text
+from tilewright_lab.collect.problems import layers as suite_layers
+from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.remembered import remembered
+from tilewright_lab.train.evaluate import choose, judged
+from tilewright_lab.train.forest import RECIPES, Recipe, Table, fit, table_of
+
+KERNELS = ('rs', 's')
+SEEDS = 5
+CHOSEN_FROM = ('forest', 'boosted', 'ranked', 'mixed')
+LEAST_PROBLEMS = 10  # training problems below which a kernel and stride has no model of its own
+# Rows of a problem, in the middle, below which strides are learned together, by several ensembles
+# whose mean is taken, and recipes are judged by more than one division into folds.
+FEW_ROWS = 10
+BAGS, DIVISIONS = 4, 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """The layers of one kernel and stride, and what a model for them may learn from.
+
+    borrowed   the training rows are of other strides too, since there are too few of this one
+    few        problems have few rows each
+    """
+
+    kernel: str
+    stride: int
+    train: tuple[Measured, ...]
+    layers: tuple[tuple[str, Measured], ...]
+    borrowed: bool
+    few: bool = False
+
+    def recipe(self, name: str) -> Recipe:
+        return recipe_for(name, self.few)
+
+    @property
+    def name(self) -> str:
+        return f'{self.kernel.upper()} kernel, stride {self.stride}'
+
+
+def has_few_rows(sets: Sequence[Measured]) -> bool:
+    return bool(sets) and statistics.median(map(len, sets)) < FEW_ROWS
+
+
+def recipe_for(name: str, few: bool) -> Recipe:
+    """A recipe by its name, with more ensembles where problems have few rows."""
+    return replace(RECIPES[name], bags=BAGS) if few else RECIPES[name]
+
+
+def machine_of(options: Options) -> GpuMachine:
+    if options.gpu is None:
+        raise InputError(f'{options.name} needs a GPU; name it by --machine, one of {known_gpus()}')
+    return options.gpu
+
+
+def load_gpu(name: str) -> GpuMachine:
+    """A GPU by the name of a known one, or by a file of its figures."""
+    if not name.endswith('.json'):
+        return known_gpu(name)
+    try:
+        return GpuMachine.from_json(json.loads(Path(name).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f'--machine {name} cannot be read as a GPU: {error}') from None
+
+
+def data_of(options: Options) -> Data:
+    if options.data is None:
+        raise InputError(
+            f'{options.name} evaluates measured configurations; name their directory by --data'
+        )
+    return read_data(options.data)
+
+
+def data_name(options: Options) -> str:
+    """The folder of the data as results name it: without what lies above it on this machine."""
+    if options.data is None:
+        return ''
+    return options.data.name if options.data.is_absolute() else str(options.data)
+
+
+def parts_of(data: Data) -> list[Part]:
+    """[Data] -> [Part]: kernels of the paper that have layers and something to learn from."""
+    named = {problem.shape: name for name, problem in suite_layers().items()}
+    found = []
+    for kernel in KERNELS:
+        for stride in (1, 2):
+            mine = data.of([kernel], stride)
+            if not mine.layers:
+                continue
+            short = has_few_rows(mine.train)
+            borrowed = short or len(mine.train) < LEAST_PROBLEMS
+            train = data.of([kernel]).train if borrowed else mine.train
+            if len(train) < LEAST_PROBLEMS:
+                continue
+            layers = sorted(
+                ((named.get(m.problem, shape_text(m.problem)), m) for m in mine.layers),
+                key=lambda pair: _place(pair[0]),
+            )
+            found.append(Part(kernel, stride, train, tuple(layers), borrowed, short))
+    if not found:
+        raise InputError(
+            f'the data have no layers of the kernels {", ".join(KERNELS)} with at least '
+            f'{LEAST_PROBLEMS} training problems; measure some (scripts/gpu_dataset.py)'
+        )
+    return found
+
+
+def _place(name: str) -> tuple[str, int, str]:
+    """Layers in the order of the paper's tables."""
+    letter, number = name[:1], name[1:]
+    order = {'R': '0', 'Y': '1', 'D': '2'}.get(letter, '3') if number.isdigit() else '4'
+    return order, int(number) if number.isdigit() else 0, name
+
+
+def volume_scores(m: Measured, machine: GpuMachine) -> np.ndarray:
+    """The paper's analytical ranking: bandwidth-scaled movement at the binding level (Sec. 4.3)."""
+    staged, read = volumes(m.batch)
+    return np.maximum(staged / machine.global_gbps, read / machine.shared_gbps)
+
+
+@cache
+def _code() -> str:
+    """A hash of what trains and evaluates, and of what its features give."""
+    found = hashlib.sha256(repr(probe()).encode())
+    for name in ('trees.c', 'trees.py', 'model.py', 'evaluate.py', 'online.py'):
+        found.update((resources.files('tilewright.rank') / name).read_bytes())
+    return found.hexdigest()
+
+
+class Memory:
+    """Results of earlier runs on the same data, machine and code, one file each."""
+
+    def __init__(self, part: Part, machine: GpuMachine) -> None:
+        layers = [m for _, m in part.layers]
+        self._key = f'{_code()} {digest_of(part.train)} {digest_of(layers)} {machine.to_json()}'
+
+    def get(self, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """What `make` gives, from the file where it was kept."""
+        text = f'{self._key} {json.dumps(what, sort_keys=True)}'
+        name = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return remembered(cache_dir() / 'reproduce' / 'learned' / f'{name}.json', make)
+
+
+class Training:
+    """Features of a part's training rows, computed when they are first needed; models from them."""
+
+    def __init__(self, part: Part, machine: GpuMachine) -> None:
+        self.part, self.machine = part, machine
+        self.memory = Memory(part, machine)
+        self._table: Table | None = None
+
+    @property
+    def table(self) -> Table:
+        if self._table is None:
+            self._table = table_of(self.part.train, self.machine)
+        return self._table
+
+    def chosen(self, say: Callable[[str], None]) -> tuple[Recipe, dict[str, Any]]:
+        """(recipe, scores of each): grouped cross-validation on training problems alone."""
+        scores = {}
+        largest = max(m.batch.group.flops for _, m in self.part.layers)
+        for name in CHOSEN_FROM:
+            recipe = self.part.recipe(name)
+
+            def validate(recipe: Recipe = recipe) -> dict:
+                say(f'{self.part.name}: validating {recipe.name}')
+                problems = judged(self.table, largest)
+                found = [
+                    choose(self.table, [recipe], problems, seed=seed)[1][recipe.name]
+                    for seed in range(DIVISIONS if self.part.few else 1)
+                ]
+                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
+                return means | {'problems': len(problems)}
+
+            scores[name] = self.memory.get({'validate': asdict(recipe)}, validate)
+        best = min(CHOSEN_FROM, key=lambda name: scores[name]['area'])
+        return self.part.recipe(best), scores
+
+    def scores(self, recipe: Recipe, seed: int) -> list[list[float]]:
+        """Scores of every layer's configurations by a model of a seed."""
+
+        def make() -> list[list[float]]:
+            model = fit(self.table, recipe, seed)
+            return [model.scores([m.batch], self.machine)[0].tolist() for _, m in self.part.layers]
+
+        return self.memory.get({'recipe': asdict(recipe), 'seed': seed}, make)

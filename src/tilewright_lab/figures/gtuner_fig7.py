@@ -1,0 +1,161 @@
+"""GTuner's Figure 7 (DAC'22, Sec. 4.3): the best time found against the number of trials.
+
+Goes in: measured groups. Comes out: for each test group and search the best time after every trial,
+over the best that was measured; geometric means over groups, three seeds. In replay, on schedules
+that worked:
+
+    genetic+gat, genetic+forest   asked before anything is measured, and learning from each batch
+                                  what they get wrong (rank/online.py)
+    online                        trees trained from nothing on this run's own trials, as Ansor's
+    random
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InputError
+from tilewright.rank.counts import Array
+from tilewright.rank.online import Online
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.strategies import replay, search
+from tilewright.search.gpu.tune import Tried
+from tilewright_lab.collect.group_data import GroupRows
+from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.gtuner import SEEDS, Study, study_of
+from tilewright_lab.figures.pictures import aligned, canvas, save
+
+TRIALS = 80
+BATCH = 8
+LEAST = 200  # schedules of a group in which a search of 80 trials can go wrong
+SHOWN = (1, 5, 10, 20, 40, 60, 80)
+# search -> (strategy, the model that it begins with)
+SEARCHES = {
+    'genetic+gat': ('genetic', 'gtuner'),
+    'genetic+forest': ('genetic', 'mixed'),
+    'online': ('online', ''),
+    'random': ('random', ''),
+}
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Search in replay; comes out: JSON."""
+    study, report = study_of(options), options.report
+    seeds = [options.seed + i for i in range(SEEDS)]
+    groups = [i for i, rows in enumerate(study.test) if len(rows) >= LEAST]
+    if not groups:
+        raise InputError(
+            f'{options.data} has no test group of at least {LEAST} schedules; measure more'
+        )
+    report.plan(len(SEARCHES) * len(seeds))
+    found, interrupted = [], False
+    try:
+        for name, (_, model) in SEARCHES.items():
+            curves = []
+            for seed in seeds:
+                report.begin(f'{name}, seed {seed}')
+                scores = study.scores(model, seed, lambda *_: None) if model else None
+                curves.append(
+                    [_kept(study, i, name, seed, scores[i] if scores else None) for i in groups]
+                )
+                report.finish()
+            found.append({'search': name, 'curves': curves, 'means': _means(curves)})
+    except KeyboardInterrupt:
+        interrupted = True
+    return {
+        'figure': options.name, 'machine': study.machine.to_json(), 'seeds': seeds,
+        'trials': TRIALS, 'batch': BATCH, 'epochs': study.epochs,
+        'groups': [
+            {'label': study.test[i].group.label, 'networks': list(study.test[i].networks),
+             'schedules': len(study.test[i]), 'best_us': 1e6 * study.test[i].best}
+            for i in groups
+        ],
+        'data': 'the checkpoints in the cache directory', 'notes': list(study.data.notes),
+        'layers': found, 'complete': not interrupted, 'interrupted': interrupted,
+    }  # fmt: skip
+
+
+def _kept(
+    study: Study, number: int, name: str, seed: int, scores: Array | None
+) -> list[float]:  # fmt: skip
+    rows = study.test[number]
+    what = {
+        'search': name, 'seed': seed, 'group': rows.group.digest, 'epochs': study.epochs,
+        'trials': TRIALS, 'batch': BATCH,
+    }  # fmt: skip
+    table = study.test_table
+    x = table.x[table.rows_of(number)]
+    return study.kept(what, lambda: curve(study, rows, x, SEARCHES[name][0], seed, scores))
+
+
+def curve(
+    study: Study, rows: GroupRows, x: Array, strategy: str, seed: int, scores: Array | None
+) -> list[float]:
+    """The best time over the best of all, after each of `TRIALS` trials."""
+    space, measure = replay(dict(zip(rows.schedules, rows.seconds.tolist(), strict=True)))
+    place = {schedule.digest: i for i, schedule in enumerate(rows.schedules)}
+
+    def looked_up(values: Array) -> Callable[[Sequence[GpuSchedule]], Array]:
+        return lambda wanted: values[[place[schedule.digest] for schedule in wanted]]
+
+    model = Online(
+        rows.group, study.machine, None if scores is None else looked_up(scores), seed=seed,
+        features=looked_up(x),
+    )  # fmt: skip
+    order: list[Tried] = []
+    search(
+        space, measure, strategy, trials=TRIALS, model=model, batch=BATCH, seed=seed,
+        on_tried=order.append,
+    )  # fmt: skip
+    times = [math.inf if t.seconds is None else t.seconds for t in order]
+    best = np.minimum.accumulate(times) / rows.best
+    return [*best.tolist(), *[float(best[-1])] * (TRIALS - len(best))]
+
+
+def _means(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """By seed, the geometric mean over groups after each trial."""
+    return [np.exp(np.log(np.array(one)).mean(0)).tolist() for one in curves]
+
+
+def text(found: dict[str, Any]) -> str:
+    """The figure in numbers."""
+    head = ['search', *(f'{n} trials' for n in SHOWN)]
+    body = []
+    for row in found['layers']:
+        means = np.array(row['means'])
+        cells = [
+            f'{means[:, n - 1].mean():.3f} ({means[:, n - 1].min():.3f}-'
+            f'{means[:, n - 1].max():.3f})'
+            for n in SHOWN
+        ]
+        body.append([row['search'], *cells])
+    groups = found['groups']
+    return '\n'.join(
+        [
+            f'best time over the best of {sum(g["schedules"] for g in groups)} schedules of '
+            f'{len(groups)} groups: geometric mean, least and most of {len(found["seeds"])} seeds',
+            '', *aligned([head, *body]),
+        ]
+    )  # fmt: skip
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Curves, with the spread of the seeds."""
+    figure = canvas(7, 4.5)
+    axis = figure.subplots()
+    trials = np.arange(1, found['trials'] + 1)
+    for row in found['layers']:
+        means = np.array(row['means'])
+        axis.plot(trials, means.mean(0), label=row['search'])
+        axis.fill_between(trials, means.min(0), means.max(0), alpha=0.2)
+    axis.set_xlabel('trials')
+    axis.set_ylabel('best time over the best measured')
+    axis.set_ylim(0.98, 2.0)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, path)

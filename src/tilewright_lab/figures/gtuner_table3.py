@@ -1,0 +1,330 @@
+"""GTuner's Tables 3 and 4 (DAC'22, Sec. 4.4): whole networks, their latency and what tuning took.
+
+Goes in: a GPU, names of networks of the zoo. Comes out: for each network and each way of searching
+(`METHODS`), compiled with as many trials a group as the paper has: the time of a call and the
+seconds of everything from the graph to the network that runs. Beside them what `tilewright bench
+NETWORKS --target cuda --against torch,inductor` measured (`--data`), and the paper's columns, which
+are of an RTX 3090. `--data` with a result of this figure prints that, and measures nothing.
+
+Every network and method begins with an empty store of its own, so that nothing that another one has
+measured, chosen or compiled helps it. Where all groups that a network tunes were tuned for another
+network by the same method, the same searches are not run again: its kernels are those, its seconds
+are added up, and its row says so. Rows are written as they are made, with what was found for each
+group beside them, and a run that was interrupted goes on with the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright import zoo
+from tilewright.errors import InputError, MissingError, TilewrightError
+from tilewright.machine.compiler import cache_dir
+from tilewright.network.arguments import GPU_TARGETS
+from tilewright.network.chooser import core
+from tilewright.network.compile import GPU_PASSES, compile, prepare
+from tilewright.network.gpu import measure
+from tilewright.network.gpu.cost import GpuCost
+from tilewright.network.gpu.measure import How, is_searched
+from tilewright.rank.files import own_folder
+from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.network import GpuNetwork
+from tilewright.runtime.gpu.recorded import recorded
+from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.measure import Progress
+from tilewright.search.gpu.moves import schedule_text
+from tilewright.store.choices import GPU_DECIDES, code_version
+from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.compare.gpu_networks import OURS, Subject, duel
+from tilewright_lab.figures import gtuner_table3_text as tables
+from tilewright_lab.figures.figures import Options, place_of
+from tilewright_lab.peers.torch_graph import COPIES
+
+ROUNDS = 10  # turns of timing a network
+# What the names of the tables stand for; 'genetic' goes on learning from what it measures.
+METHODS: Mapping[str, How] = {
+    'analytical': How('analytical', 'top'),
+    'forest': How('forest', 'genetic'),
+    'gat': How('gat', 'genetic'),
+    'online': How('analytical', 'online'),
+}
+OK = 'ok'
+_STORE = 'TILEWRIGHT_CACHE_DIR'
+_CHOSEN = 'chosen'  # where store/choices.py keeps what was found
+text = tables.text
+plot = tables.plot
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Compile and time; comes out: JSON."""
+    before = None if options.data is None else tables.result_in(options.data, options.name)
+    if before is not None:
+        return before
+    networks = networks_of(options)
+    if options.target not in GPU_TARGETS:
+        raise InputError(
+            f'--target {options.target!r}: networks are tuned on one of {", ".join(GPU_TARGETS)}'
+        )
+    if importlib.util.find_spec('torch') is None:
+        raise MissingError(
+            f'{options.name} checks answers against PyTorch, which is not installed: pip install '
+            f'torch'
+        )
+    rivals = {} if options.data is None else tables.rivals_of(options.data)
+    device, report = open_device(options.target), options.report
+    journal = Journal.of(options, device)
+    until = time.monotonic() + (options.seconds or float('inf'))
+    report.plan(len(networks) * len(METHODS))
+    interrupted = False
+    bench = _Bench(options, device, journal)
+    try:
+        for network in networks:
+            for method in METHODS:
+                report.begin(f'{network}, {method}')
+                known = journal.row(network, method) is not None
+                if not known and bench.time_left(network, method, until):
+                    report.say(tables.line(bench.made(network, method)))
+                report.finish()
+    except KeyboardInterrupt:
+        interrupted = True
+    rows = [
+        row for n in networks for method in METHODS if (row := journal.row(n, method)) is not None
+    ]  # fmt: skip
+    return {
+        'figure': options.name, 'target': options.target, 'device': device.name,
+        'machine': device.machine.to_json(), 'trials': options.samples, 'seed': options.seed,
+        'candidates': measure.SAMPLED, 'cores': measure.usable_cores(), 'small': options.small,
+        'rounds': ROUNDS, 'copies': COPIES, 'networks': list(networks),
+        'methods': {name: {'model': how.model, 'search': how.search}
+                    for name, how in METHODS.items()},
+        'rivals': rivals, 'paper': tables.paper_of(networks), 'layers': rows,
+        'data': place_of(journal.path), 'interrupted': interrupted,
+        'complete': len(rows) == len(networks) * len(METHODS),
+    }  # fmt: skip
+
+
+def networks_of(options: Options) -> tuple[str, ...]:
+    """The names that are asked for, each once."""
+    named = [name.strip() for name in options.networks.split(',') if name.strip()]
+    for name in named:
+        zoo.network(name)  # says what is known, where it is not
+    if not named:
+        raise InputError(f'{options.name} compiles networks of the zoo; name one by --networks')
+    return tuple(dict.fromkeys(named))
+
+
+@dataclass
+class Journal:
+    """Rows that were made, in a file that is whole after each of them, and a folder of what was
+    found for the groups of each (store/choices.py).
+    """
+
+    path: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: Options, device: Device) -> Journal:
+        """By everything that rows depend on. Rows that failed are made again."""
+        parts = [
+            options.target, device.name, device.machine.to_json(), options.samples, options.seed,
+            options.small, measure.SAMPLED, ROUNDS, code_version(GPU_DECIDES), _own_models(),
+            {name: asdict(how) for name, how in METHODS.items()},
+        ]  # fmt: skip
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        path = cache_dir() / 'reproduce' / f'{options.name}-{options.target}-{key}.json'
+        try:
+            rows = json.loads(path.read_text())['rows']
+            return cls(path, [row for row in rows if row['status'] == OK])
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(path)
+
+    def row(self, network: str, method: str) -> dict[str, Any] | None:
+        """The row that was made before."""
+        asked = network, method
+        return next((r for r in self.rows if (r['network'], r['method']) == asked), None)
+
+    def chosen(self, network: str, method: str) -> Path:
+        """Where what was found for a network by a method is."""
+        return self.path.with_suffix('') / f'{network}-{method}'
+
+    def add(self, row: dict[str, Any], found: Path) -> None:
+        """A row is known once what was found is there."""
+        chosen = self.chosen(row['network'], row['method'])
+        if found.is_dir():
+            shutil.rmtree(chosen, ignore_errors=True)
+            shutil.copytree(found, chosen)
+        self.rows.append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(f'.{os.getpid()}')
+        fresh.write_text(json.dumps({'rows': self.rows}))
+        os.replace(fresh, self.path)
+
+
+class _Bench:
+    """Networks on one device."""
+
+    def __init__(self, options: Options, device: Device, journal: Journal) -> None:
+        self.options, self.device, self.journal = options, device, journal
+        self.subjects: dict[str, Subject] = {}
+        self.cores: dict[str, frozenset[str]] = {}
+        self.spent: list[float] = []
+        self.begin, self.stages = 0.0, dict[str, float]()  # of a compilation: when each ended
+
+    def time_left(self, network: str, method: str, until: float) -> bool:
+        """Whether a row may be begun: if groups are to be tuned, what that took at least so far has
+        to be left.
+        """
+        now = time.monotonic()
+        if now >= until or not self.spent:
+            return now < until
+        return self.tuned(network, method) is not None or now + min(self.spent) < until
+
+    def made(self, network: str, method: str) -> dict[str, Any]:
+        """The row of a network and a method, made in a store of its own and written down."""
+        begin = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix='tilewright-store-') as folder:
+            row = self.row(network, method, Path(folder))
+            self.journal.add(row, Path(folder) / _CHOSEN)
+        gc.collect()  # the network's memory on the device
+        if 'tuned_for' not in row:
+            self.spent.append(time.perf_counter() - begin)
+        return row
+
+    def row(self, network: str, method: str, store: Path) -> dict[str, Any]:
+        """One network by one method, compiled and timed; an error of ours is a row as well."""
+        how, groups = METHODS[method], self.searched(network)
+        said: dict[str, Any] = {
+            'network': network, 'method': method, 'model': how.model, 'search': how.search,
+            'groups': len(groups),
+        }  # fmt: skip
+        before = self.tuned(network, method)
+        if before is not None:
+            found = self.journal.chosen(before['network'], method)
+            shutil.copytree(found, store / _CHOSEN)
+        try:
+            graph = zoo.graph(**self.subject(network).arguments)  # not a part of what is timed
+            with _empty(store), warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter('always')
+                self.begin, self.stages = time.perf_counter(), {}
+                net = compile(
+                    graph, self.options.target, tune='measure', trials=self.options.samples,
+                    model=how.model, search=how.search, check=False, progress=self._tell,
+                )  # fmt: skip
+                seconds = time.perf_counter() - self.begin
+            assert isinstance(net, GpuNetwork)
+            said |= {'own_s': seconds, 'seconds': seconds, 'stages_s': self.stages}
+            if before is not None:
+                said |= {'seconds': seconds + before['seconds'], 'tuned_for': before['network']}
+            said |= {'warnings': [str(one.message) for one in warned]}
+            return said | self.timed(net, network)
+        except TilewrightError as error:
+            return said | {'status': 'failed', 'message': str(error)}
+
+    def tuned(self, network: str, method: str) -> dict[str, Any] | None:
+        """The row of another network for which all groups of this one were tuned."""
+        for row in self.journal.rows:
+            if row['method'] != method or row['status'] != OK or 'tuned_for' in row:
+                continue
+            there = self.journal.chosen(row['network'], method).is_dir()
+            if there and self.searched(network) <= self.searched(row['network']):
+                return row
+        return None
+
+    def sizes(self, network: str) -> dict[str, int]:
+        return zoo.SMALL.get(network, {}) if self.options.small else {}
+
+    def subject(self, network: str) -> Subject:
+        if network not in self.subjects:
+            made = Subject.of(network, self.options.seed, **self.sizes(network))
+            self.subjects[network] = made
+        return self.subjects[network]
+
+    def searched(self, network: str) -> frozenset[str]:
+        """Digests of the distinct groups that are tuned for a network."""
+        if network not in self.cores:
+            graph = zoo.graph(network, **self.sizes(network))
+            program = prepare(graph, None, None, GpuCost(self.device.machine), GPU_PASSES)
+            cores = (core(task.group) for task in program.tasks)
+            self.cores[network] = frozenset(one.digest for one in cores if is_searched(one))
+        return self.cores[network]
+
+    def timed(self, net: GpuNetwork, network: str) -> dict[str, Any]:
+        """The time of a call, as the bench takes it, what it runs, and what its tasks took when
+        they were tuned, one after the other.
+        """
+        found = duel(
+            self.subject(network), [lambda: _entrant(net, self.subject(network))], (), ROUNDS
+        )
+        only = dict(found.contestants[0])
+        tasks = [
+            {'task': task.name, 'label': task.group.label,
+             'schedule': schedule_text(task.schedule)} for task in net.gpu_tasks
+        ]  # fmt: skip
+        wanted = ('status', 'message', 'median_us', 'samples_us', 'max_rel_err')
+        alone = 1e6 * sum(task.predicted_s for task in net.gpu_tasks)
+        return {name: only.get(name) for name in wanted} | {'alone_us': alone, 'tasks': tasks}
+
+    def _tell(self, progress: Progress) -> None:
+        self.stages[progress.stage] = time.perf_counter() - self.begin
+        self.options.report.step(
+            f'{progress.stage} {progress.key}', progress.done, progress.total, progress.left_s
+        )
+
+
+def _entrant(net: GpuNetwork, subject: Subject) -> Entrant:
+    """A network as the bench asks it: image on the device, branches side by side."""
+    stream = recorded(net.device, net.calls, net.waits)
+
+    def answer() -> np.ndarray:
+        net.device.use()
+        net.device.write(net.buffers[zoo.INPUT], subject.image)
+        stream.run()
+        net.device.synchronize()
+        return net.device.download(net.buffers[zoo.OUTPUT])
+
+    def timed(repeats: int) -> list[float]:
+        net.device.use()
+        stream.run()
+        net.device.synchronize()
+        return stream.time(repeats, COPIES)
+
+    return Entrant(OURS, timed, answer, keep=net)
+
+
+def _own_models() -> dict[str, str]:
+    """What a user's own models are, by the names of their files."""
+    folder = own_folder()
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
+
+
+@contextmanager
+def _empty(store: Path) -> Iterator[None]:
+    """The cache directory is another one meanwhile; a user's own models are there as well."""
+    models, before = own_folder(), os.environ.get(_STORE)
+    if models.is_dir():
+        shutil.copytree(models, store / models.name, dirs_exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
+    os.environ[_STORE] = str(store)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_STORE]
+        else:
+            os.environ[_STORE] = before

@@ -1,0 +1,130 @@
+"""Where the samples of a figure come from: a data set that is given, or one that is measured now.
+
+Goes in: `Options`. Comes out: one layer after the other, with its samples and their predictions.
+
+What is measured goes to a file in the cache directory whose name says what it depends on: machine,
+threads, seed and the code that generates and runs kernels. So the same command goes on where it was
+interrupted, and a changed model finds its samples there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.errors import InputError
+from tilewright.machine.compiler import cache_dir, compiler, compiler_version
+from tilewright.machine.isa import host_isas
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.prediction import Prediction
+from tilewright.model.cpu.stencil_time import predict_stencil
+from tilewright.ops.suites import expand
+from tilewright.runtime.worker import Worker
+from tilewright.store.records import package_version
+from tilewright_lab.figures.collect import collect, finals
+from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, read
+from tilewright_lab.figures.evaluate import deciding
+from tilewright_lab.figures.figures import Options
+
+MODELS = {'stencil': predict_stencil}  # of schemas with a model of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A layer's data, measured times, and what the model says of every sample that has one."""
+
+    layer: LayerData
+    times_ms: dict[str, float]
+    predictions: dict[str, Prediction]
+
+    @property
+    def predicted_s(self) -> dict[str, float]:
+        return {key: prediction.seconds for key, prediction in self.predictions.items()}
+
+
+def price(layer: LayerData, machine: Machine) -> Priced:
+    """The model on every sample: nothing is measured."""
+    times = layer.times_ms()
+    predictions = {}
+    for key in times:
+        schedule = layer.samples[key].schedule
+        model = MODELS.get(schedule.schema, predict)
+        predictions[key] = model(layer.group, schedule, machine)
+    return Priced(layer, times, predictions)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a figure evaluates: the machine that the model is given, and where the data are."""
+
+    machine: Machine
+    data: DataSet
+    path: Path
+    recorder: Recorder | None
+
+    @property
+    def measures(self) -> bool:
+        return self.recorder is not None
+
+
+@contextmanager
+def source(options: Options) -> Iterator[Source]:
+    """The data of a figure, open for as long as it works on them."""
+    if options.data is not None:
+        data = read(options.data)
+        yield Source(options.machine or data.machine, data, options.data, None)
+        return
+    machine = options.machine
+    if machine is None or machine.isa not in host_isas():
+        raise InputError(
+            f'{machine.name if machine else "no machine"} cannot be measured on this host; give '
+            f'data that were taken on it by --data'
+        )
+    versions = {'package': package_version(), 'compiler': compiler_version(compiler())}
+    head = DataSet(machine, options.threads, options.seed, versions)
+    with Recorder(data_file(head), head) as recorder:
+        yield Source(machine, recorder.data, recorder.path, recorder)
+
+
+def data_file(head: DataSet) -> Path:
+    """Where samples that are measured now go."""
+    machine, code = head.machine.fingerprint or head.machine.name, head.versions['package']
+    name = f'samples-{machine}-{head.threads}t-seed{head.seed}-{code.rpartition("+")[2]}.jsonl'
+    return cache_dir() / 'reproduce' / name.replace('/', '-')
+
+
+def layers(options: Options, found: Source, retime: bool) -> Iterator[Priced]:
+    """Every layer that was asked for, as soon as its samples are there.
+
+    `retime`: those that losses depend on are also timed against each other. Layers that a given
+    data set does not have are an error only if it has none of them.
+    """
+    wanted = [(name, group) for name, group, _ in expand(options.layers)]
+    if found.recorder is None:
+        wanted = [(name, group) for name, group in wanted if name in found.data.layers]
+        if not wanted:
+            raise InputError(
+                f'--data {found.path} has no layer of {options.layers}; it has '
+                f'{", ".join(found.data.layers) or "none"}'
+            )
+    options.report.plan(len(wanted))
+    with Worker(seed=options.seed) as worker:
+        for name, group in wanted:
+            options.report.begin(name)
+            if found.recorder is None:
+                layer = found.data.layers[name]
+                if layer.group.digest != group.digest:
+                    raise InputError(f'{name} in {found.path} is another problem than {name} now')
+                yield price(layer, found.machine)
+            else:
+                layer = collect(
+                    found.recorder, name, group, options.samples, worker, options.report
+                )
+                if retime and layer.times_ms():
+                    keys = deciding(layer, price(layer, found.machine).predicted_s)
+                    finals(found.recorder, layer, keys, worker, options.report)
+                yield price(layer, found.machine)
+            options.report.finish()

@@ -1,0 +1,222 @@
+"""The contestants on whole networks: PyTorch, torch.compile, ONNX Runtime and OpenVINO.
+
+Goes in: a `NetworkJob` (the model, its inputs, the output buffers, the thread count). Comes out:
+`NetworkVariant`, which can be called. As with layers (contestants.py), a contestant yields several:
+its documented settings that may matter; network_process.py times them and keeps the fastest. Each
+library is imported only here and in libraries.py, only in a process of its own.
+
+PyTorch cannot read ONNX files, so it takes part in networks of the zoo alone, by the module that is
+made from the same layers and weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright import zoo
+from tilewright.errors import InputError
+from tilewright_lab.peers import libraries
+
+Arrays = dict[str, np.ndarray]
+ORACLE = 'oracle'
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkJob:
+    """One network to prepare.
+
+    model    the ONNX file
+    zoo      the arguments of `zoo.torch_module`, where the network is one of the zoo
+    outputs  buffers to write results into, by name; those of the oracle are empty
+    options  what our own contestant is told; `progress` is told what is done
+    """
+
+    model: Path
+    zoo: Mapping[str, Any] | None
+    inputs: Arrays
+    outputs: Arrays
+    threads: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, int, int], object] = lambda what, done, total: None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkVariant:
+    """A contestant with one choice of settings. `run` computes the network once, `result` gives
+    the answers of the last run, `algorithm` what the library says it does."""
+
+    job: NetworkJob
+    run: Callable[[], object]
+    result: Callable[[], Arrays]
+    algorithm: Callable[[], str] = lambda: ''
+
+
+Make = Callable[[NetworkJob], NetworkVariant]
+Variants = Iterator[tuple[dict[str, Any], Make]]
+
+
+def torch_variants() -> Variants:
+    torch: Any = import_module('torch')
+
+    torch.set_num_interop_threads(1)
+    for mode in ('eager', 'traced, frozen', 'traced, frozen, optimize_for_inference'):
+        for layout in ('contiguous', 'channels_last'):
+            settings = {'mode': mode, 'memory_format': layout, 'inference_mode': True}
+            yield settings, lambda job, settings=settings: _torch(job, settings)
+
+
+def torch_compile_variants() -> Variants:
+    for mode in ('default', 'max-autotune'):
+        settings = {
+            'backend': 'inductor', 'mode': mode, 'freezing': True, 'memory_format': 'contiguous'
+        }  # fmt: skip
+        yield settings, lambda job, settings=settings: _torch(job, settings)
+
+
+def _torch(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
+    """Eager, traced or compiled; a conversion to channels_last is inside the time."""
+    torch: Any = import_module('torch')
+
+    if job.zoo is None:
+        raise InputError('PyTorch cannot read ONNX files; only networks of the zoo have a module')
+    torch.set_num_threads(job.threads)
+    torch.set_grad_enabled(False)
+    layout = {
+        'contiguous': torch.contiguous_format,
+        'channels_last': torch.channels_last,
+    }[settings['memory_format']]
+    module = copy.deepcopy(_module(tuple(job.zoo.items()))).to(memory_format=layout)
+    (given,) = job.inputs.values()
+    (name,) = job.outputs
+    image = torch.from_numpy(given)
+    call = _torch_call(torch, module, image.contiguous(memory_format=layout), settings)
+
+    def infer() -> Any:
+        with torch.inference_mode():
+            return call(image.contiguous(memory_format=layout))
+
+    run, result = libraries.torch_run(infer)
+    return NetworkVariant(job, run, lambda: {name: result()}, lambda: 'oneDNN and ATen')
+
+
+@functools.lru_cache(1)
+def _module(arguments: tuple[tuple[str, Any], ...]) -> Any:
+    """The module of a network of the zoo, whose weights take seconds to draw, for all settings."""
+    return zoo.torch_module(**dict(arguments))
+
+
+def _torch_call(torch: Any, module: Any, image: Any, settings: Mapping[str, Any]) -> Any:
+    if 'backend' in settings:
+        torch._dynamo.reset()
+        inductor: Any = import_module('torch._inductor.config')
+        inductor.freezing = settings['freezing']
+        return torch.compile(module, mode=settings['mode'], dynamic=False, fullgraph=True)
+    if settings['mode'] == 'eager':
+        return module
+    frozen = torch.jit.freeze(torch.jit.trace(module, image, check_trace=False))
+    if 'optimize_for_inference' in settings['mode']:
+        frozen = torch.jit.optimize_for_inference(frozen)
+    return frozen
+
+
+def onnxruntime_variants() -> Variants:
+    for settings in libraries.onnxruntime_settings():
+        yield settings, lambda job, settings=settings: _onnxruntime(job, settings)
+
+
+def _onnxruntime(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
+    entries = {libraries.SPINNING: settings[libraries.SPINNING]}
+    session = libraries.onnxruntime_session(str(job.model), job.threads, entries)
+    binding = session.io_binding()
+    for bind, arrays in ((binding.bind_input, job.inputs), (binding.bind_output, job.outputs)):
+        for name, array in arrays.items():
+            bind(name, 'cpu', 0, array.dtype.type, array.shape, array.ctypes.data)
+    return NetworkVariant(
+        job, lambda: session.run_with_iobinding(binding), lambda: job.outputs, lambda: 'MLAS'
+    )
+
+
+def oracle_variants() -> Variants:
+    """What is right: ONNX Runtime without its optimisations, into arrays of its own."""
+    yield {'optimizations': False}, _oracle
+
+
+def _oracle(job: NetworkJob) -> NetworkVariant:
+    session = libraries.onnxruntime_session(str(job.model), job.threads, {}, 'ORT_DISABLE_ALL')
+    names = [output.name for output in session.get_outputs()]
+    kept: list[Arrays] = [{}]
+
+    def run() -> None:
+        kept[0] = dict(zip(names, session.run(names, job.inputs), strict=True))
+
+    return NetworkVariant(job, run, lambda: kept[0])
+
+
+def openvino_variants() -> Variants:
+    for settings in libraries.openvino_settings():
+        yield settings, lambda job, settings=settings: _openvino(job, settings)
+
+
+def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
+    ov: Any = import_module('openvino')
+
+    shapes = {name: array.shape for name, array in job.inputs.items()}
+    compiled = libraries.openvino_compiled(str(job.model), job.threads, settings, shapes)
+    request = compiled.create_infer_request()
+    for name, array in (*job.inputs.items(), *job.outputs.items()):
+        request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
+    def algorithm() -> str:
+        """The primitives of the convolutions, the most frequent one first."""
+        found = Counter(libraries.openvino_primitives(compiled))
+        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return ', '.join(f'{count} x {primitive}' for primitive, count in ranked)
+
+    run = libraries.openvino_run(request)
+    return NetworkVariant(job, run, lambda: job.outputs, algorithm)
+
+
+Contestants = Mapping[str, tuple[Callable[[], Variants], tuple[str, ...]]]
+CONTESTANTS: Contestants = {
+    'torch': (torch_variants, ('torch',)),
+    'torch-compile': (torch_compile_variants, ('torch',)),
+    'onnxruntime': (onnxruntime_variants, ('onnxruntime',)),
+    'openvino': (openvino_variants, ('openvino',)),
+    ORACLE: (oracle_variants, ('onnxruntime',)),
+}
+PEERS = tuple(name for name in CONTESTANTS if name != ORACLE)
+FROM_FILES = ('onnxruntime', 'openvino')  # those that read ONNX files
+_EXTRA = {'torch': 'torch', 'onnxruntime': 'bench', 'openvino': 'bench'}
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names in order, each known; the same name twice is once."""
+    chosen = tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name not in PEERS:
+            raise InputError(
+                f'peer {name!r} is not known on networks; choose from {", ".join(PEERS)}'
+            )
+    return chosen
+
+
+def absence(name: str) -> str:
+    """A sentence that says what is missing for a peer, '' when it is installed."""
+    _, packages = CONTESTANTS[name]
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            return (
+                f'peer {name} needs the package {package}, which is not installed; '
+                f"pip install 'tilewright[{_EXTRA[package]}]'"
+            )
+    return ''

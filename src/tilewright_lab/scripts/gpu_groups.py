@@ -1,0 +1,213 @@
+"""Measure fused groups of networks on a GPU: what GTuner's model is trained and tested on.
+
+    python -m tilewright_lab.scripts.gpu_groups list  groups.json, from the networks; no GPU
+    python -m tilewright_lab.scripts.gpu_groups measure --seconds 330  rows; run again until \
+        there are enough
+    python -m tilewright_lab.scripts.gpu_groups plan  what a turn has, what it costs to compile
+    python -m tilewright_lab.scripts.gpu_groups status  rows by part, network and schema
+    python -m tilewright_lab.scripts.gpu_groups check  small groups on the host, twice; no GPU
+
+Files: bench/results/h200/groups/ (src/tilewright_lab/collect/group_data.py says what is in them);
+rows are in a journal beside a file until the end of a run. A run that goes on draws the turns
+before once more to know what is left; `--first-turn` leaves out those that are complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.ops.group import Group
+from tilewright_lab.collect.group_code import compile_families
+from tilewright_lab.collect.group_data import (
+    DECISIONS,
+    Known,
+    catalogue_text,
+    file_name,
+    read_catalogue,
+)
+from tilewright_lab.collect.group_sample import Source, families, has_products, sources
+from tilewright_lab.collect.groups import GroupFlow, GroupSets
+from tilewright_lab.collect.rows import read_rows
+from tilewright_lab.compare.gpu_measure import cubins
+
+# GTuner's split (Sec. 4.1), as far as networks of the zoo go.
+NETWORKS = {
+    'train': ('inception_v3', 'vgg11'),
+    'test': ('resnet18', 'resnet34', 'mobilenet_v1', 'squeezenet'),
+}
+TIMING_S = 4e-3  # of one configuration on the device: check, graph, six replays
+CHECKED = ('squeezenet', 'mobilenet_v1')  # small networks with every kind of group but residuals
+
+
+def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[Group, int]]:
+    """The distinct groups of a network as the passes make them, and how often it has each."""
+    # Not above: every process that compiles kernels imports this file, and needs no networks.
+    from tilewright import zoo
+    from tilewright.network.compile import GPU_PASSES, prepare
+    from tilewright.network.gpu.cost import GpuCost
+
+    program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), GPU_PASSES)
+    counts = Counter(task.group.digest for task in program.tasks)
+    found = {task.group.digest: task.group for task in program.tasks}
+    return {digest: (found[digest], count) for digest, count in counts.items()}
+
+
+def catalogue(machine: GpuMachine) -> dict[str, Known]:
+    """All groups of float32; one whose core a tested network has as well is a tested one."""
+    from tilewright.network.chooser import core
+
+    known: dict[str, Known] = {}
+    for part, names in reversed(NETWORKS.items()):
+        tested = {core(one.group).digest for one in known.values()}
+        for name in names:
+            for digest, (group, count) in groups_of(name, machine).items():
+                if digest in known:
+                    counts = {**known[digest].networks, name: count}
+                    known[digest] = Known(group, known[digest].part, counts)
+                elif group.is_plain:
+                    mine = 'test' if core(group).digest in tested else part
+                    known[digest] = Known(group, mine, {name: count})
+    return known
+
+
+def write_list(options: argparse.Namespace) -> int:
+    known = catalogue(known_gpu(options.machine))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / 'groups.json').write_text(catalogue_text(known))
+    print(Counter(one.part for one in known.values()), 'groups in', options.out / 'groups.json')
+    return 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    known = read_catalogue(options.out)
+    chosen = {d: one for d, one in known.items() if options.part in ('', one.part)}
+    flow = GroupFlow(
+        list(sources(chosen, options.first_turn)), GroupSets(options.out),
+        known_gpu(options.machine), options.target, options.architecture, options.workers,
+        options.chunk, options.seconds, say=lambda text: print(text, flush=True),
+    )  # fmt: skip
+    began = time.monotonic()
+    whole = flow.run()
+    print(f'{flow.state()} in {time.monotonic() - began:.0f} s:',
+          'nothing is left' if whole else 'run again for more')  # fmt: skip
+    return 0
+
+
+def show_plan(options: argparse.Namespace) -> int:
+    """Configurations and CPU-seconds of one turn, of some groups that stand for all."""
+    machine, known = known_gpu(options.machine), read_catalogue(options.out)
+    several = [d for d in sorted(known) if has_products(known[d].group)]
+    chosen = several[:: max(len(several) // options.groups, 1)][: options.groups]
+    rows: Counter[tuple[str, str]] = Counter()
+    made: Counter[tuple[str, str]] = Counter()
+    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
+    refused: list[str] = []
+    translate = cubins(options.architecture)
+    began = time.process_time()
+    for digest in chosen:
+        for family in families(Source(digest, options.first_turn), known[digest].group, machine):
+            begin = time.process_time()
+            (one,) = compile_families(known[digest].group, (family,), translate)
+            refused += [text for _, text in one.refused]
+            spent[family.kind] += time.process_time() - begin
+            rows[family.kind] += len(family.schedules)
+            made[family.kind] += 1
+    total = time.process_time() - began
+    for kind, count in sorted(rows.items()):
+        print(f'{"/".join(kind):22} {made[kind]:5} families {count:5} configurations, '
+              f'{spent[kind] / made[kind]:.2f} CPU-s a family, '
+              f'{spent[kind] / count:.3f} a configuration')  # fmt: skip
+    print(len(refused), 'refused', *refused[:3])
+    each = total / max(sum(rows.values()), 1)
+    turn = list(sources(known, 1, 2))
+    print(f'{len(chosen)} groups: {sum(rows.values())} configurations, {each:.3f} CPU-s each with '
+          f'drawing; a turn has {len(turn)} groups; on 16 cores as fast as this one 30,000 take '
+          f'{max(30_000 * each / 15, 30_000 * TIMING_S):.0f} s')  # fmt: skip
+    return 0
+
+
+def show_status(options: argparse.Namespace) -> int:
+    known = read_catalogue(options.out)
+    parts: Counter[str] = Counter()
+    networks: Counter[str] = Counter()
+    groups: Counter[str] = Counter()
+    size = 0
+    for kind in DECISIONS:
+        path = options.out / file_name(*kind)
+        rows = read_rows(path)
+        if not rows:
+            continue
+        size += path.stat().st_size if path.exists() else 0
+        print(path.name, len(rows), 'rows', dict(Counter(row['status'] for row in rows)))
+        for row in rows:
+            if row['status'] == 'ok':
+                groups[row['group']] += 1
+                parts[known[row['group']].part] += 1
+                networks.update(known[row['group']].networks.keys())
+    rich = sum(groups[d] >= 200 for d in groups if known[d].part == 'test')
+    print(dict(parts), dict(networks), f'{len(groups)} of {len(known)} groups; {rich} tested ones '
+          f'with 200 configurations or more; {size} bytes')  # fmt: skip
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Small groups, compiled where NVRTC is there, run by the host; the second run must find
+    nothing to do, and all answers must be right.
+    """
+    machine = known_gpu(options.machine)
+    found = {}
+    for part, name in zip(('train', 'test'), CHECKED, strict=True):
+        for digest, (group, count) in groups_of(name, machine, image=32, width=16).items():
+            found.setdefault(digest, Known(group, part, {name: count}))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        few = dict(list(found.items())[:: max(len(found) // options.groups, 1)])
+        (out / 'groups.json').write_text(catalogue_text(few))
+        for turn in range(2):
+            flow = GroupFlow(
+                list(sources(few, 0, 1)), GroupSets(out), machine, 'host',
+                options.architecture if importlib.util.find_spec('cuda') else '',
+                options.workers or os.cpu_count() or 1, 1, options.seconds, options.seconds,
+                lambda text: print(text, flush=True),
+            )  # fmt: skip
+            whole = flow.run()
+            print('run', turn + 1, dict(flow.counts), 'whole' if whole else 'cut off')
+            done = flow.counts['ok']
+            if not whole or flow.counts['wrong'] or (turn and done) or not (turn or done):
+                return 1
+        show_status(argparse.Namespace(out=out))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = {
+        'list': write_list, 'measure': measure, 'plan': show_plan, 'status': show_status,
+        'check': check,
+    }  # fmt: skip
+    parser.add_argument('verb', choices=list(verbs))
+    parser.add_argument('--seconds', type=float, default=330.0)
+    parser.add_argument('--first-turn', type=int, default=0)
+    parser.add_argument('--part', default='', choices=['', *NETWORKS], help='measure this alone')
+    parser.add_argument('--workers', type=int, default=0)
+    parser.add_argument('--chunk', type=int, default=3, help='families of one compilation')
+    parser.add_argument('--groups', type=int, default=6, help='of plan and check')
+    parser.add_argument('--machine', default='h200', help='whose limits the spaces keep')
+    parser.add_argument('--architecture', default='sm_90a')
+    parser.add_argument('--target', default='cuda', choices=['cuda', 'host'])
+    parser.add_argument('--out', type=Path, default=Path('bench/results/h200/groups'))
+    options = parser.parse_args()
+    return verbs[options.verb](options)
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

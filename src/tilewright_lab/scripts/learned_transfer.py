@@ -1,0 +1,139 @@
+"""Leave-one-GPU-out: a model of one GPU ranks the layers of another.
+
+    python -m tilewright_lab.scripts.learned_transfer FROM FROM_MACHINE TO TO_MACHINE [--kind rs] \
+        [--json FILE]
+
+FROM and TO are folders of measured configurations (docs/learned.md). Shown are the analytical
+order, the model of FROM as it is, the same after a calibration by 50 rows of TO's training
+problems, and for comparison a model trained on TO: means over the layers of TO with stride 1, and
+seeds. What a seed gave is written at once, and a file that has it is gone on from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.rank.model import LearnedModel
+from tilewright_lab.collect.datasets import Data, Measured, read_data
+from tilewright_lab.train.evaluate import means, ranking_of
+from tilewright_lab.train.forest import RECIPES, calibrated, fit, table_of, train
+
+ROWS = 50
+
+
+def sample(sets: list[Measured], count: int, seed: int) -> list[Measured]:
+    """So many rows of all problems, at random."""
+    random = np.random.default_rng(seed)
+    number = np.concatenate([np.full(len(m), i) for i, m in enumerate(sets)])
+    row = np.concatenate([np.arange(len(m)) for m in sets])
+    picked = random.permutation(len(number))[:count]
+    found = []
+    for i in np.unique(number[picked]):
+        rows = np.sort(row[picked[number[picked] == i]])
+        found.append(Measured(sets[i].problem, sets[i].batch.take(rows), sets[i].seconds[rows]))
+    return found
+
+
+def judge(model: LearnedModel, layers: list[Measured], machine: GpuMachine) -> dict[str, float]:
+    return means(ranking_of(model.scores([m.batch], machine)[0], m.seconds) for m in layers)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One GPU's measurements of a kind of kernels, stride 1."""
+
+    data: Data
+    gpu: GpuMachine
+
+    @classmethod
+    def of(cls, folder: Path, machine: str, kind: str) -> Side:
+        return cls(read_data(folder).of([kind], 1), known_gpu(machine))
+
+
+class Comparison:
+    """Two GPUs' measurements as features, and the models of one seed after the other."""
+
+    def __init__(self, source: Side, target: Side) -> None:
+        tested = {m.problem for m in (*source.data.layers, *target.data.layers)}
+        self.source, self.target = source, target
+        self.layers = list(target.data.layers)
+        self.foreign = [m for m in source.data.train if m.problem not in tested]
+        self.own = [m for m in target.data.train if m.problem not in tested]
+        self.tables = table_of(self.foreign, source.gpu), table_of(self.own, target.gpu)
+
+    def analytical(self) -> dict[str, float]:
+        tested = table_of(self.layers, self.target.gpu)
+        rows = [np.flatnonzero(tested.group == g) for g in range(len(tested.problems))]
+        return means(ranking_of(tested.base[r], tested.slower[r]) for r in rows)
+
+    def seed(self, seed: int) -> dict[str, dict[str, float]]:
+        gpu = self.target.gpu
+        made = train(
+            self.foreign, self.source.gpu, RECIPES['mixed'], seed=seed, table=self.tables[0]
+        )
+        few = sample(self.own, ROWS, seed)
+        return {
+            'transferred': judge(made, self.layers, gpu),
+            'calibrated': judge(calibrated(made, few, gpu, seed=seed), self.layers, gpu),
+            'own': judge(fit(self.tables[1], RECIPES['mixed'], seed), self.layers, gpu),
+        }
+
+
+def table(found: dict) -> str:
+    lines = ['model         loss at 1   at 10   at 30  trials to 95%  to 100%']
+    rows = {'analytical': [found['analytical']]}
+    for name in ('transferred', 'calibrated', 'own'):
+        rows[name] = [seed[name] for seed in found['seeds'].values()]
+    for name, seeds in rows.items():
+        mean = {key: statistics.fmean(one[key] for one in seeds) for key in seeds[0]}
+        losses = '  '.join(f'{100 * mean[f"loss_{n}"]:6.2f}' for n in (1, 10, 30))
+        lines.append(
+            f'{name:12s}     {losses}  {mean["trials_95"]:13.1f}  {mean["trials_100"]:7.1f}'
+        )
+    return '\n'.join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('source', type=Path)
+    parser.add_argument('source_machine')
+    parser.add_argument('target', type=Path)
+    parser.add_argument('target_machine')
+    parser.add_argument('--kind', default='rs')
+    parser.add_argument('--seeds', type=int, default=3)
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    comparison = Comparison(
+        Side.of(options.source, options.source_machine, options.kind),
+        Side.of(options.target, options.target_machine, options.kind),
+    )
+    head = {
+        'from': options.source_machine, 'to': options.target_machine, 'kind': options.kind,
+        'calibrated_by': ROWS, 'foreign_rows': len(comparison.tables[0]),
+        'own_rows': len(comparison.tables[1]), 'layers': len(comparison.layers),
+        'analytical': comparison.analytical(),
+    }  # fmt: skip
+    seeds: dict[str, dict] = {}
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+        if all(kept.get(key) == head[key] for key in head):
+            seeds = kept['seeds']
+    for seed in range(options.seeds):
+        if str(seed) not in seeds:
+            seeds[str(seed)] = comparison.seed(seed)
+            if options.json:
+                options.json.write_text(json.dumps(head | {'seeds': seeds}, indent=1) + '\n')
+    print(table(head | {'seeds': seeds}))
+
+
+if __name__ == '__main__':
+    main()
