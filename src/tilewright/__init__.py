@@ -10,9 +10,9 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.suites import parse
 from tilewright.pipeline import optimize
-from tilewright.plan import Plan
 from tilewright.runtime.cpu.network import Network
 from tilewright.schedule.schedule import Schedule
+from tilewright.targets.plan import Plan
 from tilewright.version import VERSION
 
 __all__ = [

@@ -7,6 +7,7 @@ are read too (CC, PATH, XDG_CACHE_HOME) are in `docs/knobs.md`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,3 +82,9 @@ def get(name: str) -> Any:
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, help) of every knob."""
     return [(k.variable, '' if k.default is None else str(k.default), k.help) for k in KNOBS]
+
+
+def debug(level: int, text: str) -> None:
+    """Print to standard error when TILEWRIGHT_DEBUG asks for this level."""
+    if get('debug') >= level:
+        print(f'tilewright: {text}', file=sys.stderr)

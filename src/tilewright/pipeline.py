@@ -1,62 +1,58 @@
-"""The stages of work, in order. Nobody else imports every part.
+"""`optimize`: a group and a target in, a plan out. Each target's stages are in targets/.
 
-[spec]                -> tw.parse, tw.conv2d              ops, bench.suites
-[Group]               -> choose    -> [Candidate]         search.choose (model, schedule)
-[Candidate]           -> generate  -> [C source]          codegen
-[C source]            -> build     -> [library]           runtime.build
-[library]             -> check, time -> [Measurement]     runtime.measure, in a worker
-[Measurement]         -> put       -> [Record]            store
-[Candidate, measured] -> finals    -> [Plan]              plan
+[spec]                -> tw.parse, tw.conv2d              ops
+[Group]               -> optimize  -> [Plan]              targets.cpu.target, targets.gpu.target
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from numbers import Real
-from pathlib import Path
 from typing import TypeGuard
 
-from tilewright import knobs
+from tilewright import targets
 from tilewright.errors import InputError
-from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.machine.compiler import build
-from tilewright.machine.isa import host_isas
+from tilewright.knobs import debug
+from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
-from tilewright.machine.measure import load_machine
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.plan import Candidate, Plan
-from tilewright.runtime.measure import Measurement, Progress, finalists, measure_all
 from tilewright.runtime.verify import TOLERANCE
-from tilewright.runtime.worker import Worker
-from tilewright.search.cpu.choose import choose
-from tilewright.store.records import Record, Store, Validators, open_store
-
-ROUNDS = 5
+from tilewright.store.records import Store
+from tilewright.targets.plan import Candidate, Plan
+from tilewright.targets.target import Report, Wanted
 
 
 def optimize(
     group: Group,
-    machine: Machine | str | os.PathLike[str] | None = None,
+    machine: Machine | GpuMachine | str | os.PathLike[str] | None = None,
     top: int = 5,
     measure: bool = True,
     threads: int | None = None,
     *,
+    target: str = 'cpu',
+    device: str = '',
+    trials: int | None = None,
+    model: str = 'analytical',
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
     store: Store | None = None,
     seed: int | None = None,
-    progress: Callable[[Progress], object] | None = None,
+    progress: Report | None = None,
 ) -> Plan:
-    """Find the best schedule of a group: model first, then measure the few best predicted.
+    """Find the best schedule of a group: model first, then measure the best predicted.
 
-    machine   None: this host; a name or a file: plan for a machine that one does not have.
+    target    'cpu'; 'cuda' or 'opencl': a GPU; 'host': GPU kernels on the CPU, slowly, as a
+              definition of what they compute.
+    machine   None: this host, or the device; a name or a file: plan for a machine that one does not
+              have, which takes measure=False.
+    device    a GPU by a part of its name; '': the first one.
+    top       candidates in the plan, at most.
     measure   False never times anything; the plan is then deterministic.
+    trials    candidates that are timed: on a CPU the best predicted ones [top], on a GPU as many as
+              a search proposes [32].
+    model     what ranks candidates on a GPU: 'analytical', 'forest', 'gat', 'auto' or a file.
     algorithm 'direct', 'winograd', or 'auto': whatever is fastest within the error budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
@@ -65,30 +61,18 @@ def optimize(
         raise InputError(
             f"group is {group!r}; give what conv2d, matmul or parse('mopt/R2') returns"
         )
-    if not isinstance(machine, Machine | str | os.PathLike | None):
-        raise InputError(
-            f'machine is {machine!r}; give a Machine, the name of one, the path of a .json file, '
-            f'or None for this host'
-        )
     check_options(top, threads, algorithm, max_rel_err, seed)
-    target, warning = _machine(machine, measure)
-    count = thread_count(threads, target)
-    begin = time.perf_counter()
-    # [Group] -> [Candidate]
-    ranked = choose(group, target, count, top, algorithm, max_rel_err)
-    debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
-    candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
-    bound = min((c.solver_bound_s for c in ranked if c.solver_bound_s), default=0.0)
-    warnings = [warning] if warning else []
-    if measure:
-        candidates, trouble = _measured(
-            group, target, count, candidates, max_rel_err, store, seed, progress
-        )
-        warnings += trouble
-    for candidate in candidates:
+    if trials is not None and (not _is_whole(trials) or trials < 1):
+        raise InputError(f'trials is {trials!r}; ask for a whole number of candidates, at least 1')
+    wanted = Wanted(
+        machine, device, top, trials, measure, threads, model, algorithm, float(max_rel_err),
+        store, seed, progress,
+    )  # fmt: skip
+    plan = targets.target_of(target).plan(group, wanted)
+    for candidate in plan.candidates:
         debug(2, _line(candidate))
-    debug(3, f'{group.label}: {candidates[0].schedule.to_json()}')
-    return Plan(group, target, count, candidates, bound, tuple(warnings), float(max_rel_err))
+    debug(3, f'{group.label}: {plan.best.schedule.to_json()}')
+    return plan
 
 
 def check_options(
@@ -124,112 +108,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _machine(
-    machine: Machine | str | os.PathLike[str] | None, measure: bool
-) -> tuple[Machine, str | None]:
-    target, warning = (
-        (machine, None) if isinstance(machine, Machine) else load_machine(machine, measure=measure)
-    )
-    if measure and target.isa not in host_isas():
-        raise InputError(
-            f'machine {target.name} has {target.isa}, which this host cannot run; plan for it with '
-            f'measure=False (--no-measure)'
-        )
-    return target, warning
-
-
-def thread_count(threads: int | None, machine: Machine) -> int:
-    """The threads that are asked for, here or in the environment, or all there are."""
-    count = threads if threads is not None else knobs.get('threads') or machine.cores
-    if not 1 <= count <= machine.cores:
-        raise InputError(
-            f'threads is {count}; {machine.name} has {machine.cores} usable cores: '
-            f'ask for 1 to {machine.cores}'
-        )
-    return count
-
-
-def _builder(group: Group, candidate: Candidate) -> Callable[[], Path]:
-    def make() -> Path:
-        source = generate(group, candidate.schedule)  # [Schedule] -> [C source]
-        debug(4, source)
-        return build(source, compiler_flags(candidate.schedule))  # [C source] -> [library]
-
-    return make
-
-
-def _measured(
-    group: Group,
-    machine: Machine,
-    threads: int,
-    candidates: tuple[Candidate, ...],
-    max_rel_err: float,
-    store: Store | None,
-    seed: int | None,
-    progress: Callable[[Progress], object] | None,
-) -> tuple[tuple[Candidate, ...], list[str]]:
-    """Build, check, time and remember every candidate; the winner of the finals comes first."""
-    by_key = {c.schedule.digest: c for c in candidates}
-    builders = {key: _builder(group, c) for key, c in by_key.items()}
-    validators = Validators.current(machine.fingerprint or machine.name)
-    own = store is None
-    records = open_store() if store is None else store
-
-    def remember(measurement: Measurement) -> None:  # [Measurement] -> [Record]
-        chosen = by_key[measurement.key]
-        records.put(
-            Record(
-                group.digest, group.label, chosen.schedule.to_json(), measurement.key, threads,
-                validators, measurement, chosen.prediction.to_json(),
-            )
-        )  # fmt: skip
-
-    try:
-        with Worker(seed=seed) as worker:
-            results = measure_all(
-                group, list(builders.items()), worker=worker, rounds=ROUNDS, threads=threads,
-                known=records.known(group.digest, threads, validators),
-                record=remember, progress=progress,
-            )  # fmt: skip
-            results = [_within(m, max_rel_err) for m in results]
-            final = finalists(
-                group, results, builders, worker=worker, threads=threads, record=remember
-            )
-    finally:
-        if own:
-            records.close()
-    failures = {m.key: m for m in final.failures}
-    measured = [
-        Candidate(c.schedule, c.prediction, failures.get(m.key, m))
-        for c, m in zip(candidates, results, strict=True)
-    ]
-
-    def place(candidate: Candidate) -> tuple[bool, float]:
-        first = candidate.schedule.digest == final.best
-        return not first, candidate.time_ms if candidate.time_ms is not None else float('inf')
-
-    return tuple(sorted(measured, key=place)), [final.trouble] if final.trouble else []
-
-
-def _within(measurement: Measurement, max_rel_err: float) -> Measurement:
-    """A measurement whose error exceeds the budget counts as wrong, for this run."""
-    error = measurement.max_rel_err
-    if not measurement.ok or error is None or error <= max_rel_err:
-        return measurement
-    return replace(
-        measurement,
-        status='wrong',
-        message=f'its error of {error:.1e} exceeds the budget of {max_rel_err:g}',
-    )
-
-
 def _line(candidate: Candidate) -> str:
     measured = f'{candidate.time_ms:.3f} ms' if candidate.time_ms is not None else 'not measured'
     predicted = 1e3 * candidate.prediction.seconds
     return f'{candidate.schedule.digest}: predicted {predicted:.3f} ms, {measured}'
-
-
-def debug(level: int, text: str) -> None:
-    """Print to standard error when TILEWRIGHT_DEBUG asks for this level."""
-    if knobs.get('debug') >= level:
-        print(f'tilewright: {text}', file=sys.stderr)

@@ -35,20 +35,21 @@ from tilewright.kernels.cpu.space import general_schedule, random_schedule
 from tilewright.machine import compiler as build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
-from tilewright.network import chooser
 from tilewright.network import compile as stages
-from tilewright.network.chooser import is_legal
-from tilewright.network.gpu import choose, labour
-from tilewright.network.gpu.order import Touched, waits
-from tilewright.network.gpu.place import value_bytes
-from tilewright.network.kernels import build_all, distinct
 from tilewright.ops.dtypes import DTYPES as BYTES
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
+from tilewright.runtime import pool as labour
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu import hosted
+from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
-from tilewright.store.choices import Choice
+from tilewright.targets.cpu import choose as chooser
+from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.kernels import build_all, distinct
+from tilewright.targets.gpu import choose
+from tilewright.targets.gpu.order import Touched, waits
+from tilewright.targets.gpu.place import value_bytes
 
 from .graphs import Net
 
@@ -211,8 +212,8 @@ class _Bare:
 
 def _on_numpy_gpu(net: Net, passes: Passes) -> dict[str, np.ndarray]:
     from tilewright.machine.gpu import known_gpu
-    from tilewright.network.gpu.cost import GpuCost
-    from tilewright.network.gpu.place import by_levels, place
+    from tilewright.targets.gpu.cost import GpuCost
+    from tilewright.targets.gpu.place import by_levels, place
 
     cost = GpuCost(known_gpu('h200'))
     program = by_levels(stages.prepare(net.proto(), None, passes, cost, stages.GPU_PASSES))

@@ -13,7 +13,6 @@ from special_values import NANS
 import tilewright as tw
 from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.gpu import known_gpu
-from tilewright.network.gpu.choose import is_legal
 from tilewright.ops.compose import append
 from tilewright.ops.elementwise import elementwise, transpose
 from tilewright.ops.group import Group
@@ -23,6 +22,7 @@ from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.choose import is_legal
 
 TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 BLOCK = {'kb': 8, 'stages': 2, 'split': 1, 'joint': 0, 'bk': 16, 'tk': 16}

@@ -10,11 +10,11 @@ from tilewright.machine.compiler import build
 from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
-from tilewright.plan import Candidate, Plan
 from tilewright.runtime import array_state
 from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu.kernel import Kernel, aligned_empty, as_operand
 from tilewright.search.cpu.rank import rank
+from tilewright.targets.plan import Candidate, Plan
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tilewright.kernels.gpu.precision import sum_error
-from tilewright.network.chooser import core
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.core import core
 from tilewright.ops.epilogue_error import GENTLE, MARGIN, final_error, growth
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.pointwise import pointwise

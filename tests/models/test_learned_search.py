@@ -18,7 +18,6 @@ from tilewright.cli.main import invoke
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.time import predict_gpu
-from tilewright.network.gpu.measure import SEARCHES, How
 from tilewright.ops.convolution import conv2d
 from tilewright.rank import files, gat_files
 from tilewright.rank.counts import batches_of
@@ -30,6 +29,7 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu import strategies
 from tilewright.search.gpu.moves import moves
 from tilewright.search.gpu.tune import tune
+from tilewright.targets.gpu.tuning import SEARCHES, How
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.datasets import Measured, read_data
 from tilewright_lab.figures.cnnopt_table8 import online_trials

@@ -10,9 +10,9 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
-from tilewright.network.kernels import build_all, distinct
 from tilewright.runtime.cpu.network import Network
-from tilewright.store.choices import Choice
+from tilewright.schedule.choice import Choice
+from tilewright.targets.cpu.kernels import build_all, distinct
 
 
 def node(op: str, inputs: str, outputs: str, **attributes) -> Node:

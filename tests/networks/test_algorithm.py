@@ -16,14 +16,14 @@ from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph
 from tilewright.machine.known import known_machine
 from tilewright.machine.measure import load_machine
-from tilewright.network.chooser import Question, choose_all
 from tilewright.network.compile import prepare
-from tilewright.network.gpu import choose
-from tilewright.network.gpu.choose import choose_all as choose_for_gpu
-from tilewright.network.gpu.measure import How
 from tilewright.ops.convolution import conv2d
 from tilewright.runtime.gpu.session import open_device
 from tilewright.store import network_file
+from tilewright.targets.cpu.choose import Question, choose_all
+from tilewright.targets.gpu import choose
+from tilewright.targets.gpu.choose import choose_all as choose_for_gpu
+from tilewright.targets.gpu.tuning import How
 
 
 @pytest.fixture(autouse=True)

@@ -31,9 +31,9 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.network import compile as stages
-from tilewright.network import kernels
-from tilewright.network.gpu import assemble, bind
 from tilewright.runtime.gpu import network as gpu_network
+from tilewright.targets.cpu import kernels
+from tilewright.targets.gpu import assemble, bind
 
 WRONG_PART = """
 void tw_part(const tw_args *args, long part) {

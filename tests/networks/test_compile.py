@@ -15,10 +15,11 @@ from tilewright import zoo
 from tilewright.errors import InputError, ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.machine.measure import load_machine
-from tilewright.network.chooser import Question, choose_all, core
 from tilewright.network.compile import PASSES, prepare
 from tilewright.ops.convolution import conv2d
+from tilewright.runtime import pool
 from tilewright.store import choices, network_file
+from tilewright.targets.cpu.choose import Question, choose_all, core
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -107,7 +108,7 @@ def test_options_that_cannot_be_meant(made, options, message):
 
 
 def test_compiling_twice_searches_once(made, network, monkeypatch):
-    from tilewright.network import chooser
+    from tilewright.targets.cpu import choose as chooser
 
     def never(question):
         raise AssertionError(f'{question.group.label} was searched again')
@@ -120,13 +121,13 @@ def test_compiling_twice_searches_once(made, network, monkeypatch):
 
 
 def test_equal_problems_are_searched_once(monkeypatch, tmp_path):
-    from tilewright.network import chooser
+    from tilewright.targets.cpu import choose as chooser
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     asked = []
     real = chooser.search
     monkeypatch.setattr(chooser, 'search', lambda q: asked.append(q.group.digest) or real(q))
-    monkeypatch.setattr(chooser, 'usable_cores', lambda: 1)
+    monkeypatch.setattr(pool, 'usable_cores', lambda: 1)
     shape = {'c': 4, 'h': 5, 'w': 5, 'k': 4, 'r': 1, 's': 1}
     machine, _ = load_machine(measure=False)
     groups = [
@@ -142,12 +143,12 @@ def test_equal_problems_are_searched_once(monkeypatch, tmp_path):
 
 
 def test_children_find_what_this_process_finds(monkeypatch, tmp_path):
-    from tilewright.network import chooser
+    from tilewright.targets.cpu import choose as chooser
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     machine, _ = load_machine(measure=False)
     groups = [conv2d(c=4, h=5, w=5, k=k, r=1, s=1) for k in (4, 8)]
-    monkeypatch.setattr(chooser, 'usable_cores', lambda: 2)
+    monkeypatch.setattr(pool, 'usable_cores', lambda: 2)
     found = choose_all(groups, machine, 1, 1, 1e-4)
     assert [f[0] for f in found] == [
         chooser.search(Question(g, machine, 1, 1, 1e-4))[0] for g in groups
@@ -167,7 +168,7 @@ def test_an_answer_that_is_damaged_is_no_answer(tmp_path, monkeypatch):
     assert choices.recall(key) is None
     choices.keep(key, {'schedule': 1})
     assert choices.recall(key) == {'schedule': 1}
-    assert choices.recall_choice(key) is None
+    assert choices.recall_choices(key) is None
     path = next(tmp_path.rglob(f'{key}.json'))
     path.write_text('{"schedule": ')
     assert choices.recall(key) is None
@@ -184,7 +185,7 @@ def test_measuring_in_the_network(made, network, monkeypatch):
     x = graphs.floats(1, 4, 6, 6, seed=1)
     close(tuned(x), want_of(made, x))
     assert tuned.kernels.keys() == network.kernels.keys()
-    from tilewright.network import tuning
+    from tilewright.targets.cpu import tuning
 
     def never(*_):
         raise AssertionError('measured again')
@@ -200,7 +201,7 @@ def test_wrong_kernels_are_left_out(monkeypatch):
     """The first candidate computes another group; the second is taken."""
     from dataclasses import replace
 
-    from tilewright.network import tuning
+    from tilewright.targets.cpu import tuning
 
     group = conv2d(c=4, h=5, w=5, k=4, r=1, s=1)
     machine, _ = load_machine(measure=False)

@@ -13,11 +13,11 @@ from tilewright.cli.explain_network import MODELS
 from tilewright.cli.main import invoke
 from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.known import known_machine
-from tilewright.network.chooser import core
 from tilewright.ops.convolution import conv2d
-from tilewright.plan import Candidate, Plan
+from tilewright.ops.core import core
 from tilewright.report.network import Kind, network_report
 from tilewright.search.cpu.choose import choose
+from tilewright.targets.plan import Candidate, Plan
 
 MACHINE = known_machine('i7-9700k')
 

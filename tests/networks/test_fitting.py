@@ -12,14 +12,14 @@ from tilewright.kernels.cpu.schemas.winograd.plan import tile
 from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
-from tilewright.network.chooser import GROWTHS, choose_frugal
-from tilewright.network.fitting import fit, packed_bytes, weight_limit
-from tilewright.network.kernels import build_each, distinct
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.runtime.cpu.network import _Library
+from tilewright.schedule.choice import Choice
 from tilewright.search.cpu.rank_winograd import weight_growth
-from tilewright.store.choices import Choice
+from tilewright.targets.cpu.choose import GROWTHS, choose_frugal
+from tilewright.targets.cpu.fitting import fit, packed_bytes, weight_limit
+from tilewright.targets.cpu.kernels import build_each, distinct
 
 
 @pytest.fixture(scope='module')

@@ -17,16 +17,17 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.schemas.winograd.plan import why_not
-from tilewright.network.gpu import choose, labour, saved
-from tilewright.network.gpu.order import Touched, waits
-from tilewright.network.gpu.place import duties, is_aligned, levels_of, place
 from tilewright.ops.convolution import conv2d
+from tilewright.runtime import pool as labour
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.session import open_device
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu import moves as gpu_moves
 from tilewright.search.gpu.moves import moves
 from tilewright.store import network_file
+from tilewright.targets.gpu import choose, saved
+from tilewright.targets.gpu.order import Touched, waits
+from tilewright.targets.gpu.place import duties, is_aligned, levels_of, place
 from tilewright.zoo.as_graph import to_graph
 from tilewright.zoo.layers import Builder, Network
 from tilewright.zoo.weights import weights
@@ -248,7 +249,7 @@ def test_the_fastest_of_those_that_were_measured(tmp_path: Path, monkeypatch) ->
     def never(*_: object) -> None:
         raise AssertionError('it was measured before')
 
-    monkeypatch.setattr('tilewright.network.gpu.measure.GpuWorker', never)
+    monkeypatch.setattr('tilewright.targets.gpu.tuning.GpuWorker', never)
     second = tw.compile(model, target='host', tune='measure', trials=2)
     assert isinstance(first, GpuNetwork)
     assert isinstance(second, GpuNetwork)
@@ -410,7 +411,7 @@ def test_a_search_that_asks_a_model_first(tmp_path: Path, monkeypatch) -> None:
     """No learned model knows the host: the analytical one ranks, and it is said."""
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     monkeypatch.setattr('tilewright.search.gpu.strategies.POPULATION', 8)
-    monkeypatch.setattr('tilewright.network.gpu.measure.SAMPLED', 16)
+    monkeypatch.setattr('tilewright.targets.gpu.tuning.SAMPLED', 16)
     net = Builder('one', 1, 8, 1)
     made = net.finish(net.relu(net.conv('image', 4, 3, pad=1)))
     model = to_graph(made, weights(made, 0))

@@ -17,18 +17,19 @@ from tilewright import knobs, zoo
 from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError
 from tilewright.machine.gpu import known_gpu
-from tilewright.network.gpu import choose, measure
-from tilewright.network.gpu.labour import Pool
-from tilewright.network.gpu.measure import How, Place, fastest, hunt, is_searched
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.rankers import names_of, ranker_for
 from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.pool import Pool
 from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
+from tilewright.targets.gpu import choose
+from tilewright.targets.gpu import tuning as measure
+from tilewright.targets.gpu.tuning import How, Place, fastest, is_searched, search_with
 from tilewright.zoo.layers import Builder, Network
 from tilewright_lab.figures import gtuner_table3, gtuner_table3_text
 from tilewright_lab.figures.figures import Options
@@ -314,18 +315,18 @@ def test_a_search_in_another_process_is_the_same_search() -> None:
     starts = (GpuSchedule.of('general', threads=128),)
     words = (How('gat', 'top'), LAYER, MACHINE, 6, starts, 12)
     with Pool(1) as pool:
-        there = pool.submit(hunt, *words, answer=seconds).result()
+        there = pool.submit(search_with, *words, answer=seconds).result()
         assert sum(asked) == 6
 
         def wrong(schedules: Sequence[GpuSchedule]) -> None:
             raise CheckError('the device is gone')
 
         with pytest.raises(CheckError, match='the device is gone'):
-            pool.submit(hunt, *words, answer=wrong).result()
+            pool.submit(search_with, *words, answer=wrong).result()
         with pytest.raises(InputError, match='no model'):
-            pool.submit(hunt, How('oracle'), *words[1:], answer=seconds).result()
-        again = pool.submit(hunt, *words, answer=seconds).result()
-    assert there == again == hunt(seconds, *words)
+            pool.submit(search_with, How('oracle'), *words[1:], answer=seconds).result()
+        again = pool.submit(search_with, *words, answer=seconds).result()
+    assert there == again == search_with(seconds, *words)
     assert starts[0] in [t.schedule for t in there]
 
 
@@ -338,7 +339,7 @@ def test_what_a_search_starts_from(tmp_path: Path, monkeypatch) -> None:
         seen[how.search] = len(starts)
         raise CheckError('that is all')
 
-    monkeypatch.setattr(measure, 'hunt', search)
+    monkeypatch.setattr(measure, 'search_with', search)
     device = open_device('host')
     small = conv2d(c=4, h=6, w=6, k=4, r=3, s=3, pad=1)
     chosen = choose.search(small, device.machine, 3, 1e-4, trials=4)

@@ -13,9 +13,9 @@ import time
 import pytest
 
 from tilewright.errors import CheckError, InputError, MissingError
-from tilewright.network.gpu import labour
-from tilewright.network.gpu.labour import Pool
+from tilewright.runtime import pool as labour
 from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.pool import Pool
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
-from tilewright.network.gpu import choose
 from tilewright.runtime.gpu.session import open_device
+from tilewright.targets.gpu import choose
 
 
 @pytest.fixture(scope='module')

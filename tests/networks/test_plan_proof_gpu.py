@@ -21,16 +21,16 @@ from tilewright.graph.lower import lower
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Event
 from tilewright.network.compile import GPU_PASSES, prepare
-from tilewright.network.gpu import assemble, bind, choose
-from tilewright.network.gpu.cost import GpuCost
-from tilewright.network.gpu.order import Touched, waits
-from tilewright.network.gpu.place import by_levels, duties
-from tilewright.network.gpu.proof import Bound, alignment, prove_bound, story
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Resources
 from tilewright.runtime.gpu.device import Program as Compiled
 from tilewright.runtime.gpu.session import open_device
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu import assemble, bind, choose
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.order import Touched, waits
+from tilewright.targets.gpu.place import by_levels, duties
+from tilewright.targets.gpu.proof import Bound, alignment, prove_bound, story
 
 TILED = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 1, 'joint': 0}
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,

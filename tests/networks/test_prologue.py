@@ -14,9 +14,9 @@ from tilewright.graph.prologue import put_before
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.space import general_schedule, register_order, whole_tile
 from tilewright.machine.isa import ISAS, host_isas
-from tilewright.network.chooser import core
 from tilewright.network.compile import prepare
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.core import core
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.front import has_front, put_in_front, without_front

@@ -18,8 +18,8 @@ from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.schedule.choice import Choice
 from tilewright.store import network_file
-from tilewright.store.choices import Choice
 
 
 @pytest.fixture(scope='module')

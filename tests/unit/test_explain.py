@@ -18,7 +18,6 @@ from tilewright.model.cpu.general_time import predict_general
 from tilewright.model.cpu.prediction import Boundary, Prediction
 from tilewright.model.cpu.winograd_time import predict_winograd
 from tilewright.ops.winograd_error import predicted_error
-from tilewright.plan import Candidate, Plan
 from tilewright.report import explain
 from tilewright.report.tables import OPTIMIZED, Columns, Figures, figures, optimized_row
 from tilewright.report.words import loop_lines, quantity, summary
@@ -27,6 +26,7 @@ from tilewright.schedule.schedule import Level, Schedule
 from tilewright.search.cpu.rank import rank
 from tilewright.search.cpu.rank_winograd import winograd_schedule
 from tilewright.search.cpu.solver import solve
+from tilewright.targets.plan import Candidate, Plan
 
 MACHINE = known_machine('i9-10980xe')
 DENSE = tw.conv2d(c=12, h=9, w=11, k=40, r=3, s=3, pad=1)

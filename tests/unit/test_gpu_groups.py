@@ -15,8 +15,8 @@ from tilewright.errors import CompilerError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.machine.gpu import known_gpu
-from tilewright.network.chooser import core
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.core import core
 from tilewright.ops.elementwise import activate
 from tilewright.ops.pooling import max_pool2d
 from tilewright.runtime.cpu.crew import Crew, LostError

@@ -69,7 +69,7 @@ class Subject:
             if told != run:
                 raise ModelError(
                     f'{self.network.name} runs its tasks in another order than the program that it '
-                    f'is checked by; give that one by levels (network/gpu/place.py)'
+                    f'is checked by; give that one by levels (targets/gpu/place.py)'
                 )
 
 

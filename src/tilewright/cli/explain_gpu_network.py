@@ -14,10 +14,10 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.network.compile import GPU_PASSES, prepare
-from tilewright.network.gpu.assemble import KEPT, chosen_by_model
-from tilewright.network.gpu.cost import GpuCost
 from tilewright.report.grid import Grid
 from tilewright.search.gpu.moves import schedule_text
+from tilewright.targets.gpu.assemble import KEPT, chosen_by_model
+from tilewright.targets.gpu.cost import GpuCost
 
 
 @dataclass(frozen=True, slots=True)

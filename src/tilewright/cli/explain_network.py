@@ -19,16 +19,16 @@ from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
 from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.model.cpu.winograd_time import predict_winograd
-from tilewright.network.chooser import core
 from tilewright.network.compile import KEPT, RoughCost, assemble, prepare, schedule
-from tilewright.network.kernels import distinct
+from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.pipeline import thread_count
-from tilewright.plan import Candidate, Plan
 from tilewright.report.network import Kind, NetworkReport, network_report
+from tilewright.schedule.choice import Choice
 from tilewright.store import network_file
-from tilewright.store.choices import Choice
 from tilewright.store.network_file import Saved
+from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.cpu.target import thread_count
+from tilewright.targets.plan import Candidate, Plan
 
 MODELS = {
     'outer': predict,

@@ -18,10 +18,10 @@ from tilewright.ops.group import Group
 from tilewright.ops.suites import Expansion, expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, optimize
-from tilewright.plan import Plan
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
 from tilewright.report.words import loop_lines
 from tilewright.store.records import Store, open_store
+from tilewright.targets.plan import Plan
 
 INTERRUPTED = 130
 

@@ -20,8 +20,8 @@ from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import CheckError, InputError
 from tilewright.graph.graph import DTYPES
 from tilewright.network.compile import compile as compile_network
-from tilewright.network.kernels import Report
 from tilewright.runtime.cpu.network import Network
+from tilewright.targets.cpu.kernels import Report
 
 
 def run(

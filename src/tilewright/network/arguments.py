@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
-from tilewright.network.gpu.measure import How
+from tilewright.targets.gpu.tuning import How
 
 GPU_TARGETS = ('cuda', 'opencl', 'host')
 TARGETS = ('cpu', *GPU_TARGETS)

@@ -43,6 +43,7 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
+from tilewright.knobs import debug
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
@@ -57,27 +58,27 @@ from tilewright.network.arguments import (
     warn_without_winograd,
     with_fallback,
 )
-from tilewright.network.chooser import choose_all, choose_frugal
-from tilewright.network.fitting import fit, weight_limit
-from tilewright.network.gpu import saved as saved_gpu
-from tilewright.network.gpu.assemble import compile_program
-from tilewright.network.gpu.choose import GpuChoice
-from tilewright.network.gpu.cost import GpuCost
-from tilewright.network.gpu.measure import How
-from tilewright.network.gpu.place import by_levels
-from tilewright.network.kernels import Report, build_all, distinct
-from tilewright.network.tuning import measure_in_place
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.pipeline import check_options, debug, thread_count
+from tilewright.pipeline import check_options
 from tilewright.runtime.cpu.network import Network, give_back
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
+from tilewright.schedule.choice import Choice
 from tilewright.store import network_file
-from tilewright.store.choices import Choice
 from tilewright.store.network_file import Saved
+from tilewright.targets.cpu.choose import choose_all, choose_frugal
+from tilewright.targets.cpu.fitting import fit, weight_limit
+from tilewright.targets.cpu.kernels import Report, build_all, distinct
+from tilewright.targets.cpu.target import thread_count
+from tilewright.targets.cpu.tuning import measure_in_place
+from tilewright.targets.gpu import saved as saved_gpu
+from tilewright.targets.gpu.assemble import compile_program
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.place import by_levels
+from tilewright.targets.gpu.tuning import How
 
 if TYPE_CHECKING:
     from tilewright.fallback.network import Mixture
@@ -230,7 +231,7 @@ def compile(
     if tune == 'measure':
         most = trials or TRIALS
         chosen = {digest: found[:most] for digest, found in chosen.items()}
-        best = measure_in_place(program, chosen, host, count, max_rel_err, progress)
+        best = measure_in_place(program, chosen, host, count, max_rel_err, progress, algorithm)
         clock.say('measured')
     saved = Saved(program, best, host, count, float(max_rel_err), algorithm)
     made = assemble(saved, progress)
@@ -273,7 +274,7 @@ def _compile_gpu(
     graph = model if isinstance(model, Program) else read(model, shapes, example_inputs, constants)
     cost = GpuCost(opened.machine)
     program = by_levels(prepare(graph, shapes, passes, cost, GPU_PASSES))  # as tasks will run
-    chosen: dict[str, GpuChoice] = {}
+    chosen: dict[str, Choice] = {}
     made = compile_program(
         program, target, device, device=opened, tune=tune, trials=trials, max_rel_err=max_rel_err,
         progress=progress, how=how, keep=chosen.update,

@@ -26,12 +26,12 @@ from tilewright.machine.compiler import BASE_FLAGS
 from tilewright.network.arguments import check_saved, is_saved
 from tilewright.network.compile import compile as compile_network
 from tilewright.network.compile import load
-from tilewright.network.kernels import Report
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.cpu.network import Network, example
 from tilewright.standalone.source import KernelSource, Standalone, c_name, files_of, is_c_name
 from tilewright.standalone.tables import Tables, data, tables
 from tilewright.store import network_file
+from tilewright.targets.cpu.kernels import Report
 from tilewright.version import VERSION
 
 

@@ -20,7 +20,7 @@ from tilewright.report.words import loop_lines
 from tilewright.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tilewright.plan import Plan
+    from tilewright.targets.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

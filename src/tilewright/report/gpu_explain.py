@@ -5,6 +5,7 @@ Goes in: a group and a machine; no GPU, no compiler. Comes out: an `Explanation`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -62,7 +63,14 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
 
     space = moves(group, machine)
     tried = tune(space, lambda some: [seconds(s) for s in some], trials=LOOKED_AT, batch=64)
-    working = [t.schedule for t in tried if t.seconds is not None]
+    return explained(name, group, machine, [t.schedule for t in tried if t.seconds is not None])
+
+
+def explained(
+    name: str, group: Group, machine: GpuMachine, schedules: Sequence[GpuSchedule]
+) -> Explanation:
+    """The same of schedules that were found before, best first."""
+    working = [s for s in schedules if _is_priced(group, s, machine)]
     if not working:
         raise ScheduleError(f'{group.label}: no schedule for {machine.name} was found')
     best = working[0]
@@ -76,6 +84,14 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
         name, group, machine, bounds, best,
         predict_gpu(group, best, machine), other and (other, predict_gpu(group, other, machine)),
     )  # fmt: skip
+
+
+def _is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
+    try:
+        predict_gpu(group, schedule, machine)
+    except ScheduleError:
+        return False
+    return True
 
 
 def explanation_text(e: Explanation) -> str:

@@ -19,7 +19,7 @@ from tilewright.report.machine_page import aligned
 from tilewright.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tilewright.plan import Candidate, Plan
+    from tilewright.targets.plan import Candidate, Plan
 
 _WIDEST = 32
 _SHOWN_PARTS, _LEAST_MS = 4, 5e-4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilewright.report.words import summary
 
 if TYPE_CHECKING:
-    from tilewright.plan import Plan
+    from tilewright.targets.plan import Plan
 
 
 COUNTED = 'GFLOP/s count the direct operations; Winograd performs fewer'

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tilewright.errors import InputError, MissingError, StoreError, TilewrightError
 from tilewright.ops.group import Group
+from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.worker import STATUSES, Answer, Worker
 
 Library = Path | Callable[[], Path]
@@ -239,7 +240,7 @@ class _Run:
     def build_all(self, todo: Sequence[tuple[str, Library]]) -> dict[str, Path]:
         """Build what is not built, several at a time; nothing is being timed meanwhile."""
         libraries: dict[str, Path] = {}
-        pool = ThreadPoolExecutor(_usable_cores())
+        pool = ThreadPoolExecutor(usable_cores())
         try:
             made = [(key, lib if isinstance(lib, Path) else pool.submit(lib)) for key, lib in todo]
             for key, library in made:
@@ -294,12 +295,6 @@ class _Run:
         for key in sorted(timed) if trouble else ():
             if self.state[key].ok:
                 self.settle(replace(self.state[key], disturbed=True, message=trouble))
-
-
-def _usable_cores() -> int:
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _is_slow(known: Measurement, best_ms: float | None, cutoff: float) -> bool:

@@ -13,46 +13,19 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import InputError, TilewrightError
+from tilewright.errors import TilewrightError
 from tilewright.machine.compiler import cache_dir
-from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.choice import Choice
 from tilewright.version import VERSION
 
 MOST_FILES = 8192
 _DECIDES = ('kernels', 'machine', 'model', 'ops', 'schedule', 'search')
-GPU_DECIDES = ('network/gpu', 'rank')  # of what is chosen for GPUs, beside those
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A schedule, what it takes by the model, what limits that, and what no kernel can beat."""
-
-    schedule: Schedule
-    predicted_s: float
-    bound_s: float
-    limit: str = ''
-
-    def to_json(self) -> dict:
-        return {
-            'schedule': self.schedule.to_json(),
-            'predicted_s': self.predicted_s,
-            'bound_s': self.bound_s,
-            'limit': self.limit,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> Choice:
-        try:
-            seconds = float(data['predicted_s']), float(data['bound_s'])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f'a stored choice cannot be read: {error!r}') from None
-        return cls(Schedule.from_json(data['schedule']), *seconds, str(data.get('limit', '')))
+GPU_DECIDES = ('rank', 'targets/gpu')  # of what is chosen for GPUs, beside those
 
 
 @cache
@@ -86,13 +59,18 @@ def recall(key: str) -> Any | None:
         return None
 
 
-def recall_choice(key: str) -> Choice | None:
-    """The choice that is kept under a key, or None."""
-    found = recall(key)
+def recall_choices(key: str) -> tuple[Choice, ...] | None:
+    """The choices that are kept under a key; None where there are none, or they cannot be read."""
+    kept = recall(key)
     try:
-        return None if found is None else Choice.from_json(found)
+        return None if kept is None else tuple(Choice.from_json(item) for item in kept)
     except (TilewrightError, TypeError):
         return None
+
+
+def keep_choices(key: str, found: Iterable[Choice]) -> None:
+    """Keep choices, best first, for `recall_choices`."""
+    keep(key, [choice.to_json() for choice in found])
 
 
 def keep(key: str, answer: Any) -> None:

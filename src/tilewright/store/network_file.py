@@ -36,7 +36,7 @@ from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine, Expr
 from tilewright.ops.winograd import ALGORITHMS
-from tilewright.store.choices import Choice
+from tilewright.schedule.choice import Choice
 from tilewright.version import VERSION
 
 FORMAT = 1

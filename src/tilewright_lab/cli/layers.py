@@ -26,8 +26,8 @@ from tilewright.machine.measure import measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.pipeline import optimize
-from tilewright.plan import Candidate, Plan
 from tilewright.store.records import Store, open_store, package_version
+from tilewright.targets.plan import Candidate, Plan
 from tilewright_lab.compare.journal import Journal
 from tilewright_lab.compare.kinds import KINDS
 from tilewright_lab.compare.layers import Arena, Entry, compare_kernels

@@ -15,7 +15,6 @@ the fastest kernel.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
 from tilewright.runtime.measure import conditions
+from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.worker import LEAST_CALLS, WARM_UP_CALLS, Answer, Worker
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.figures.dataset import LayerData, Recorder, Sample
@@ -192,7 +192,7 @@ def _build_all(
 ) -> dict[str, Path]:
     """Libraries by key, built on all cores; what the compiler refuses is recorded and left out."""
     libraries: dict[str, Path] = {}
-    pool = ThreadPoolExecutor(_usable_cores())
+    pool = ThreadPoolExecutor(usable_cores())
     try:
         waiting = [
             (key, pool.submit(_library, layer.group, layer.samples[key].schedule)) for key in keys
@@ -209,12 +209,6 @@ def _build_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return libraries
-
-
-def _usable_cores() -> int:
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _packed_bytes(group: Group) -> int:

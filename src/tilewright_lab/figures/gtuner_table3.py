@@ -36,11 +36,8 @@ from tilewright import zoo
 from tilewright.errors import InputError, MissingError, TilewrightError
 from tilewright.machine.compiler import cache_dir
 from tilewright.network.arguments import GPU_TARGETS
-from tilewright.network.chooser import core
 from tilewright.network.compile import GPU_PASSES, compile, prepare
-from tilewright.network.gpu import measure
-from tilewright.network.gpu.cost import GpuCost
-from tilewright.network.gpu.measure import How, is_searched
+from tilewright.ops.core import core
 from tilewright.rank.files import own_folder
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -49,6 +46,9 @@ from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.search.gpu.moves import schedule_text
 from tilewright.store.choices import GPU_DECIDES, code_version
+from tilewright.targets.gpu import tuning as measure
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.tuning import How, is_searched
 from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.compare.gpu_networks import OURS, Subject, duel
 from tilewright_lab.figures import gtuner_table3_text as tables

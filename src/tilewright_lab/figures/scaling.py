@@ -32,8 +32,8 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.specs import parse_conv
 from tilewright.pipeline import optimize
-from tilewright.plan import Plan
 from tilewright.store.records import Store, open_store
+from tilewright.targets.plan import Plan
 from tilewright_lab.figures.figures import Options, place_of
 from tilewright_lab.figures.pictures import aligned, canvas, save
 

@@ -51,7 +51,7 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
     # Not above: every process that compiles kernels imports this file, and needs no networks.
     from tilewright import zoo
     from tilewright.network.compile import GPU_PASSES, prepare
-    from tilewright.network.gpu.cost import GpuCost
+    from tilewright.targets.gpu.cost import GpuCost
 
     program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), GPU_PASSES)
     counts = Counter(task.group.digest for task in program.tasks)
@@ -61,7 +61,7 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
 
 def catalogue(machine: GpuMachine) -> dict[str, Known]:
     """All groups of float32; one whose core a tested network has as well is a tested one."""
-    from tilewright.network.chooser import core
+    from tilewright.ops.core import core
 
     known: dict[str, Known] = {}
     for part, names in reversed(NETWORKS.items()):

@@ -27,12 +27,12 @@ from pathlib import Path
 
 from tilewright import rank
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.network.gpu.measure import SAMPLED
 from tilewright.ops.suites import expand_all
 from tilewright.rank.files import SEARCHED, load_model, save_model
 from tilewright.rank.gat_files import load_gat
 from tilewright.rank.rankers import ranker_for
 from tilewright.search.gpu.moves import moves
+from tilewright.targets.gpu.tuning import SAMPLED
 from tilewright_lab.collect.datasets import read_data, rows_in
 from tilewright_lab.train.forest import RECIPES, table_of, train
 

@@ -27,14 +27,14 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.machine.gpu import known_gpu
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.network.chooser import Question, core, search
 from tilewright.network.compile import GPU_PASSES, KEPT, RoughCost, prepare
-from tilewright.network.gpu import choose
-from tilewright.network.gpu.cost import GpuCost
-from tilewright.network.kernels import distinct
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.targets.cpu.choose import Question, core, search
+from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.gpu import choose
+from tilewright.targets.gpu.cost import GpuCost
 
 LISTS = 'mopt,cnnopt,boda,resnet18'
 MOST_WEIGHTS, MOST_PIXELS = 1 << 24, 1 << 25

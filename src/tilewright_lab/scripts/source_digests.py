@@ -25,15 +25,15 @@ from tilewright.kernels.gpu.generate import generate as generate_gpu
 from tilewright.kernels.gpu.language import lower
 from tilewright.machine.gpu import known_gpu
 from tilewright.machine.measure import load_machine
-from tilewright.network.chooser import source_of
 from tilewright.network.compile import GPU_PASSES, RoughCost, distinct, prepare, schedule
-from tilewright.network.gpu.assemble import chosen_by_model
-from tilewright.network.gpu.cost import GpuCost
-from tilewright.network.gpu.place import by_levels
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.pipeline import optimize
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.cpu.choose import source_of
+from tilewright.targets.gpu.assemble import chosen_by_model
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.place import by_levels
 
 RESULTS = Path(__file__).parents[3] / 'bench' / 'results'
 MACHINE, GPU, THREADS = 'i9-10980xe', 'h200', 2

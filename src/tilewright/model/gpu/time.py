@@ -103,6 +103,11 @@ class GpuPrediction:
         parts = self.parts
         return max(parts, key=lambda name: parts[name])
 
+    @property
+    def limit(self) -> str:
+        """The same, by the name that every prediction has."""
+        return self.by
+
     def to_json(self) -> dict:
         return asdict(self) | {'by': self.by}
 

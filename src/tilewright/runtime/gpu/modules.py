@@ -110,3 +110,62 @@ class Runner:
 
     def time(self, repeats: int) -> list[float]:
         return self.device.time(self.calls, repeats)
+
+
+class BuiltModule:
+    """What `plan.build` returns for a GPU: called like a `BuiltGroup`, `conv(x)` or with `out=`.
+
+    Constants that were given are prepared once. Those that were not must come with every call, by
+    name, and everything is prepared again each time.
+    """
+
+    def __init__(
+        self, module: Module, device: Device, constants: Mapping[str, np.ndarray]
+    ) -> None:  # fmt: skip
+        self.group, self.module, self.device = module.group, module, device
+        wanted = {t.name for t in self.group.with_role('constant')}
+        unknown = set(constants) - wanted
+        if unknown:
+            raise ArrayError(
+                f'{self.group.label} has no constant {sorted(unknown)}; it takes {sorted(wanted)}'
+            )
+        self._constants = dict(constants)
+        self._missing = sorted(wanted - set(constants))
+        self._programs = [device.compile(kernel) for kernel in module.kernels]
+        self._runner = None if self._missing else self._prepared({})
+
+    def _prepared(self, constants: Mapping[str, np.ndarray]) -> Runner:
+        return Runner(
+            self.module, self.device, {**self._constants, **constants}, self._programs
+        )  # fmt: skip
+
+    def __call__(
+        self, *inputs: np.ndarray, out: np.ndarray | None = None, **constants: np.ndarray
+    ) -> np.ndarray:
+        """Inputs in group order; constants that were not built in, by name."""
+        names = [t.name for t in self.group.with_role('input')]
+        if len(inputs) != len(names):
+            raise ArrayError(
+                f'{self.group.label} takes {len(names)} inputs ({", ".join(names)}), got '
+                f'{len(inputs)}'
+            )
+        if sorted(constants) != self._missing:
+            raise ArrayError(
+                f'{self.group.label} was built without {self._missing}, called with '
+                f'{sorted(constants)}; pass exactly the constants that were not built in'
+            )
+        given = dict(zip(names, inputs, strict=True))
+        if self._runner is not None:
+            result = self._runner(**given)
+        else:
+            with self._prepared(constants) as runner:
+                result = runner(**given)
+        if out is None:
+            return result
+        if out.shape != result.shape or out.dtype != result.dtype:
+            raise ArrayError(
+                f'{self.group.label}: out is {out.dtype} {out.shape}; give an array '
+                f'{result.dtype} {result.shape}'
+            )
+        out[...] = result
+        return out

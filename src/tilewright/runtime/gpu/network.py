@@ -1,6 +1,6 @@
 """A compiled network on a GPU: numpy arrays in and out, one CUDA graph or command stream a call.
 
-Goes in: kernels with their arguments bound (network/gpu/bind.py), and where inputs and results lie
+Goes in: kernels with their arguments bound (targets/gpu/bind.py), and where inputs and results lie
 on the device. Comes out: `GpuNetwork`, called as a network of the CPU is. A call copies the inputs,
 starts what was recorded, and copies the results: no Python and no allocation for each task.
 """

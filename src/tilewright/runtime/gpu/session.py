@@ -66,6 +66,15 @@ def open_device(target: str, name: str = '') -> Device:
     raise InputError(f'target {target!r} is not known; choose one of {", ".join(TARGETS)}')
 
 
+def versions_of(target: str) -> dict[str, str]:
+    """Versions of what a target's kernels are compiled and run by, where it tells them."""
+    if target != 'cuda':
+        return {}
+    from tilewright.runtime.gpu.cuda_devices import cuda_versions
+
+    return cuda_versions()
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A module on a device, beside the tensors that all candidates share."""
@@ -199,15 +208,8 @@ class Session:
             'device': self.device.name,
             'machine': described(self.device).to_json(),
             'architecture': getattr(self.device, 'architecture', None),
-            'versions': self.versions(),
+            'versions': versions_of(self.target),
         }
-
-    def versions(self) -> dict[str, str]:
-        if self.target != 'cuda':
-            return {}
-        from tilewright.runtime.gpu.cuda_devices import cuda_versions
-
-        return cuda_versions()
 
     def group(self, group: dict, seed: int, tolerance: float) -> dict:
         for array in self.shared.values():

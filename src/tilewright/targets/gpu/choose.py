@@ -2,7 +2,7 @@
 
 Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
 timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
-searched is the core of a group (network/chooser.py). Three kinds of groups:
+searched is the core of a group (targets/cpu/choose.py). Three kinds of groups:
 
     sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
                        (model/gpu/time.py) in the place of a stopwatch
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tilewright.errors import InputError, ScheduleError, TilewrightError
+from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
@@ -29,11 +29,12 @@ from tilewright.kernels.gpu.schemas.transposed import code as transposed
 from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
-from tilewright.model.gpu.time import COSTS, predict_gpu
-from tilewright.network.chooser import core
-from tilewright.network.gpu.labour import each
+from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
+from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
+from tilewright.runtime.pool import each
+from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
 from tilewright.search.gpu.tune import tune
@@ -50,33 +51,6 @@ MATRIX_ERROR = 2e-5
 Report = Callable[[Group, int, int], object]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChoice:
-    """A schedule, what it takes by the model, what limits that, and what no kernel can beat."""
-
-    schedule: GpuSchedule
-    predicted_s: float
-    bound_s: float
-    limit: str = ''
-
-    def to_json(self) -> dict:
-        return {
-            'schedule': self.schedule.to_json(),
-            'predicted_s': self.predicted_s,
-            'bound_s': self.bound_s,
-            'limit': self.limit,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> GpuChoice:
-        try:
-            seconds = float(data['predicted_s']), float(data['bound_s'])
-            schedule = GpuSchedule.from_json(data['schedule'])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f'a stored GPU choice cannot be read: {error!r}') from None
-        return cls(schedule, *seconds, str(data.get('limit', '')))
-
-
 def choose_all(
     groups: Sequence[Group],
     machine: GpuMachine,
@@ -86,7 +60,7 @@ def choose_all(
     processes: int | None = None,
     trials: int | None = None,
     algorithm: str = 'auto',
-) -> list[tuple[GpuChoice, ...]]:
+) -> list[tuple[Choice, ...]]:
     """For each group its best choices, at least one and at most `top`, in the order given.
 
     `trials`: schedules of a group that the model looks at.
@@ -94,10 +68,10 @@ def choose_all(
     looked = trials or TRIALS
     cores = [core(group) for group in groups]
     keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
-    found: dict[str, tuple[GpuChoice, ...]] = {}
+    found: dict[str, tuple[Choice, ...]] = {}
     left: dict[str, Group] = {}
     for key, one in zip(keys, cores, strict=True):
-        kept = recalled(key)
+        kept = choices.recall_choices(key)
         if kept:
             found[key] = kept
         else:
@@ -106,21 +80,13 @@ def choose_all(
         _searched(left, machine, top, max_rel_err, processes, looked, algorithm), len(found) + 1
     ):
         found[key] = answer
-        choices.keep(key, [choice.to_json() for choice in answer])
+        choices.keep_choices(key, answer)
         if report is not None:
             report(left[key], done, len(found) + len(left))
     return [
         _legal(group, found[key], machine, top, max_rel_err)
         for group, key in zip(groups, keys, strict=True)
     ]
-
-
-def recalled(key: str) -> tuple[GpuChoice, ...]:
-    """The choices that are kept under a key; none where they cannot be read."""
-    try:
-        return tuple(GpuChoice.from_json(item) for item in choices.recall(key) or ())
-    except (TilewrightError, TypeError):
-        return ()
 
 
 def _key(
@@ -137,8 +103,8 @@ def _key(
 
 
 def _legal(
-    group: Group, found: tuple[GpuChoice, ...], machine: GpuMachine, top: int, max_rel_err: float
-) -> tuple[GpuChoice, ...]:
+    group: Group, found: tuple[Choice, ...], machine: GpuMachine, top: int, max_rel_err: float
+) -> tuple[Choice, ...]:
     """Those that also compute what follows the core; the general schema where none does."""
     good = tuple(c for c in found if is_legal(group, c.schedule, machine))
     return good or search(group, machine, top, max_rel_err, products=False)
@@ -162,7 +128,7 @@ def _searched(
     processes: int | None,
     trials: int,
     algorithm: str,
-) -> Iterable[tuple[str, tuple[GpuChoice, ...]]]:
+) -> Iterable[tuple[str, tuple[Choice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
     slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
     for key, group in left.items():
@@ -180,7 +146,7 @@ def search(
     products: bool = True,
     trials: int = TRIALS,
     algorithm: str = 'auto',
-) -> tuple[GpuChoice, ...]:
+) -> tuple[Choice, ...]:
     """The search itself, in this process, over so many schedules.
 
     Without `products` by schemas that move one element at a time.
@@ -199,7 +165,7 @@ def search(
     return (*_rows(group, machine), *_general(group, machine))[:top]
 
 
-def _rows(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
+def _rows(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
     """All parts in one kernel, where they go together and there are rows for the device.
 
     A launch costs as much as some hundred thousand bytes: with few rows it is still worth it unless
@@ -242,7 +208,7 @@ def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
 
 def _by_model(
     group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
-) -> list[GpuChoice]:
+) -> list[Choice]:
     """The best predicted of all schemas that apply, in the order of their times."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
@@ -279,7 +245,7 @@ def _varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
     return [*taken, *rest][:top]
 
 
-def _general(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
+def _general(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
     """The general schema: lanes until the device is busy, and half and twice as many."""
     stage = group.main
     points = math.prod(stage.sizes[d] for d in stage.parallel)
@@ -305,12 +271,31 @@ def _general(group: Group, machine: GpuMachine) -> tuple[GpuChoice, ...]:
     return tuple(choice_of(group, schedule, machine) for schedule in legal)
 
 
-def choice_of(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> GpuChoice:
-    """The choice with what the model says; a launch and its bytes where it says nothing."""
-    bounds = schedule_bounds(group, schedule, machine)
+@dataclass(frozen=True, slots=True)
+class LaunchPrediction:
+    """What is said of a schedule that the time model has no counts for: launches and its bound."""
+
+    seconds: float
+    limit: str
+
+    def to_json(self) -> dict:
+        return {'seconds': self.seconds, 'by': self.limit}
+
+
+def prediction_of(
+    group: Group, schedule: GpuSchedule, machine: GpuMachine
+) -> GpuPrediction | LaunchPrediction:
+    """What the time model says; a launch and the bytes that must move where it says nothing."""
     try:
-        said = predict_gpu(group, schedule, machine)
-        return GpuChoice(schedule, said.seconds, bounds.seconds, said.by)
+        return predict_gpu(group, schedule, machine)
     except ScheduleError:
+        bounds = schedule_bounds(group, schedule, machine)
         launches = COSTS.launch_s * len(generate(group, schedule).steps)
-        return GpuChoice(schedule, launches + bounds.seconds, bounds.seconds, bounds.by)
+        return LaunchPrediction(launches + bounds.seconds, bounds.by)
+
+
+def choice_of(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> Choice:
+    """The choice of a schedule, with what is predicted of it."""
+    said = prediction_of(group, schedule, machine)
+    bound_s = schedule_bounds(group, schedule, machine).seconds
+    return Choice(schedule, said.seconds, bound_s, said.limit)

@@ -1,7 +1,7 @@
 """The stages of a network on a GPU, behind the passes: choose, measure if asked, generate, bind.
 
-[Program]         -> choose_all -> [GpuChoice of each group]   by the model
-[GpuChoice]       -> measured   -> [GpuChoice of each group]   where tune is 'measure'
+[Program]         -> choose_all -> [Choice of each group]   by the model
+[Choice]       -> measured   -> [Choice of each group]   where tune is 'measure'
 [Group, Choice]   -> generate   -> [Module]                    codegen.gpu
 [Module, Program] -> bind       -> [GpuNetwork]
 """
@@ -15,18 +15,19 @@ from typing import Any
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.module import Module
+from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
-from tilewright.network.chooser import core
-from tilewright.network.gpu.bind import Work, bind
-from tilewright.network.gpu.choose import GpuChoice, choose_all, is_legal, search
-from tilewright.network.gpu.measure import How, Place, fastest
-from tilewright.network.gpu.place import by_levels, is_aligned
+from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.pipeline import debug
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
+from tilewright.schedule.choice import Choice
+from tilewright.targets.gpu.bind import Work, bind
+from tilewright.targets.gpu.choose import choose_all, is_legal, search
+from tilewright.targets.gpu.place import by_levels, is_aligned
+from tilewright.targets.gpu.tuning import How, Place, fastest
 
 TARGETS = ('cuda', 'opencl', 'host')
 TRIALS = 32  # schedules that are timed for each distinct group
@@ -48,7 +49,7 @@ def compile_program(
     parallel: bool = True,
     progress: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
-    keep: Callable[[Mapping[str, GpuChoice]], object] | None = None,
+    keep: Callable[[Mapping[str, Choice]], object] | None = None,
 ) -> GpuNetwork:
     """[Program] -> [GpuNetwork] on the device of a target, by a part of its name.
 
@@ -77,7 +78,7 @@ def compile_program(
 
 def bound(
     program: Program,
-    best: Mapping[str, GpuChoice],
+    best: Mapping[str, Choice],
     device: Device,
     max_rel_err: float,
     *,
@@ -102,7 +103,7 @@ def chosen_by_model(
     progress: Report | None = None,
     looked: int | None = None,
     algorithm: str = 'auto',
-) -> dict[str, tuple[GpuChoice, ...]]:
+) -> dict[str, tuple[Choice, ...]]:
     """The choices for every distinct group, by its digest, the best first, out of so many."""
     begin = time.perf_counter()
 
@@ -120,13 +121,13 @@ def chosen_by_model(
 
 def measured(
     groups: Mapping[str, Group],
-    chosen: Mapping[str, Sequence[GpuChoice]],
+    chosen: Mapping[str, Sequence[Choice]],
     place: Place,
     trials: int,
     max_rel_err: float,
     progress: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
-) -> dict[str, GpuChoice]:
+) -> dict[str, Choice]:
     """The fastest choice of every group; what is around a sum of products does not decide it.
 
     A schedule that cannot compute all of a group leaves it to the model's choice.
@@ -149,7 +150,7 @@ def measured(
 
 
 def works_of(
-    program: Program, best: Mapping[str, GpuChoice], machine: GpuMachine, max_rel_err: float
+    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float
 ) -> list[Work]:
     """Every task with its schedule and kernels; equal groups share them.
 
@@ -157,9 +158,9 @@ def works_of(
     the general schema, which does not, computes such tasks.
     """
     modules: dict[tuple[str, str], Module] = {}
-    plain: dict[str, GpuChoice] = {}
+    plain: dict[str, Choice] = {}
 
-    def choice_of(task: Task) -> GpuChoice:
+    def choice_of(task: Task) -> Choice:
         digest = task.group.digest
         if is_aligned(program, (task.result, *task.operands.values())):
             return best[digest]

@@ -20,11 +20,11 @@ from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
 from tilewright.machine.compiler import cache_dir
-from tilewright.network.gpu.labour import each
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
 from tilewright.runtime.gpu.device import Device, Program, Resources
+from tilewright.runtime.pool import each
 from tilewright.schedule.gpu import GpuSchedule
 
 MOST_FILES = 20_000

@@ -19,10 +19,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 from tilewright.errors import CheckError, MissingError, TilewrightError
-from tilewright.network.child import Child
-from tilewright.network.chooser import usable_cores
+from tilewright.runtime.child import Child
 
-_CHILD = 'from tilewright.network.gpu.labour import main; main()'
+_CHILD = 'from tilewright.runtime.pool import main; main()'
 _DONE, _FAILED, _ASKED = 'done', 'failed', 'asked'
 _GIVE_WAY = 10  # niceness
 _LENGTH = 8  # bytes that say how long a message is
@@ -34,6 +33,13 @@ _ALONE: dict[str, str] = dict.fromkeys(
 
 class _Gone(BaseException):
     """Nobody is at the other end of a pipe. No `Exception`: work that catches those ends too."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def each(

@@ -15,19 +15,20 @@ from collections.abc import Mapping
 from tilewright.errors import InputError, ModelError
 from tilewright.graph.program import Program
 from tilewright.machine.gpu import GpuMachine
-from tilewright.network.gpu.assemble import KEPT, Report, bound, chosen_by_model
-from tilewright.network.gpu.choose import GpuChoice, is_legal
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.session import open_device
+from tilewright.schedule.choice import Choice
 from tilewright.store import network_file
 from tilewright.store.network_file import SavedGpu
+from tilewright.targets.gpu.assemble import KEPT, Report, bound, chosen_by_model
+from tilewright.targets.gpu.choose import is_legal
 
 
 def save(
     path: str | os.PathLike[str],
     program: Program,
-    choices: Mapping[str, GpuChoice],
+    choices: Mapping[str, Choice],
     machine: GpuMachine,
     target: str,
     max_rel_err: float,
@@ -75,12 +76,12 @@ def load(
 
 def _legal(
     path: str | os.PathLike[str], saved: SavedGpu, groups: Mapping[str, Group]
-) -> dict[str, GpuChoice]:
+) -> dict[str, Choice]:
     """The choices of a file, each of them one that can be generated for its group."""
     best = {}
     for digest, group in groups.items():
         try:
-            best[digest] = GpuChoice.from_json(saved.choices[digest])
+            best[digest] = Choice.from_json(saved.choices[digest])
             fits = is_legal(group, best[digest].schedule, saved.machine)
         except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f'{path} cannot be used: {error}') from None

@@ -23,15 +23,15 @@ from tilewright.graph.memory import Place
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step
-from tilewright.network.gpu.code import Report, programs
-from tilewright.network.gpu.order import Span, Touched, waits
-from tilewright.network.gpu.place import Placement, duties, place
-from tilewright.network.gpu.proof import Bound, prove_bound
 from tilewright.ops.dtypes import DTYPES
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Values
 from tilewright.runtime.gpu.network import GpuNetwork, GpuTask, Held
 from tilewright.runtime.gpu.recorded import in_a_row
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.code import Report, programs
+from tilewright.targets.gpu.order import Span, Touched, waits
+from tilewright.targets.gpu.place import Placement, duties, place
+from tilewright.targets.gpu.proof import Bound, prove_bound
 
 
 @dataclass(frozen=True, slots=True)

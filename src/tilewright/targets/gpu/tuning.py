@@ -1,11 +1,11 @@
 """The fastest schedule of every group of a network, found by timing on the device.
 
 Goes in: groups, what the model chose for each, a device. Comes out: the fastest that computes its
-group's reference. Distinct cores (network/chooser.py) are searched once, from the model's choices
-on, by one of `SEARCHES`, with a model that ranks what is tried (rank/rankers.py). What was found
-is remembered. Several groups are searched at a time, and the work of all of them is in processes:
+group's reference. Distinct cores (ops/core.py) are searched once, from the model's choices on, by
+one of `SEARCHES`, with a model that ranks what is tried (rank/rankers.py). What was found is
+remembered. Several groups are searched at a time, and the work of all of them is in processes:
 
-    search    one a group (labour.py): proposes and ranks, and asks this process for times
+    search    one a group (runtime/pool.py): proposes and ranks, and asks this process for times
     compiler  as many as there are cores, for whatever group has kernels to compile
     session   one a group (runtime/gpu/worker.py): has the device, and may die without harm
 
@@ -17,11 +17,10 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import statistics
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,37 +29,41 @@ from typing import Any
 
 from tilewright.errors import CheckError, InputError, TilewrightError
 from tilewright.kernels.gpu.generate import with_own_dims
+from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
-from tilewright.network.chooser import usable_cores
-from tilewright.network.gpu.choose import (
-    GpuChoice,
-    choice_of,
-    has_products,
-    is_legal,
-    is_precise,
-    is_thin,
-    recalled,
-)
-from tilewright.network.gpu.code import build
-from tilewright.network.gpu.labour import Pool
 from tilewright.ops.group import Group
-from tilewright.pipeline import debug
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
 from tilewright.rank.rankers import ranker_for
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.device import Device
+from tilewright.runtime.gpu.session import versions_of
 from tilewright.runtime.gpu.worker import GpuWorker
+from tilewright.runtime.measure import Measurement
+from tilewright.runtime.pool import Pool, usable_cores
+from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves, schedule_text
 from tilewright.search.gpu.strategies import search
 from tilewright.search.gpu.tune import Measure, Tried, tune
-from tilewright.store import choices
+from tilewright.store import tuned
+from tilewright.store.records import Record, Store, Validators, open_store, package_version
+from tilewright.targets.gpu.choose import (
+    choice_of,
+    has_products,
+    is_legal,
+    is_precise,
+    is_thin,
+)
+from tilewright.targets.gpu.code import build
 
 AT_ONCE = 4, 16  # groups that are searched at a time: as many as cores, but no fewer and no more
 SESSION_BYTES = 2 << 30  # of the device's memory for each of them, where it is known
 REPEATS = 7
+NO_THREADS = 0  # what the store calls threads is a matter of CPUs
+POLL_S = 0.05
 SAMPLED = 2_000  # candidates of a group; whether each is legal is found out by generating it
+KEPT = 16  # of the fastest choices of a group that tuning tells of
 HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
 
 Report = Callable[[Group, int, int], object]
@@ -70,8 +73,11 @@ Find = Callable[[Measure, int, Sequence[GpuSchedule]], list[Tried]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device that is measured on; `architecture` of CUDA's, else ''; `free_bytes` of its memory
-    where it can tell, else None.
+    """The device that is measured on.
+
+    architecture  of CUDA's, else ''
+    free_bytes    of its memory, where it can tell
+    versions      of driver and compiler, which measurements depend on
     """
 
     target: str
@@ -79,11 +85,14 @@ class Place:
     machine: GpuMachine
     architecture: str
     free_bytes: int | None = None
+    versions: str = ''
 
     @classmethod
     def of(cls, device: Device, target: str, name: str = '') -> Place:
         architecture = getattr(device, 'architecture', '')
-        return cls(target, name, device.machine, architecture, device.free_bytes())
+        said = ' '.join(f'{k} {v}' for k, v in versions_of(target).items())
+        versions = f'{said} {architecture}'.strip() or device.machine.name
+        return cls(target, name, device.machine, architecture, device.free_bytes(), versions)
 
     @property
     def sessions(self) -> int:
@@ -162,7 +171,7 @@ class How:
         )  # fmt: skip
 
 
-def hunt(
+def search_with(
     measure: Measure, how: How, group: Group, machine: GpuMachine, trials: int,
     starts: Sequence[GpuSchedule], sampled: int,
 ) -> list[Tried]:  # fmt: skip
@@ -170,45 +179,127 @@ def hunt(
     return how.search_for(group, machine, measure, trials=trials, starts=starts, sampled=sampled)
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Measurements of one device that are stored: by whoever tuned a group there before."""
+
+    store: Store
+    validators: Validators
+
+    @classmethod
+    def of(cls, store: Store, place: Place) -> Memory:
+        device = f'{place.target}: {place.machine.name}'
+        return cls(store, Validators(device, package_version(), place.versions))
+
+    def known(self, group: Group) -> dict[str, Measurement]:
+        """By the digest of their schedules."""
+        return self.store.known(group.digest, NO_THREADS, self.validators)
+
+    def put(self, group: Group, schedule: GpuSchedule, measurement: Measurement) -> None:
+        self.store.put(
+            Record(
+                group.digest, group.label, schedule.to_json(), schedule.digest, NO_THREADS,
+                self.validators, measurement, {},
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What tuning found of one group: choices with their measurements, the fastest first.
+
+    Without measurements the choice was known before, or there was nothing to choose.
+    """
+
+    choices: tuple[Choice, ...]
+    measurements: tuple[Measurement, ...] = ()
+    trouble: str = ''
+
+
+def tuned_on(place: Place, how: How, group: Group, max_rel_err: float) -> tuned.Where:
+    """Where results of tuning on this device are stored."""
+    return tuned.Where(
+        place.target, place.machine.to_json(), 0, max_rel_err, how.algorithm,
+        how.key(group, place.machine),
+    )  # fmt: skip
+
+
 def fastest(
     groups: Mapping[str, Group],
-    chosen: Mapping[str, Sequence[GpuChoice]],
+    chosen: Mapping[str, Sequence[Choice]],
     place: Place,
     trials: int,
     max_rel_err: float,
     report: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
-) -> dict[str, GpuChoice]:
+) -> dict[str, Choice]:
     """The fastest schedule for each of these groups, by the same names."""
-    asked = how.key(next(iter(groups.values())), place.machine) if groups else {}
-    keys = {
-        name: choices.key_of(
-            {
-                'measured': group.digest, 'gpu': place.machine.to_json(), 'target': place.target,
-                'trials': trials, 'max_rel_err': max_rel_err, **asked,
-            },
-            choices.GPU_DECIDES,
-        )
-        for name, group in groups.items()
-    }  # fmt: skip
-    best = {name: kept[0] for name, key in keys.items() if (kept := recalled(key))}
-    # Sessions hold floats; and where nothing is searched, one choice is the best of its kind.
-    best |= {
-        name: chosen[name][0]
-        for name, group in groups.items()
-        if name not in best
-        and (not group.is_plain or (len(chosen[name]) == 1 and not is_searched(group)))
-    }
-    left = [name for name in groups if name not in best]
-    if not left:
-        return best
-    how.check(groups[left[0]], place.machine)
+    if not groups:
+        return {}
+    where = tuned_on(place, how, next(iter(groups.values())), max_rel_err)
+    best: dict[str, Choice] = {}
+    for name, group in groups.items():
+        kept = tuned.find(group, where, trials)
+        if kept is not None:
+            best[name] = kept
+        # Sessions hold floats; and where nothing is searched, one choice is the best of its kind.
+        elif not group.is_plain or (len(chosen[name]) == 1 and not is_searched(group)):
+            best[name] = chosen[name][0]
+    left = {name: group for name, group in groups.items() if name not in best}
+    for name, found in tune_groups(left, chosen, place, trials, max_rel_err, report, how).items():
+        best[name] = found.choices[0]
+        if found.trouble:
+            warnings.warn(
+                f'{groups[name].label} was not measured, the model chooses: {found.trouble}',
+                stacklevel=4,
+            )
+    return best
+
+
+def tune_groups(
+    groups: Mapping[str, Group],
+    chosen: Mapping[str, Sequence[Choice]],
+    place: Place,
+    trials: int,
+    max_rel_err: float,
+    report: Report | None = None,
+    how: How = How(),  # noqa: B008 (it is a value)
+    store: Store | None = None,
+) -> dict[str, Outcome]:
+    """Search and time every one of these groups, several at a time; winners are remembered.
+
+    Measurements go to `store`, or else to the user's own; those that are there are not repeated.
+    """
+    if not groups:
+        return {}
+    if store is None:
+        with open_store() as own:
+            return tune_groups(
+                groups, chosen, place, trials, max_rel_err, report, how, own
+            )  # fmt: skip
+    how.check(next(iter(groups.values())), place.machine)
+    where = tuned_on(place, how, next(iter(groups.values())), max_rel_err)
     lock, stopped = threading.Lock(), threading.Event()
-    troubles: dict[str, str] = {}
     # The longest first, so that none works alone at the end.
-    left.sort(key=lambda name: -groups[name].flops)
+    left = sorted(groups, key=lambda name: -groups[name].flops)
     count = min(place.sessions, len(left))
     workers: queue.SimpleQueue[GpuWorker] = queue.SimpleQueue()
+    outcomes: dict[str, Outcome] = {}
+    memory = Memory.of(store, place)
+    known = {name: memory.known(groups[name]) for name in left}
+    made: queue.SimpleQueue[tuple[str, GpuSchedule, Measurement]] = queue.SimpleQueue()
+
+    def result_of(future: Future[Outcome]) -> Outcome:
+        """Wait for it; a store is used from one thread, this one, so measurements come here."""
+        while True:
+            ended = future.done()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    name, schedule, measurement = made.get(timeout=0 if ended else POLL_S)
+                    memory.put(groups[name], schedule, measurement)
+            if ended:
+                return future.result()
+
     with ExitStack() as stack:
         pool = stack.enter_context(Pool())
         searchers = stack.enter_context(Pool(count))
@@ -219,7 +310,7 @@ def fastest(
         stack.callback(searchers.end)
         stack.callback(stopped.set)
 
-        def work(name: str) -> GpuChoice:
+        def work(name: str) -> Outcome:
             group = with_own_dims(groups[name])
 
             def find(
@@ -227,30 +318,29 @@ def fastest(
             ) -> list[Tried]:  # fmt: skip
                 words = (how, group, place.machine, count, starts, SAMPLED)
                 if len(left) == 1:
-                    return hunt(measure, *words)
-                return searchers.submit(hunt, *words, answer=measure).result()
+                    return search_with(measure, *words)
+                return searchers.submit(search_with, *words, answer=measure).result()
 
-            one = _Search(group, chosen[name], place, max_rel_err, pool, lock, stopped)
+            one = _Search(
+                group, chosen[name], place, max_rel_err, pool, lock, stopped, known[name],
+                lambda schedule, measured: made.put((name, schedule, measured)),
+            )  # fmt: skip
             worker = workers.get()
             try:
                 return one.run(worker, trials, find, how.from_nothing)
             except TilewrightError as error:
-                troubles[name] = str(error)
-                return chosen[name][0]
+                return Outcome(tuple(chosen[name]), (), str(error))
             finally:
                 workers.put(worker)
 
-        for done, (name, found) in enumerate(zip(left, threads.map(work, left), strict=True), 1):
-            best[name] = found
-            if name not in troubles:
-                choices.keep(keys[name], [found.to_json()])
+        futures = [threads.submit(work, name) for name in left]
+        for done, (name, future) in enumerate(zip(left, futures, strict=True), 1):
+            outcomes[name] = found = result_of(future)
+            if not found.trouble:
+                tuned.remember(groups[name], where, found.choices[0], trials)
             if report is not None:
                 report(groups[name], done, len(left))
-    for name, trouble in troubles.items():
-        warnings.warn(
-            f'{groups[name].label} was not measured, the model chooses: {trouble}', stacklevel=4
-        )
-    return best
+    return outcomes
 
 
 def is_searched(group: Group) -> bool:
@@ -264,19 +354,23 @@ class _Search:
     def __init__(
         self,
         group: Group,
-        chosen: Sequence[GpuChoice],
+        chosen: Sequence[Choice],
         place: Place,
         max_rel_err: float,
         pool: Pool,
         lock: threading.Lock,
         stopped: threading.Event,
+        known: Mapping[str, Measurement],
+        record: Callable[[GpuSchedule, Measurement], object],
     ) -> None:
         self.group, self.chosen, self.place = group, chosen, place
         self.max_rel_err, self.pool, self.lock, self.stopped = max_rel_err, pool, lock, stopped
         self.best_ms = math.inf
         self.trouble = 'nothing was tried'
+        self.answers: dict[str, Measurement] = dict(known)
+        self.record = record
 
-    def run(self, worker: GpuWorker, trials: int, find: Find, from_nothing: bool) -> GpuChoice:
+    def run(self, worker: GpuWorker, trials: int, find: Find, from_nothing: bool) -> Outcome:
         starts = [choice.schedule for choice in self.chosen]
         measure = partial(self._measured, worker)
         if not is_searched(self.group):
@@ -291,46 +385,58 @@ class _Search:
         schedule, took = timed[0]
         debug(2, f'{self.group.label}: {schedule_text(schedule)}, {1e6 * took:.2f} us, '
                  f'{len(timed)} worked')  # fmt: skip
-        found = choice_of(self.group, schedule, self.place.machine)
-        return replace(found, predicted_s=took)
+        found = [
+            replace(choice_of(self.group, schedule, self.place.machine), predicted_s=took)
+            for schedule, took in timed[:KEPT]
+        ]
+        kept = [self.answers[choice.schedule.digest] for choice in found]
+        return Outcome(tuple(found), tuple(kept))
 
     def _measured(
         self, worker: GpuWorker, schedules: Sequence[GpuSchedule]
     ) -> list[float | None]:  # fmt: skip
         target = self.place.architecture
+        new = [s for s in schedules if s.digest not in self.answers]
         # Who compiles also finds out what is not legal.
         good = [
-            is_precise(self.group, s, self.max_rel_err)
+            s
+            for s in new
+            if is_precise(self.group, s, self.max_rel_err)
             and (bool(target) or is_legal(self.group, s, self.place.machine))
-            for s in schedules
         ]
-        built = [
-            self.pool.submit(build, self.group, s, target) if fine and target else None
-            for s, fine in zip(schedules, good, strict=True)
-        ]
-        seconds: list[float | None] = []
-        for schedule, fine, future in zip(schedules, good, built, strict=True):
+        built = {
+            s.digest: self.pool.submit(build, self.group, s, target) for s in good if target
+        }  # fmt: skip
+        for schedule in good:
             if self.stopped.is_set():
                 raise CheckError(f'the search for {self.group.label} was given up')
-            made = future.result() if future else None
-            if not fine or (made is not None and made.error):
-                self.trouble = made.error if made else 'it is not legal'
-                seconds.append(None)
-                continue
-            seconds.append(self._attempt(worker, schedule, made))
-        return seconds
+            made = built[schedule.digest].result() if target else None
+            if made is not None and made.error:
+                self.trouble = made.error
+            else:
+                self._attempt(worker, schedule, made)
+        return [self._seconds(schedule) for schedule in schedules]
 
-    def _attempt(
-        self, worker: GpuWorker, schedule: GpuSchedule, built: Built | None
-    ) -> float | None:
+    def _attempt(self, worker: GpuWorker, schedule: GpuSchedule, built: Built | None) -> None:
         if self.best_ms == math.inf:
             worker.prepare(self.group)  # its reference is computed here, while others are timed
         worth = None if self.best_ms == math.inf else HOPELESS * self.best_ms
         with self.lock:
             answer, _ = worker.attempt(self.group, schedule, built, REPEATS, worth)
-        if not answer.ok or (answer.max_rel_err or 0.0) > self.max_rel_err:
-            self.trouble = answer.message or f'its error is {answer.max_rel_err}'
+        found = Measurement(
+            schedule.digest, answer.status, answer.samples_ms, answer.max_rel_err, answer.message
+        )
+        self.answers[schedule.digest] = found
+        self.record(schedule, found)
+
+    def _seconds(self, schedule: GpuSchedule) -> float | None:
+        """The median time of one that was measured and is within the budget, else None."""
+        found = self.answers.get(schedule.digest)
+        if found is None:
+            self.trouble = self.trouble or 'it is not legal'
             return None
-        middle = statistics.median(answer.samples_ms)
-        self.best_ms = min(self.best_ms, middle)
-        return middle / 1e3
+        if found.median_ms is None or (found.max_rel_err or 0.0) > self.max_rel_err:
+            self.trouble = found.message or f'its error is {found.max_rel_err}'
+            return None
+        self.best_ms = min(self.best_ms, found.median_ms)
+        return found.median_ms / 1e3

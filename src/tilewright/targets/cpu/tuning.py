@@ -21,16 +21,17 @@ import numpy as np
 from tilewright.errors import CheckError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
+from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
-from tilewright.network.chooser import is_legal
-from tilewright.network.kernels import Report, build_each, distinct
 from tilewright.ops.group import Group
-from tilewright.pipeline import debug
 from tilewright.runtime.cpu.network import Compiled, Network, example
 from tilewright.runtime.measure import Progress, conditions, moved
 from tilewright.runtime.worker import Worker
-from tilewright.store import choices
-from tilewright.store.choices import Choice
+from tilewright.schedule.choice import Choice
+from tilewright.store import tuned
+from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.kernels import Report, build_each, distinct
+from tilewright.targets.cpu.target import tuned_on
 
 ROUNDS = 3
 CALLS = 6
@@ -59,23 +60,21 @@ def measure_in_place(
     threads: int,
     max_rel_err: float,
     report: Report | None = None,
+    algorithm: str = 'auto',
 ) -> dict[str, Choice]:
-    """The fastest choice of every group; what was measured before is not measured again."""
-    keys = {
-        digest: choices.key_of(
-            {
-                'measured': [choice.schedule.digest for choice in found], 'group': digest,
-                'machine': machine.to_json(), 'threads': threads, 'max_rel_err': max_rel_err,
-            }
-        )
-        for digest, found in chosen.items()
-    }  # fmt: skip
+    """The fastest choice of every group; what was tuned before, alone or in another network, is not
+    measured again.
+    """
+    groups = distinct(program)
+    where = tuned_on(machine, threads, max_rel_err, algorithm)
     best = {digest: found[0] for digest, found in chosen.items() if len(found) == 1}
-    best |= _recalled({digest: keys[digest] for digest in chosen if digest not in best})
+    for digest in chosen.keys() - best.keys():
+        kept = tuned.find(groups[digest], where, len(chosen[digest]))
+        if kept is not None and is_legal(groups[digest], kept.schedule):
+            best[digest] = kept
     rest = {digest: found for digest, found in chosen.items() if digest not in best}
     if not rest:
         return best
-    groups = distinct(program)
     trials = sound({digest: (groups[digest], found) for digest, found in rest.items()},
                    max_rel_err, report)  # fmt: skip
     fixed = build_each([(groups[digest], choice) for digest, choice in best.items()])
@@ -85,22 +84,13 @@ def measure_in_place(
         fastest = min(found, key=lambda trial: trial.median_ms)
         winner = fastest if fastest.median_ms < MARGIN * first.median_ms else first
         best[digest] = winner.choice
-        choices.keep(keys[digest], winner.choice.to_json())
+        tuned.remember(groups[digest], where, winner.choice, len(chosen[digest]))
         for trial in found:
             mark = '*' if trial is winner else ' '
             debug(2, f'{mark} {groups[digest].label} {trial.choice.schedule.digest} '
                      f'{trial.choice.schedule.schema}: {trial.median_ms:.3f} ms, predicted '
                      f'{1e3 * trial.choice.predicted_s:.3f}')  # fmt: skip
     return best
-
-
-def _recalled(keys: Mapping[str, str]) -> dict[str, Choice]:
-    found = {}
-    for digest, key in keys.items():
-        kept = choices.recall_choice(key)
-        if kept is not None:
-            found[digest] = kept
-    return found
 
 
 def sound(

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.knobs import debug
 from tilewright.machine.compiler import build
-from tilewright.network.chooser import source_of, usable_cores
 from tilewright.ops.group import Group
-from tilewright.pipeline import debug
 from tilewright.runtime.cpu.network import Compiled
 from tilewright.runtime.measure import Progress
+from tilewright.runtime.pool import usable_cores
+from tilewright.schedule.choice import Choice
 from tilewright.store import built
-from tilewright.store.choices import Choice
+from tilewright.targets.cpu.choose import source_of
 
 Report = Callable[[Progress], object]
 

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.graph.program import Program
-from tilewright.network.chooser import is_legal, source_of
-from tilewright.network.kernels import distinct
 from tilewright.ops.group import Group
+from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
 from tilewright.store import choices
-from tilewright.store.choices import Choice
+from tilewright.targets.cpu.choose import is_legal, source_of
+from tilewright.targets.cpu.kernels import distinct
 
 LEAST_BYTES = 240 << 20
 FACTOR = 2.2

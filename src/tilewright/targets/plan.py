@@ -1,4 +1,7 @@
-"""The result of `optimize`: ranked candidates, what was measured, and how to build the best."""
+"""The result of `optimize`: ranked candidates, what was measured, and how to build the best.
+
+The same kind of value for every target; what differs is behind `target_of(plan.target)`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ArrayError, CheckError
-from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.machine.compiler import build
-from tilewright.machine.machine import Machine
-from tilewright.model.cpu.prediction import Prediction, bound_times, lower_bound
+from tilewright.errors import ArrayError, CheckError, InputError
 from tilewright.ops.group import Group
-from tilewright.runtime.callable import BuiltGroup
-from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.measure import Measurement
-from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.choice import AnySchedule
+from tilewright.targets.target import target_of
 
 # Names that people use for the constants of a convolution.
 _ALIASES = {'weights': 'Ker', 'bias': 'Bias'}
@@ -28,8 +27,8 @@ _ALIASES = {'weights': 'Ker', 'bias': 'Bias'}
 class Candidate:
     """A schedule, what the model says of it, and what was measured (None: not measured)."""
 
-    schedule: Schedule
-    prediction: Prediction
+    schedule: AnySchedule
+    prediction: Any  # of the target's model: it has `seconds`, `limit` and `to_json`
     measurement: Measurement | None = None
 
     @property
@@ -50,16 +49,18 @@ class Candidate:
 class Plan:
     """Candidates for one group on one machine, best first.
 
-    `max_rel_err` is the error budget that algorithms were chosen within; None: not known.
+    `threads` is 0 on a GPU; `max_rel_err` is the error budget that algorithms were chosen within;
+    None: not known.
     """
 
     group: Group
-    machine: Machine
+    machine: Any  # a `Machine` or a `GpuMachine`
     threads: int
     candidates: tuple[Candidate, ...]
     solver_bound_s: float = 0.0
     warnings: tuple[str, ...] = ()
     max_rel_err: float | None = None
+    target: str = 'cpu'
 
     @property
     def best(self) -> Candidate:
@@ -72,30 +73,30 @@ class Plan:
 
         It does not depend on which algorithm won: Winograd, which computes fewer, may be below it.
         """
-        return 1e3 * lower_bound(self.group, self.machine, self.threads)
+        return 1e3 * target_of(self.target).bounds_s(self)[0]
 
     @property
     def algorithm_bound_ms(self) -> float:
         """The same for any kernel of the best candidate's algorithm; `bound_ms` if it is direct."""
-        chosen = self.best.prediction
-        times = bound_times(chosen.flops_done, chosen.moved, self.machine, self.threads)
-        return 1e3 * max(times.values())
+        return 1e3 * target_of(self.target).bounds_s(self)[1]
 
     def source(self, candidate: Candidate | None = None) -> str:
-        """The generated C."""
-        return generate(self.group, (candidate or self.best).schedule)
+        """The generated source: C, CUDA or OpenCL."""
+        return target_of(self.target).source(self.group, (candidate or self.best).schedule)
 
     def library(self, candidate: Candidate | None = None) -> Path:
-        """The compiled kernel, from the cache or built now."""
-        chosen = candidate or self.best
-        return build(self.source(chosen), compiler_flags(chosen.schedule))
+        """The compiled kernel of a CPU, from the cache or built now."""
+        make = getattr(target_of(self.target), 'library', None)
+        if make is None:
+            raise InputError(f'target {self.target} has no libraries; use build or source')
+        return make(self.group, (candidate or self.best).schedule)
 
     def build(
         self,
         weights: np.ndarray | None = None,
         bias: np.ndarray | None = None,
         constants: Mapping[str, np.ndarray] | None = None,
-    ) -> BuiltGroup:
+    ) -> Any:
         """A callable for the best candidate, with constant weights packed once.
 
         Constants of other operators go by tensor name in `constants`; what is left out must be
@@ -111,21 +112,20 @@ class Plan:
                 if not any(t.name == _ALIASES[name] for t in self.group.with_role('constant')):
                     raise ArrayError(f'{self.group.label} takes no {name}')
                 given[_ALIASES[name]] = value
-        return BuiltGroup(Kernel.load(self.library(), self.group), self.group, given)
+        return target_of(self.target).build(self, given)
 
     def explain(self) -> str:
         """Where the time goes, why this schedule, what is left above the bound."""
-        from tilewright.report.explain import explain_plan
-
-        return explain_plan(self)
+        return target_of(self.target).explain(self)
 
     def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        suffix = target_of(self.target).suffix
         written = []
         for number, candidate in enumerate(self.candidates, 1):
-            path = folder / f'{number:02d}-{candidate.schedule.digest}.c'
+            path = folder / f'{number:02d}-{candidate.schedule.digest}{suffix}'
             path.write_text(self.source(candidate))
             written.append(path)
         return written
@@ -135,6 +135,7 @@ class Plan:
             'label': self.group.label,
             'group': self.group.to_json(),
             'flops': self.group.flops,
+            'target': self.target,
             'threads': self.threads,
             'machine': self.machine.to_json(),
             'bound_ms': self.bound_ms,

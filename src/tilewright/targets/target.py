@@ -1,0 +1,95 @@
+"""A target: one kind of device that groups and networks are made for. One value each, in one table.
+
+Goes in: a name, 'cpu', 'cuda', 'opencl' or 'host'. Comes out: the value that answers for it: which
+candidates there are, what their source is, how fast they run, how they are called. Layers
+(`pipeline.optimize`) and networks (`network.compile`) ask it, and nobody else tells targets apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tilewright.errors import InputError
+from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.runtime.measure import Progress
+from tilewright.schedule.choice import AnySchedule
+from tilewright.store.records import Store
+
+if TYPE_CHECKING:
+    from tilewright.targets.plan import Plan
+
+Report = Callable[[Progress], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `optimize` was asked for; its docstring says what each word means."""
+
+    machine: Any = None
+    device: str = ''
+    top: int = 5
+    trials: int | None = None
+    measure: bool = True
+    threads: int | None = None
+    model: str = 'analytical'
+    algorithm: str = 'auto'
+    max_rel_err: float = DEFAULT_LIMIT
+    store: Store | None = None
+    seed: int | None = None
+    progress: Report | None = None
+
+
+class Target(Protocol):
+    """What a target can do with one group. `suffix` is that of its source files."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    def plan(self, group: Group, wanted: Wanted) -> Plan:
+        """Candidates for a group, best first: by the model, and measured if that is wanted."""
+        ...
+
+    def source(self, group: Group, schedule: AnySchedule) -> str:
+        """The generated source."""
+        ...
+
+    def bounds_s(self, plan: Plan) -> tuple[float, float]:
+        """Seconds that no kernel can beat: of any that computes every product, and of any of the
+        best candidate's algorithm.
+        """
+        ...
+
+    def build(self, plan: Plan, constants: Mapping[str, np.ndarray]) -> Any:
+        """A callable for the best candidate, with constants bound."""
+        ...
+
+    def explain(self, plan: Plan) -> str:
+        """Where the time goes, and why this schedule."""
+        ...
+
+
+_TARGETS: dict[str, Target] = {}
+
+
+def register(target: Target) -> None:
+    """Add a target, or replace the one of its name."""
+    _TARGETS[target.name] = target
+
+
+def target_names() -> tuple[str, ...]:
+    return tuple(_TARGETS)
+
+
+def target_of(name: str) -> Target:
+    """The target of a name; raises InputError for one that is not known."""
+    if name not in _TARGETS:
+        raise InputError(f'target is {name!r}; choose one of {", ".join(_TARGETS)}')
+    return _TARGETS[name]
