@@ -27,6 +27,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
+from tilewright.graph import passes as passes_table
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.result import store
 from tilewright.graph.memory import plan
@@ -39,13 +40,14 @@ from tilewright.network import compile as stages
 from tilewright.ops.dtypes import DTYPES as BYTES
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime import pool as labour
+from tilewright.runtime import pool
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu import hosted
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
-from tilewright.targets.cpu import choose as chooser
+from tilewright.targets.cpu import kernels
 from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.cost import CpuCost
 from tilewright.targets.cpu.kernels import build_all, distinct
 from tilewright.targets.gpu import choose
 from tilewright.targets.gpu.order import Touched, waits
@@ -53,7 +55,7 @@ from tilewright.targets.gpu.place import value_bytes
 
 from .graphs import Net
 
-PASSES = stages.PASSES
+PASSES = passes_table.PASSES
 TARGETS = ('numpy', 'numpy-gpu', 'cpu', 'host', 'opencl', 'cuda')
 # None: all of them; then none; each alone; all but each.
 VARIANTS: tuple[tuple[str, ...] | None, ...] = (
@@ -122,7 +124,7 @@ def quickly(target: str, style: str) -> Iterator[None]:
     flags = tuple('-O1' if word == '-O3' else word for word in build.BASE_FLAGS)
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(build, 'BASE_FLAGS', flags))
-        for module in (chooser, labour):  # a process takes longer to start than to search
+        for module in (kernels, pool):  # a process takes longer to start than to search
             stack.enter_context(patch(module, 'usable_cores', return_value=1))
         if target == 'host':
             stack.enter_context(patch(hosted, 'FLAGS', ('-O0', '-w', '-lm')))
@@ -139,7 +141,7 @@ def _machine() -> Any:
 
 
 def _drawn_kernels(net: Net, passes: Passes) -> Network:
-    cost = stages.RoughCost(_machine(), THREADS)
+    cost = CpuCost(_machine(), THREADS)
     program = stages.prepare(net.proto(), None, passes, cost)
     choices = {
         digest: Choice(_drawn_schedule(group), 1e-6, 1e-9)
@@ -161,7 +163,7 @@ def _drawn_schedule(group: Group) -> Schedule:
 
 
 def _on_numpy(net: Net, passes: Passes) -> dict[str, np.ndarray]:
-    cost = stages.RoughCost(_machine(), THREADS)
+    cost = CpuCost(_machine(), THREADS)
     program = stages.prepare(net.proto(), None, passes, cost)
     memory = plan(program)
     arena = np.full(memory.arena_bytes, POISON, np.uint8)
@@ -211,12 +213,13 @@ class _Bare:
 
 
 def _on_numpy_gpu(net: Net, passes: Passes) -> dict[str, np.ndarray]:
+    from tilewright.graph.levels import by_levels
     from tilewright.machine.gpu import known_gpu
     from tilewright.targets.gpu.cost import GpuCost
-    from tilewright.targets.gpu.place import by_levels, place
+    from tilewright.targets.gpu.place import place
 
     cost = GpuCost(known_gpu('h200'))
-    program = by_levels(stages.prepare(net.proto(), None, passes, cost, stages.GPU_PASSES))
+    program = by_levels(stages.prepare(net.proto(), None, passes, cost, passes_table.GPU_PASSES))
     modules: Sequence[Any] = [_Bare(task.group) for task in program.tasks]
     placed = place(program, modules)
     arena = np.full(placed.arena_bytes, POISON, np.uint8)

@@ -10,10 +10,10 @@ import pytest
 
 from tilewright.errors import MissingError
 from tilewright.graph import memory
+from tilewright.graph import passes as stages
 from tilewright.graph.graph import Graph
 from tilewright.graph.lowering.given import Given
 from tilewright.graph.lowering.operators import OPERATORS
-from tilewright.network import compile as stages
 from tilewright.runtime.gpu.session import open_device
 
 from . import check, fateful, generate, graphs, judge, oracle, shrink, targets

@@ -247,19 +247,20 @@ def test_optimize_for_a_gpu(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategies, 'POPULATION', 24)
-    monkeypatch.setattr('tilewright.cli.optimize_gpu.LOOKED_AT', 48)
+    monkeypatch.setattr('tilewright.targets.gpu.ranked.LOOKED_AT', 48)
+    monkeypatch.setattr('tilewright.targets.gpu.target.LOOKED_AT', 48)
     made = tmp_path / 'r12.json'
     words = ['optimize', 'cnnopt/R12', '--machine', 'h200', '--top', '2']
     assert invoke([*words, '--no-measure', '--model', 'analytical', '--json', str(made)]) == 0
-    assert 'us by the time model' in capsys.readouterr().out
+    assert 'predicted' in capsys.readouterr().out
     (layer,) = json.loads(made.read_text())['layers']
-    times = [c['predicted']['seconds'] for c in layer['candidates']]
+    times = [c['predicted']['seconds'] for c in layer['plan']['candidates']]
     assert times == sorted(times)
     assert len(times) == 2
     assert invoke(words) == 2
-    assert 'add --no-measure' in capsys.readouterr().err
+    assert '--no-measure' in capsys.readouterr().err
     assert invoke([*words, '--no-measure', '--threads', '2']) == 2
-    assert '--threads mean nothing on a GPU' in capsys.readouterr().err
+    assert 'threads=2 means nothing on cuda' in capsys.readouterr().err
     assert invoke([*words, '--no-measure', '--model', 'oracle']) == 2
     assert invoke(['optimize', 'mopt/R2', '--no-measure', '--model', 'forest']) == 2
     assert 'ranks GPU kernels' in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_the_same_on_the_host_dialect(tmp_path):
     direct = tw.compile(made, target='host', algorithm='direct')
     assert 'winograd' in schemas(fast)
     assert 'winograd' not in schemas(direct)
-    assert network_file.read_gpu(path).algorithm == 'winograd'
+    assert network_file.read(path).algorithm == 'winograd'
     x = graphs.floats(1, 16, 10, 10, seed=1)
     want = evaluate(prepare(made, passes=()), {'x': x})['y']
     for network in (fast, direct):

@@ -27,12 +27,14 @@ from tilewright.check.failure import Files
 from tilewright.check.source import Source
 from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError
+from tilewright.graph import passes as stages
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.graph.lowering.operators import OPERATORS
-from tilewright.network import compile as stages
+from tilewright.network import compile as network_stages
 from tilewright.runtime.gpu import network as gpu_network
 from tilewright.targets.cpu import kernels
+from tilewright.targets.cpu import site as cpu_site
 from tilewright.targets.gpu import assemble, bind
 
 WRONG_PART = """
@@ -230,7 +232,7 @@ def unproved(monkeypatch) -> None:
 
 @pytest.mark.usefixtures('unproved')
 def test_a_broken_memory_plan_is_named(failures, monkeypatch, capsys):
-    monkeypatch.setattr(stages, 'plan', same_memory(stages.plan))
+    monkeypatch.setattr(cpu_site, 'plan', same_memory(cpu_site.plan))
     said = failed(chain(), passes=())
     assert "the task 'Sigmoid_b'" in said
     assert "writes over 'a', which 'Add_c' reads later" in said
@@ -258,7 +260,7 @@ def test_a_kernel_that_writes_outside_its_result_is_named(failures, monkeypatch,
     monkeypatch.setattr(
         'test_checked.WRONG_PART', WRONG_PART.replace('[7] += 1.0f', '[3 * 50 + 20] = 9.0f')
     )
-    monkeypatch.setattr(stages, 'plan', _a_behind_b(stages.plan))
+    monkeypatch.setattr(cpu_site, 'plan', _a_behind_b(cpu_site.plan))
     break_kernel('sigmoid')
     said = failed(chain(), passes=())
     assert "the task 'Sigmoid_b'" in said
@@ -354,8 +356,8 @@ def test_networks_of_the_zoo_pass(name):
     """All passes, and kernels for which nothing is searched."""
     pytest.importorskip('onnxruntime')
     model = zoo.onnx_model(name, image=32, width=16)
-    graph = stages.read(model)
-    program, source = stages.prepare(graph), Source('onnx', model, graph)
+    graph = network_stages.read(model)
+    program, source = network_stages.prepare(graph), Source('onnx', model, graph)
     subject = Subject(graphs.quick(program), program, source.plain)
     found = check_network(subject, tw.Check(seed=3), Files(), source.right)
     assert found.by == 'ONNX Runtime'

@@ -14,8 +14,9 @@ import tilewright as tw
 from tilewright import zoo
 from tilewright.errors import InputError, ModelError
 from tilewright.graph.evaluate import evaluate
+from tilewright.graph.passes import PASSES
 from tilewright.machine.measure import load_machine
-from tilewright.network.compile import PASSES, prepare
+from tilewright.network.compile import prepare
 from tilewright.ops.convolution import conv2d
 from tilewright.runtime import pool
 from tilewright.store import choices, network_file

@@ -134,12 +134,12 @@ def test_the_rough_cost_joins_residuals_of_any_size():
     """The residual is read, not copied like the image of the convolution."""
     from tilewright.machine.detect import describe_host
     from tilewright.machine.measure import nominal_machine
-    from tilewright.network.compile import RoughCost
     from tilewright.ops.compose import append
     from tilewright.ops.convolution import conv2d
     from tilewright.ops.elementwise import elementwise
+    from tilewright.targets.cpu.cost import CpuCost
 
-    cost = RoughCost(nominal_machine(describe_host(), 'portable'), 1)
+    cost = CpuCost(nominal_machine(describe_host(), 'portable'), 1)
     for size in (4, 14, 56, 112):
         conv = conv2d(c=64, h=size, w=size, k=256, r=1, s=1, bias=True)
         add = elementwise('add', (1, 256, size, size), (1, 256, size, size))

@@ -17,10 +17,12 @@ from tilewright import zoo
 from tilewright.errors import PlanError
 from tilewright.graph.concat import concat
 from tilewright.graph.graph import Graph
+from tilewright.graph.levels import by_levels
 from tilewright.graph.lower import lower
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Event
-from tilewright.network.compile import GPU_PASSES, prepare
+from tilewright.network.compile import prepare
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Resources
 from tilewright.runtime.gpu.device import Program as Compiled
@@ -29,7 +31,7 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.gpu import assemble, bind, choose
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.order import Touched, waits
-from tilewright.targets.gpu.place import by_levels, duties
+from tilewright.targets.gpu.place import duties
 from tilewright.targets.gpu.proof import Bound, alignment, prove_bound, story
 
 TILED = {'bk': 16, 'bp': 16, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 1, 'joint': 0}

@@ -146,6 +146,4 @@ def inputs_of(file: Path, shapes: Shapes) -> tuple[str, ...]:
 
 def program_of(file: str | os.PathLike[str]) -> Program:
     """The program that a .tw file holds, whatever it was compiled for."""
-    if network_file.target_of(file) == 'cpu':
-        return network_file.read(file).program
-    return network_file.read_gpu(file).program
+    return network_file.read(file).program

@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass
 from tilewright.cli.compile import model_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.network.compile import GPU_PASSES, prepare
+from tilewright.network.compile import prepare
 from tilewright.report.grid import Grid
 from tilewright.search.gpu.moves import schedule_text
-from tilewright.targets.gpu.assemble import KEPT, chosen_by_model
+from tilewright.targets.gpu.assemble import chosen_by_model
 from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.site import KEPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,19 @@ from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
 from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.model.cpu.winograd_time import predict_winograd
-from tilewright.network.compile import KEPT, RoughCost, assemble, prepare, schedule
+from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.report.network import Kind, NetworkReport, network_report
 from tilewright.schedule.choice import Choice
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
+from tilewright.targets.cpu.cost import CpuCost
+from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
-from tilewright.targets.cpu.target import thread_count
+from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.plan import Candidate, Plan
+from tilewright.targets.site import Asked
 
 MODELS = {
     'outer': predict,
@@ -95,8 +98,9 @@ def _scheduled(
         program = saved.program
     else:
         given = {name: tuple(shape) for name, shape in shapes.items()}
-        program = prepare(model_of(model), given, None, RoughCost(machine, threads))
-    chosen = schedule(program, machine, threads, KEPT, max_rel_err, bar.report)
+        program = prepare(model_of(model), given, None, CpuCost(machine, threads))
+    site = CpuSite(machine, threads)
+    chosen = site.choose(program, Asked(max_rel_err=max_rel_err), bar.report)
     best = {digest: found[0] for digest, found in chosen.items()}
     return Saved(program, best, machine, threads, float(max_rel_err)), chosen
 
@@ -106,7 +110,9 @@ def _report(
 ) -> NetworkReport:
     program, times, total = saved.program, {}, None
     if measure:
-        profile = assemble(saved, bar.report).profile(calls=CALLS)
+        site = CpuSite(saved.machine, saved.threads)
+        made = site.bind(program, saved.choices, saved.max_rel_err, bar.report)
+        profile = made.profile(calls=CALLS)
         times = {task.name: task.time_ms for task in profile.tasks}
         total = profile.total_ms
     kinds = [

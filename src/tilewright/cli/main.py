@@ -122,6 +122,7 @@ def machine(
         'tilewright optimize mb1ic64ih56oc64oh56kh3ph1 --no-measure --emit out',
         'tilewright optimize mopt --no-measure --machine i7-9700k',
         'tilewright optimize cnnopt/R12 --no-measure --machine h200 --model forest',
+        'tilewright optimize cnnopt/R9 --target cuda --trials 64',
     )
 )
 def optimize(
@@ -130,6 +131,16 @@ def optimize(
     top: Top = 5,
     algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    target: Target = 'cpu',
+    device: Annotated[
+        str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
+    ] = '',
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            '--trials', metavar='N', help='Candidates that are timed [--top; 32 on a GPU].'
+        ),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -152,22 +163,20 @@ def optimize(
     that was interrupted goes on where it stopped. --no-measure never times anything and always
     gives the same source.
     """
+    from tilewright.cli import gpu
     from tilewright.cli import optimize as verb
     from tilewright.cli.output import Output
     from tilewright.machine.gpu import known_gpus
 
-    if machine in known_gpus():
-        from tilewright.cli import gpu, optimize_gpu
-
-        return optimize_gpu.run(
-            spec, Output('optimize', json), machine=str(machine), model=model, top=top,
-            measure=measure, seed=seed,
-            given=gpu.given(ctx, 'algorithm', 'max-rel-err', 'emit', 'threads'),
-        )  # fmt: skip
-    verb.check_model(model)
+    if target == 'cpu' and machine in known_gpus():
+        target = 'cuda'
+    if target == 'cpu':
+        verb.check_model(model)
+        gpu.refuse(target, gpu.given(ctx, 'device'))
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
+        target=target, device=device, trials=trials, model='analytical' if measure else model,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from tilewright import knobs
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
 from tilewright.machine.detect import describe_host
+from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
@@ -19,8 +20,9 @@ from tilewright.ops.suites import Expansion, expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, optimize
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
-from tilewright.report.words import loop_lines
+from tilewright.runtime.gpu.session import open_device
 from tilewright.store.records import Store, open_store
+from tilewright.targets import target_of
 from tilewright.targets.plan import Plan
 
 INTERRUPTED = 130
@@ -86,29 +88,46 @@ def run(
     max_rel_err: float,
     threads: int | None,
     seed: int | None,
+    target: str = 'cpu',
+    device: str = '',
+    trials: int | None = None,
+    model: str = 'analytical',
 ) -> int:
     """Optimise every layer, print and record it; comes out: the exit code."""
-    check_early(machine, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
-    layers = layers_of(spec, out).layers
-    target = machine_of(machine, measure, out)
-    seed = secrets.randbits(32) if measure and seed is None else seed
-    data = {'spec': spec, 'measured': measure, 'seed': seed, 'machine': target.to_json()}
+    place: Machine | GpuMachine | None
+    if target == 'cpu':
+        check_early(
+            machine, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed
+        )  # fmt: skip
+        layers = layers_of(spec, out).layers
+        place = machine_of(machine, measure, out)
+        seed = secrets.randbits(32) if measure and seed is None else seed
+    else:
+        target_of(target)
+        layers = layers_of(spec, out).layers
+        place = None if machine is None else known_gpu(machine)
+    shown = place or open_device(target, device).machine
+    data = {
+        'spec': spec, 'measured': measure, 'seed': seed, 'target': target,
+        'machine': shown.to_json(),
+    }  # fmt: skip
     store = open_store() if measure else None
     found: list[dict] = []
     code = 0
     columns = Columns([name for name, _, _ in layers], OPTIMIZED)
     if len(layers) > 1:
-        out.say(f'{target.name}, {target.isa}; times in ms')
+        out.say(f'{_machine_text(shown)}; times in ms')
         out.say(columns.head())
     try:
         with Bar(len(layers)) as bar:
             for name, group, count in layers:
                 bar.begin(name)
                 plan = optimize(
-                    group, target, top, measure, threads, algorithm=algorithm,
-                    max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
+                    group, place, top, measure, threads, target=target, device=device,
+                    trials=trials, model=model, algorithm=algorithm, max_rel_err=max_rel_err,
+                    store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
-                built = _built(plan, target)
+                built = _built(plan)
                 written = _emitted(plan, emit, name if len(layers) > 1 else '')
                 bar.finish()
                 with bar.paused():
@@ -128,9 +147,13 @@ def run(
     return code
 
 
-def _built(plan: Plan, machine: Machine) -> str | None:
-    """Compile the best schedule, so that it is ready; None for what this host cannot compile."""
-    if machine.isa not in host_isas() or not_working(plan):
+def _machine_text(machine: Machine | GpuMachine) -> str:
+    return f'{machine.name}, {machine.isa}' if isinstance(machine, Machine) else machine.name
+
+
+def _built(plan: Plan) -> str | None:
+    """Compile the best schedule of a CPU, so that it is ready; None for what this host cannot."""
+    if plan.target != 'cpu' or plan.machine.isa not in host_isas() or not_working(plan):
         return None
     return str(plan.library())
 
@@ -181,27 +204,51 @@ def layer_text(name: str, plan: Plan, built: str | None, written: Sequence[str])
     """One layer for people, over several lines."""
     shown = figures(plan)
     lines = [
-        f'{name} on {plan.machine.name} ({plan.machine.isa}), threads: {plan.threads}',
+        f'{name} on {_place_text(plan)}',
         *_label(name, plan.group),
         f'schedule {plan.best.schedule.digest}:',
-        *('  ' + line for line in loop_lines(plan.group, plan.best.schedule)),
-        f'predicted {shown.predicted_ms:.3f} ms, limited by {plan.best.prediction.limit}',
+        *('  ' + line for line in plan.lines()),
+        f'predicted {_ms(shown.predicted_ms)} ms, limited by {plan.best.prediction.limit}',
     ]
     if not_working(plan):
         message = plan.best.measurement.message if plan.best.measurement else ''
         return '\n'.join([*lines, f'no candidate worked; the first {shown.status}: {message}'])
     kind = 'predicted' if shown.measured_ms is None else 'measured'
     if shown.measured_ms is not None:
-        lines.append(f'measured {shown.measured_ms:.3f} ms, verified{_error(plan)}')
+        lines.append(f'measured {_ms(shown.measured_ms)} ms, verified{_error(plan)}')
     lines.append(
         f'{shown.gflops:.1f} GFLOP/s, {shown.percent_of_peak:.1f}% of the peak of '
         f'{shown.peak_gflops:.1f}, {shown.percent_of_bound:.1f}% of the bound of '
-        f'{shown.algorithm_bound_ms:.3f} ms ({kind})'
+        f'{_ms(shown.algorithm_bound_ms)} ms ({kind})'
     )
-    if built is None:
+    if built is None and plan.target == 'cpu':
         lines.append(f'not compiled: this host cannot run {plan.machine.isa}')
+    lines += [f'next: {other}' for other in _others(plan)]
     lines += [f'wrote {path}' for path in written]
     return '\n'.join(lines)
+
+
+def _place_text(plan: Plan) -> str:
+    if plan.target == 'cpu':
+        return f'{plan.machine.name} ({plan.machine.isa}), threads: {plan.threads}'
+    return f'{plan.machine.name}, target {plan.target}'
+
+
+def _ms(milliseconds: float) -> str:
+    """Three digits behind the point; of what takes microseconds, three that say something."""
+    return f'{milliseconds:.3f}' if milliseconds >= 0.1 else f'{milliseconds:.3g}'
+
+
+def _others(plan: Plan) -> list[str]:
+    """The other candidates of a GPU, a line each: their schedules are short."""
+    if plan.target == 'cpu':
+        return []
+    return [
+        f'{target_of(plan.target).summary(plan.group, c.schedule)}, predicted '
+        f'{_ms(1e3 * c.prediction.seconds)} ms'
+        + (f', measured {_ms(c.time_ms)} ms' if c.time_ms is not None else '')
+        for c in plan.candidates[1:]
+    ]
 
 
 def _label(name: str, group: Group) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,3 @@ def warn_without_winograd(program: Program, schemas: Mapping[str, str], max_rel_
             f'{max_rel_err:g}: all are computed directly',
             stacklevel=3,
         )
-
-
-def passes_of(passes: Collection[str] | None, known: Collection[str]) -> set[str]:
-    """The passes that are asked for, all where nothing is."""
-    if passes is None:
-        return set(known)
-    listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
-    if not listed or set(passes) - set(known):
-        raise InputError(f'passes={passes!r}; give a list out of {", ".join(known)}')
-    return set(passes)

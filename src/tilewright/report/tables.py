@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.report.words import summary
-
 if TYPE_CHECKING:
     from tilewright.targets.plan import Plan
 
@@ -71,7 +69,7 @@ def figures(plan: Plan) -> Figures:
         best.time_ms,
         plan.bound_ms,
         plan.algorithm_bound_ms,
-        plan.machine.peak_gflops(plan.threads),
+        plan.peak_gflops,
         best.measurement.status if best.measurement else 'not measured',
     )
 
@@ -112,4 +110,4 @@ def optimized_cells(plan: Plan) -> list[str]:
 
 def optimized_row(columns: Columns, name: str, plan: Plan) -> str:
     """One line of a suite."""
-    return columns.row(name, optimized_cells(plan), summary(plan.group, plan.best.schedule))
+    return columns.row(name, optimized_cells(plan), plan.summary)

@@ -51,44 +51,30 @@ _PLAIN = re.compile(r'[A-Za-z0-9_.+@:,=#>/ -]*')
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds: a program, the choice for each of its groups, and what they were for."""
+    """What a file holds: a program, the choice for each of its groups, and what they were for.
+
+    `threads` are those of a CPU, 0 for a GPU.
+    """
 
     program: Program
     choices: Mapping[str, Choice]
-    machine: Machine
+    machine: Machine | GpuMachine
     threads: int
     max_rel_err: float
     algorithm: str = 'auto'
-
-
-@dataclass(frozen=True)
-class SavedGpu:
-    """The same for a GPU; its choices are as JSON, since what they mean is known further up."""
-
-    program: Program
-    choices: Mapping[str, Mapping[str, Any]]
-    machine: GpuMachine
-    target: str
-    max_rel_err: float
-    algorithm: str = 'auto'
+    target: str = 'cpu'
 
 
 def write(path: str | os.PathLike[str], saved: Saved) -> None:
     """Write a file; it appears under its name only when it is complete."""
     choices = {digest: choice.to_json() for digest, choice in saved.choices.items()}
-    about = {'machine': saved.machine.to_json(), 'threads': saved.threads}
-    _write(path, saved.program, choices, about | _wanted(saved))
-
-
-def write_gpu(path: str | os.PathLike[str], saved: SavedGpu) -> None:
-    """Write the file of a network on a GPU."""
-    about = {'machine': saved.machine.to_json(), 'target': saved.target}
-    _write(path, saved.program, saved.choices, about | _wanted(saved))
-
-
-def _wanted(saved: Saved | SavedGpu) -> dict[str, Any]:
-    """What was asked for, for the day that schedules are chosen again."""
-    return {'max_rel_err': saved.max_rel_err, 'algorithm': saved.algorithm}
+    where = {'threads': saved.threads} if saved.target == 'cpu' else {'target': saved.target}
+    about = {
+        'machine': saved.machine.to_json(), **where,
+        # What was asked for, for the day that schedules are chosen again.
+        'max_rel_err': saved.max_rel_err, 'algorithm': saved.algorithm,
+    }  # fmt: skip
+    _write(path, saved.program, choices, about)
 
 
 def _algorithm(where: Path, header: dict) -> str:
@@ -192,11 +178,6 @@ def read(path: str | os.PathLike[str]) -> Saved:
     return _read(path, _saved)
 
 
-def read_gpu(path: str | os.PathLike[str]) -> SavedGpu:
-    """Read the file of a network on a GPU."""
-    return _read(path, _saved_gpu)
-
-
 def target_of(path: str | os.PathLike[str]) -> str:
     """What the network of a file runs on."""
     return _read(path, lambda where, file, header, start: str(header.get('target', 'cpu')))
@@ -259,31 +240,16 @@ def _damaged(where: Path) -> ModelError:
 
 
 def _saved(where: Path, file: Any, header: dict, start: int) -> Saved:
-    if 'target' in header:
-        raise _RefusedError(
-            f'{where} was compiled for target {header["target"]!r}, which is none of the CPU; '
-            f'compile the model again without one'
-        )
+    target = str(header.get('target', 'cpu'))
     program = _program(file, header, start)
     choices = {digest: Choice.from_json(data) for digest, data in header['choices'].items()}
-    threads = int(header['threads'])
-    if threads < 1:
+    threads = int(header['threads']) if target == 'cpu' else 0
+    if target == 'cpu' and threads < 1:
         raise _RefusedError(f'{where} is for {threads} threads; compile the model again')
+    kind = Machine if target == 'cpu' else GpuMachine
     return Saved(
-        program, choices, Machine.from_json(header['machine']), threads,
-        float(header['max_rel_err']), _algorithm(where, header),
-    )  # fmt: skip
-
-
-def _saved_gpu(where: Path, file: Any, header: dict, start: int) -> SavedGpu:
-    if 'target' not in header:
-        raise _RefusedError(
-            f'{where} was compiled for the CPU; leave the target out, or compile the model again '
-            f'with it'
-        )
-    return SavedGpu(
-        _program(file, header, start), header['choices'], GpuMachine.from_json(header['machine']),
-        str(header['target']), float(header['max_rel_err']), _algorithm(where, header),
+        program, choices, kind.from_json(header['machine']), threads,
+        float(header['max_rel_err']), _algorithm(where, header), target,
     )  # fmt: skip
 
 

@@ -80,6 +80,20 @@ class Plan:
         """The same for any kernel of the best candidate's algorithm; `bound_ms` if it is direct."""
         return 1e3 * target_of(self.target).bounds_s(self)[1]
 
+    @property
+    def peak_gflops(self) -> float:
+        """Multiply-adds in fp32 that the machine can do for this plan."""
+        return target_of(self.target).peak_gflops(self)
+
+    @property
+    def summary(self) -> str:
+        """The best schedule in one line."""
+        return target_of(self.target).summary(self.group, self.best.schedule)
+
+    def lines(self) -> list[str]:
+        """The best schedule in full."""
+        return target_of(self.target).lines(self.group, self.best.schedule)
+
     def source(self, candidate: Candidate | None = None) -> str:
         """The generated source: C, CUDA or OpenCL."""
         return target_of(self.target).source(self.group, (candidate or self.best).schedule)

@@ -21,7 +21,9 @@ from tilewright.schedule.choice import AnySchedule
 from tilewright.store.records import Store
 
 if TYPE_CHECKING:
+    from tilewright.store.network_file import Saved
     from tilewright.targets.plan import Plan
+    from tilewright.targets.site import Site
 
 Report = Callable[[Progress], object]
 
@@ -67,12 +69,34 @@ class Target(Protocol):
         """
         ...
 
+    def peak_gflops(self, plan: Plan) -> float:
+        """Multiply-adds in fp32, all that the machine has for this plan."""
+        ...
+
+    def summary(self, group: Group, schedule: AnySchedule) -> str:
+        """A schedule in one line."""
+        ...
+
+    def lines(self, group: Group, schedule: AnySchedule) -> list[str]:
+        """A schedule in full: loops, or decisions."""
+        ...
+
     def build(self, plan: Plan, constants: Mapping[str, np.ndarray]) -> Any:
         """A callable for the best candidate, with constants bound."""
         ...
 
     def explain(self, plan: Plan) -> str:
         """Where the time goes, and why this schedule."""
+        ...
+
+    def site(self, machine: Any, threads: int | None, device: str) -> Site:
+        """Where a network is to run; raises for words that mean nothing here."""
+        ...
+
+    def site_for(
+        self, path: Any, saved: Saved, threads: int | None, device: str
+    ) -> Site:  # fmt: skip
+        """Where the network of a file is to run."""
         ...
 
 

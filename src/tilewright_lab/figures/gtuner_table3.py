@@ -34,9 +34,10 @@ import numpy as np
 
 from tilewright import zoo
 from tilewright.errors import InputError, MissingError, TilewrightError
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.machine.compiler import cache_dir
 from tilewright.network.arguments import GPU_TARGETS
-from tilewright.network.compile import GPU_PASSES, compile, prepare
+from tilewright.network.compile import compile, prepare
 from tilewright.ops.core import core
 from tilewright.rank.files import own_folder
 from tilewright.runtime.gpu.device import Device

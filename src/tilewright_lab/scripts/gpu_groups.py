@@ -50,7 +50,8 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
     """The distinct groups of a network as the passes make them, and how often it has each."""
     # Not above: every process that compiles kernels imports this file, and needs no networks.
     from tilewright import zoo
-    from tilewright.network.compile import GPU_PASSES, prepare
+    from tilewright.graph.passes import GPU_PASSES
+    from tilewright.network.compile import prepare
     from tilewright.targets.gpu.cost import GpuCost
 
     program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), GPU_PASSES)

@@ -22,7 +22,7 @@ import numpy as np
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
-from tilewright.network.compile import PASSES
+from tilewright.graph.passes import PASSES
 from tilewright.report.grid import Grid
 from tilewright.runtime.cpu.network import Network, example
 

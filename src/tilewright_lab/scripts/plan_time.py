@@ -24,15 +24,18 @@ import numpy as np
 
 from tilewright.cli.output import versions
 from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.machine.gpu import known_gpu
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
-from tilewright.network.compile import GPU_PASSES, KEPT, RoughCost, prepare
+from tilewright.network.compile import prepare
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.targets.cpu.choose import Question, core, search
+from tilewright.targets.cpu.cost import CpuCost
 from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.cpu.site import KEPT
 from tilewright.targets.gpu import choose
 from tilewright.targets.gpu.cost import GpuCost
 
@@ -124,7 +127,7 @@ def planner(machine: Machine, threads: int) -> tuple[Plan, Callable[[Graph], lis
         return search(Question(core(group), machine, threads, KEPT, DEFAULT_LIMIT))
 
     def groups(graph: Graph) -> list[Group]:
-        return list(distinct(prepare(graph, cost=RoughCost(machine, threads))).values())
+        return list(distinct(prepare(graph, cost=CpuCost(machine, threads))).values())
 
     return plan, groups
 

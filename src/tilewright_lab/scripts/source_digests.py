@@ -20,20 +20,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tilewright import zoo
+from tilewright.graph.levels import by_levels
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate as generate_gpu
 from tilewright.kernels.gpu.language import lower
 from tilewright.machine.gpu import known_gpu
 from tilewright.machine.measure import load_machine
-from tilewright.network.compile import GPU_PASSES, RoughCost, distinct, prepare, schedule
+from tilewright.network.compile import prepare
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.pipeline import optimize
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.cpu.choose import source_of
+from tilewright.targets.cpu.cost import CpuCost
+from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.gpu.assemble import chosen_by_model
 from tilewright.targets.gpu.cost import GpuCost
-from tilewright.targets.gpu.place import by_levels
+from tilewright.targets.site import Asked
 
 RESULTS = Path(__file__).parents[3] / 'bench' / 'results'
 MACHINE, GPU, THREADS = 'i9-10980xe', 'h200', 2
@@ -64,9 +69,9 @@ def cuda(group: Group, best: GpuSchedule) -> str:
 def networks() -> Iterator[tuple[str, str]]:
     machine, _ = load_machine(MACHINE, measure=False)
     for name in zoo.NAMES:
-        program = prepare(zoo.graph(name), cost=RoughCost(machine, THREADS))
+        program = prepare(zoo.graph(name), cost=CpuCost(machine, THREADS))
         groups = distinct(program)
-        for digest, found in schedule(program, machine, THREADS, 4, 1e-4).items():
+        for digest, found in CpuSite(machine, THREADS).choose(program, Asked()).items():
             yield f'{name}/{digest}', source_of(groups[digest], found[0].schedule)
 
 

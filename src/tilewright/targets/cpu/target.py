@@ -15,30 +15,31 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tilewright import knobs
-from tilewright.errors import InputError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.knobs import debug
 from tilewright.machine.compiler import build
-from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
-from tilewright.machine.measure import load_machine
 from tilewright.model.cpu.prediction import bound_times, lower_bound
 from tilewright.ops.group import Group
 from tilewright.report.explain import explain_plan
+from tilewright.report.words import loop_lines, summary
 from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.measure import Measurement, finalists, measure_all
 from tilewright.runtime.worker import Worker
 from tilewright.schedule.choice import AnySchedule, Choice
-from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.choose import choose
 from tilewright.store import tuned
+from tilewright.store.network_file import Saved
 from tilewright.store.records import Record, Validators, open_store
+from tilewright.targets.cpu.host import cpu_schedule, machine_of, thread_count, tuned_on
+from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.plan import Candidate, Plan
+from tilewright.targets.site import Site
 from tilewright.targets.target import Wanted
 
 ROUNDS = 5
@@ -82,6 +83,15 @@ class CpuTarget:
         times = bound_times(chosen.flops_done, chosen.moved, plan.machine, plan.threads)
         return lower_bound(plan.group, plan.machine, plan.threads), max(times.values())
 
+    def peak_gflops(self, plan: Plan) -> float:
+        return plan.machine.peak_gflops(plan.threads)
+
+    def summary(self, group: Group, schedule: AnySchedule) -> str:
+        return summary(group, cpu_schedule(schedule))
+
+    def lines(self, group: Group, schedule: AnySchedule) -> list[str]:
+        return loop_lines(group, cpu_schedule(schedule))
+
     def build(self, plan: Plan, constants: Mapping[str, np.ndarray]) -> BuiltGroup:
         library = self.library(plan.group, plan.best.schedule)
         return BuiltGroup(Kernel.load(library, plan.group), plan.group, constants)
@@ -89,47 +99,13 @@ class CpuTarget:
     def explain(self, plan: Plan) -> str:
         return explain_plan(plan)
 
+    def site(self, machine: Any, threads: int | None, device: str) -> Site:
+        return CpuSite.of(machine, threads)
 
-def cpu_schedule(schedule: AnySchedule) -> Schedule:
-    if not isinstance(schedule, Schedule):
-        raise InputError(f'a schedule of the GPU schema {schedule.schema} cannot run on a CPU')
-    return schedule
-
-
-def machine_of(
-    machine: Machine | str | os.PathLike[str] | None, measure: bool
-) -> tuple[Machine, str | None]:
-    """The machine that is meant, and what to warn of; this host, unless nothing is measured."""
-    if not isinstance(machine, Machine | str | os.PathLike | None):
-        raise InputError(
-            f'machine is {machine!r}; give a Machine, the name of one, the path of a .json file, '
-            f'or None for this host'
-        )
-    found, warning = (
-        (machine, None) if isinstance(machine, Machine) else load_machine(machine, measure=measure)
-    )
-    if measure and found.isa not in host_isas():
-        raise InputError(
-            f'machine {found.name} has {found.isa}, which this host cannot run; plan for it with '
-            f'measure=False (--no-measure)'
-        )
-    return found, warning
-
-
-def thread_count(threads: int | None, machine: Machine) -> int:
-    """The threads that are asked for, here or in the environment, or all there are."""
-    count = threads if threads is not None else knobs.get('threads') or machine.cores
-    if not 1 <= count <= machine.cores:
-        raise InputError(
-            f'threads is {count}; {machine.name} has {machine.cores} usable cores: '
-            f'ask for 1 to {machine.cores}'
-        )
-    return count
-
-
-def tuned_on(machine: Machine, threads: int, max_rel_err: float, algorithm: str) -> tuned.Where:
-    """Where results of tuning on this machine are stored."""
-    return tuned.Where('cpu', machine.to_json(), threads, max_rel_err, algorithm)
+    def site_for(
+        self, path: str | os.PathLike[str], saved: Saved, threads: int | None, device: str
+    ) -> Site:  # fmt: skip
+        return CpuSite.for_saved(path, saved, threads)
 
 
 def _remember(

@@ -30,8 +30,8 @@ from tilewright.runtime.worker import Worker
 from tilewright.schedule.choice import Choice
 from tilewright.store import tuned
 from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.host import tuned_on
 from tilewright.targets.cpu.kernels import Report, build_each, distinct
-from tilewright.targets.cpu.target import tuned_on
 
 ROUNDS = 3
 CALLS = 6

@@ -12,68 +12,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tilewright.graph.levels import by_levels
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.module import Module
-from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
-from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
 from tilewright.targets.gpu.bind import Work, bind
 from tilewright.targets.gpu.choose import choose_all, is_legal, search
-from tilewright.targets.gpu.place import by_levels, is_aligned
+from tilewright.targets.gpu.place import is_aligned
 from tilewright.targets.gpu.tuning import How, Place, fastest
 
-TARGETS = ('cuda', 'opencl', 'host')
-TRIALS = 32  # schedules that are timed for each distinct group
-KEPT = 4  # choices of the model that are kept
-LOOKED = 16  # schedules that the model looks at where a search is to begin from nothing
-
 Report = Callable[[Progress], object]
-
-
-def compile_program(
-    program: Program,
-    target: str,
-    name: str = '',
-    *,
-    device: Device | None = None,
-    tune: str = 'model',
-    trials: int | None = None,
-    max_rel_err: float = 1e-4,
-    parallel: bool = True,
-    progress: Report | None = None,
-    how: How = How(),  # noqa: B008 (it is a value)
-    keep: Callable[[Mapping[str, Choice]], object] | None = None,
-) -> GpuNetwork:
-    """[Program] -> [GpuNetwork] on the device of a target, by a part of its name.
-
-    Options are those of `tilewright.compile`; `device` is the one that is meant, if it is open, and
-    `keep` is called with what was chosen.
-    """
-    device = device or open_device(target, name)
-    begin = time.perf_counter()
-    groups = {task.group.digest: task.group for task in program.tasks}
-    looked = LOOKED if tune == 'measure' and how.from_nothing else None
-    chosen = chosen_by_model(
-        groups, device.machine, KEPT, max_rel_err, progress, looked, how.algorithm
-    )
-    debug(1, f'{program.name}: {len(groups)} groups scheduled after {_since(begin)}')
-    best = {digest: found[0] for digest, found in chosen.items()}
-    if tune == 'measure':
-        place = Place.of(device, target, name)
-        best = measured(groups, chosen, place, trials or TRIALS, max_rel_err, progress, how)
-        debug(1, f'{program.name}: measured after {_since(begin)}')
-    if keep is not None:
-        keep(best)
-    made = bound(program, best, device, max_rel_err, parallel=parallel, progress=progress)
-    debug(1, f'{program.name}: ready after {_since(begin)}')
-    return made
 
 
 def bound(
@@ -190,7 +145,3 @@ def _building(progress: Report | None) -> Any:
             progress(Progress('build', name, done, total, 0.0, None))
 
     return report
-
-
-def _since(begin: float) -> str:
-    return f'{time.perf_counter() - begin:.2f} s'

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ModelError
+from tilewright.graph.levels import levels_of
 from tilewright.graph.memory import Life, offsets_of
 from tilewright.graph.program import Program
 from tilewright.kernels.gpu.module import Buffer, Module
@@ -125,36 +126,6 @@ def offsets_end(
     for places, own in zip(scratch, named, strict=True):
         ends += [at + lives[own[name]].bytes for name, at in places.items()]
     return ends
-
-
-def levels_of(program: Program) -> tuple[int, ...]:
-    """For every task the number of tasks on the longest way to it."""
-    written: dict[str, list[tuple[int, int, int]]] = {}  # root -> (first, end, level)
-    levels = []
-    for task in program.tasks:
-        level = 0
-        for value in task.operands.values():
-            root, first = program.place(value)
-            end = first + math.prod(program.values[value].shape)
-            level = max(
-                [level, *(n + 1 for a, b, n in written.get(root, ()) if a < end and first < b)]
-            )
-        levels.append(level)
-        root, first = program.place(task.result)
-        end = first + math.prod(program.values[task.result].shape)
-        written.setdefault(root, []).append((first, end, level))
-    return tuple(levels)
-
-
-def by_levels(program: Program) -> Program:
-    """The same tasks, those of a lower level first.
-
-    A branch that is short then comes before the end of a longer one, and what joins them is fused
-    with the longer one: the short one runs beside it instead of behind it.
-    """
-    levels = levels_of(program)
-    order = sorted(range(len(levels)), key=lambda number: (levels[number], number))
-    return program.with_tasks(tuple(program.tasks[number] for number in order))
 
 
 def is_aligned(program: Program, values: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +38,17 @@ from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import AnySchedule, Choice
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import schedule_text
 from tilewright.store import tuned
+from tilewright.store.network_file import Saved
 from tilewright.targets.gpu.choose import TRIALS as LOOKED_AT
 from tilewright.targets.gpu.choose import is_legal, prediction_of, search
 from tilewright.targets.gpu.ranked import ranked_by
+from tilewright.targets.gpu.site import TRIALS, GpuSite
 from tilewright.targets.gpu.tuning import How, Place, tune_groups, tuned_on
 from tilewright.targets.plan import Candidate, Plan
+from tilewright.targets.site import Site
 from tilewright.targets.target import Wanted
-
-TRIALS = 32  # schedules that are timed for a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,12 @@ class GpuTarget:
             raise InputError(f'threads={wanted.threads} means nothing on {self.name}; leave it out')
         device, machine = self._place(wanted)
         begin = time.perf_counter()
-        chosen = self._chosen(group, machine, wanted)
+        chosen, warnings = self._chosen(group, machine, wanted)
         debug(1, f'{group.label}: ranked {len(chosen)} in {time.perf_counter() - begin:.2f} s')
         candidates = tuple(
             Candidate(choice.schedule, prediction_of(group, _gpu(choice.schedule), machine))
             for choice in chosen
         )
-        warnings: tuple[str, ...] = ()
         if wanted.measure:
             assert device is not None
             candidates, warnings = self._measured(group, device, chosen, wanted)
@@ -93,14 +95,19 @@ class GpuTarget:
             return None, known_gpu(os.fspath(machine))
         raise InputError(f'machine is {machine!r}; give a GpuMachine, the name or file of one')
 
-    def _chosen(self, group: Group, machine: GpuMachine, wanted: Wanted) -> tuple[Choice, ...]:
+    def _chosen(
+        self, group: Group, machine: GpuMachine, wanted: Wanted
+    ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
+        """The best by the model that is asked for, and what to say of that model."""
         if wanted.model == 'analytical' or wanted.measure:
             looked = LOOKED_AT if wanted.measure else wanted.trials or LOOKED_AT
-            return search(
+            found = search(
                 group, machine, wanted.top, wanted.max_rel_err, True, looked, wanted.algorithm
             )
-        ranker = ranker_for(wanted.model, group, machine, SEARCHED).ranker
-        return ranked_by(ranker, group, machine, wanted.top, wanted.seed or 0)
+            return found, ()
+        ranked = ranker_for(wanted.model, group, machine, SEARCHED)
+        found = ranked_by(ranked.ranker, group, machine, wanted.top, wanted.seed or 0)
+        return found, (ranked.note,) if ranked.fell_back else ()
 
     def _measured(
         self, group: Group, device: Device, chosen: tuple[Choice, ...], wanted: Wanted
@@ -138,6 +145,15 @@ class GpuTarget:
         own = schedule_bounds(plan.group, _gpu(plan.best.schedule), plan.machine)
         return gpu_bounds(plan.group, plan.machine).seconds, own.seconds
 
+    def peak_gflops(self, plan: Plan) -> float:
+        return plan.machine.peak_gflops
+
+    def summary(self, group: Group, schedule: AnySchedule) -> str:
+        return schedule_text(_gpu(schedule))
+
+    def lines(self, group: Group, schedule: AnySchedule) -> list[str]:
+        return [schedule_text(_gpu(schedule))]
+
     def build(self, plan: Plan, constants: Mapping[str, np.ndarray]) -> BuiltModule:
         module = generate(plan.group, _gpu(plan.best.schedule))
         return BuiltModule(module, open_device(self.name), constants)
@@ -146,6 +162,14 @@ class GpuTarget:
         schedules = [_gpu(candidate.schedule) for candidate in plan.candidates]
         found = explained(plan.group.label, plan.group, plan.machine, schedules)
         return explanation_text(found)
+
+    def site(self, machine: Any, threads: int | None, device: str) -> Site:
+        return GpuSite.of(self.name, device)
+
+    def site_for(
+        self, path: str | os.PathLike[str], saved: Saved, threads: int | None, device: str
+    ) -> Site:  # fmt: skip
+        return GpuSite.of(self.name, device)
 
 
 def _gpu(schedule: AnySchedule) -> GpuSchedule:

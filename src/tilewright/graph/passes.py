@@ -1,0 +1,73 @@
+"""The passes over a network, by name and in their order: over nodes, then over groups.
+
+Goes in: a graph or a program, the names of the passes that are wanted, what they decide by. Comes
+out: a program. Targets differ in the passes over groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from tilewright.errors import InputError
+from tilewright.graph.batch_norm import fold_batch_norm
+from tilewright.graph.combine import combine
+from tilewright.graph.concat import concat
+from tilewright.graph.dead import drop_dead
+from tilewright.graph.fold import fold
+from tilewright.graph.fuse import Cost, fuse
+from tilewright.graph.graph import Graph
+from tilewright.graph.layout import assign_layouts
+from tilewright.graph.levels import by_levels
+from tilewright.graph.lower import lower
+from tilewright.graph.program import Program
+from tilewright.graph.prologue import put_before
+from tilewright.graph.simplify import simplify
+
+ProgramPasses = Mapping[str, Callable[[Program, Cost], Program]]
+
+NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
+    'fold': lambda graph, _: fold(graph),
+    'simplify': lambda graph, _: simplify(graph),
+    'batch_norm': lambda graph, _: fold_batch_norm(graph),
+    'combine': combine,
+    'dead': lambda graph, _: drop_dead(graph),
+}
+PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'fuse': fuse,
+    'prologue': put_before,
+    'concat': lambda program, _: concat(program),
+    'layout': assign_layouts,
+}
+PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
+# On a GPU images are not changed as they are copied, and branches run side by side.
+GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'fuse': lambda program, cost: fuse(by_levels(program), cost),
+    'concat': lambda program, _: concat(program),
+}
+
+
+def apply_passes(
+    network: Graph | Program, wanted: Collection[str], cost: Cost, program_passes: ProgramPasses
+) -> Program:
+    """[Graph] or [Program] -> [Program], by the passes that are wanted, in their order."""
+    if isinstance(network, Program):
+        program = network
+    else:
+        for name, node_pass in NODE_PASSES.items():
+            if name in wanted:
+                network = node_pass(network, cost)
+        program = lower(network)
+    for name, program_pass in program_passes.items():
+        if name in wanted:
+            program = program_pass(program, cost)
+    return program
+
+
+def passes_of(passes: Collection[str] | None) -> set[str]:
+    """The passes that are asked for, all where nothing is."""
+    if passes is None:
+        return set(PASSES)
+    listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
+    if not listed or set(passes) - set(PASSES):
+        raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
+    return set(passes)
