@@ -22,7 +22,7 @@ from tilewright.store import choices
 class Where:
     """What a tuned result depends on beside the group.
 
-    machine   the description of a CPU or GPU, as JSON
+    machine   what identifies the CPU, or the GPU and its compiler, as JSON
     threads   of a CPU; 0 on a GPU
     how       whatever else decided the search: model, strategy, seed; empty for the default
     """

@@ -20,6 +20,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.build import Built, Compiler
 from tilewright.runtime.gpu.session import TARGETS
 from tilewright.runtime.gpu.worker import GpuWorker
@@ -28,7 +29,10 @@ from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
 from tilewright.search.gpu.tune import Rank, Tried, tune
-from tilewright.store.records import Record, Store, Validators, package_version
+from tilewright.store import tuned
+from tilewright.store.records import Record, Store
+from tilewright.targets.gpu.choose import choice_of
+from tilewright.targets.gpu.tuning import NO_THREADS, How, Memory, Place, tuned_on
 from tilewright_lab.compare.gpu_duel import PEERS
 from tilewright_lab.compare.gpu_results import GpuLayer
 
@@ -36,7 +40,6 @@ DUEL = ('-m', 'tilewright_lab.compare.gpu_duel')
 HINTS = 6
 HOPELESS = 3.0  # a candidate this much slower than the best is not timed further
 INDUCTOR_LIMIT_S = 600.0
-NO_THREADS = 0  # what the store calls threads is a matter of CPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +129,10 @@ class GpuBench:
         except BaseException:
             self._stack.close()
             raise
-        said = ' '.join(f'{k} {v}' for k, v in opened.versions.items())
-        self.validators = Validators(
-            f'{opened.target}: {opened.device}', package_version(),
-            f'{said} {opened.architecture}' if said else opened.device,
-        )  # fmt: skip
+        self.place = Place.described(
+            opened.target, o.device, opened.machine, opened.architecture or '', opened.versions
+        )
+        self.validators = Memory.of(self.store, self.place).validators
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,6 +151,7 @@ class GpuBench:
         )  # fmt: skip
         if not working:
             return replace(found, message='no candidate worked')
+        self._remember(group, working[0], len(tried))
         contestants, extra, message = self._duel(group, working[: self.options.finalists])
         extra['candidates'] = [
             {'schedule': t.schedule.to_json(), 'us': t.seconds and 1e6 * t.seconds, 'step': t.step}
@@ -158,6 +161,13 @@ class GpuBench:
         best = found.schedule
         bounds = schedule_bounds(group, best, machine) if best else gpu_bounds(group, machine)
         return replace(found, bounds=bounds)
+
+    def _remember(self, group: Group, best: Tried, trials: int) -> None:
+        """The fastest so far, for networks and `optimize` to find."""
+        where = tuned_on(self.place, How(), group, DEFAULT_LIMIT)
+        choice = choice_of(group, best.schedule, self.opened.machine)
+        assert best.seconds is not None
+        tuned.remember(group, where, replace(choice, predicted_s=best.seconds), trials)
 
     def measured(
         self, name: str, group: Group, schedules: Sequence[GpuSchedule]

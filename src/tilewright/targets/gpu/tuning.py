@@ -90,9 +90,18 @@ class Place:
     @classmethod
     def of(cls, device: Device, target: str, name: str = '') -> Place:
         architecture = getattr(device, 'architecture', '')
-        said = ' '.join(f'{k} {v}' for k, v in versions_of(target).items())
-        versions = f'{said} {architecture}'.strip() or device.machine.name
-        return cls(target, name, device.machine, architecture, device.free_bytes(), versions)
+        return cls.described(
+            target, name, device.machine, architecture, versions_of(target), device.free_bytes()
+        )  # fmt: skip
+
+    @classmethod
+    def described(
+        cls, target: str, name: str, machine: GpuMachine, architecture: str,
+        versions: Mapping[str, str], free_bytes: int | None = None,
+    ) -> Place:  # fmt: skip
+        said = ' '.join(f'{k} {v}' for k, v in versions.items())
+        text = f'{said} {architecture}'.strip() or machine.name
+        return cls(target, name, machine, architecture, free_bytes, text)
 
     @property
     def sessions(self) -> int:
@@ -218,8 +227,9 @@ class Outcome:
 
 def tuned_on(place: Place, how: How, group: Group, max_rel_err: float) -> tuned.Where:
     """Where results of tuning on this device are stored."""
+    device = {'name': place.machine.name, 'versions': place.versions}
     return tuned.Where(
-        place.target, place.machine.to_json(), 0, max_rel_err, how.algorithm,
+        place.target, device, NO_THREADS, max_rel_err, how.algorithm,
         how.key(group, place.machine),
     )  # fmt: skip
 
