@@ -19,8 +19,8 @@ from tilewright.errors import CompilerError, StoreError
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
-from tilewright.runtime.cpu.crew import LostError
 from tilewright.runtime.gpu.device import Resources
+from tilewright.runtime.pool import LostError
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.layers import Flow

@@ -19,8 +19,8 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.core import core
 from tilewright.ops.elementwise import activate
 from tilewright.ops.pooling import max_pool2d
-from tilewright.runtime.cpu.crew import Crew, LostError
 from tilewright.runtime.gpu.device import Resources
+from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.group_code import compile_families, loosened
 from tilewright_lab.collect.group_data import DECISIONS, Known, catalogue_text, read_groups, rows_in
@@ -220,7 +220,7 @@ def test_a_schedule_that_breaks_the_device_is_found(tmp_path: Path) -> None:
     waiting = {crew.submit(None, made): made}
     while waiting:
         future = next(iter(waiting))
-        flow._rows(cast(Crew, crew), future, waiting.pop(future), waiting)
+        flow._rows(cast(Pool, crew), future, waiting.pop(future), waiting)
     assert flow.counts == {'ok': 3, 'crashed': 1}
     flow.sets.close()
     rows = read_rows(tmp_path / 'groups-tiled-fma.csv.gz')

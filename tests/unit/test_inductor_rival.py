@@ -155,7 +155,7 @@ def test_all_networks_are_prepared_together_and_what_does_not_end_says_so(tmp_pa
     assert [c['status'] for c in table.contestants] == ['ok', 'wrong']
     assert table.time_us('inductor') == pytest.approx(3.0)
     assert not rivals.scratch.exists()
-    assert all(one.process.poll() is not None for one in processes)
+    assert all(one.child.process.poll() is not None for one in processes)
 
 
 def test_without_a_rival_its_row_says_so() -> None:

@@ -184,7 +184,7 @@ def test_progress_is_passed_on_and_renews_the_limit():
 def test_a_crash_is_named_and_the_peer_starts_again():
     body = f'os.kill(os.getpid(), signal.SIGSEGV) if request.get("crash") else {REPLY}'
     with Peer('fake', 1, command=fake(body)) as peer:
-        with pytest.raises(PeerError, match='fake: its process was ended by SIGSEGV') as caught:
+        with pytest.raises(PeerError, match='fake: its process ended by SIGSEGV') as caught:
             peer.ask({'crash': True})
         assert (caught.value.name, caught.value.status) == ('fake', 'crashed')
         assert peer.ask({})['status'] == 'ok'
@@ -197,7 +197,7 @@ def test_a_crash_is_named_and_the_peer_starts_again():
     ('body', 'status', 'said'),
     [
         ('time.sleep(60)', 'hung', 'no answer within 0.5 s'),
-        ('print("not json", flush=True)', 'failed', "no JSON: b'not json'"),
+        ('print("not json", flush=True)', 'failed', "not JSON: b'not json'"),
         ('print(json.dumps({"status": "failed", "message": "why"}), flush=True)', 'failed', 'why'),
         ('raise ValueError("its last words")', 'crashed', 'exit code 1: ValueError: its last word'),
     ],
@@ -320,7 +320,7 @@ def test_the_table_says_what_was_compared():
     ours = contestant('tilewright', [[1.0]])
     wino = contestant('openvino', [[0.5]], 'winograd_acl_f32', versions=(('openvino', '9'),))
     direct = contestant('torch', [[2.0]], 'indirect_gemm:acl', versions=(('torch', '2'),))
-    dead = Contestant('onnxruntime', 'crashed', 'its process was ended by SIGSEGV')
+    dead = Contestant('onnxruntime', 'crashed', 'its process ended by SIGSEGV')
     rows = [
         LayerResult(
             name, GROUP.label, GROUP.digest, 4_000_000, 2, 1, False, 0, ours,
@@ -340,7 +340,7 @@ def test_the_table_says_what_was_compared():
     for said in (
         'openvino 9: winograd_acl_f32 (a, b)',
         'torch 2: indirect_gemm:acl (a, b)',
-        'onnxruntime crashed on a, b: its process was ended by SIGSEGV',
+        'onnxruntime crashed on a, b: its process ended by SIGSEGV',
         'b: the clock moved',
         'W: Winograd',
         '2 threads',
@@ -400,7 +400,7 @@ def test_our_kernels_take_turns_and_a_failing_peer_keeps_its_row(monkeypatch):
     for result in (warm, flushed):
         (torch,) = result.peers
         assert (torch.status, torch.median_ms) == ('crashed', None)
-        assert 'torch crashed on tiny: its process was ended by SIGSEGV' in table([result])
+        assert 'torch crashed on tiny: its process ended by SIGSEGV' in table([result])
         assert result.kernel('direct').name == 'tilewright:direct'
         assert result.kernel('first') is result.kernel('direct')
         assert result.kernel('direct_first') is None

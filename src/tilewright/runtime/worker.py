@@ -18,22 +18,17 @@ can be nothing but numbers and text.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
 import queue
 import resource
 import secrets
-import selectors
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +39,7 @@ from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime import verify
+from tilewright.runtime.child import Child, ChildEnded, die_with, parent_word
 
 STATUSES = ('ok', 'crashed', 'hung', 'wrong', 'failed')
 START_LIMIT_S = 60.0
@@ -88,7 +84,7 @@ class Worker:
         self.time_limit = knobs.get('time_limit') if time_limit is None else time_limit
         self.memory_limit = knobs.get('memory_limit') if memory_limit is None else memory_limit
         self.starts = 0
-        self._child: Child | None = None
+        self._child: WorkerProcess | None = None
         self._group: Group | None = None
         self._visitors: set[Path] = set()
 
@@ -151,12 +147,12 @@ class Worker:
             raise MissingError(reply['message'])
         return _read_answer(reply)
 
-    def _ready(self, group: Group) -> Child:
+    def _ready(self, group: Group) -> WorkerProcess:
         """A child that holds the data of this group. Every group starts in a new process."""
         if self._child is not None and self._child.alive and self._group == group:
             return self._child
         self.close()
-        self._child = child = Child(self.memory_limit)
+        self._child = child = WorkerProcess(self.memory_limit)
         self.starts += 1
         self._require(child.receive(START_LIMIT_S), 'the worker process could not be started')
         request = {
@@ -189,88 +185,32 @@ def _read_answer(reply: dict) -> Answer:
     )
 
 
-class Child:
-    """The parent's end of one child process."""
+class WorkerProcess(Child):
+    """A child that answers requests about libraries, or says how it ended."""
 
     def __init__(self, memory_limit: int) -> None:
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
-        # The death signal follows the thread that starts the child, so only the main one sets it.
-        guarded = threading.current_thread() is threading.main_thread()
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end)
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, '-P', '-m', 'tilewright.runtime.worker'),
-                *(str(memory_limit), str(os.getpid() if guarded else 0)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            bufsize=0,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        self._finish = weakref.finalize(self, end_process, self.process, self.log)
-        self._buffer = b''
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def end(self) -> None:
-        self._finish()
+        super().__init__(
+            *('-m', 'tilewright.runtime.worker'), str(memory_limit), parent_word()
+        )  # fmt: skip
 
     def ask(self, request: dict, limit: float) -> dict | Answer:
         """Send a request; comes out: the reply, or an Answer that says how the child ended."""
-        self.log.seek(0)
-        self.log.truncate()
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(request).encode() + b'\n')
-        return self.receive(limit)
+        self.forget_words()
+        return answered(self, lambda: self.ask_json(request, limit), limit)
 
     def receive(self, limit: float) -> dict | Answer:
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + limit
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b'\n' not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    self.end()
-                    return Answer('hung', f'no answer within {limit:g} s')
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    return self._death()
-                self._buffer += piece
-        line, self._buffer = self._buffer.split(b'\n', 1)
-        return json.loads(line)
-
-    def _death(self) -> Answer:
-        code = self.process.wait()
-        said = self._last_words()
-        self.end()
-        how = f'ended with exit code {code}'
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f'ended by {signal.Signals(-code).name}'
-        return Answer('crashed', f'{how}: {said}' if said else how)
-
-    def _last_words(self) -> str:
-        size = self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, size - 2000))
-        lines = self.log.read().decode(errors='replace').split('\n')
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), '')
+        return answered(self, lambda: json.loads(self.line(limit)), limit)
 
 
-def end_process(process: subprocess.Popen, log: IO[bytes]) -> None:
-    """Kill a child with all it started, and collect it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout, log):
-        if stream is not None:
-            stream.close()
+def answered(child: Child, reply: Callable[[], dict], limit: float) -> dict | Answer:
+    """The reply of a child, or an Answer that says how it ended."""
+    try:
+        return reply()
+    except TimeoutError:
+        child.end()
+        return Answer('hung', f'no answer within {limit:g} s')
+    except ChildEnded as gone:
+        return Answer('crashed', str(gone))
 
 
 class _Bench:
@@ -369,14 +309,6 @@ def _limit(memory_limit: int) -> None:
         value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (value, most))
-
-
-def die_with(parent: int) -> None:
-    """On Linux, be killed when the parent dies; elsewhere the end of standard input is noticed."""
-    if parent and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it died before the call
-            os._exit(0)
 
 
 def main(words: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 Goes in: a folder with `groups.json`, a time limit. Comes out: rows, written one by one into the
 files that tilewright_lab/collect/group_data.py reads. Any process may die or hang
-(runtime/cpu/crew.py): a compilation that is lost is `refused`, a measurement `crashed`, found
+(runtime/pool.py): a compilation that is lost is `refused`, a measurement `crashed`, found
 schedule by schedule. What was measured before is left out, so that the same command goes on where
 it was cut off.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tilewright.errors import StoreError, TilewrightError
 from tilewright.machine.gpu import GpuMachine
-from tilewright.runtime.cpu.crew import Crew
 from tilewright.runtime.gpu.cuda import CudaDevice
+from tilewright.runtime.pool import Pool
 from tilewright.version import VERSION
 from tilewright_lab.collect.group_code import compile_families
 from tilewright_lab.collect.group_data import (
@@ -180,8 +180,19 @@ class GroupFlow:
         shown = time.monotonic()
         folder = self.sets.folder
         with (
-            Crew(size, COMPILE_LIMIT_S, begin_compiling, (folder, self.architecture)) as makers,
-            Crew(1, self.patience, begin_measuring, (folder, self.target)) as device,
+            Pool(
+                size,
+                limit=COMPILE_LIMIT_S,
+                begin=begin_compiling,
+                words=(folder, self.architecture),
+            ) as makers,
+            Pool(
+                1,
+                limit=self.patience,
+                begin=begin_measuring,
+                words=(folder, self.target),
+                background=False,
+            ) as device,
         ):
             try:
                 self._describe(device)
@@ -207,13 +218,13 @@ class GroupFlow:
         told = ', '.join(f'{count} {status}' for status, count in sorted(self.counts.items()))
         return f'turn {self.turn}: {told or "nothing yet"}'
 
-    def _describe(self, device: Crew) -> None:
+    def _describe(self, device: Pool) -> None:
         """The machine beside the rows."""
         told = device.submit(machine_of).result() | {'tilewright': VERSION}
         (self.sets.folder / 'dataset.json').write_text(json.dumps(told, indent=1) + '\n')
 
     def _feed(
-        self, makers: Crew, left: deque[Source], compiling: dict, size: int, ready: int
+        self, makers: Pool, left: deque[Source], compiling: dict, size: int, ready: int
     ) -> None:
         """Keep the compilers busy, but not so far ahead that everything waits for the device."""
         while left and len(self._drawing) < DRAWN_AHEAD and len(self._open) < 4 * size:
@@ -239,7 +250,7 @@ class GroupFlow:
         schedules = [schedule for family in chunk for schedule in family.schedules]
         return compiled_or_refused(future, chunk[0].digest, schedules)
 
-    def _rows(self, device: Crew, future: Future, made: Compiled[str], measuring: dict) -> None:
+    def _rows(self, device: Pool, future: Future, made: Compiled[str], measuring: dict) -> None:
         def again(part: Compiled[str]) -> None:
             measuring[device.submit(measured, part)] = part
 

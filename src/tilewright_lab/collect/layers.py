@@ -1,7 +1,7 @@
 """From sources of schedules to rows: drawn and compiled in many processes, measured in one.
 
 Goes in: `Source`s, the files of a set, a time limit. Comes out: rows, written one by one. Any
-process may die or hang (runtime/cpu/crew.py): a compilation that is lost is `refused`, a
+process may die or hang (runtime/pool.py): a compilation that is lost is `refused`, a
 measurement `crashed`, found schedule by schedule, and the run goes on. What was measured before is
 left out, so that the same command goes on where it was cut off.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from tilewright.errors import StoreError
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.machine.gpu import GpuMachine
-from tilewright.runtime.cpu.crew import Crew
 from tilewright.runtime.gpu.device import Resources
+from tilewright.runtime.pool import Pool
 from tilewright.version import VERSION
 from tilewright_lab.collect.problems import Problem, Source, Unit, units_of
 from tilewright_lab.collect.sets import README, Sets, chunks
@@ -111,8 +111,16 @@ class Flow:
         measuring: dict[Future, Compiled[Problem]] = {}
         shown = time.monotonic()
         with (
-            Crew(size, COMPILE_LIMIT_S, begin_compiling, (self.architecture,)) as makers,
-            Crew(1, MEASURE_LIMIT_S, begin_measuring, (self.target,)) as device,
+            Pool(
+                size, limit=COMPILE_LIMIT_S, begin=begin_compiling, words=(self.architecture,)
+            ) as makers,
+            Pool(
+                1,
+                limit=MEASURE_LIMIT_S,
+                begin=begin_measuring,
+                words=(self.target,),
+                background=False,
+            ) as device,
         ):
             try:
                 self._describe(device)
@@ -137,7 +145,7 @@ class Flow:
     def _state(self) -> str:
         return ', '.join(f'{count} {status}' for status, count in sorted(self.counts.items()))
 
-    def _describe(self, device: Crew) -> None:
+    def _describe(self, device: Pool) -> None:
         """The machine, and what rows mean, beside the rows."""
         told = device.submit(machine_of).result() | {'tilewright': VERSION}
         folder: Path = self.sets.folder
@@ -146,7 +154,7 @@ class Flow:
         (folder / 'README.md').write_text(README)
 
     def _feed(
-        self, makers: Crew, left: deque[Source], compiling: dict, size: int, ready: int
+        self, makers: Pool, left: deque[Source], compiling: dict, size: int, ready: int
     ) -> None:
         """Keep the compilers busy, but not so far ahead that everything waits for the device."""
         while left and len(self._drawing) < DRAWN_AHEAD:
@@ -165,7 +173,7 @@ class Flow:
         schedules = [schedule for unit in chunk for schedule in unit.schedules]
         return compiled_or_refused(future, chunk[0].problem, schedules)
 
-    def _rows(self, device: Crew, future: Future, made: Compiled[Problem], measuring: dict) -> None:
+    def _rows(self, device: Pool, future: Future, made: Compiled[Problem], measuring: dict) -> None:
         def again(part: Compiled[Problem]) -> None:
             measuring[device.submit(measured, part)] = part
 

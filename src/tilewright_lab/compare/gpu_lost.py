@@ -1,6 +1,6 @@
 """Work whose process may be lost: what both runs of measurements do with its results.
 
-Goes in: a future of a crew (runtime/cpu/crew.py) and what it was given. Comes out: what it made, or
+Goes in: a future of a crew (runtime/pool.py) and what it was given. Comes out: what it made, or
 what stands for it: schedules that nobody compiled are `refused`; of schedules that nobody measured,
 the one that ends a process is `crashed`, found by trying again in smaller parts.
 """

@@ -15,19 +15,14 @@ decisions is new for every run, and what it says goes to files in `logs` (induct
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-import queue
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +33,7 @@ import numpy as np
 
 from tilewright.errors import CompilerError, MissingError
 from tilewright.machine.compiler import cache_dir
+from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_word
 from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.peers.inductor_process import FAILED, OK, TOO_LARGE, Marks, sentence
 
@@ -239,33 +235,16 @@ class Process:
     def __init__(self, folder: Folder, log: str, decisions: Path, child: Sequence[str]) -> None:
         self.log = folder.log(log)
         decisions.mkdir(parents=True, exist_ok=True)
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
         environment = {
             **os.environ,
-            'PYTHONPATH': os.pathsep.join(paths),
+            **package_paths(),
             'TRITON_CACHE_DIR': str(folder.path / 'triton'),
             'TORCHINDUCTOR_CACHE_DIR': str(decisions),
             'TORCHINDUCTOR_COMPILE_THREADS': str(max(2, (os.cpu_count() or 1) // 2)),
             **_ptxas(),
         }
-        # The death signal follows the thread that starts the child, so only the main one sets it.
-        guarded = threading.current_thread() is threading.main_thread()
-        with self.log.open('wb') as file:
-            self.process = subprocess.Popen(
-                [sys.executable, *child, str(os.getpid() if guarded else 0)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment,
-                text=True, start_new_session=True,
-            )  # fmt: skip
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put('')
+        command = [sys.executable, *child, parent_word()]
+        self.child = Child(command=command, environment=environment, log=self.log)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict:
         """The reply to a request; one that says that it failed is raised."""
@@ -281,21 +260,17 @@ class Process:
         return said
 
     def send(self, request: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed by the reply
-            print(json.dumps(request), file=self.process.stdin, flush=True)
+        self.child.send(json.dumps(request).encode() + b'\n')
 
     def reply(self, seconds: float) -> dict:
         try:
-            line = self.lines.get(timeout=seconds) if seconds > 0 else self.lines.get_nowait()
-        except queue.Empty:
+            return json.loads(self.child.line(max(seconds, 0.0)))
+        except TimeoutError:
             raise NotEndedError(f'not ended in {seconds:.0f} s; its log is {self.log}') from None
-        if not line:
-            code = self.process.wait()
+        except ChildEnded as gone:
             raise CompilerError(
-                f'Inductor ended with exit code {code}: {self._last()}; its log is {self.log}'
-            )
-        return json.loads(line)
+                f'Inductor {gone.how}: {self._last()}; its log is {self.log}'
+            ) from None
 
     def _last(self) -> str:
         lines = self.log.read_text(errors='replace').split('\n')
@@ -303,11 +278,4 @@ class Process:
 
     def end(self) -> None:
         """End it and all that it has started: they are of its session."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.reader.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        self.child.end()

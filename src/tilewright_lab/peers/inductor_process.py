@@ -44,7 +44,7 @@ import numpy as np
 
 from tilewright import zoo
 from tilewright.errors import TilewrightError
-from tilewright.runtime.worker import die_with
+from tilewright.runtime.child import die_with
 from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 

@@ -15,20 +15,15 @@ import contextlib
 import importlib.util
 import json
 import os
-import selectors
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
+from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_word
 from tilewright_lab.peers import tvm_environment
 from tilewright_lab.peers.contestants import CONTESTANTS
 
@@ -87,10 +82,7 @@ class Peer:
         self.name, self.threads = name, threads
         self.versions: dict[str, str] = {}
         self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
-        self._buffer = b''
-        self._finish: weakref.finalize | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Peer:
         return self
@@ -100,14 +92,13 @@ class Peer:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.process.pid
 
     def close(self) -> None:
         """End the process, stopped or not."""
-        if self._finish is not None:
-            self._finish()
-        self._process = self._finish = self._log = None
-        self._buffer = b''
+        if self._child is not None:
+            self._child.end()
+        self._child = None
 
     def ask(
         self,
@@ -119,15 +110,13 @@ class Peer:
 
         Before its reply it may report progress, which is passed on and renews the limit.
         """
-        if self._process is None:
+        if self._child is None:
             self._start()
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+        child = self._child
+        assert child is not None
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request).encode() + b'\n')
+            child.process.send_signal(signal.SIGCONT)
+        child.send(json.dumps(request).encode() + b'\n')
         within_s: float = knobs.get('time_limit') if limit_s is None else limit_s
         while (reply := self._receive(within_s)).get('status') == 'progress':
             if progress is not None:
@@ -141,21 +130,11 @@ class Peer:
         sentence = '' if self._command else absence(self.name)
         if sentence:
             raise PeerError(self.name, 'missing', sentence)
-        # The death signal follows the thread that starts the child, so only the main one asks.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        words = ['-P', '-m', 'tilewright_lab.peers.process', self.name, str(parent)]
-        log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _end)
-        process = subprocess.Popen(
-            list(self._command) if self._command else [_interpreter(self.name), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            bufsize=0,
-            env=_environment(self.name, self.threads),
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+        words = ['-P', '-m', 'tilewright_lab.peers.process', self.name, parent_word()]
+        self._child = Child(
+            command=self._command or [_interpreter(self.name), *words],
+            environment=_environment(self.name, self.threads),
         )
-        self._process, self._log = process, log
-        self._finish = weakref.finalize(self, _end, process, log)
         greeting = self._receive(START_LIMIT_S)
         if greeting.get('status') != 'ok':
             self.close()
@@ -166,8 +145,8 @@ class Peer:
 
     def _stop(self) -> None:
         """SIGSTOP, and wait until the system says that the process is stopped."""
-        process = self._process
-        assert process is not None
+        assert self._child is not None
+        process = self._child.process
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + _STOP_LIMIT_S
@@ -178,40 +157,23 @@ class Peer:
             time.sleep(0.0005)
 
     def _receive(self, limit_s: float) -> dict:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        deadline = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b'\n' not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    self.close()
-                    raise PeerError(
-                        self.name, 'hung', f'no answer within {limit_s:g} s; raise '
-                        f'TILEWRIGHT_TIME_LIMIT if it needs longer'
-                    )  # fmt: skip
-                piece = os.read(process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise self._death(process)
-                self._buffer += piece
-        line, self._buffer = self._buffer.split(b'\n', 1)
+        assert self._child is not None
+        try:
+            line = self._child.line(limit_s)
+        except TimeoutError:
+            self.close()
+            raise PeerError(
+                self.name, 'hung', f'no answer within {limit_s:g} s; raise TILEWRIGHT_TIME_LIMIT '
+                f'if it needs longer'
+            ) from None  # fmt: skip
+        except ChildEnded as gone:
+            self.close()
+            raise PeerError(self.name, 'crashed', f'its process {gone}') from None
         try:
             return json.loads(line)
         except ValueError:
             self.close()
-            raise PeerError(self.name, 'failed', f'its reply is no JSON: {line[:80]!r}') from None
-
-    def _death(self, process: subprocess.Popen[bytes]) -> PeerError:
-        code = process.wait()
-        how = f'its process ended with exit code {code}'
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f'its process was ended by {signal.Signals(-code).name}'
-        words = _last_words(self._log)
-        self.close()
-        return PeerError(self.name, 'crashed', f'{how}: {words}' if words else how)
+            raise PeerError(self.name, 'failed', f'its reply is not JSON: {line[:80]!r}') from None
 
 
 def _interpreter(name: str) -> str:
@@ -226,8 +188,7 @@ def _environment(name: str, threads: int) -> dict[str, str]:
     then reuses memory, as those do that write into a given buffer. Reduced precision is never on.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('DNNL_', 'ONEDNN_', 'OMP_'))}
-    paths = [str(Path(__file__).parents[2])]
-    paths += filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
+    paths = [package_paths()['PYTHONPATH']]
     if name == 'tvm':
         # Packages of this interpreter are not for another one; this package alone is.
         paths = [str(tvm_environment.package_link())]
@@ -241,21 +202,3 @@ def _environment(name: str, threads: int) -> dict[str, str]:
         'MALLOC_TRIM_THRESHOLD_': str(1 << 40),
         'MALLOC_TOP_PAD_': str(64 << 20),
     }
-
-
-def _last_words(log: IO[bytes] | None) -> str:
-    if log is None:
-        return ''
-    log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-    lines = log.read().decode(errors='replace').split('\n')
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), '')
-
-
-def _end(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Kill a child with all it started, and collect it; SIGKILL reaches a stopped one too."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout, log):
-        if stream is not None:
-            stream.close()

@@ -22,9 +22,9 @@ from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.crew import Crew, LostError
 from tilewright.runtime.gpu.cuda import compile_cubin
 from tilewright.runtime.gpu.device import Resources
+from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
 
 
@@ -86,21 +86,21 @@ class Compiler:
     ) -> None:
         self.architecture = architecture
         seconds = knobs.get('time_limit') if limit is None else limit
-        self._crew = Crew(processes or os.cpu_count() or 1, seconds)
+        self._pool = Pool(processes or os.cpu_count() or 1, limit=seconds)
         self._folder = tempfile.TemporaryDirectory(prefix='tilewright-gpu-')
 
     def __enter__(self) -> Compiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crew.close()
+        self._pool.close()
         self._folder.cleanup()
 
     def submit(
         self, group: Group, schedule: GpuSchedule, work: Callable[..., Built] = build
     ) -> Pending:
         """`work` is what a process does; another one is for tests."""
-        future = self._crew.submit(
+        future = self._pool.submit(
             work, group.to_json(), schedule.to_json(), self.architecture, self._folder.name
         )
         return Pending(future)

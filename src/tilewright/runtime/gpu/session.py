@@ -34,11 +34,11 @@ from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
+from tilewright.runtime.child import die_with
 from tilewright.runtime.gpu.bandwidth import described
 from tilewright.runtime.gpu.build import read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program
 from tilewright.runtime.gpu.modules import allocate, calls_of
-from tilewright.runtime.worker import die_with
 from tilewright.schedule.gpu import GpuSchedule
 
 TARGETS = ('cuda', 'opencl', 'host')

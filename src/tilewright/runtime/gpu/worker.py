@@ -8,25 +8,19 @@ requests to it.
 
 from __future__ import annotations
 
-import os
 import secrets
-import subprocess
-import sys
-import tempfile
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tilewright import knobs
 from tilewright.errors import InputError, MissingError, StoreError
 from tilewright.kernels.gpu.precision import LARGEST_ERROR
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
+from tilewright.runtime.child import Child, parent_word
 from tilewright.runtime.gpu.build import Built
-from tilewright.runtime.worker import REFERENCE_FLOPS_PER_S, Answer, Child, end_process
+from tilewright.runtime.worker import REFERENCE_FLOPS_PER_S, Answer, answered
 from tilewright.schedule.gpu import GpuSchedule
 
 SESSION = ('-m', 'tilewright.runtime.gpu.session')
@@ -45,28 +39,15 @@ class Opened:
     versions: dict[str, str]
 
 
-class _Process(Child):
+class _Session(Child):
     """A child that runs a session. No limit on address space: drivers map all there is."""
 
     def __init__(self, command: Sequence[str], target: str, device: str) -> None:
-        root = str(Path(__file__).parents[3])
-        paths = [root, *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]
-        guarded = threading.current_thread() is threading.main_thread()
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end)
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, '-P', *command, target, device),
-                str(os.getpid() if guarded else 0),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            bufsize=0,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        self._finish = weakref.finalize(self, end_process, self.process, self.log)
-        self._buffer = b''
+        super().__init__(*command, target, device, parent_word())
+
+    def ask(self, request: dict, limit: float) -> dict | Answer:
+        self.forget_words()
+        return answered(self, lambda: self.ask_json(request, limit), limit)
 
 
 class GpuWorker:
@@ -91,7 +72,7 @@ class GpuWorker:
         self.tolerance = tolerance
         self.time_limit = knobs.get('time_limit') if time_limit is None else time_limit
         self.starts = 0
-        self._child: _Process | None = None
+        self._child: _Session | None = None
         self._group: Group | None = None
 
     def __enter__(self) -> GpuWorker:
@@ -173,6 +154,6 @@ class GpuWorker:
     def _request(self, request: dict, limit: float) -> dict | Answer:
         if self._child is None or not self._child.alive:
             self.close()
-            self._child = _Process(self.command, self.target, self.device)
+            self._child = _Session(self.command, self.target, self.device)
             self.starts += 1
         return self._child.ask(request, limit)

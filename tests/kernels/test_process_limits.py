@@ -11,8 +11,8 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.runtime.cpu.crew import Crew, LostError
 from tilewright.runtime.gpu.build import Built, Compiler
+from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
 
 GROUP = tw.conv2d(c=4, h=8, w=8, k=8, r=3, s=3, pad=1)
@@ -48,49 +48,49 @@ def refuse() -> None:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew(2, limit=20.0, begin=begin, words=('got ',)) as made:
+def pool() -> Iterator[Pool]:
+    with Pool(2, limit=20.0, begin=begin, words=('got ',)) as made:
         yield made
 
 
-def test_tasks_that_go_well_share_processes(crew: Crew) -> None:
-    futures = [crew.submit(double, n) for n in range(8)]
+def test_tasks_that_go_well_share_processes(pool: Pool) -> None:
+    futures = [pool.submit(double, n) for n in range(8)]
     assert [f.result() for f in futures] == [f'got {2 * n}' for n in range(8)]
-    assert crew.starts <= 2
+    assert pool.starts <= 2
 
 
-def test_a_process_that_dies_takes_one_task_with_it(crew: Crew) -> None:
+def test_a_process_that_dies_takes_one_task_with_it(pool: Pool) -> None:
     with pytest.raises(LostError, match='SIGSEGV'):
-        crew.submit(die).result()
-    with pytest.raises(LostError, match='status 7'):
-        crew.submit(leave).result()
-    assert crew.submit(double, 3).result() == 'got 6'
-    assert crew.starts == 3
+        pool.submit(die).result()
+    with pytest.raises(LostError, match='exit code 7'):
+        pool.submit(leave).result()
+    assert pool.submit(double, 3).result() == 'got 6'
+    assert pool.starts == 3
 
 
-def test_a_task_that_does_not_end_is_given_up(crew: Crew) -> None:
-    assert crew.submit(double, 1).result()
-    crew.limit = 0.3
+def test_a_task_that_does_not_end_is_given_up(pool: Pool) -> None:
+    assert pool.submit(double, 1).result()
+    pool.limit = 0.3
     with pytest.raises(LostError, match=r'not ended after 0\.3 s'):
-        crew.submit(hang).result()
-    crew.limit = 20.0
-    assert crew.submit(double, 2).result() == 'got 4'
+        pool.submit(hang).result()
+    pool.limit = 20.0
+    assert pool.submit(double, 2).result() == 'got 4'
 
 
-def test_an_error_of_the_task_is_its_own(crew: Crew) -> None:
+def test_an_error_of_the_task_is_its_own(pool: Pool) -> None:
     with pytest.raises(ScheduleError, match='no such tile'):
-        crew.submit(refuse).result()
-    assert crew.submit(double, 1).result() == 'got 2'
-    assert crew.starts == 1
+        pool.submit(refuse).result()
+    assert pool.submit(double, 1).result() == 'got 2'
+    assert pool.starts == 1
 
 
 def test_closing_does_not_wait_for_a_task() -> None:
     began = time.monotonic()
-    crew = Crew(1, limit=600.0)
-    running, waiting = crew.submit(hang), crew.submit(hang)
-    while not crew.starts:
+    pool = Pool(1, limit=600.0)
+    running, waiting = pool.submit(hang), pool.submit(hang)
+    while not pool.starts:
         time.sleep(0.01)
-    crew.close()
+    pool.close()
     assert waiting.cancelled()
     with pytest.raises(LostError):
         running.result()
@@ -100,8 +100,8 @@ def test_closing_does_not_wait_for_a_task() -> None:
 def test_a_compiler_that_dies_or_hangs_is_a_refusal() -> None:
     with Compiler('sm_90', processes=1, limit=30.0) as compiler:
         died = compiler.submit(GROUP, SCHEDULE, die).result()
-        assert died.error == 'the compilation was lost: its process died (SIGSEGV)'
+        assert died.error == 'the compilation was lost: its process ended by SIGSEGV'
         assert not died.files
-        compiler._crew.limit = 0.3
+        compiler._pool.limit = 0.3
         hung = compiler.submit(GROUP, SCHEDULE, hang).result()
         assert 'not ended after' in hung.error

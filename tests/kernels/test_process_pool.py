@@ -13,7 +13,8 @@ import time
 import pytest
 
 from tilewright.errors import CheckError, InputError, MissingError
-from tilewright.runtime import pool as labour
+from tilewright.runtime import pool as processes
+from tilewright.runtime.child import framed
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.pool import Pool
 
@@ -70,13 +71,13 @@ def test_a_process_that_dies_is_said_and_another_one_takes_its_place(pool: Pool)
 
 def test_a_process_whose_parent_is_gone_ends_without_a_word() -> None:
     """Between two pieces, and while it waits for an answer."""
-    for piece in (None, (operator.call, (7,), True)):
-        child = labour._Child()
+    for piece in (None, (operator.call, (7,), True, None)):
+        child = processes._Worker()
         assert child.process.stdin is not None
         assert child.process.stdout is not None
         if piece is not None:
-            labour._send(child.process.stdin, pickle.dumps(piece))
-            assert pickle.loads(labour._received(child.process.stdout)) == ('asked', 7)
+            child.send(framed(pickle.dumps(piece)))
+            assert pickle.loads(child.block()) == ('asked', 7)
         child.process.stdin.close()
         assert child.process.stdout.read() == b''
         assert child.process.wait() == 0
@@ -87,15 +88,15 @@ def test_nothing_is_started_once_a_pool_has_ended(monkeypatch: pytest.MonkeyPatc
     """A process that is on its way when the end comes is ended as well."""
     begun, go = threading.Event(), threading.Event()
     started: list[subprocess.Popen] = []
-    whole = labour._Child.__init__
+    whole = processes._Worker.__init__
 
-    def slow(self: labour._Child) -> None:
+    def slow(self: processes._Worker, background: bool) -> None:
         begun.set()
         go.wait()
-        whole(self)
+        whole(self, background)
         started.append(self.process)
 
-    monkeypatch.setattr(labour._Child, '__init__', slow)
+    monkeypatch.setattr(processes._Worker, '__init__', slow)
     with Pool(1) as pool:
         working, waiting = pool.submit(time.sleep, 60), pool.submit(abs, -1)
         begun.wait()
@@ -112,11 +113,11 @@ def test_nothing_is_started_once_a_pool_has_ended(monkeypatch: pytest.MonkeyPatc
 
 def test_the_end_of_a_process_that_is_dead_already() -> None:
     """What was written and not sent cannot be sent any more: no error."""
-    child = labour._Child()
+    child = processes._Worker()
     assert child.process.stdin is not None
     child.process.kill()
     child.process.wait()
-    child.process.stdin.write(b'x')
+    child.send(b'x')
     child.end()
     child.end()
     assert child.process.stdin.closed
