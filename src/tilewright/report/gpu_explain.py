@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
+from tilewright.kernels.gpu.registry import schema_named
+from tilewright.kernels.gpu.work import BANKS_BYTES
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
 from tilewright.model.gpu.time import GpuPrediction, predict_gpu
-from tilewright.model.gpu.transactions import BANKS_BYTES, memory_bytes
+from tilewright.model.gpu.transactions import memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves, schedule_text
@@ -70,7 +71,7 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
     other = next((s for s in working if (s.schema, s.intrinsic) != kind), None)
     intrinsics = ['fma', *({best.intrinsic} - {'fma'})]
     bounds = {i: gpu_bounds(group, machine, i) for i in intrinsics}
-    if best.schema == winograd_plan.NAME:
+    if schema_named(best.schema).detour is not None:
         bounds[f'{best.schema} {best.intrinsic}'] = schedule_bounds(group, best, machine)
     return Explanation(
         name, group, machine, bounds, best,
@@ -99,6 +100,7 @@ def explanation_text(e: Explanation) -> str:
     waves = x.work.blocks / (e.machine.multiprocessors * x.occupancy.blocks)
     lines += [
         f'best schedule: {schedule_text(e.schedule)}',
+        f'  {e.schedule.schema}: {schema_named(e.schedule.schema).words}',
         f'  predicted {1e6 * x.seconds:.2f} us, {100 * least / 1e6 / x.seconds:.0f}% of the bound; '
         f'limited by {x.by}',
         f'  us by resource, which overlap: {parts}',

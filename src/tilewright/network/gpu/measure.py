@@ -29,7 +29,7 @@ from random import Random
 from typing import Any
 
 from tilewright.errors import CheckError, InputError, TilewrightError
-from tilewright.kernels.gpu.generate import with_own_dims
+from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.machine.gpu import GpuMachine
 from tilewright.network.chooser import usable_cores
 from tilewright.network.gpu.choose import (
