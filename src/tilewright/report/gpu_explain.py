@@ -5,6 +5,7 @@ Goes in: a group and a machine; no GPU, no compiler. Comes out: an `Explanation`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -52,8 +53,10 @@ class Explanation:
         }  # fmt: skip
 
 
-def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
-    """[Group, GpuMachine] -> [Explanation]; the same every time."""
+def explain_gpu(
+    name: str, group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None
+) -> Explanation:
+    """[Group, GpuMachine] -> [Explanation], the same every time; of all schemas, or of some."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
         try:
@@ -61,7 +64,7 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
         except ScheduleError:
             return None
 
-    space = moves(group, machine)
+    space = moves(group, machine, schemas)
     tried = tune(space, lambda some: [seconds(s) for s in some], trials=LOOKED_AT, batch=64)
     working = [t.schedule for t in tried if t.seconds is not None]
     if not working:

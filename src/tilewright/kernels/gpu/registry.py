@@ -37,12 +37,16 @@ def register(schema: GpuSchema) -> GpuSchema:
 
 def unregister(name: str) -> None:
     """Forget a schema that was registered; those of the package stay."""
-    if name not in _SCHEMAS or any(one.name == name for one in OWN):
+    if name not in added():
         raise InputError(
-            f'{name!r} was not registered; registered are '
-            f'{", ".join(list(_SCHEMAS)[len(OWN) :]) or "none"}'
+            f'{name!r} was not registered; registered are {", ".join(added()) or "none"}'
         )
     del _SCHEMAS[name]
+
+
+def added() -> tuple[str, ...]:
+    """Names of schemas that were registered beside the package's: other processes lack them."""
+    return tuple(_SCHEMAS)[len(OWN) :]
 
 
 def schemas() -> tuple[GpuSchema, ...]:

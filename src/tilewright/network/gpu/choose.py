@@ -23,7 +23,7 @@ from tilewright.errors import InputError, ScheduleError, TilewrightError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, schema_named, schemas
+from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, added, schema_named, schemas
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
@@ -126,6 +126,7 @@ def _key(
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
             **({'algorithm': algorithm} if algorithm != 'auto' else {}),
+            **({'schemas': added()} if added() else {}),
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -164,7 +165,8 @@ def _searched(
         if key not in slow:
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
     pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
-    yield from zip(slow, each(search, pieces, processes), strict=True)
+    # Other processes do not know schemas that were registered in this one.
+    yield from zip(slow, each(search, pieces, 1 if added() else processes), strict=True)
 
 
 def search(
