@@ -13,13 +13,12 @@ they hold for every operator and schema:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.kernels.gpu.columns import Array, Batch, Sizes, Tiling, boxed, ceil_div, whole
+from tilewright.kernels.gpu.columns import Array, Batch, Sizes, Tiling, point_tiling
 from tilewright.kernels.gpu.registry import schema_named
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group, Tensor
@@ -30,34 +29,7 @@ LINE_BYTES = 128
 
 def tiling_of(batch: Batch) -> Tiling:
     """[Batch] -> [Tiling]"""
-    return (schema_named(batch.schema).tiling or _points)(batch)
-
-
-def _points(batch: Batch) -> Tiling:
-    """One thread, or some lanes, for each point in the order of the result"""
-    stage, rows = batch.group.main, len(batch)
-    length = math.prod(stage.sizes[d] for d in stage.reduction)
-    lanes = np.minimum(batch.column('lanes'), length)
-    threads = batch.column('threads', 0) + batch.column('side', 0) * batch.column('rows', 0)
-    points = [(d, stage.sizes[d]) for d in stage.write.names]
-    reduction = whole(stage, stage.reduction, rows)
-    last = stage.write.names[-1] if stage.write.names else ''
-    inner = stage.reduction[-1] if stage.reduction else ''
-    shared = (lanes > 1) & bool(inner)
-    lane = {name: side for name, side in ((last, ~shared * 1), (inner, shared * 1)) if name}
-    piece = {
-        name: ceil_div(size, np.where(shared, lanes, 1)) if name == inner else size
-        for name, size in reduction.items()
-    }
-    return Tiling(
-        boxed(ceil_div(threads, lanes), points),
-        {},
-        reduction,
-        piece,
-        lane,
-        np.ones(rows, int),
-        lanes,
-    )
+    return (schema_named(batch.schema).tiling or point_tiling)(batch)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ fill them from its own formulas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -160,3 +161,24 @@ def reduced(batch: Batch, c: Contraction, depth: Array) -> tuple[Sizes, Sizes]:
         return windows, windows
     share = ceil_div(sizes[c.loop], batch.column('split'))
     return windows | {c.loop: share}, windows | {c.loop: np.minimum(depth, share)}
+
+
+def point_tiling(batch: Batch, threads: Array | None = None) -> Tiling:
+    """One thread, or some lanes, for each point in the order of the result; `threads` of a block
+    are the decision of that name unless they are given.
+    """
+    stage, rows = batch.group.main, len(batch)
+    length = math.prod(stage.sizes[d] for d in stage.reduction)
+    lanes = np.minimum(batch.column('lanes'), length)
+    owners = ceil_div(batch.column('threads', 0) if threads is None else threads, lanes)
+    points = [(d, stage.sizes[d]) for d in stage.write.names]
+    reduction = whole(stage, stage.reduction, rows)
+    last = stage.write.names[-1] if stage.write.names else ''
+    inner = stage.reduction[-1] if stage.reduction else ''
+    shared = (lanes > 1) & bool(inner)
+    lane = {name: side for name, side in ((last, ~shared * 1), (inner, shared * 1)) if name}
+    piece = {
+        name: ceil_div(size, np.where(shared, lanes, 1)) if name == inner else size
+        for name, size in reduction.items()
+    }
+    return Tiling(boxed(owners, points), {}, reduction, piece, lane, np.ones(rows, int), lanes)
