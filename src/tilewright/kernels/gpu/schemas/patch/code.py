@@ -20,9 +20,9 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
-Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
-patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
-patch_mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
+Products are those of matrix instructions in fp32 precision (see tiled/code.py): of a warp,
+`mma_tf32x3`, warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, warpgroup.py, and
+`wgmma_tf32_bf16`, mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
 registers, so that a tile may have any shape, whole rows of odd length included; `tp` pixels that a
 tile does not fill are computed and dropped.
 """

@@ -3,7 +3,7 @@
 In a b = a_h b_h + a_l b + a b_l, where a_h and b_h are a and b rounded to the 11 bits of TF32, the
 second and third product are some 2^-12 of the first: eight bits of their factors are enough, and
 bf16 has those at twice the speed. An fp32 product takes the time of two of TF32 instead of three
-(patch_warpgroup.py); kernels/gpu/precision.py says what the rounding costs.
+(warpgroup.py); kernels/gpu/matrix_units.py says what the rounding costs.
 
 A step is sixteen depths: two of TF32 instructions, one of bf16's. What a lane loads for the first
 is what it needs for the second, since the order of depths is free. Lane 4 g + t has depths t and

@@ -1,6 +1,6 @@
 """What the patch and strip schemas decide before a line is written, and which schedules are legal.
 
-Goes in: a group and a schedule. Comes out: a `PatchPlan`. patch.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `PatchPlan`. code.py says what the decisions mean.
 """
 
 from __future__ import annotations

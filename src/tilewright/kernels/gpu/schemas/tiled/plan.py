@@ -1,6 +1,6 @@
 """What the tiled schema decides before it writes a line, and which schedules are legal.
 
-Goes in: a group and a schedule. Comes out: a `TiledPlan`. tiled.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `TiledPlan`. code.py says what the decisions mean.
 """
 
 from __future__ import annotations
