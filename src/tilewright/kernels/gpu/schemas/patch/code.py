@@ -22,9 +22,9 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
 
 Products are those of matrix instructions in fp32 precision (see tiled/code.py): of a warp,
 `mma_tf32x3`, warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, warpgroup.py, and
-`wgmma_tf32_bf16`, mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
-registers, so that a tile may have any shape, whole rows of odd length included; `tp` pixels that a
-tile does not fill are computed and dropped.
+`wgmma_tf32_bf16`, mixed.py, which takes two thirds of their time. A lane keeps the offsets of its
+pixels in registers, so that a tile may have any shape, whole rows of odd length included; `tp`
+pixels that a tile does not fill are computed and dropped.
 """
 
 from __future__ import annotations
