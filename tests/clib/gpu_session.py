@@ -3,7 +3,8 @@
 import sys
 from dataclasses import replace
 
-from tilewright.kernels.gpu.generate import SCHEMAS
+from tilewright.kernels.gpu.registry import register
+from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.runtime.gpu.session import Session, serve
 from tilewright.schedule.gpu import GpuSchedule
@@ -30,5 +31,6 @@ def bad(kind: str):
 
 
 if __name__ == '__main__':
-    SCHEMAS.update({kind: bad(kind) for kind in (*BODIES, 'hungry')})
+    for kind in (*BODIES, 'hungry'):
+        register(GpuSchema(name=kind, words='misbehaves', generate=bad(kind)))
     serve(Session, sys.argv[1:])

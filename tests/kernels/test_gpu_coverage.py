@@ -12,10 +12,12 @@ from devices import device
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.generate import SCHEMAS, generate
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.registry import OWN
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.elementwise import transpose
 from tilewright.ops.group import Group
+from tilewright.ops.normalise import softmax
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
@@ -33,6 +35,7 @@ CASES = {
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
+    'rows': GpuSchedule.of('rows', threads=32),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),
     'strip': GpuSchedule.of('strip', 'mma_tf32x3', **STRIP, bk=16, tk=16, tp=16),
@@ -56,6 +59,8 @@ def problem(schema: str, edge: int) -> Group:
     """Sizes one below, at and one above what two blocks take; strides, batches, groups in turn."""
     if schema == 'transposed':
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
+    if schema == 'rows':
+        return softmax(shape=(3, 64 + edge))
     plain = schema.startswith('winograd')
     stride = 2 if edge == 0 and not plain else 1
     batch = (2, 1, 3)[edge + 1]
@@ -71,7 +76,7 @@ def problem(schema: str, edge: int) -> Group:
 
 
 def test_every_schema_is_here() -> None:
-    assert {schedule.schema for schedule in CASES.values()} == set(SCHEMAS)
+    assert {schedule.schema for schedule in CASES.values()} == {schema.name for schema in OWN}
 
 
 @pytest.mark.parametrize('edge', range(-1, 2))

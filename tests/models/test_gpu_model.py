@@ -11,6 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
@@ -24,7 +25,7 @@ from tilewright.model.gpu.time import (
     throughput_cycles,
     time_of,
 )
-from tilewright.model.gpu.transactions import cnnopt_volumes, work
+from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')

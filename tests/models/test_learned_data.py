@@ -280,26 +280,26 @@ def test_own_models_are_found_and_others_fall_back(
     monkeypatch.setattr(files, 'shipped', lambda: [])
     group = group_of((32, 12, 12, 4, 3, 1))
     assert find_model('rtx2080ti', 'rs') is None
-    fallen = ranker_for('auto', group, MACHINE)
+    fallen = ranker_for('auto', group, MACHINE, 'rs')
     assert fallen.name == 'analytical'
     assert 'no learned model knows rs kernels on rtx2080ti' in fallen.note
     with pytest.raises(InputError, match='no learned model knows'):
-        ranker_for('forest', group, MACHINE)
+        ranker_for('forest', group, MACHINE, 'rs')
     save_model(model, files.own_folder() / 'rtx2080ti-rs.npz')
-    found = ranker_for('auto', group, MACHINE)
+    found = ranker_for('auto', group, MACHINE, 'rs')
     assert found.name == 'forest'
     schedules = factor_space(group, MACHINE, 'rs')[0][:40]
     ((batch, _),) = batches_of(group, schedules)
     np.testing.assert_allclose(found.ranker(schedules), model.scores([batch], MACHINE)[0])
     with pytest.raises(InputError, match='is no model'):
-        ranker_for('oracle', group, MACHINE)
+        ranker_for('oracle', group, MACHINE, 'rs')
     path = str(files.own_folder() / 'rtx2080ti-rs.npz')
-    other = ranker_for(path, group, known_gpu('h200'))
+    other = ranker_for(path, group, known_gpu('h200'), 'rs')
     assert 'was trained on rtx2080ti' in other.note
     Path(path).write_text('damaged')
-    assert ranker_for('auto', group, MACHINE).name == 'analytical'
+    assert ranker_for('auto', group, MACHINE, 'rs').name == 'analytical'
     with pytest.raises(InputError, match='is no learned model'):
-        ranker_for('forest', group, MACHINE)
+        ranker_for('forest', group, MACHINE, 'rs')
 
 
 def test_every_recipe_can_be_made() -> None:

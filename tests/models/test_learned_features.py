@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
+from tilewright.kernels.gpu.columns import Batch, Counts
+from tilewright.kernels.gpu.schemas.cnnopt.columns import volumes
+from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import plan
 from tilewright.kernels.gpu.space import draw
+from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
 from tilewright.model.gpu.pul import pul
-from tilewright.model.gpu.transactions import Work, cnnopt_volumes, work
+from tilewright.model.gpu.transactions import work
 from tilewright.ops.convolution import conv2d
-from tilewright.rank.counts import Batch, Counts, batches_of, count, volumes
+from tilewright.rank.counts import batches_of, count
 from tilewright.rank.features import BLACK_BOX, FEATURES, NAMES, View, matrix_of
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space

@@ -344,7 +344,7 @@ def test_trials_of_the_online_search() -> None:
     """It ends with the best, and never counts more than there are."""
     space = factor_space(LAYER, MACHINE, 'rs')[0][:60]
     ((batch, _),) = batches_of(LAYER, space)
-    seconds = np.exp(ranker_for('analytical', LAYER, MACHINE).ranker(space))
+    seconds = np.exp(ranker_for('analytical', LAYER, MACHINE, 'rs').ranker(space))
     measured = Measured((32, 16, 16, 16, 3, 1), batch, seconds)
     near, best = online_trials(measured, MACHINE, 0)
     assert 1 <= near <= best <= 60

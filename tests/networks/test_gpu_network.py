@@ -348,7 +348,7 @@ def test_what_buffers_of_a_module_are_for() -> None:
 def test_tasks_of_several_kernels(tmp_path: Path, monkeypatch) -> None:
     """Winograd wherever it applies: between its kernels lies memory of the arena."""
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
-    monkeypatch.setattr(gpu_moves, 'winograd_pays', lambda group, machine: not why_not(group))
+    monkeypatch.setattr(gpu_moves, 'pays', lambda schema, group, machine: not why_not(group))
     monkeypatch.setattr(
         choose, 'moves',
         lambda group, machine, **asked: moves(

@@ -10,10 +10,11 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import InputError
+from tilewright.kernels.gpu.registry import schema_named
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu.moves import moves, schedule_text, tables, winograd_pays
+from tilewright.search.gpu.moves import moves, pays, schedule_text, tables
 from tilewright.search.gpu.tune import tune
 
 BEST = (17, 4)
@@ -202,7 +203,7 @@ def test_winograd_is_drawn_where_it_may_win() -> None:
         tw.conv2d(n=64, stride=2, **sizes),
         tw.conv2d(n=64, **(sizes | {'r': 1, 's': 1, 'pad': 0})),
     ):
-        assert not winograd_pays(few, machine)
+        assert not pays(schema_named('winograd'), few, machine)
         assert 'winograd' not in {schema for schema, _ in tables(few, machine)}
     assert set(tables(many, known_gpu('v100'))) & WINOGRAD == {('winograd', 'fma')}
 

@@ -21,29 +21,23 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from tilewright.kernels.gpu.columns import TILE_FIELDS, Array, Batch, Counts
+from tilewright.kernels.gpu.registry import OWN
+from tilewright.kernels.gpu.schema import kind_name
+from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.occupancy import QUARTERS, RESERVED_BYTES, SHARED_BYTES, WARP_REGISTERS
 from tilewright.model.gpu.pul import SHARED_LATENCY
-from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
-from tilewright.rank.counts import TILE_FIELDS, WARP, Array, Batch, Counts, count
+from tilewright.rank.counts import count
 
 VERSION = 1  # of the table's meaning: a model of another version is refused
-# By kind, a schedule whose features are written into models: should a formula change, and with it
-# what a model was trained on, loading it tells.
-_MATRIX = {'tk': 32, 'kb': 8, 'stages': 2, 'split': 2, 'joint': 0}
-_CNNOPT = {
-    'rk': 2, 'ry': 1, 'rx': 7, 'tk': 16, 'ty': 1, 'tx': 2, 'wk': 1, 'wy': 2, 'wx': 2, 'cb': 1,
-    'stages': 1, 'split': 4, 'join': 0,
-}  # fmt: skip
-_PROBES: dict[str, dict[str, int]] = {
-    'rs': _CNNOPT,
-    's': _CNNOPT,
-    'tiled': {**_MATRIX, 'bk': 64, 'bp': 64, 'tk': 8, 'tp': 8},
-    'tiled-mma_tf32x3': {**_MATRIX, 'bk': 64, 'bp': 64, 'tp': 32},
-    'patch-mma_tf32x3': {**_MATRIX, 'bn': 1, 'bh': 7, 'bw': 8, 'bk': 32, 'tp': 16},
-    'patch-wgmma_tf32x3': {**_MATRIX, 'bn': 1, 'bh': 7, 'bw': 28, 'bk': 32, 'tp': 64},
-    'general': {'threads': 128},
+# By kind, a schedule whose features are written into models.
+_PROBES = {
+    kind_name(schema.name, probe.intrinsic): (schema, probe)
+    for schema in OWN
+    for probe in schema.probes
+    if probe.features
 }
 COPY_CYCLES = 500.0  # until a piece has been copied from memory, and the barrier behind it
 CHAIN_CYCLES = 4.0  # between dependent instructions of one warp
@@ -332,12 +326,12 @@ def matrix_of(batch: Batch, machine: GpuMachine) -> tuple[Array, Array]:
 
 @cache
 def probe(kinds: tuple[str, ...] = tuple(_PROBES)) -> tuple[float, ...]:
-    """Features of fixed schedules of some kinds, of a fixed layer on a fixed GPU, in a row."""
-    group = conv2d(c=32, h=28, w=28, k=64, r=3, s=3, pad=1)
+    """Features of fixed schedules of some kinds, on a fixed GPU, in a row."""
     found: list[float] = []
     for kind in sorted(set(kinds) & set(_PROBES)):
-        schema, _, intrinsic = kind.partition('-')
-        columns = {name: np.array([value]) for name, value in _PROBES[kind].items()}
-        x, base = matrix_of(Batch(group, schema, intrinsic or 'fma', columns), known_gpu('h200'))
+        schema, fixed = _PROBES[kind]
+        columns = {name: np.array([value]) for name, value in fixed.decisions.items()}
+        batch = Batch(fixed.group, schema.name, fixed.intrinsic, columns)
+        x, base = matrix_of(batch, known_gpu('h200'))
         found += [*x[0].tolist(), float(base[0])]
     return tuple(float(f'{value:.6g}') for value in found)

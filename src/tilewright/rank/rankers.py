@@ -140,7 +140,7 @@ def names_of(machine: GpuMachine) -> tuple[str, ...]:
     return tuple(dict.fromkeys((machine.name, machine.name if known is None else known.name)))
 
 
-def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str = 'rs') -> Choice:
+def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> Choice:
     """[analytical | forest | gat | auto | a file .npz] -> [Choice] for a kind of kernels
 
     The kind `SEARCHED` stands for all kernels that a search proposes.

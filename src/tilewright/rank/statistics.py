@@ -22,22 +22,20 @@ from functools import cache, cached_property
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.kernels.gpu.columns import Array, Batch, Counts, Tiling
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.registry import FALLBACK, OWN, schema_named
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.time import COSTS, parts_of
-from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
-from tilewright.ops.pooling import max_pool2d
-from tilewright.rank.counts import Array, Batch, Counts, batches_of, count
+from tilewright.rank.counts import batches_of, count
 from tilewright.rank.features import FEATURES, Feature, View, problem_of
-from tilewright.rank.footprints import BUFFERS, Footprint, Tiling, footprints, tiling_of
+from tilewright.rank.footprints import BUFFERS, Footprint, footprints, tiling_of
 from tilewright.rank.graph_features import FUNCTION_KINDS, functions_of
 from tilewright.schedule.gpu import GpuSchedule
 
 VERSION = 1  # of the table's meaning: a model of another version is refused
-SCHEMAS = ('tiled', 'patch', 'rs', 's', 'depthwise', 'general', 'rows', 'transposed')
-LATER = ('wgmma_tf32_bf16',)  # intrinsics that came after the data
-COUNTED = ('tiled', 'patch', 'rs', 's', 'depthwise', 'general')  # model/gpu/transactions.py
+SCHEMAS = tuple(schema.name for schema in OWN if schema.measured)  # columns, in this order
 MOST = 64.0  # beyond this no logarithm means anything
 
 
@@ -45,13 +43,13 @@ class Measure(View):
     """What the formulas speak of: a view of rank/features.py, with tilings and footprints."""
 
     def __init__(self, batch: Batch, machine: GpuMachine) -> None:
-        if batch.schema not in SCHEMAS or batch.intrinsic in LATER:
+        if not _is_measured(batch.schema, batch.intrinsic):
             raise InputError(
                 f'statistics know nothing of the schema {batch.schema!r} by {batch.intrinsic}, '
                 f'only of {", ".join(SCHEMAS)}; rank its schedules by the time model'
             )
         self.batch, self.machine = batch, machine
-        self.done: Counts = count(batch) if batch.schema in COUNTED else _generated(batch)
+        self.done: Counts = count(batch) if schema_named(batch.schema).work else _generated(batch)
         self.problem = problem_of(batch.group)
 
     @cached_property
@@ -110,7 +108,7 @@ def _generated(batch: Batch) -> Counts:
     points = group.compulsory_bytes / 4 / blocks
     none, one = np.zeros(rows), np.ones(rows, int)
     threads = np.array([kernel.threads for kernel in mains])
-    base = count(replace(batch, schema='general', tiles={'threads': threads}))
+    base = count(replace(batch, schema=FALLBACK.name, tiles={'threads': threads}))
     return replace(
         base, blocks=blocks, threads=threads,
         shared_bytes=np.array([kernel.shared_bytes for kernel in mains]), split=one,
@@ -122,7 +120,12 @@ def _generated(batch: Batch) -> Counts:
 
 def is_known(schedule: GpuSchedule) -> bool:
     """Whether there are statistics of its kernels."""
-    return schedule.schema in SCHEMAS and schedule.intrinsic not in LATER
+    return _is_measured(schedule.schema, schedule.intrinsic)
+
+
+def _is_measured(schema: str, intrinsic: str) -> bool:
+    """Other schemas and intrinsics came after the data."""
+    return schema in SCHEMAS and intrinsic in schema_named(schema).measured
 
 
 @dataclass(frozen=True)
@@ -261,35 +264,18 @@ def statistics_for(
     return x, base
 
 
-# One schedule of CNNOpt's kernels.
-_REGISTER_TILES = {
-    'rk': 2, 'ry': 1, 'rx': 7, 'cb': 1, 'stages': 1, 'split': 4, 'join': 0, 'tk': 16, 'ty': 1,
-    'tx': 2, 'wk': 1, 'wy': 2, 'wx': 2,
-}  # fmt: skip
-
-
 @cache
 def probe() -> tuple[float, ...]:
     """Statistics of fixed schedules of a fixed GPU: should a formula change, and with it what a
     model was trained on, loading it tells.
     """
     machine = known_gpu('h200')
-    matrix = {'stages': 2, 'split': 2, 'joint': 0}
-    conv = conv2d(c=32, h=28, w=28, k=64, r=3, s=3, pad=1)
-    cases = (
-        (conv, GpuSchedule.of('tiled', 'fma', bk=64, bp=64, tk=8, tp=8, kb=8, **matrix)),
-        (conv, GpuSchedule.of('tiled', 'mma_tf32x3', bk=64, bp=64, tk=32, tp=32, kb=8, **matrix)),
-        (conv, GpuSchedule.of('patch', 'mma_tf32x3', bk=32, bn=1, bh=7, bw=8, tk=32, tp=16, kb=8,
-                              **matrix)),
-        (conv, GpuSchedule.of('patch', 'wgmma_tf32x3', bn=1, bh=7, bw=28, kb=8, bk=64, tk=64, tp=64,
-                              queue=1, gap=0, **matrix)),
-        (conv, GpuSchedule.of('rs', 'fma', **_REGISTER_TILES)),
-        (conv, GpuSchedule.of('s', 'fma', **_REGISTER_TILES)),
-        (
-            conv2d(c=32, h=28, w=28, k=32, r=3, s=3, pad=1, groups=32),
-            GpuSchedule.of('depthwise', th=2, tw=4, bh=4, bw=4, bp=4, shared=1),
-        ),
-        (max_pool2d(c=32, h=28, w=28, window=3, stride=2), GpuSchedule.of('general', threads=128)),
-    )  # fmt: skip
-    found = [statistics_for(group, machine, [schedule]) for group, schedule in cases]
+    found = [
+        statistics_for(
+            one.group, machine, [GpuSchedule.of(schema.name, one.intrinsic, **one.decisions)]
+        )
+        for schema in OWN
+        for one in schema.probes
+        if one.statistics
+    ]
     return tuple(float(f'{v:.6g}') for x, base in found for v in (*x[0].tolist(), float(base[0])))

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
+from tilewright.kernels.gpu.registry import schema_named
+from tilewright.kernels.gpu.work import BANKS_BYTES
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
 from tilewright.model.gpu.time import GpuPrediction, predict_gpu
-from tilewright.model.gpu.transactions import BANKS_BYTES, memory_bytes
+from tilewright.model.gpu.transactions import memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves, schedule_text
@@ -52,8 +53,10 @@ class Explanation:
         }  # fmt: skip
 
 
-def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
-    """[Group, GpuMachine] -> [Explanation]; the same every time."""
+def explain_gpu(
+    name: str, group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None
+) -> Explanation:
+    """[Group, GpuMachine] -> [Explanation], the same every time; of all schemas, or of some."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
         try:
@@ -61,7 +64,7 @@ def explain_gpu(name: str, group: Group, machine: GpuMachine) -> Explanation:
         except ScheduleError:
             return None
 
-    space = moves(group, machine)
+    space = moves(group, machine, schemas)
     tried = tune(space, lambda some: [seconds(s) for s in some], trials=LOOKED_AT, batch=64)
     return explained(name, group, machine, [t.schedule for t in tried if t.seconds is not None])
 
@@ -78,7 +81,7 @@ def explained(
     other = next((s for s in working if (s.schema, s.intrinsic) != kind), None)
     intrinsics = ['fma', *({best.intrinsic} - {'fma'})]
     bounds = {i: gpu_bounds(group, machine, i) for i in intrinsics}
-    if best.schema == winograd_plan.NAME:
+    if schema_named(best.schema).detour is not None:
         bounds[f'{best.schema} {best.intrinsic}'] = schedule_bounds(group, best, machine)
     return Explanation(
         name, group, machine, bounds, best,
@@ -115,6 +118,7 @@ def explanation_text(e: Explanation) -> str:
     waves = x.work.blocks / (e.machine.multiprocessors * x.occupancy.blocks)
     lines += [
         f'best schedule: {schedule_text(e.schedule)}',
+        f'  {e.schedule.schema}: {schema_named(e.schedule.schema).words}',
         f'  predicted {1e6 * x.seconds:.2f} us, {100 * least / 1e6 / x.seconds:.0f}% of the bound; '
         f'limited by {x.by}',
         f'  us by resource, which overlap: {parts}',

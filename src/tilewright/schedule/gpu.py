@@ -1,7 +1,7 @@
 """A GPU schedule: a kernel schema, its named decisions, and the innermost intrinsic.
 
 What the decisions of a schema mean, and which are legal, is said where the schema is
-(codegen/gpu/). Like a CPU schedule, it is a value, and the only thing that is stored.
+(kernels/gpu/schemas/). Like a CPU schedule, it is a value, and the only thing that is stored.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, Plan, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, CnnoptPlan, plan
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -63,7 +63,7 @@ def factor_space(
     return kept, Counts(candidates, tuple((n, removed[n]) for n in CONSTRAINTS), len(kept))
 
 
-def _exceeded(p: Plan, machine: GpuMachine) -> str | None:
+def _exceeded(p: CnnoptPlan, machine: GpuMachine) -> str | None:
     _, y, x = p.block
     shared = 4 * p.shared_floats if p.rows else 4 * max(p.shared_floats, WARP * y * x)
     for name, need, limit in zip(
@@ -93,7 +93,7 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _rs(problem: Plan) -> Iterator[GpuSchedule]:
+def _rs(problem: CnnoptPlan) -> Iterator[GpuSchedule]:
     """Nothing where 32 lanes do not divide the output channels."""
     height, width = problem.y.outputs, problem.x.outputs
     if problem.columns % WARP:
@@ -110,7 +110,7 @@ def _rs(problem: Plan) -> Iterator[GpuSchedule]:
                             yield _schedule('rs', (rk, ry, rx), (WARP, 1, 1), (1, wy, wx), split)
 
 
-def _s(problem: Plan) -> Iterator[GpuSchedule]:
+def _s(problem: CnnoptPlan) -> Iterator[GpuSchedule]:
     height, width, columns = problem.y.outputs, problem.x.outputs, problem.columns
     for rx in divisors(width):
         for rk in (d for d in divisors(columns) if d > 1):

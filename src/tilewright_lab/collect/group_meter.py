@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.generate import with_own_dims
+from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.cuda import CudaDevice, checked

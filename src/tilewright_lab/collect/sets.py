@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS
-from tilewright.kernels.gpu.space import CHOICES
+from tilewright.kernels.gpu.space import choices_of, sampled_kinds
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import TILES, Problem, Unit
 from tilewright_lab.collect.rows import RowFile
@@ -47,7 +47,7 @@ def names(schema: str, intrinsic: str) -> tuple[str, ...]:
     if schema in TILES:
         return DECISIONS
     pairs = {'columns': ('bk', 'tk')}
-    return tuple(n for name in CHOICES[schema, intrinsic] for n in pairs.get(name, (name,)))
+    return tuple(n for name in choices_of(schema, intrinsic) for n in pairs.get(name, (name,)))
 
 
 def decisions(schedule: GpuSchedule) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class Sets:
     def file(self, schema: str, intrinsic: str) -> RowFile:
         kind = (schema, intrinsic)
         if kind not in self.files:
-            several = sum(known == schema for known, _ in CHOICES) > 1
+            several = sum(known == schema for known, _ in sampled_kinds()) > 1
             label = f'{schema}-{intrinsic}' if several else schema
             path = self.folder / f'{self.name}-{label}.csv.gz'
             key = (*SHAPE, *names(schema, intrinsic))

@@ -38,11 +38,13 @@ from random import Random
 
 from tilewright import knobs
 from tilewright.errors import MissingError, ScheduleError
+from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
+from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.pul import bound_of, pul_of
 from tilewright.model.gpu.time import COSTS, Costs, predict_gpu, time_of
-from tilewright.model.gpu.transactions import Work, cnnopt_volumes, work
+from tilewright.model.gpu.transactions import work
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand_all
 from tilewright.schedule.gpu import GpuSchedule

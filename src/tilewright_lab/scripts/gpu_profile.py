@@ -31,9 +31,10 @@ from pathlib import Path
 from random import Random
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.work import TRANSACTION
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
-from tilewright.model.gpu.transactions import TRANSACTION, work
+from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import (
     SAMPLED,

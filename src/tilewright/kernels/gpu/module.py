@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.ops.group import Group
+from tilewright.ops.parts import depends_on_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,30 @@ def tensor_buffers(group: Group) -> tuple[Buffer, ...]:
     return tuple(
         Buffer(t.name, t.dims, t.shape, t.dtype) for t in group.tensors if t.role != 'inner'
     )
+
+
+def with_own_dims(group: Group) -> Group:
+    """The group with a name of its own for every dimension of a tensor, as arguments need it."""
+    if all(len(set(t.dims)) == len(t.dims) for t in group.tensors):
+        return group
+    tensors = tuple(
+        replace(t, dims=tuple(f'd{axis}' for axis in range(len(t.dims))))
+        if len(set(t.dims)) < len(t.dims)
+        else t
+        for t in group.tensors
+    )
+    return replace(group, tensors=tensors)
+
+
+def joined(group: Group, modules: Sequence[Module]) -> Module:
+    """Modules of a group's parts as one, each tensor a single buffer."""
+    if len(modules) == 1:
+        return modules[0]
+    buffers: dict[str, Buffer] = {}
+    steps: list[Step] = []
+    ahead: list[Step] = []
+    for module, moving in zip(modules, depends_on_inputs(group), strict=True):
+        buffers |= {buffer.name: buffer for buffer in module.buffers}
+        ahead += module.ahead
+        (steps if moving else ahead).extend(module.steps)
+    return Module(group, tuple(buffers.values()), tuple(steps), tuple(ahead))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu.transactions import detour
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -64,16 +64,12 @@ def gpu_bounds(group: Group, machine: GpuMachine, intrinsic: str = 'fma') -> Gpu
 
 
 def schedule_bounds(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> GpuBounds:
-    """What no kernel can beat by the algorithm of a schedule: winograd has fewer products, and what
+    """What no kernel can beat by the algorithm of a schedule: it may have fewer products, and what
     it leaves between its kernels is written and read, as far as L2 cannot hold it in memory.
     """
-    if schedule.schema != winograd_plan.NAME:
-        return gpu_bounds(group, machine, schedule.intrinsic)
-    product = winograd_plan.plan(group, schedule).product
-    v, _, made = product.tensors
-    return _bounds(
-        product.flops, group.compulsory_bytes, machine, schedule.intrinsic, (v.bytes, made.bytes)
-    )
+    done = detour(group, schedule)
+    between = [own for own, _ in done.between]
+    return _bounds(done.flops, group.compulsory_bytes, machine, schedule.intrinsic, between)
 
 
 def _bounds(

@@ -20,10 +20,11 @@ import math
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.occupancy import occupancy
 from tilewright.model.gpu.time import SCHEDULERS
-from tilewright.model.gpu.transactions import Work, work
+from tilewright.model.gpu.transactions import work
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 

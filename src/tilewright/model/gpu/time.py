@@ -1,6 +1,6 @@
 """The time of one GPU schedule, from what its blocks do: transactions, occupancy, waves and tail.
 
-Goes in: a group, a schedule (counts of each schema: model/gpu/transactions.py), a machine. Comes
+Goes in: a group, a schedule (counts of each schema: kernels/gpu/work.py), a machine. Comes
 out: a `GpuPrediction` with its parts. It ranks; absolute times are right within some ten percent.
 
     throughput   cycles that a block keeps a multiprocessor busy: multiply-adds, matrix
@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.occupancy import Occupancy, Waves, occupancy, waves
-from tilewright.model.gpu.transactions import Work, memory_bytes, work
+from tilewright.model.gpu.transactions import memory_bytes, work
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from tilewright.errors import CheckError, StoreError
 from tilewright.kernels.gpu.dialects.host import HOST
+from tilewright.kernels.gpu.dialects.table import Dialect
 from tilewright.kernels.gpu.language import Kernel, lower
 from tilewright.machine.compiler import build
 from tilewright.machine.gpu import GpuMachine, known_gpu
@@ -62,10 +63,10 @@ def _clock_ghz() -> float:
 class HostDevice(Device):
     """The CPU, as a very small GPU."""
 
-    def __init__(self, limits: str = 'h200') -> None:
-        """`limits` names the GPU whose limits kernels have to keep."""
+    def __init__(self, limits: str = 'h200', dialect: Dialect = HOST) -> None:
+        """`limits` names the GPU whose limits kernels have to keep; `dialect` is C for hosted.c."""
         self.name = 'host'
-        self.dialect = HOST
+        self.dialect = dialect
         self.limits = known_gpu(limits)
         self.machine = _machine(self.limits)
         self._runner = (resources.files('tilewright.runtime') / 'hosted.c').read_text()

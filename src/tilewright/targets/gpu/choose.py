@@ -23,10 +23,8 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.schemas.general import code as general
-from tilewright.kernels.gpu.schemas.rows import code as rows
-from tilewright.kernels.gpu.schemas.transposed import code as transposed
-from tilewright.kernels.gpu.schemas.winograd import plan as winograd_plan
+from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, added, schema_named, schemas
+from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
@@ -42,9 +40,6 @@ from tilewright.store import choices
 
 TRIALS = 240  # schedules of a group that the model looks at
 FEW_ROWS = 4  # rows of a matrix product up to which it is read as vectors
-BUSY = 512  # threads of a multiprocessor that hide the latency of memory
-MOST_LANES = 256
-LONGEST_ROW = 1 << 16  # elements that one block walks sooner than several kernels start
 # Matrix instructions cut off sums: their errors reach this share of the largest result.
 MATRIX_ERROR = 2e-5
 
@@ -97,6 +92,7 @@ def _key(
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
             **({'algorithm': algorithm} if algorithm != 'auto' else {}),
+            **({'schemas': added()} if added() else {}),
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -135,7 +131,8 @@ def _searched(
         if key not in slow:
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
     pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
-    yield from zip(slow, each(search, pieces, processes), strict=True)
+    # Other processes do not know schemas that were registered in this one.
+    yield from zip(slow, each(search, pieces, 1 if added() else processes), strict=True)
 
 
 def search(
@@ -155,33 +152,25 @@ def search(
         if is_thin(group):
             return _general(group, machine)[:top]
         made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
-        if algorithm == 'winograd' and not made:
-            made = _by_model(group, machine, top, max_rel_err, trials, 'direct')
+        if algorithm not in ('auto', DIRECT) and not made:
+            made = _by_model(group, machine, top, max_rel_err, trials, DIRECT)
         return tuple(made[:top]) or _general(group, machine)[:top]
-    if transposed.pays(group) and group.is_plain:
-        square = GpuSchedule.of(transposed.NAME, side=32, rows=8)
-        if is_legal(group, square, machine):
-            return (choice_of(group, square, machine), *_general(group, machine))[:top]
-    return (*_rows(group, machine), *_general(group, machine))[:top]
+    return (*_special(group, machine), *_general(group, machine))[:top]
 
 
-def _rows(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
-    """All parts in one kernel, where they go together and there are rows for the device.
+def _special(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
+    """By the schema that proposes something for this group, the last registered first."""
+    for schema in reversed(schemas()):
+        if schema is not FALLBACK:
+            found = _proposed(schema, group, machine)
+            if found:
+                return found
+    return ()
 
-    A launch costs as much as some hundred thousand bytes: with few rows it is still worth it unless
-    each of them is long.
-    """
-    if len(parts(group)) == 1:
-        return ()
-    length = max(stage.points for stage in group.stages)
-    threads = min(256, machine.threads_per_block)
-    schedule = GpuSchedule.of(rows.NAME, threads=threads)
-    if not is_legal(group, schedule, machine):
-        return ()
-    blocks = math.prod(generate(group, schedule).steps[0].kernel.grid)
-    if length / blocks > LONGEST_ROW and blocks < machine.multiprocessors:
-        return ()
-    return (choice_of(group, schedule, machine),)
+
+def _proposed(schema: GpuSchema, group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
+    found = schema.propose(group, machine) if schema.propose else ()
+    return tuple(choice_of(group, s, machine) for s in found if is_legal(group, s, machine))
 
 
 def has_products(group: Group) -> bool:
@@ -201,7 +190,8 @@ def is_thin(group: Group) -> bool:
 
 def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
     """Whether errors of its sums, and of transforms where it has any, stay below a limit."""
-    if schedule.schema == winograd_plan.NAME and not precise(group, schedule, max_rel_err):
+    own = schema_named(schedule.schema).error is not None
+    if own and not precise(group, schedule, max_rel_err):
         return False
     return schedule.intrinsic == 'fma' or max_rel_err >= MATRIX_ERROR
 
@@ -246,29 +236,14 @@ def _varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
 
 
 def _general(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
-    """The general schema: lanes until the device is busy, and half and twice as many."""
-    stage = group.main
-    points = math.prod(stage.sizes[d] for d in stage.parallel)
-    length = math.prod(stage.sizes[d] for d in stage.reduction)
-    lanes = 1
-    while (
-        lanes < MOST_LANES
-        and points * lanes < machine.multiprocessors * BUSY
-        and 4 * lanes < length
-    ):
-        lanes *= 2
-    threads = min(256, machine.threads_per_block)
-    wanted = [lanes, *(n for n in (2 * lanes, lanes // 2) if n >= 1)]
-    found = [
-        GpuSchedule.of(general.NAME, threads=max(min(128, threads), n), lanes=n)
-        for n in wanted
-        if n == 1 or n <= min(length, threads)
-    ]
-    legal = [s for s in found if is_legal(group, s, machine)]
-    if not legal:
-        generate(group, found[0])  # says why not
-        raise ScheduleError(f'{group.label}: blocks of {threads} threads do not fit')
-    return tuple(choice_of(group, schedule, machine) for schedule in legal)
+    """The schema that computes everything; at least one choice, or why not."""
+    found = _proposed(FALLBACK, group, machine)
+    if not found:
+        generate(group, BESIDE)  # says why not
+        raise ScheduleError(
+            f'{group.label}: no block of the {FALLBACK.name} schema fits {machine.name}'
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

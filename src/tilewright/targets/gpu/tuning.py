@@ -28,7 +28,7 @@ from random import Random
 from typing import Any
 
 from tilewright.errors import CheckError, InputError, TilewrightError
-from tilewright.kernels.gpu.generate import with_own_dims
+from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group

@@ -1,8 +1,9 @@
 """What a dialect of CUCL is: a table of words, some lines of text, and how a kernel begins.
 
-One file for each: dialect_cuda.py, dialect_opencl.py, dialect_host.py. Words that stand for more
-than a keyword (16-byte loads, asynchronous copies, matrix instructions) are macros or functions in
-`head`, under the same names in every dialect; docs/cucl.md lists them.
+One file for each: cuda.py, opencl.py, host.py. Words that stand for more than a keyword (16-byte
+loads, asynchronous copies, matrix instructions) are macros or functions in `head`, under the same
+names in every dialect; docs/cucl.md lists them. A dialect from anywhere is made known by `register`
+and found by its name; a `Device` that runs it takes the value.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.errors import InputError
 from tilewright.kernels.gpu.language import Kernel
 
 
@@ -50,3 +52,36 @@ class Dialect:
     capabilities: frozenset[str] = frozenset()
     extra: Callable[[Sequence[Kernel]], str] = _nothing
     tail: Callable[[Kernel], str] = _nothing
+
+
+_DIALECTS: dict[str, Dialect] = {}
+
+
+def register(dialect: Dialect) -> Dialect:
+    """Make a dialect known in this process."""
+    if dialect.name in _DIALECTS:
+        raise InputError(
+            f'there is a dialect {dialect.name!r} already; choose another name, or unregister it'
+        )
+    _DIALECTS[dialect.name] = dialect
+    return dialect
+
+
+def unregister(name: str) -> None:
+    """Forget a dialect; kernels that were lowered stay as they are."""
+    del _DIALECTS[dialect_named(name).name]
+
+
+def dialects() -> tuple[Dialect, ...]:
+    """All that are known, in the order in which they came."""
+    return tuple(_DIALECTS.values())
+
+
+def dialect_named(name: str) -> Dialect:
+    """The dialect of a name; the error lists all names."""
+    if name not in _DIALECTS:
+        raise InputError(
+            f'{name!r} is not a dialect of CUCL; choose one of {", ".join(_DIALECTS)}, or register '
+            f'it'
+        )
+    return _DIALECTS[name]

@@ -27,7 +27,7 @@ from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel, Scalar
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.schemas.cnnopt import join as cnnopt_join
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, Axis, Plan, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, Axis, CnnoptPlan, plan
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
@@ -61,12 +61,12 @@ def _names(kernel: Kernel) -> set[str]:
     return {argument.name for argument in kernel.args}
 
 
-def packed_array(p: Plan, written: bool = False) -> Array:
+def packed_array(p: CnnoptPlan, written: bool = False) -> Array:
     sizes = (p.groups, p.channels, p.taps, p.padded_columns)
     return Array(p.packed, ('g', 'c', 'tap', 'k'), sizes, written=written)
 
 
-def pack_kernel(p: Plan) -> Kernel:
+def pack_kernel(p: CnnoptPlan) -> Kernel:
     """The weights into [group][C][R S][K], zeros behind K."""
     c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
     packed = packed_array(p, written=True)
@@ -88,7 +88,7 @@ def pack_kernel(p: Plan) -> Kernel:
     return Kernel('cnnopt_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
 
 
-def main_kernel(p: Plan, loose: bool = False) -> Kernel:
+def main_kernel(p: CnnoptPlan, loose: bool = False) -> Kernel:
     """The kernel; `loose`: its share of pieces is a number given at the call, with the grid.
 
     So one compilation serves every split of the same tiles (data sets have many of them).
@@ -117,7 +117,7 @@ def main_kernel(p: Plan, loose: bool = False) -> Kernel:
     )
 
 
-def _place(p: Plan, loose: bool) -> list[str]:
+def _place(p: CnnoptPlan, loose: bool) -> list[str]:
     """Which tile this block owns, where it reads, and which outputs this thread holds."""
     (bk, by, bx), (rk, ry, rx) = p.block, p.registers
     (tk, _, tx), (wk, _, wx) = p.lanes, p.warps
@@ -147,7 +147,7 @@ def _place(p: Plan, loose: bool) -> list[str]:
     ]
 
 
-def _without(p: Plan) -> Iterator[Affine]:
+def _without(p: CnnoptPlan) -> Iterator[Affine]:
     """Indices of the input without the reduction that is looped over."""
     loop = p.contraction.loop
     for e in p.contraction.a.index:
@@ -159,7 +159,7 @@ def _first(axis: Axis, tile: str) -> str:
     return total([scaled(tile, axis.stride), str(axis.const)])
 
 
-def _accumulate(p: Plan) -> list[str]:
+def _accumulate(p: CnnoptPlan) -> list[str]:
     """The loop over pieces of channels: copy one that is needed later, multiply the one here."""
     ahead = p.stages - 1
     k, y, x = p.registers
@@ -185,15 +185,15 @@ def _accumulate(p: Plan) -> list[str]:
     ]
 
 
-def clear(p: Plan) -> list[str]:
+def clear(p: CnnoptPlan) -> list[str]:
     return [*cnnopt_join.loops(p), '            acc[i][j][l] = 0.0f;']
 
 
-def _slot(p: Plan, piece: str, floats: int) -> str:
+def _slot(p: CnnoptPlan, piece: str, floats: int) -> str:
     return f'{piece} % {p.stages} * {floats}' if p.stages > 1 else '0'
 
 
-def _copies(p: Plan) -> list[str]:
+def _copies(p: CnnoptPlan) -> list[str]:
     """Stage the channels of piece `next`: a plane of the input, and the weights of the block."""
     rows, columns = p.plane
     plane, width = rows * columns, p.block[0]
@@ -242,7 +242,7 @@ def _copies(p: Plan) -> list[str]:
     ]
 
 
-def _multiply(p: Plan) -> list[str]:
+def _multiply(p: CnnoptPlan) -> list[str]:
     """All products of one piece."""
     rows, columns = p.plane
     width = p.block[0]
@@ -260,7 +260,7 @@ def _multiply(p: Plan) -> list[str]:
     ]
 
 
-def _by_windows(p: Plan) -> list[str]:
+def _by_windows(p: CnnoptPlan) -> list[str]:
     """RS kernel (Fig. 1c): the input slice once, then every weight once."""
     _, pitch = p.plane
     rows, columns = p.slice
@@ -284,7 +284,7 @@ def _by_windows(p: Plan) -> list[str]:
     ]
 
 
-def _by_rows(p: Plan) -> list[str]:
+def _by_rows(p: CnnoptPlan) -> list[str]:
     """S kernel (Fig. 1d): a row of the slice at a time, the weights again for each."""
     _, pitch = p.plane
     _, columns = p.slice
@@ -315,7 +315,7 @@ def _by_rows(p: Plan) -> list[str]:
     ]
 
 
-def _weights(p: Plan, tap: str) -> list[str]:
+def _weights(p: CnnoptPlan, tap: str) -> list[str]:
     """Declare `u`, the weights of this thread at one tap."""
     k, width = p.registers[0], p.block[0]
     lines = [f'float u[{k}];']

@@ -18,13 +18,13 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer
-from tilewright.kernels.gpu.schemas.cnnopt.plan import Plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import CnnoptPlan
 
 ATOMICS, SECOND_PASS, LAST_BLOCK = range(3)
 THREADS = 256
 
 
-def loops(p: Plan) -> list[str]:
+def loops(p: CnnoptPlan) -> list[str]:
     """Loops over the outputs of a thread: i, j and l along k, y and x."""
     k, y, x = p.registers
     return [
@@ -37,7 +37,7 @@ def loops(p: Plan) -> list[str]:
     ]
 
 
-def column_at(p: Plan, i: str) -> str:
+def column_at(p: CnnoptPlan, i: str) -> str:
     """Where output channel `i` of a thread lies behind its first one: lanes are side by side."""
     k, across = p.registers[0], p.lanes[0]
     if k % 4:
@@ -45,11 +45,11 @@ def column_at(p: Plan, i: str) -> str:
     return f'{i} / 4 * {across * 4} + {i} % 4'
 
 
-def _way(p: Plan) -> int | None:
+def _way(p: CnnoptPlan) -> int | None:
     return p.join if p.split > 1 else None
 
 
-def _workspace(p: Plan, written: bool) -> Array:
+def _workspace(p: CnnoptPlan, written: bool) -> Array:
     """Sums of the parts: as the result lies, or tile by tile."""
     if p.join == SECOND_PASS:
         out = p.group.output
@@ -58,11 +58,11 @@ def _workspace(p: Plan, written: bool) -> Array:
     return Array('partial', ('part', 'tile', 'i'), (p.split, _tiles(p), tile), written=written)
 
 
-def _tiles(p: Plan) -> int:
+def _tiles(p: CnnoptPlan) -> int:
     return p.grid[0] * p.grid[1]
 
 
-def buffers(p: Plan) -> list[Buffer]:
+def buffers(p: CnnoptPlan) -> list[Buffer]:
     if _way(p) not in (SECOND_PASS, LAST_BLOCK):
         return []
     space = _workspace(p, written=True)
@@ -72,15 +72,15 @@ def buffers(p: Plan) -> list[Buffer]:
     return made
 
 
-def shared(p: Plan) -> list[tuple[str, int]]:
+def shared(p: CnnoptPlan) -> list[tuple[str, int]]:
     return [('arrived', 4)] if _way(p) == LAST_BLOCK else []
 
 
-def needs(p: Plan) -> frozenset[str]:
+def needs(p: CnnoptPlan) -> frozenset[str]:
     return frozenset({'device_fence'} if _way(p) == LAST_BLOCK else ())
 
 
-def arguments(p: Plan) -> list[Array]:
+def arguments(p: CnnoptPlan) -> list[Array]:
     """Arguments of the main kernel behind its operands."""
     out = pieces.argument(p.group.output, written=True)
     way = _way(p)
@@ -95,7 +95,7 @@ def arguments(p: Plan) -> list[Array]:
     return [*operands, _workspace(p, written=True), counter, out]
 
 
-def store(p: Plan) -> list[str]:
+def store(p: CnnoptPlan) -> list[str]:
     """What a block does with its sums."""
     way = _way(p)
     if way == LAST_BLOCK:
@@ -107,14 +107,14 @@ def store(p: Plan) -> list[str]:
     return _each(p, [f'{_target(p, "partial", "part=BLOCK_Z, ")} = acc[i][j][l];'])
 
 
-def _target(p: Plan, name: str = '', first: str = '') -> str:
+def _target(p: CnnoptPlan, name: str = '', first: str = '') -> str:
     """The element of the result (or of a workspace that lies like it) at the current iterators."""
     out = p.group.output
     places = zip(out.dims, p.group.main.write.index, strict=True)
     return f'@{name or out.name}[{first}{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
 
 
-def _tests(p: Plan) -> list[str]:
+def _tests(p: CnnoptPlan) -> list[str]:
     names = (p.contraction.vector, p.y.pixel, p.x.pixel)
     limits = (p.columns, p.y.outputs, p.x.outputs)
     return [
@@ -124,7 +124,7 @@ def _tests(p: Plan) -> list[str]:
     ]
 
 
-def _each(p: Plan, lines: list[str], step: int = 1) -> list[str]:
+def _each(p: CnnoptPlan, lines: list[str], step: int = 1) -> list[str]:
     """Run lines for the outputs of a thread, `step` of them at a time along x."""
     k, y, x = p.registers
     tests = _tests(p)
@@ -147,7 +147,7 @@ def _each(p: Plan, lines: list[str], step: int = 1) -> list[str]:
     ]
 
 
-def _finish(p: Plan) -> list[str]:
+def _finish(p: CnnoptPlan) -> list[str]:
     """Through the epilogue into the result, two or four at once where they lie side by side."""
     run = _run(p)
     lines = pieces.epilogue_lines(p.epilogue)
@@ -164,7 +164,7 @@ def _finish(p: Plan) -> list[str]:
     return _each(p, lines, run)
 
 
-def _run(p: Plan) -> int:
+def _run(p: CnnoptPlan) -> int:
     """Outputs along x that are stored at once: neighbours in the result, the same epilogue."""
     if any(item.stride(p.x.pixel) for item in p.epilogue.operands):
         return 1
@@ -175,7 +175,7 @@ def _run(p: Plan) -> int:
     return 1
 
 
-def _gather(p: Plan) -> list[str]:
+def _gather(p: CnnoptPlan) -> list[str]:
     """Leave this part's sums; go on in the block that comes last, with the sum of all parts."""
     k, y, x = p.registers
     tile = k * y * x * p.threads
@@ -196,7 +196,7 @@ def _gather(p: Plan) -> list[str]:
     ]
 
 
-def _last(p: Plan) -> list[str]:
+def _last(p: CnnoptPlan) -> list[str]:
     """Continue only in the block that comes last to a tile; it sets the counter back."""
     return [
         'DEVICE_FENCE;',
@@ -212,7 +212,7 @@ def _last(p: Plan) -> list[str]:
     ]
 
 
-def before(p: Plan) -> list[Kernel]:
+def before(p: CnnoptPlan) -> list[Kernel]:
     """Zeros for atomics."""
     if _way(p) != ATOMICS:
         return []
@@ -220,7 +220,7 @@ def before(p: Plan) -> list[Kernel]:
     return [_pointwise(p, 'cnnopt_zero', [], [f'{_target(p)} = 0.0f;'], (), out.name)]
 
 
-def behind(p: Plan) -> list[Kernel]:
+def behind(p: CnnoptPlan) -> list[Kernel]:
     """The sum of the parts, or the epilogue that atomics leave undone."""
     way = _way(p)
     out = p.group.output
@@ -245,7 +245,7 @@ def behind(p: Plan) -> list[Kernel]:
 
 
 def _pointwise(
-    p: Plan, name: str, arrays: list[Array], first: list[str], last: list[str] | tuple[()],
+    p: CnnoptPlan, name: str, arrays: list[Array], first: list[str], last: list[str] | tuple[()],
     result: str,
 ) -> Kernel:  # fmt: skip
     """A kernel with one thread for each point of the result."""

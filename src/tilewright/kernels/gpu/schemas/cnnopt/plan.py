@@ -1,8 +1,9 @@
 """What CNNOpt's two kernels decide before a line is written (PACT'22, Secs. 3.1-3.2, Table 1).
 
 Goes in: a group whose main stage is a convolution over a two-dimensional window with a constant
-kernel, and a schedule of schema `rs` or `s`. Comes out: a `Plan`, or an error that says what is
-wrong. The paper's symbols, for each of k (output channels), y and x (rows and columns of outputs)
+kernel, and a schedule of schema `rs` or `s`. Comes out: a `CnnoptPlan`, or an error that says what
+is wrong. The paper's symbols, for each of k (output channels), y and x (rows and columns of
+outputs)
 
     rk ry rx   R^k R^y R^x   outputs that a thread holds in registers
     tk ty tx   T_k T_y T_x   threads of a warp along each dimension, 32 in all
@@ -33,6 +34,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
 
+RS, S = 'rs', 's'
 WARP = 32
 JOINS = ('atomics', 'second pass', 'last block')
 DECISIONS = (
@@ -63,7 +65,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CnnoptPlan:
     """A legal schedule, with everything that follows from it."""
 
     group: Group
@@ -181,8 +183,8 @@ class Plan:
         return f'{self.contraction.b.tensor}_packed'
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
+def plan(group: Group, schedule: GpuSchedule) -> CnnoptPlan:
+    """[Group, GpuSchedule] -> [CnnoptPlan]; raises ScheduleError where that is not legal."""
     candidates = vector_candidates(group)
     if not candidates:
         raise ScheduleError(f'{group.label}: schema {schedule.schema} needs a sum of products')
@@ -204,9 +206,9 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
         if broken
     ]
     if not wrong:
-        p = Plan(
+        p = CnnoptPlan(
             group, contraction, gpu_epilogue(group), y, x, registers, lanes, warps, cb, stages,
-            split, join, schedule.schema == 's',
+            split, join, schedule.schema == S,
         )  # fmt: skip
         if split <= p.iterations:
             return p

@@ -29,7 +29,7 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.depthwise.plan import Plan, plan
+from tilewright.kernels.gpu.schemas.depthwise.plan import DepthwisePlan, plan
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -41,7 +41,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     return Module(group, tensor_buffers(group), (Step.of(kernel(p), **operands),))
 
 
-def kernel(p: Plan) -> Kernel:
+def kernel(p: DepthwisePlan) -> Kernel:
     body = [
         *_place(p),
         *(_copy(p) if p.shared else []),
@@ -65,7 +65,7 @@ def kernel(p: Plan) -> Kernel:
     )
 
 
-def _place(p: Plan) -> list[str]:
+def _place(p: DepthwisePlan) -> list[str]:
     """Which block and which outputs these are; threads without a plane end where none waits."""
     deep, down, across = p.tiles
     lines = [
@@ -80,7 +80,7 @@ def _place(p: Plan) -> list[str]:
     return [*lines, *pieces.decode('plane', p.planes), *_fixed(p)]
 
 
-def _leave(p: Plan) -> list[str]:
+def _leave(p: DepthwisePlan) -> list[str]:
     """The end of threads whose outputs all lie behind the last plane, row or column."""
     down, across = p.bh * p.th, p.bw * p.tw
     tests = [
@@ -95,13 +95,13 @@ def _leave(p: Plan) -> list[str]:
     return [f'if ({" || ".join(tests)})', '    return;'] if tests else []
 
 
-def _fixed(p: Plan) -> list[str]:
+def _fixed(p: DepthwisePlan) -> list[str]:
     """Reductions of one point, such as the one channel of a group."""
     window = (p.rows.tap, p.columns.tap)
     return [f'const int {d} = 0;' for d in p.stage.reduction if d not in window]
 
 
-def _base(p: Plan, prefix: str = '') -> str:
+def _base(p: DepthwisePlan, prefix: str = '') -> str:
     """Where a plane of the image begins."""
     strides, _ = access_strides(p.group, p.image)
     known = dict(p.planes)
@@ -111,7 +111,7 @@ def _base(p: Plan, prefix: str = '') -> str:
     return total([*terms, str(const)])
 
 
-def _copy(p: Plan) -> list[str]:
+def _copy(p: DepthwisePlan) -> list[str]:
     """The block's part of its planes into shared memory, zeros where there is no image."""
     rows, columns = p.rows, p.columns
     four = 4 if p.fours else 1
@@ -143,7 +143,7 @@ def _copy(p: Plan) -> list[str]:
     ]
 
 
-def _weight(p: Plan, r: str, s: str) -> str:
+def _weight(p: DepthwisePlan, r: str, s: str) -> str:
     """The weight of a window's point, as a reference to the argument."""
     names = {p.rows.tap: r, p.columns.tap: s}
     tensor = p.group.tensor(p.weights.tensor)
@@ -151,7 +151,7 @@ def _weight(p: Plan, r: str, s: str) -> str:
     return f'@{tensor.name}[{", ".join(f"{d}={pieces.index(e, names)}" for d, e in places)}]'
 
 
-def _weights(p: Plan) -> list[str]:
+def _weights(p: DepthwisePlan) -> list[str]:
     if not p.kept:
         return []
     across = p.columns.taps
@@ -165,7 +165,7 @@ def _weights(p: Plan) -> list[str]:
     ]
 
 
-def _accumulate(p: Plan) -> list[str]:
+def _accumulate(p: DepthwisePlan) -> list[str]:
     """Row by row of the image: load what the thread needs, serve every output it belongs to."""
     rows, columns = p.rows, p.columns
     lines = [f'float acc[{p.th}][{p.tw}];', *pieces.cleared(p.th, p.tw)]
@@ -192,7 +192,7 @@ def _accumulate(p: Plan) -> list[str]:
     return lines
 
 
-def _row(p: Plan, y: int) -> list[str]:
+def _row(p: DepthwisePlan, y: int) -> list[str]:
     """Row `y` of those that a thread needs into `x`, in fours as far as they are aligned."""
     span = p.columns.span(p.tw)
     lines, j = [f'float x[{span}];'], 0
@@ -208,7 +208,7 @@ def _row(p: Plan, y: int) -> list[str]:
     return lines
 
 
-def _element(p: Plan, y: int, j: int) -> str:
+def _element(p: DepthwisePlan, y: int, j: int) -> str:
     if p.shared:
         return f'from[{y * p.pitch + j}]'
     element = f'(@{p.image.tensor})[from + {y * p.columns.extent + j}]'
@@ -216,7 +216,7 @@ def _element(p: Plan, y: int, j: int) -> str:
     return f'{" && ".join(tests)} ? {element} : 0.0f' if tests else element
 
 
-def _four(p: Plan, y: int, start: int, wanted: list[int]) -> list[str]:
+def _four(p: DepthwisePlan, y: int, start: int, wanted: list[int]) -> list[str]:
     """Elements `start` to `start + 4` at once; a four is inside the image or outside as a whole."""
     if p.shared:
         value = f'LOAD4(SHARED, from + ({y * p.pitch + start}))'
@@ -233,7 +233,7 @@ def _four(p: Plan, y: int, start: int, wanted: list[int]) -> list[str]:
     ]
 
 
-def _tests(p: Plan, y: int, j: int) -> list[str]:
+def _tests(p: DepthwisePlan, y: int, j: int) -> list[str]:
     """Bounds that element (y, j) of a thread may leave, given all threads that come this far."""
     tests = []
     for axis, own, offset, first in (
@@ -245,7 +245,7 @@ def _tests(p: Plan, y: int, j: int) -> list[str]:
     return tests
 
 
-def _multiply(p: Plan, served: list[tuple[int, int]]) -> list[str]:
+def _multiply(p: DepthwisePlan, served: list[tuple[int, int]]) -> list[str]:
     step, apart, taps = p.columns.stride, p.columns.dilation, p.columns.taps
     lines = []
     for i, r in served:
@@ -260,7 +260,7 @@ def _multiply(p: Plan, served: list[tuple[int, int]]) -> list[str]:
     return lines
 
 
-def _store(p: Plan) -> list[str]:
+def _store(p: DepthwisePlan) -> list[str]:
     """Through the epilogue into the result, as many neighbours at once as rows allow."""
     rows, columns = p.rows, p.columns
     run = next(
@@ -295,7 +295,7 @@ def _store(p: Plan) -> list[str]:
     return lines
 
 
-def _stored(p: Plan, i: int, j: int) -> str:
+def _stored(p: DepthwisePlan, i: int, j: int) -> str:
     """Output (i, j) of a thread behind the epilogue."""
     text = p.epilogue.expression.replace('value', f'acc[{i}][{j}]')
     for item in p.epilogue.operands:

@@ -1,7 +1,7 @@
 """What the depthwise schema decides before a line is written, and its legal space.
 
 Goes in: a group and a schedule (kernels/gpu/schemas/depthwise/code.py says what its decisions
-mean), or a group and a machine. Comes out: a `Plan`, or all schedules worth trying.
+mean), or a group and a machine. Comes out: a `DepthwisePlan`, or all schedules worth trying.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DepthwisePlan:
     """Everything that is decided before a line is written."""
 
     group: Group
@@ -118,11 +118,11 @@ class Plan:
         return self.rows.taps * self.columns.taps <= KEPT_WEIGHTS
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
+def plan(group: Group, schedule: GpuSchedule) -> DepthwisePlan:
+    """[Group, GpuSchedule] -> [DepthwisePlan]; raises ScheduleError where that is not legal."""
     image, weights, rows, columns = _roles(group)
     numbers = th, tw, bh, bw, bp = [schedule[name] for name in ('th', 'tw', 'bh', 'bw', 'bp')]
-    p = Plan(
+    p = DepthwisePlan(
         group, image, weights, gpu_epilogue(group), rows, columns, th, tw, bh, bw, bp,
         bool(schedule['shared']),
     )  # fmt: skip
@@ -141,11 +141,11 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     return p
 
 
-def _steps(p: Plan) -> int:
+def _steps(p: DepthwisePlan) -> int:
     return p.th * p.tw * p.rows.taps * p.columns.taps
 
 
-def _registers(p: Plan) -> int:
+def _registers(p: DepthwisePlan) -> int:
     weights = p.rows.taps * p.columns.taps if p.kept else 1
     return p.th * p.tw + p.columns.span(p.tw) + weights
 

@@ -19,14 +19,17 @@ import math
 from collections.abc import Sequence
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.names import safe_iterators
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece, Tables, piece_of
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
+from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
+from tilewright.kernels.gpu.schema import RESERVED
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -35,8 +38,13 @@ UNROLLED = 4  # turns of a lane whose loads are under way at once
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
-    """[Group of one part, GpuSchedule] -> [Module]"""
-    made = kernel(group, schedule['threads'], _lanes(group, schedule))
+    """[Group, GpuSchedule] -> [Module], a kernel for each part."""
+    return joined(group, [_one(part, schedule) for part in parts(group)])
+
+
+def _one(group: Group, schedule: GpuSchedule) -> Module:
+    safe, _ = safe_iterators(group, RESERVED)
+    made = kernel(safe, schedule['threads'], _lanes(safe, schedule))
     return Module(group, tensor_buffers(group), (Step.of(made),))
 
 

@@ -20,11 +20,11 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
-Products are those of matrix instructions in fp32 precision (see tiled.py): of a warp, `mma_tf32x3`,
-patch_warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, patch_warpgroup.py, and `wgmma_tf32_bf16`,
-patch_mixed.py, which takes two thirds of their time. A lane keeps the offsets of its pixels in
-registers, so that a tile may have any shape, whole rows of odd length included; `tp` pixels that a
-tile does not fill are computed and dropped.
+Products are those of matrix instructions in fp32 precision (see tiled/code.py): of a warp,
+`mma_tf32x3`, warp.py, or of Hopper's warpgroups, `wgmma_tf32x3`, warpgroup.py, and
+`wgmma_tf32_bf16`, mixed.py, which takes two thirds of their time. A lane keeps the offsets of its
+pixels in registers, so that a tile may have any shape, whole rows of odd length included; `tp`
+pixels that a tile does not fill are computed and dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tilewright.kernels.gpu.schemas.patch import mixed as patch_mixed
 from tilewright.kernels.gpu.schemas.patch import pixels as patch_pixels
 from tilewright.kernels.gpu.schemas.patch import warp as patch_warp
 from tilewright.kernels.gpu.schemas.patch import warpgroup as patch_warpgroup
-from tilewright.kernels.gpu.schemas.patch.plan import WARP, Plan, plan
+from tilewright.kernels.gpu.schemas.patch.plan import WARP, PatchPlan, plan
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -65,14 +65,14 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     )
 
 
-def how(p: Plan) -> ModuleType:
+def how(p: PatchPlan) -> ModuleType:
     """What is particular to the instructions of a schedule: its file has one function for each."""
     if p.mixed:
         return patch_mixed
     return patch_warpgroup if p.wide else patch_warp
 
 
-def pack_kernel(p: Plan) -> Kernel:
+def pack_kernel(p: PatchPlan) -> Kernel:
     """The constant operand as pieces of it will lie in shared memory, zeros where nothing is."""
     c, packed = p.contraction, p.packed
     written = Array(packed.name, packed.dims, packed.sizes, written=True)
@@ -104,7 +104,7 @@ def pack_kernel(p: Plan) -> Kernel:
     return Kernel('patch_pack', args, '\n'.join(body), grid, PACK_THREADS)
 
 
-def main_kernel(p: Plan) -> Kernel:
+def main_kernel(p: PatchPlan) -> Kernel:
     columns, rows = p.own
     args = [
         pieces.argument(p.group.tensor(p.contraction.a.tensor)),
@@ -140,7 +140,7 @@ def main_kernel(p: Plan) -> Kernel:
     )  # fmt: skip
 
 
-def _place(p: Plan) -> list[str]:
+def _place(p: PatchPlan) -> list[str]:
     """Which tile this block owns, and which part of it this warp."""
     across, share = p.bp // p.tp, -(-p.iterations // p.split)
     return [
@@ -156,7 +156,7 @@ def _place(p: Plan) -> list[str]:
     ]
 
 
-def _part(p: Plan, share: int) -> list[str]:
+def _part(p: PatchPlan, share: int) -> list[str]:
     """The pieces of this block, where several blocks share a tile."""
     return [
         f'const int tile = BLOCK_Y * {p.pixel_tiles} + BLOCK_X;',
@@ -165,7 +165,7 @@ def _part(p: Plan, share: int) -> list[str]:
     ]
 
 
-def _accumulate(p: Plan) -> list[str]:
+def _accumulate(p: PatchPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     columns, rows = p.own
     cleared = [f'float acc[{columns}][{rows}];', *pieces.cleared(columns, rows)]
@@ -178,7 +178,7 @@ def _accumulate(p: Plan) -> list[str]:
     return [*cleared, *(begun if p.bulk else []), *(_late(p) if p.late else _early(p))]
 
 
-def _asked(p: Plan) -> list[str]:
+def _asked(p: PatchPlan) -> list[str]:
     """Ask for the piece that is `stages - 1` further on."""
     return [
         f'const int next = now + {p.stages - 1};',
@@ -189,7 +189,7 @@ def _asked(p: Plan) -> list[str]:
     ]
 
 
-def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
+def _arrived(p: PatchPlan, others: int, now: bool = True) -> list[str]:
     """Until all but the youngest `others` pieces are here, for all threads to see; the one that is
     multiplied `now` among them, unless it is asked for only then.
     """
@@ -203,7 +203,7 @@ def _arrived(p: Plan, others: int, now: bool = True) -> list[str]:
     ]
 
 
-def _early(p: Plan) -> list[str]:
+def _early(p: PatchPlan) -> list[str]:
     """A later piece is asked for before this one is multiplied; the first turns only ask."""
     ahead = p.stages - 1
     return [
@@ -218,7 +218,7 @@ def _early(p: Plan) -> list[str]:
     ]
 
 
-def _late(p: Plan) -> list[str]:
+def _late(p: PatchPlan) -> list[str]:
     """A later piece is asked for while the first step of this one is multiplied."""
     return [
         f'for (int now = begin - {p.stages - 1}; now < begin; now++) {{',
@@ -231,7 +231,7 @@ def _late(p: Plan) -> list[str]:
     ]
 
 
-def _copies(p: Plan) -> list[str]:
+def _copies(p: PatchPlan) -> list[str]:
     """Copy piece `next`: channels of the patch, depths of the packed operand."""
     c = p.contraction
     strides, _ = access_strides(p.group, c.a)

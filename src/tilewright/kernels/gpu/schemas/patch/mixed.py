@@ -3,7 +3,7 @@
 In a b = a_h b_h + a_l b + a b_l, where a_h and b_h are a and b rounded to the 11 bits of TF32, the
 second and third product are some 2^-12 of the first: eight bits of their factors are enough, and
 bf16 has those at twice the speed. An fp32 product takes the time of two of TF32 instead of three
-(patch_warpgroup.py); kernels/gpu/precision.py says what the rounding costs.
+(warpgroup.py); kernels/gpu/matrix_units.py says what the rounding costs.
 
 A step is sixteen depths: two of TF32 instructions, one of bf16's. What a lane loads for the first
 is what it needs for the second, since the order of depths is free. Lane 4 g + t has depths t and
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.schemas.patch.plan import STEP, UNROLLED, Plan
+from tilewright.kernels.gpu.schemas.patch.plan import STEP, UNROLLED, PatchPlan
 from tilewright.kernels.gpu.schemas.patch.warpgroup import (
     handed,
     offsets,
@@ -39,7 +39,7 @@ NEEDS = ('wgmma_tf32', 'wgmma_bf16')
 ROUNDED = '(FLOAT_BITS({0}) + 0x1000u) & 0xffffe000u'  # to the 11 bits that TF32 looks at
 
 
-def packed_element(p: Plan) -> tuple[list[str], str]:
+def packed_element(p: PatchPlan) -> tuple[list[str], str]:
     """(lines that give the first depth and the column, the value to store of `weights`)."""
     names = ('g_', 'piece', 'tile', 'part', 'four', 'row8', 'row', 'q')
     return [
@@ -72,7 +72,7 @@ def both(one: Sequence[str]) -> list[str]:
     ]
 
 
-def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
+def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     """One piece, as patch_warpgroup.multiply: with a queue of two, a step is handed over before the
     one before it has ended; what there is to do `meanwhile` is done during the first.
     """
@@ -128,7 +128,7 @@ def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _products(p: Plan, set_: str) -> list[str]:
+def _products(p: PatchPlan, set_: str) -> list[str]:
     """The products of `now_pair`, smallest first, in one group."""
     part = STEP * p.bk  # floats
     behind = f'b + {p.steps * part} + now_pair * {2 * part}'
@@ -149,7 +149,7 @@ def _products(p: Plan, set_: str) -> list[str]:
     return [*lines, 'MATRIX_COMMIT;']
 
 
-def _pixels(p: Plan, high: str, rounded: str, low: str) -> list[str]:
+def _pixels(p: PatchPlan, high: str, rounded: str, low: str) -> list[str]:
     """Load and cut the pixels of `pair`: element h + 2 q of a part is pixel half h, and depth half
     q in TF32, the q-th eight depths in bf16.
     """

@@ -15,10 +15,10 @@ from __future__ import annotations
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.schemas.patch.plan import Plan, Strip
+from tilewright.kernels.gpu.schemas.patch.plan import PatchPlan, Strip
 
 
-def begun(p: Plan) -> list[str]:
+def begun(p: PatchPlan) -> list[str]:
     """Where this block's tile begins."""
     lines = [
         *pieces.decode('BLOCK_X', p.grid, prefix='tile_'),
@@ -42,7 +42,7 @@ def _row(name: str, pixel: str, strip: Strip) -> list[str]:
     return [f'const int {name} = {image} * {strip.padded} + {row} * {strip.step};']
 
 
-def place(p: Plan) -> tuple[list[str], str]:
+def place(p: PatchPlan) -> tuple[list[str], str]:
     """(lines, where the window of `pixel` begins in the patch)."""
     step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
     if p.strip is not None:
@@ -58,7 +58,7 @@ def place(p: Plan) -> tuple[list[str], str]:
     return pieces.decode('pixel', list(p.tile), prefix='my_'), chosen
 
 
-def coordinates(p: Plan) -> list[str]:
+def coordinates(p: PatchPlan) -> list[str]:
     """The place of `pixel` in the result, over the main stage's iterators; others are skipped."""
     if p.strip is not None:
         sizes = [(d, p.sizes[d]) for d in p.contraction.pixels]
@@ -74,7 +74,7 @@ def coordinates(p: Plan) -> list[str]:
     return [*lines, *([f'if (!({" && ".join(tests)}))', '    continue;'] if tests else [])]
 
 
-def copied(p: Plan) -> list[str]:
+def copied(p: PatchPlan) -> list[str]:
     """The places of a channel that this thread copies: where each is in memory, if anywhere."""
     group, c = p.group, p.contraction
     strides, const = access_strides(group, c.a)
@@ -94,7 +94,7 @@ def copied(p: Plan) -> list[str]:
     return lines
 
 
-def _of_box(p: Plan, i: int) -> tuple[list[str], list[str], list[str]]:
+def _of_box(p: PatchPlan, i: int) -> tuple[list[str], list[str], list[str]]:
     """(lines, tests, terms of the address) of place i."""
     lines = pieces.decode(
         f'place{i}', [(str(a.number), a.extent) for a in p.axes], prefix=f'place{i}_'
@@ -112,7 +112,7 @@ def _of_box(p: Plan, i: int) -> tuple[list[str], list[str], list[str]]:
     return lines, tests, terms
 
 
-def _of_strip(p: Plan, i: int) -> tuple[list[str], list[str], list[str]]:
+def _of_strip(p: PatchPlan, i: int) -> tuple[list[str], list[str], list[str]]:
     """As `_of_box`; rows behind the last pixel's window are not read."""
     assert p.strip is not None
     s, (down, across) = p.strip, p.axes

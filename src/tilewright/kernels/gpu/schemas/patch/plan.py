@@ -1,6 +1,6 @@
 """What the patch and strip schemas decide before a line is written, and which schedules are legal.
 
-Goes in: a group and a schedule. Comes out: a `Plan`. patch.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `PatchPlan`. code.py says what the decisions mean.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PatchPlan:
     """Everything that is decided before a line is written."""
 
     group: Group
@@ -245,8 +245,8 @@ class Plan:
         return -(-self.copied // self.lanes)
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
+def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
+    """[Group, GpuSchedule] -> [PatchPlan]; raises ScheduleError where the schedule is not legal."""
     candidates = vector_candidates(group)
     if not candidates:
         raise ScheduleError(f'{group.label}: the patch schema needs a sum of products')
@@ -262,7 +262,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     else:
         tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
         strip, axes = None, _axes(group, c, dict(tile), told.get('gap', 0))
-    p = Plan(
+    p = PatchPlan(
         group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
@@ -374,7 +374,7 @@ def _strip(group: Group, c: Contraction, block: int) -> tuple[Strip, tuple[Axis,
     return strip, (rows, replace(across, stride=1))
 
 
-def window_stride(p: Plan, name: str) -> int:
+def window_stride(p: PatchPlan, name: str) -> int:
     """Places of the patch that one step of a window dimension moves by."""
     index = p.contraction.a.index
     return sum(axis.stride * index[axis.number].coefficient(name) for axis in p.axes)

@@ -10,13 +10,13 @@ from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.schemas.patch import pixels as patch_pixels
-from tilewright.kernels.gpu.schemas.patch.plan import STEP, Plan, window_stride
+from tilewright.kernels.gpu.schemas.patch.plan import STEP, PatchPlan, window_stride
 
 NEEDS = ('mma_tf32',)
 UNROLLED = 9  # window points that are written out; more are a loop
 
 
-def packed_element(p: Plan) -> tuple[list[str], str]:
+def packed_element(p: PatchPlan) -> tuple[list[str], str]:
     """(lines that give depth `e` and the column, the value to store of `weight`)."""
     names = ('g_', 'depths', p.contraction.vector)
     return [
@@ -25,12 +25,12 @@ def packed_element(p: Plan) -> tuple[list[str], str]:
     ], 'weight'
 
 
-def shared_weights(p: Plan) -> int:
+def shared_weights(p: PatchPlan) -> int:
     """Floats of one piece of the constant operand in shared memory."""
     return p.depth * p.pitch
 
 
-def offsets(p: Plan) -> list[str]:
+def offsets(p: PatchPlan) -> list[str]:
     """Where the pixels of this lane begin in the patch, one for every eight of the warp."""
     lines, chosen = patch_pixels.place(p)
     return [
@@ -44,7 +44,7 @@ def offsets(p: Plan) -> list[str]:
     ]
 
 
-def weight_copies(p: Plan) -> list[str]:
+def weight_copies(p: PatchPlan) -> list[str]:
     """Rows of the packed operand, sixteen bytes at a time."""
     width, per_row = p.column_tiles * p.bk, p.bk // 4
     fours = p.depth * per_row
@@ -59,7 +59,7 @@ def weight_copies(p: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def multiply(p: Plan) -> list[str]:
+def multiply(p: PatchPlan) -> list[str]:
     """One piece: for every eight depths the operands of this warp, cut, and their products."""
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
     down, across = p.tk // 16, p.tp // 8
@@ -122,7 +122,7 @@ def multiply(p: Plan) -> list[str]:
     return [*lines, *([] if p.joint else ['}'])]
 
 
-def store(p: Plan) -> list[str]:
+def store(p: PatchPlan) -> list[str]:
     """Through the epilogue into the result, pixel by pixel or in pairs."""
     c, out, write = p.contraction, p.group.output, p.group.main.write
     columns, rows = p.own
@@ -156,7 +156,7 @@ def store(p: Plan) -> list[str]:
     return [*lines, '    }', '}']
 
 
-def _in_pairs(p: Plan) -> bool:
+def _in_pairs(p: PatchPlan) -> bool:
     """Whether two neighbouring pixels of a lane are neighbours in the result, and aligned."""
     strides, const = access_strides(p.group, p.group.main.write)
     name, extent = p.contraction.pixels[-1], p.tile[-1][1]

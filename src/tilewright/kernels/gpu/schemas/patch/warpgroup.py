@@ -23,14 +23,14 @@ from tilewright.kernels.gpu.schemas.patch.plan import (
     UNROLLED,
     WARP,
     WARPGROUP,
-    Plan,
+    PatchPlan,
     window_stride,
 )
 
 NEEDS = ('wgmma_tf32',)
 
 
-def packed_element(p: Plan) -> tuple[list[str], str]:
+def packed_element(p: PatchPlan) -> tuple[list[str], str]:
     """(lines that give depth `e` and the column, the value to store of `weight`)."""
     names = ('g_', 'piece', 'tile', 'step', 'low', 'four', 'row8', 'row', 'q')
     return [
@@ -40,12 +40,12 @@ def packed_element(p: Plan) -> tuple[list[str], str]:
     ], 'low ? weight - BITS_FLOAT(FLOAT_BITS(weight) & 0xffffe000u) : weight'
 
 
-def shared_weights(p: Plan) -> int:
+def shared_weights(p: PatchPlan) -> int:
     """Floats of one piece of the constant operand in shared memory."""
     return math.prod(p.packed.sizes[3:])
 
 
-def offsets(p: Plan) -> list[str]:
+def offsets(p: PatchPlan) -> list[str]:
     """Where the pixels of this lane begin in the patch: two for every 64 of the warpgroup."""
     lines, chosen = patch_pixels.place(p)
     return [
@@ -65,7 +65,7 @@ def _pixel(tile: str, half: str) -> str:
     return f'first_pixel + {tile} * 64 + warp % {warps} * 16 + {half} * 8 + lane / 4'
 
 
-def weight_copies(p: Plan) -> list[str]:
+def weight_copies(p: PatchPlan) -> list[str]:
     """A piece lies in memory as it will lie in shared memory."""
     floats = shared_weights(p)
     piece = f'(group * {p.iterations} + next) * {p.column_tiles} + first_column / {p.bk}'
@@ -82,7 +82,7 @@ def weight_copies(p: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def multiply(p: Plan, meanwhile: Sequence[str] = ()) -> list[str]:
+def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     """One piece: while a step is multiplied, the pixels of the next one are loaded and cut, and
     what there is to do `meanwhile` is done during the first.
 
@@ -152,7 +152,7 @@ def handed(step: str, meanwhile: Sequence[str]) -> list[str]:
     return [f'if ({step} == 0) {{', *inside, '}'] if meanwhile else []
 
 
-def _products(p: Plan, half: str) -> list[str]:
+def _products(p: PatchPlan, half: str) -> list[str]:
     """The three products of `now_step`, smallest first, in one group."""
     per_step = 2 * STEP * p.bk  # floats of high and low part
     lines = ['MATRIX_BEGIN;']
@@ -166,7 +166,7 @@ def _products(p: Plan, half: str) -> list[str]:
     return [*lines, 'MATRIX_COMMIT;']
 
 
-def places(p: Plan) -> list[str]:
+def places(p: PatchPlan) -> list[str]:
     """at0 and at1: where depths t and t + 4 of `step` begin in the patch."""
     stride = {d: window_stride(p, d) for d, _ in p.windows}
     lines = []
@@ -189,7 +189,7 @@ def places(p: Plan) -> list[str]:
     return lines
 
 
-def _pixels(p: Plan, high: str, low: str) -> list[str]:
+def _pixels(p: PatchPlan, high: str, low: str) -> list[str]:
     """Load and cut the pixels of `step`: element h + 2 q is pixel half h at depth half q."""
     lines = [*places(p), '#pragma unroll', f'for (int i = 0; i < {p.tp // 64}; i++) {{']
     for q in range(2):
@@ -205,7 +205,7 @@ def _pixels(p: Plan, high: str, low: str) -> list[str]:
     return [*lines, '}']
 
 
-def store(p: Plan) -> list[str]:
+def store(p: PatchPlan) -> list[str]:
     """Through the epilogue into the result; eight lanes write neighbouring pixels of a column."""
     c, out, write = p.contraction, p.group.output, p.group.main.write
     places = zip(out.dims, write.index, strict=True)

@@ -27,8 +27,10 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
+from tilewright.kernels.gpu.schema import RESERVED
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.kernels.gpu.typed import GpuTyped
+from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.ops.parts import depends_on_inputs, parts
@@ -37,10 +39,11 @@ from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'rows'
 MOST_SHARED = 8192  # floats between the parts that a block keeps
+LONGEST_ROW = 1 << 16  # elements that one block walks sooner than several kernels start
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowsPlan:
     """Parts with shared dimensions under one name each; `local` tensors are in shared memory.
 
     local   tensor -> (elements, strides)
@@ -53,8 +56,8 @@ class Plan:
     threads: int
 
 
-def plan(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where parts do not go together."""
+def plan(group: Group, schedule: GpuSchedule) -> RowsPlan:
+    """[Group, GpuSchedule] -> [RowsPlan]; raises ScheduleError where parts do not go together."""
     found, threads = parts(group), schedule['threads']
     if threads < 1 or threads & (threads - 1):
         raise ScheduleError(f'{group.label}: {threads} threads of a block; give a power of two')
@@ -65,7 +68,7 @@ def plan(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Plan:
         raise ScheduleError(f'{group.label}: the rows schema joins several parts; it has one')
     shared = shared_dims(running)
     names = tuple(f's{number}_' for number in range(len(shared)))
-    renamed = tuple(_renamed(p, n, shared, names, taken) for n, p in enumerate(running))
+    renamed = tuple(_renamed(p, n, shared, names) for n, p in enumerate(running))
     sizes = tuple((name, renamed[-1].main.sizes[name]) for name in names)
     local = {}
     for number, part in enumerate(running[:-1]):
@@ -78,31 +81,29 @@ def plan(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Plan:
             f'{group.label}: more than {MOST_SHARED} elements lie between its parts; use '
             f'{general.NAME}'
         )
-    return Plan(ahead, renamed, sizes, local, threads)
+    return RowsPlan(ahead, renamed, sizes, local, threads)
 
 
-def _renamed(
-    part: Group, number: int, shared: Sequence[Shared], names: Sequence[str], taken: frozenset[str]
-) -> Group:
+def _renamed(part: Group, number: int, shared: Sequence[Shared], names: Sequence[str]) -> Group:
     """The part with shared dimensions under their common names, the others under safe ones."""
     own = {item.names[number]: name for item, name in zip(shared, names, strict=True)}
-    safe = safe_iterators(part, taken)[1]
+    safe = safe_iterators(part, RESERVED)[1]
     mapping = {d.name: own.get(d.name) or safe[d.name] for d in part.main.dims}
     stages = tuple(rename_stage(s, mapping) if s is part.main else s for s in part.stages)
     return replace(part, stages=stages)
 
 
-def generate(group: Group, schedule: GpuSchedule, taken: frozenset[str]) -> Module:
-    """[Group, GpuSchedule] -> [Module]; iterators are not called what is `taken`."""
-    p = plan(group, schedule, taken)
+def generate(group: Group, schedule: GpuSchedule) -> Module:
+    """[Group, GpuSchedule] -> [Module]"""
+    p = plan(group, schedule)
     first = GpuSchedule.of(general.NAME, threads=128)
-    ahead = [general.generate(safe_iterators(part, taken)[0], first).steps[0] for part in p.ahead]
+    ahead = [general.generate(part, first).steps[0] for part in p.ahead]
     made = [Buffer(t.name, t.dims, t.shape, t.dtype) for t in (part.output for part in p.ahead)]
     main = kernel(group, p)
     return Module(group, (*tensor_buffers(group), *made), (Step.of(main),), tuple(ahead))
 
 
-def kernel(group: Group, p: Plan) -> Kernel:
+def kernel(group: Group, p: RowsPlan) -> Kernel:
     tables, typed = Tables(), GpuTyped()
     used: dict[str, None] = {}
     body = pieces.decode('BLOCK_X', p.shared)
@@ -176,3 +177,22 @@ def _together(point: Point, threads: int) -> list[str]:
         *(f'    {line}' for line in point.finish()),
         '}',
     ]
+
+
+def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
+    """All parts in one kernel, where they go together and there are rows for the device.
+
+    A launch costs as much as some hundred thousand bytes: with few rows it is still worth it unless
+    each of them is long.
+    """
+    if len(parts(group)) == 1:
+        return ()
+    schedule = GpuSchedule.of(NAME, threads=min(256, machine.threads_per_block))
+    try:
+        blocks = math.prod(size for _, size in plan(group, schedule).shared)
+    except ScheduleError:
+        return ()
+    length = max(stage.points for stage in group.stages)
+    if length / blocks > LONGEST_ROW and blocks < machine.multiprocessors:
+        return ()
+    return (schedule,)

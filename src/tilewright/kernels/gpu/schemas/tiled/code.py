@@ -34,7 +34,7 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.tiled.plan import WARP, Plan, plan
+from tilewright.kernels.gpu.schemas.tiled.plan import WARP, TiledPlan, plan
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
@@ -61,7 +61,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     )
 
 
-def pack_kernel(p: Plan) -> Kernel:
+def pack_kernel(p: TiledPlan) -> Kernel:
     """The constant operand into [batch][depth][columns], zeros where there is nothing."""
     c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
     width = p.column_tiles * p.bk
@@ -83,7 +83,7 @@ def pack_kernel(p: Plan) -> Kernel:
     return Kernel('tiled_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
 
 
-def _depth(p: Plan, e: str, loop: str) -> list[str]:
+def _depth(p: TiledPlan, e: str, loop: str) -> list[str]:
     """Declare `window`, its iterators and the channel of depth `e`."""
     period = p.channels if p.joint else p.per_window * p.kb
     lines = [
@@ -93,7 +93,7 @@ def _depth(p: Plan, e: str, loop: str) -> list[str]:
     return [*lines, *(pieces.decode('window', p.windows) if p.windows else [])]
 
 
-def main_kernel(p: Plan) -> Kernel:
+def main_kernel(p: TiledPlan) -> Kernel:
     stage, c = p.group.main, p.contraction
     a = p.group.tensor(c.a.tensor)
     body = [
@@ -130,7 +130,7 @@ def main_kernel(p: Plan) -> Kernel:
     )
 
 
-def _place(p: Plan) -> list[str]:
+def _place(p: TiledPlan) -> list[str]:
     """Which tile this block owns, and which rows and columns of it this thread."""
     tiles = p.column_tiles
     lines = [
@@ -151,7 +151,7 @@ def _place(p: Plan) -> list[str]:
     return [*lines, *(pieces.decode('group', p.batch) if p.batch else [])]
 
 
-def _own_place(p: Plan) -> list[str]:
+def _own_place(p: TiledPlan) -> list[str]:
     """Where the sums of this thread begin in the block's tile."""
     across = p.bp // p.tp
     if not p.matrix:
@@ -172,7 +172,7 @@ def _row_part(expression: Affine, rows: dict[str, int], prefix: str) -> str:
     return total([*terms, str(expression.const) if expression.const else ''])
 
 
-def _loader(p: Plan) -> list[str]:
+def _loader(p: TiledPlan) -> list[str]:
     """The rows that this thread gathers: where each begins, and what its bounds depend on."""
     group, access = p.group, p.contraction.a
     strides, const = access_strides(group, access)
@@ -197,11 +197,11 @@ def _loader(p: Plan) -> list[str]:
     return lines
 
 
-def _rows_per_thread(p: Plan) -> int:
+def _rows_per_thread(p: TiledPlan) -> int:
     return max(1, p.bp // p.threads)
 
 
-def _bounded(p: Plan) -> list[tuple[int, Affine]]:
+def _bounded(p: TiledPlan) -> list[tuple[int, Affine]]:
     """(axis, index) of the gathered operand wherever it may leave the tensor."""
     shape = p.group.tensor(p.contraction.a.tensor).shape
     return [
@@ -213,7 +213,7 @@ def _bounded(p: Plan) -> list[tuple[int, Affine]]:
     ]
 
 
-def _inside(p: Plan, i: int) -> str:
+def _inside(p: TiledPlan, i: int) -> str:
     """Whether row `i` of this thread reads inside the tensor at the current window point."""
     shape = p.group.tensor(p.contraction.a.tensor).shape
     windows = dict(p.windows)
@@ -224,7 +224,7 @@ def _inside(p: Plan, i: int) -> str:
     return ' && '.join(tests) or 'true'
 
 
-def _accumulate(p: Plan) -> list[str]:
+def _accumulate(p: TiledPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     ahead = p.stages - 1
     columns, rows = p.own
@@ -248,7 +248,7 @@ def _accumulate(p: Plan) -> list[str]:
     return lines
 
 
-def _copies(p: Plan) -> list[str]:
+def _copies(p: TiledPlan) -> list[str]:
     """Copy piece `next` of both operands into its buffer."""
     c = p.contraction
     strides, _ = access_strides(p.group, c.a)
@@ -301,12 +301,12 @@ def _copies(p: Plan) -> list[str]:
     return [*lines, *_weight_copies(p)]
 
 
-def _safe(p: Plan, address: str, there: str) -> str:
+def _safe(p: TiledPlan, address: str, there: str) -> str:
     """An address that may be formed even where nothing is read."""
     return address if there == 'true' else f'({there}) ? {address} : @{p.contraction.a.tensor}'
 
 
-def _weight_copies(p: Plan) -> list[str]:
+def _weight_copies(p: TiledPlan) -> list[str]:
     """Fours of the packed operand, consecutive threads side by side."""
     fours = p.kb * p.bk // 4
     per_row = p.bk // 4
@@ -326,7 +326,7 @@ def _weight_copies(p: Plan) -> list[str]:
     return lines
 
 
-def _multiply(p: Plan) -> list[str]:
+def _multiply(p: TiledPlan) -> list[str]:
     """One piece: a thread's rows and columns from shared memory, fours at a time."""
     slot = f'now % {p.stages}' if p.stages > 1 else '0'
     lines = [
@@ -355,7 +355,7 @@ def _multiply(p: Plan) -> list[str]:
     ]
 
 
-def _matrix(p: Plan) -> list[str]:
+def _matrix(p: TiledPlan) -> list[str]:
     """One piece by matrix instructions: 16 columns by 8 rows by 8 depths each, three times.
 
     Lane 4 g + t holds columns g and g + 8 and rows 2 t and 2 t + 1 of a result, depths t and t + 4
@@ -388,14 +388,14 @@ def _matrix(p: Plan) -> list[str]:
     return [*lines, '}']
 
 
-def _column_at(p: Plan, i: str) -> str:
+def _column_at(p: TiledPlan, i: str) -> str:
     """Where column `i` of a thread lies behind its first one."""
     if p.matrix:
         return f'{i} / 2 * 16 + {i} % 2 * 8'
     return _fours(p.tk, p.bk, i)
 
 
-def _row_at(p: Plan, j: str) -> str:
+def _row_at(p: TiledPlan, j: str) -> str:
     if p.matrix:
         return f'{j} / 2 * 8 + {j} % 2'
     return _fours(p.tp, p.bp, j)
@@ -407,7 +407,7 @@ def _fours(own: int, whole: int, i: str) -> str:
     return f'{i} % 4' if fours == 1 else f'{i} / 4 * {whole // fours} + {i} % 4'
 
 
-def _store(p: Plan) -> list[str]:
+def _store(p: TiledPlan) -> list[str]:
     """Through the epilogue into the result; rows outside, so that each run is decoded once."""
     c, out = p.contraction, p.group.output
     write = p.group.main.write
@@ -447,7 +447,7 @@ def _store(p: Plan) -> list[str]:
     return [*lines, *(['        }'] if tests else []), '    }', '}']
 
 
-def _side_by_side(p: Plan) -> bool:
+def _side_by_side(p: TiledPlan) -> bool:
     """Whether runs of rows are neighbours in the result, aligned, and so is what it reads."""
     strides, const = access_strides(p.group, p.group.main.write)
     joined, step, inner = 1, 1, set()

@@ -1,6 +1,6 @@
 """What the tiled schema decides before it writes a line, and which schedules are legal.
 
-Goes in: a group and a schedule. Comes out: a `Plan`. tiled.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `TiledPlan`. code.py says what the decisions mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARP = 32
 
 
 @dataclass(frozen=True)
-class Plan:
+class TiledPlan:
     """Everything that is decided before a line is written."""
 
     group: Group
@@ -131,8 +131,8 @@ class Plan:
         return self.row_tiles * self.column_tiles * self.groups
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where the schedule is not legal."""
+def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
+    """[Group, GpuSchedule] -> [TiledPlan]; raises ScheduleError where the schedule is not legal."""
     candidates = vector_candidates(group)
     if not candidates:
         raise ScheduleError(f'{group.label}: the tiled schema needs a sum of products')
@@ -143,7 +143,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     numbers = [schedule[name] for name in names]
     matrix = schedule.intrinsic == 'mma_tf32x3'
     bk, bp, tk, tp, kb, stages, split = numbers
-    p = Plan(
+    p = TiledPlan(
         group, contraction, gpu_epilogue(group), bk, bp, tk, tp, kb, stages, split,
         bool(schedule['joint']), matrix,
     )  # fmt: skip

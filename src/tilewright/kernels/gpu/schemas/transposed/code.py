@@ -25,15 +25,17 @@ from tilewright.kernels.gpu.epilogue import device_text, gpu_epilogue, helpers
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.typed import GpuTyped
+from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'transposed'
+LEAST = 8  # of the shorter side, for squares that pay
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransposedPlan:
     """Everything that is decided before a line is written."""
 
     group: Group
@@ -56,8 +58,8 @@ class Plan:
         return [*others, *squares]
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where it does not fit."""
+def plan(group: Group, schedule: GpuSchedule) -> TransposedPlan:
+    """[Group, GpuSchedule] -> [TransposedPlan]; raises ScheduleError where it does not fit."""
     why = _why_not(group)
     if why:
         raise ScheduleError(f'{group.label}: the transposing schema needs {why}')
@@ -65,7 +67,7 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
     if side < 1 or rows < 1 or side % rows:
         raise ScheduleError(f'{group.label}: {rows} rows do not divide a square of {side}')
     a, b = _ends(group.main)
-    return Plan(group, gpu_epilogue(group), a, b, side, rows)
+    return TransposedPlan(group, gpu_epilogue(group), a, b, side, rows)
 
 
 def _why_not(group: Group) -> str:
@@ -87,9 +89,13 @@ def _ends(stage: Stage) -> tuple[str, str]:
     return stage.reads[0].index[-1].names[0], stage.write.index[-1].names[0]
 
 
-def pays(group: Group, least: int = 8) -> bool:
+def pays(group: Group) -> bool:
     """Whether the schema fits, and squares are filled to some extent."""
-    return not _why_not(group) and min(group.main.sizes[d] for d in _ends(group.main)) >= least
+    return not _why_not(group) and min(group.main.sizes[d] for d in _ends(group.main)) >= LEAST
+
+
+def propose(group: Group, _: GpuMachine) -> tuple[GpuSchedule, ...]:
+    return (GpuSchedule.of(NAME, side=32, rows=8),) if group.is_plain and pays(group) else ()
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
@@ -99,7 +105,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     return Module(group, tensor_buffers(group), (Step.of(kernel(p), **operands),))
 
 
-def kernel(p: Plan) -> Kernel:
+def kernel(p: TransposedPlan) -> Kernel:
     stage, group = p.stage, p.group
     source = stage.reads[0]
     taken = pieces.element(group, source)
@@ -134,7 +140,7 @@ def kernel(p: Plan) -> Kernel:
     )
 
 
-def _each(p: Plan, along: str, down: str, lines: list[str]) -> list[str]:
+def _each(p: TransposedPlan, along: str, down: str, lines: list[str]) -> list[str]:
     """`lines` for every element of the square, neighbouring threads along `along`."""
     sizes = p.stage.sizes
     tests = [f'{d} < {sizes[d]}' for d in (along, down) if sizes[d] % p.side]

@@ -31,20 +31,17 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.patch import code as patch
-from tilewright.kernels.gpu.schemas.tiled import code as tiled
-from tilewright.kernels.gpu.schemas.winograd.plan import Plan, cut, plan, result
+from tilewright.kernels.gpu.schemas.winograd.plan import PRODUCTS, WinogradPlan, cut, plan, result
 from tilewright.ops.group import Group, Tensor
 from tilewright.schedule.gpu import GpuSchedule
 
 THREADS = 256
-_PRODUCTS = {'tiled': tiled.generate, 'patch': patch.generate}
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    product = _PRODUCTS[p.schedule.schema](p.product, p.schedule)
+    product = PRODUCTS[schedule.intrinsic].generate(p.product, p.schedule)
     ahead, first, last = _transforms(group, p.m)
     return Module(
         group,
@@ -71,14 +68,14 @@ def _threads(count: int) -> tuple[list[str], tuple[int, int, int]]:
     return lines, (-(-count // THREADS), 1, 1)
 
 
-def _tile(p: Plan, channel: str, channels: int) -> list[str]:
+def _tile(p: WinogradPlan, channel: str, channels: int) -> list[str]:
     """The channel, the image and the tile in it of thread `flat`."""
     shape = p.shape
     sizes = [(channel, channels), ('n', shape.n), ('py', shape.ph), ('px', shape.pw)]
     return pieces.decode('flat', sizes)
 
 
-def filter_kernel(p: Plan) -> Kernel:
+def filter_kernel(p: WinogradPlan) -> Kernel:
     """U = G g G^T of every filter, in double, rounded once."""
     shape, weights = p.shape, p.weights
     points = p.product.tensor(p.product.main.reads[1].tensor)
@@ -108,7 +105,7 @@ def _weighted(row: Sequence[Fraction], names: Sequence[str]) -> str:
     return ' + '.join(f'{float(c)!r} * {name}' for c, name in zip(row, names, strict=True) if c)
 
 
-def input_kernel(p: Plan) -> Kernel:
+def input_kernel(p: WinogradPlan) -> Kernel:
     """V = B^T d B: row by row along the image, then down each column of points."""
     shape, image = p.shape, p.image
     down, across = shape.down, shape.across
@@ -144,7 +141,7 @@ def input_kernel(p: Plan) -> Kernel:
     return Kernel('winograd_input', args, '\n'.join(lines), grid, THREADS)
 
 
-def _runs(p: Plan) -> list[tuple[int, int]]:
+def _runs(p: WinogradPlan) -> list[tuple[int, int]]:
     """(first column, how many) of what is loaded at once of a tile's row, four or two if aligned.
 
     Rows are whole numbers of these, so that each is inside the image or outside as a whole.
@@ -162,7 +159,7 @@ def _runs(p: Plan) -> list[tuple[int, int]]:
     return found
 
 
-def _loaded(p: Plan, i: int, j: int, run: int, guard: str) -> list[str]:
+def _loaded(p: WinogradPlan, i: int, j: int, run: int, guard: str) -> list[str]:
     """Row i of a tile from column j on, zeros where the guard does not hold."""
     place = f'at + {i * p.shape.width + j}'
     if run == 1:
@@ -190,12 +187,12 @@ def _leaving(
     }
 
 
-def _point(p: Plan, i: int, j: int, points: Tensor) -> int:
+def _point(p: WinogradPlan, i: int, j: int, points: Tensor) -> int:
     """Where row i and column j of a tile's points lie behind its first one."""
     return (i * p.shape.across.t + j) * points.strides[0]
 
 
-def output_kernel(p: Plan) -> Kernel:
+def output_kernel(p: WinogradPlan) -> Kernel:
     """Out = A^T M A: down each column of points, then row by row through the epilogue."""
     shape = p.shape
     down, across = shape.down, shape.across
@@ -224,7 +221,7 @@ def output_kernel(p: Plan) -> Kernel:
     )
 
 
-def _row(p: Plan, i: int) -> list[str]:
+def _row(p: WinogradPlan, i: int) -> list[str]:
     """Row i of a tile's outputs, as many neighbours at once as rows of the result allow."""
     shape, across = p.shape, p.shape.across
     run = next(
@@ -256,7 +253,7 @@ def _row(p: Plan, i: int) -> list[str]:
     return [opened, *(f'    {line}' for line in lines), '}']
 
 
-def _stored(p: Plan, j: int) -> str:
+def _stored(p: WinogradPlan, j: int) -> str:
     """Output j of a row behind the epilogue."""
     text = p.epilogue.expression.replace('value', f'value{j}')
     for item in p.epilogue.operands:

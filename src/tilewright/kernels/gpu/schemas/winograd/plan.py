@@ -1,8 +1,8 @@
 """What the winograd schema decides before it writes a line, and where it applies.
 
-Goes in: a group and a schedule. Comes out: a `Plan`: tiles of the image, and the products between
-the transforms as a group of their own with a schedule of its own, which other schemas compute.
-winograd.py says what the decisions mean.
+Goes in: a group and a schedule. Comes out: a `WinogradPlan`: tiles of the image, and the products
+between the transforms as a group of their own with a schedule of its own, which other schemas
+compute. code.py says what the decisions mean.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from functools import lru_cache
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import Epilogue
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
+from tilewright.kernels.gpu.schemas.patch import PATCH
+from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
 from tilewright.ops.winograd import Geometry, applies, geometry
@@ -23,13 +25,11 @@ TILES = (2, 4)  # outputs of a tile each way; more lose too many digits, fewer s
 TAPS = 3
 # What multiplies -> the schema of the products. Rows of a patch without a window lie side by side,
 # and need not fill whole blocks.
-PRODUCTS = {
-    'fma': 'tiled', 'mma_tf32x3': 'patch', 'wgmma_tf32x3': 'patch', 'wgmma_tf32_bf16': 'patch'
-}  # fmt: skip
+PRODUCTS = {'fma': TILED, 'mma_tf32x3': PATCH, 'wgmma_tf32x3': PATCH, 'wgmma_tf32_bf16': PATCH}
 
 
 @dataclass(frozen=True)
-class Plan:
+class WinogradPlan:
     """Everything that is decided before a line is written."""
 
     group: Group
@@ -71,8 +71,8 @@ def why_not(group: Group) -> str:
     return f'{group.label} has {shape.g} groups' if shape.g > 1 else ''
 
 
-def plan(group: Group, schedule: GpuSchedule) -> Plan:
-    """[Group, GpuSchedule] -> [Plan]; raises ScheduleError where it does not fit.
+def plan(group: Group, schedule: GpuSchedule) -> WinogradPlan:
+    """[Group, GpuSchedule] -> [WinogradPlan]; raises ScheduleError where it does not fit.
 
     Whether the decisions of the product are legal is said by its own schema.
     """
@@ -94,16 +94,16 @@ def plan(group: Group, schedule: GpuSchedule) -> Plan:
 
 
 @lru_cache(maxsize=256)
-def cut(group: Group, m: int) -> Plan:
+def cut(group: Group, m: int) -> WinogradPlan:
     """What all schedules with the same tiles have in common."""
     shape, product = geometry(group, m), product_group(group, m)
-    return Plan(group, gpu_epilogue(group), shape, product, GpuSchedule(NAME))
+    return WinogradPlan(group, gpu_epilogue(group), shape, product, GpuSchedule(NAME))
 
 
 def of_product(schedule: GpuSchedule) -> GpuSchedule:
     """The schedule of the products: all decisions but the size of tiles."""
     tiles = tuple((name, value) for name, value in schedule.tiles if name != 'm')
-    return GpuSchedule(PRODUCTS[schedule.intrinsic], tiles, schedule.intrinsic)
+    return GpuSchedule(PRODUCTS[schedule.intrinsic].name, tiles, schedule.intrinsic)
 
 
 def product_group(group: Group, m: int) -> Group:

@@ -1,0 +1,93 @@
+"""What a block of the tiled schema takes and does, counted from its plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
+from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
+from tilewright.kernels.gpu.work import (
+    BANKS_BYTES,
+    CUT_INSTRUCTIONS,
+    WARP,
+    Need,
+    Work,
+    matrix_code,
+)
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+OTHER_REGISTERS = 35  # beside operands and sums: addresses, bounds, counters
+
+
+def need(group: Group, schedule: GpuSchedule) -> Need:
+    """[Group, GpuSchedule] -> [Need]"""
+    return _need(plan(group, schedule))
+
+
+def _need(p: TiledPlan) -> Need:
+    wide, long = p.pitch
+    columns, rows = p.own
+    # Matrix instructions read fragments of both operands, each cut into two parts.
+    fragments = (p.tp // 8 * 2 + p.tk // 16 * 4) * 2 if p.matrix else p.tk + p.tp
+    depth = p.depth / (p.window_points * p.channels)
+    return Need(
+        p.threads, 4 * p.stages * p.kb * (wide + long),
+        columns * rows + fragments + OTHER_REGISTERS, p.tiles * p.split, p.split,
+        depth * p.tiles * p.bk * p.bp / (p.points * p.columns * p.groups),
+        p.kb * p.tk * p.tp if not p.matrix else p.kb // 8 * matrix_code(p.tk, p.tp),
+    )  # fmt: skip
+
+
+def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """[Group, GpuSchedule] -> [Work]"""
+    p = plan(group, schedule)
+    wanted = _need(p)
+    warps = -(-p.threads // WARP)
+    pieces = -(-p.iterations // p.split)
+    depth = pieces * p.kb
+    if p.matrix:
+        across, down = p.tp // 8, p.tk // 16
+        steps = warps * depth / 8
+        matrix, products = steps * 3 * across * down, 0.0
+        reads = steps * (across * 2 + down * 4)
+        wavefronts, other = reads, reads * CUT_INSTRUCTIONS
+    else:
+        lanes = min(WARP, p.bp // p.tp)
+        matrix, products = 0.0, warps * depth * p.tk * p.tp
+        reads = warps * depth * (p.tp + p.tk) / 4
+        wavefronts = (
+            warps
+            * depth
+            * (
+                p.tp / 4 * max(1.0, lanes * 16 / BANKS_BYTES)
+                + p.tk / 4 * max(1.0, WARP / lanes * 16 / BANKS_BYTES)
+            )
+        )
+        other = 0.0
+    tile = 4.0 * p.bk * p.bp
+    return Work(
+        wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
+        p.stages, pieces, products, matrix, reads, wavefronts,
+        depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
+    )  # fmt: skip
+
+
+def tiling(batch: Batch) -> Tiling:
+    """[Batch] -> [Tiling]"""
+    c = contraction_of(batch.group)
+    sizes = c.stage.sizes
+    pixels = [(d, sizes[d]) for d in c.pixels]
+    bk, bp, tk, tp = (batch.column(name) for name in ('bk', 'bp', 'tk', 'tp'))
+    matrix = batch.intrinsic != 'fma'
+    share, piece = reduced(batch, c, batch.column('kb'))
+    if not matrix:
+        own_k, own_p = tk, tp
+    else:
+        own_k, own_p = np.maximum(tk // 8, 1), np.maximum(tp // 4, 1)
+    return Tiling(
+        {c.vector: np.minimum(bk, sizes[c.vector]), **boxed(bp, pixels)},
+        {c.vector: own_k, **boxed(own_p, pixels)}, share, piece,
+        {c.pixels[-1]: np.ones(len(batch), int)} if c.pixels else {},
+        np.full(len(batch), 4), np.ones(len(batch), int),
+    )  # fmt: skip
