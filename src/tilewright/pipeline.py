@@ -23,6 +23,7 @@ from typing import TypeGuard
 from tilewright import knobs
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schema import is_shipped
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
@@ -185,11 +186,13 @@ def _measured(
         )  # fmt: skip
 
     try:
+        kept = records.known(group.digest, threads, validators)
+        # What was registered may have been something else when it was measured.
+        known = {k: m for k, m in kept.items() if k not in by_key or is_shipped(by_key[k].schedule)}
         with Worker(seed=seed) as worker:
             results = measure_all(
                 group, list(builders.items()), worker=worker, rounds=ROUNDS, threads=threads,
-                known=records.known(group.digest, threads, validators),
-                record=remember, progress=progress,
+                known=known, record=remember, progress=progress,
             )  # fmt: skip
             results = [_within(m, max_rel_err) for m in results]
             final = finalists(

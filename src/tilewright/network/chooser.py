@@ -27,12 +27,13 @@ from typing import Any
 
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
 from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.schema import is_extended
 from tilewright.machine.machine import Machine
 from tilewright.network.child import Child
 from tilewright.ops import epilogue_error
 from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import applies
+from tilewright.ops.winograd import ALGORITHMS, applies
 from tilewright.ops.winograd_error import UNIT
 from tilewright.runtime.worker import die_with
 from tilewright.schedule.schedule import Schedule
@@ -174,7 +175,7 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         key = question.key
         if key in found or key in open_ones:
             continue
-        kept = _recalled(key)
+        kept = None if is_extended() else _recalled(key)
         if kept is not None:
             found[key] = kept
         else:
@@ -182,7 +183,8 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
     # The longest first, so that no child works alone at the end.
     order = sorted(open_ones, key=lambda key: -open_ones[key].group.flops)
     for done, (key, answer) in enumerate(_searched({k: open_ones[k] for k in order}), 1):
-        choices.keep(key, [choice.to_json() for choice in answer])
+        if not is_extended():  # other processes do not have what was registered in this one
+            choices.keep(key, [choice.to_json() for choice in answer])
         found[key] = answer
         if report is not None:
             report(open_ones[key].group, done, len(order))
@@ -205,7 +207,7 @@ def _searched(
     for key, question in questions.items():
         if key not in slow:
             yield key, search(question)
-    count = min(usable_cores(), len(slow))
+    count = 1 if is_extended() else min(usable_cores(), len(slow))
     if count <= 1:
         for key, question in slow.items():
             yield key, search(question)
@@ -245,8 +247,10 @@ def search(question: Question) -> tuple[Choice, ...]:
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
     if question.growth:
         found = rank_winograd(group, machine, threads, top, question.max_rel_err, question.growth)
-    elif question.algorithm == 'winograd':
-        found = choose_preferred(group, machine, threads, top, question.max_rel_err)
+    elif question.algorithm in ALGORITHMS[2:]:
+        found = choose_preferred(
+            group, machine, threads, top, question.algorithm, question.max_rel_err
+        )
     else:
         found = choose(group, machine, threads, top, question.algorithm, question.max_rel_err)
     made = []

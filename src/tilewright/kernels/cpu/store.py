@@ -25,7 +25,7 @@ from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group
 
 if TYPE_CHECKING:
-    from tilewright.kernels.cpu.schemas.outer.plan import Plan
+    from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 
 TRANSPOSE = """\
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
@@ -138,7 +138,7 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
     return quick_epilogue(group, vector, lane)
 
 
-def write_store(writer: Writer, p: Plan) -> None:
+def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
     if not _by_pixels(p):
         _write_lane_row(writer, p)
@@ -154,7 +154,7 @@ def write_store(writer: Writer, p: Plan) -> None:
     _write_fetch(writer, p)
 
 
-def _write_fetch(writer: Writer, p: Plan) -> None:
+def _write_fetch(writer: Writer, p: OuterPlan) -> None:
     """Ask for the lines that a full register tile will be stored to: the ends of each of its rows.
 
     Without it every store to a line that is not in the first cache waits for it; Y0 of MOpt's
@@ -182,7 +182,7 @@ def _write_fetch(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def fetched(p: Plan) -> tuple[EpilogueOperand, ...]:
+def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     """Operands of the epilogue that are as large as the result, such as a residual.
 
     They lie as far away as the result does, and wait for nobody to ask for them.
@@ -191,12 +191,12 @@ def fetched(p: Plan) -> tuple[EpilogueOperand, ...]:
     return tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
 
 
-def _by_pixels(p: Plan) -> bool:
+def _by_pixels(p: OuterPlan) -> bool:
     """Whether rows of the result are rows of pixels, so that tiles are transposed."""
     return bool(p.lane) and p.out_strides.get(p.contraction.vector) != 1
 
 
-def _head(p: Plan, name: str, extra: str) -> str:
+def _head(p: OuterPlan, name: str, extra: str) -> str:
     operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
     return (
         f'static inline __attribute__((always_inline)) void {name}(const float *acc, '
@@ -204,7 +204,7 @@ def _head(p: Plan, name: str, extra: str) -> str:
     )
 
 
-def _write_operand_indices(writer: Writer, p: Plan, lane: str, pixel: str) -> None:
+def _write_operand_indices(writer: Writer, p: OuterPlan, lane: str, pixel: str) -> None:
     for item in p.epilogue.operands:
         place = total(
             [scaled(lane, item.stride(p.contraction.vector)), scaled(pixel, item.stride(p.lane))]
@@ -212,7 +212,7 @@ def _write_operand_indices(writer: Writer, p: Plan, lane: str, pixel: str) -> No
         writer.line(f'const long {item.name}_at = {place};')
 
 
-def _write_pixel_row(writer: Writer, p: Plan) -> None:
+def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     """Rows of pixels: for every lane, the epilogue over `pixels` neighbours."""
     out_lane = p.out_strides.get(p.contraction.vector, 0)
     out_pixel = p.out_strides.get(p.lane, 0)
@@ -232,7 +232,7 @@ def _write_pixel_row(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def _write_lane_row(writer: Writer, p: Plan) -> None:
+def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
     """Rows of lanes: for every pixel, the epilogue over the lanes of its vectors."""
     out_lane = p.out_strides.get(p.contraction.vector, 0)
     out_pixel = p.out_strides.get(p.lane, 0)
@@ -247,7 +247,7 @@ def _write_lane_row(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def _write_tile_store(writer: Writer, p: Plan, extents: tuple[int, ...], vectors: int) -> None:
+def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], vectors: int) -> None:
     names = p.contraction.pixels
     width = p.panels.lanes * vectors
     name = f'store_p{"x".join(map(str, extents))}_v{vectors}'
@@ -292,8 +292,8 @@ def _write_tile_store(writer: Writer, p: Plan, extents: tuple[int, ...], vectors
 
 
 def _write_straight(
-    writer: Writer, p: Plan, quick: Quick, at: dict[str, int], strides: dict[str, int], run: int,
-    kind: tuple[int, bool],
+    writer: Writer, p: OuterPlan, quick: Quick, at: dict[str, int], strides: dict[str, int],
+    run: int, kind: tuple[int, bool],
 ) -> None:  # fmt: skip
     """One row of pixels of a tile, all of whose lanes are stored: 4 x 4 blocks, straight out."""
     vector, (width, turned) = p.contraction.vector, kind
