@@ -89,7 +89,7 @@ def _promising(
 def _price(group: Group, machine: Machine, isa: Isa, m: Shape, threads: int) -> list[Priced]:
     """The choices for one shape of tiles, with their times."""
     shape, stage = geometry(group, m), matmul_stage(group, m)
-    tiles = list(_register_tiles(isa, shape))
+    tiles = _register_tiles(isa, shape)
     found = []
     free = [d for d in stage.parallel if d != 't']
     for cut in even_cuts(stage, threads, free)[:CUTS]:
@@ -145,17 +145,18 @@ def weight_growth(group: Group, m: Tile) -> float:
     return geometry(group, m).weights / (sizes.get('r', 1) * sizes.get('s', 1))
 
 
-def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
-    """(run, vectors): the longest run of tiles for each number of vectors of k."""
+def _register_tiles(isa: Isa, shape: Geometry) -> list[tuple[int, int]]:
+    """(run, vectors): the longest run of tiles for each number of vectors of k.
+
+    Those with enough accumulators to fill the pipeline, or with as many as the registers hold.
+    """
     tiles = shape.n * shape.ph * shape.pw
+    found = []
     for vectors in range(1, min(6, -(-shape.k // isa.lanes)) + 1):
-        longest = max(
-            (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers),
-            default=0,
-        )
-        enough = longest * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
-        if longest >= 1 and (enough or longest >= tiles):
-            yield longest, vectors
+        runs = (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers)
+        found.append((max(runs, default=0), vectors))
+    wanted = min(isa.fma_per_cycle * isa.fma_latency_cycles, max(r * v for r, v in found))
+    return [(r, v) for r, v in found if r >= 1 and (r * v >= wanted or r >= tiles)]
 
 
 def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:

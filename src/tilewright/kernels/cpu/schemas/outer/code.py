@@ -67,6 +67,8 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         acc,
         micro.micro_name(p.schedule.isa, extents, vectors),
         turned=turned,
+        dtype=p.schedule.dtype,
+        accumulation=p.schedule.accumulation,
     )
 
 

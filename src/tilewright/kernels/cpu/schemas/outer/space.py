@@ -40,22 +40,35 @@ def why_not(group: Group) -> str:
     return f'no dimension of {group.label} indexes one operand and the result alone'
 
 
-def register_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int]]:
+def register_tiles(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
     """Register tiles that keep the FMA units busy: enough accumulators, few enough registers.
 
-    Little's law (MOpt Sec. 6) asks for `fma_per_cycle * fma_latency_cycles` accumulators. The last
-    two pixel dimensions may be blocked, so that narrow images fill a tile with several rows; rows
-    are not shorter than the tile is high, unless they are whole, since neighbours along a row are
-    loaded and stored together.
+    Little's law (MOpt Sec. 6) asks for `fma_per_cycle * fma_latency_cycles` accumulators; where
+    registers or dimensions do not allow that many, for as many as there can be.
+    """
+    wanted = isa.fma_per_cycle * isa.fma_latency_cycles
+    found: list[dict[str, int]] = []
+    while not found and wanted >= 0:
+        found = list(_busy_tiles(contraction, isa, wanted))
+        wanted -= 1
+    return found
+
+
+def _busy_tiles(contraction: Contraction, isa: Isa, wanted: int) -> Iterator[dict[str, int]]:
+    """Register tiles of at least so many accumulators, or of all pixels.
+
+    The last two pixel dimensions may be blocked, so that narrow images fill a tile with several
+    rows; rows are not shorter than the tile is high, unless they are whole, since neighbours along
+    a row are loaded and stored together.
     """
     sizes = contraction.stage.sizes
     blocked = contraction.pixels[-2:]
-    wanted = isa.fma_per_cycle * isa.fma_latency_cycles
     most = -(-sizes[contraction.vector] // isa.lanes)
     for vectors in range(1, min(4, most) + 1):
-        limit = next(
+        fitting = (
             p for p in range(isa.registers, 0, -1) if registers_needed(p, vectors) <= isa.registers
         )
+        limit = next(fitting, 0)
         ranges = [range(1, min(limit, sizes[d]) + 1) for d in blocked]
         for extents in itertools.product(*ranges):
             pixels = math.prod(extents)

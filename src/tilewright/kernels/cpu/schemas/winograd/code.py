@@ -75,6 +75,8 @@ def _micro(p: WinogradPlan, item: Class, run: int, vectors: int) -> micro.MicroK
         tuple(number * item.index_step for number in range(run)),
         name if item.shared == 1 else f'{name}_of{item.shared}',
         b_ahead=WEIGHTS_AHEAD,
+        dtype=p.schedule.dtype,
+        accumulation=p.schedule.accumulation,
     )
 
 
