@@ -30,6 +30,7 @@ from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.roofline import roofline
 from tilewright.network.chooser import choose_all
 from tilewright.ops.group import Group
+from tilewright.registry import resolve
 from tilewright.report.network import Kind, network_report
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.store.records import open_store
@@ -250,6 +251,8 @@ def test_it_is_listed_and_gone_when_it_is_unregistered():
         generate(PRODUCT, schedule_of(PRODUCT, 'avx2', 4))
     with pytest.raises(InputError, match='neither choices nor a rank'):
         replace(ROWS, choices=None)
+    with pytest.raises(InputError, match=r"hook 'nowhere:time' cannot be resolved"):
+        resolve('nowhere:time')
     with pytest.raises(InputError, match=r"algorithm 'fft' is not one of direct, winograd"):
         replace(ROWS, algorithm='fft')
 

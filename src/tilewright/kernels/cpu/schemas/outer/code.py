@@ -17,11 +17,15 @@ import itertools
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
-from tilewright.kernels.cpu.panels import constant_offsets, write_packing, write_panels
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.panels import (
+    constant_offsets,
+    write_packing,
+    write_panels,
+)
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, blocks
-from tilewright.kernels.cpu.store import fetched, write_store
+from tilewright.kernels.cpu.schemas.outer.store import fetched, write_store
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 
 

@@ -16,9 +16,10 @@ from tilewright.kernels.cpu.contraction import Contraction, check_plain, contrac
 from tilewright.kernels.cpu.front import Front, plan_front
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import part_extents, tile_sets
-from tilewright.kernels.cpu.panels import Panels
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
-from tilewright.kernels.cpu.store import Quick, straight
+from tilewright.kernels.cpu.schemas.outer.panels import Panels
+from tilewright.kernels.cpu.schemas.outer.store import straight
+from tilewright.kernels.cpu.transpose import Quick
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule

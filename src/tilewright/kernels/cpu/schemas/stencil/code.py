@@ -31,11 +31,11 @@ from tilewright.kernels.cpu.schemas.stencil.cover import (
     gather,
     weights_at,
 )
-from tilewright.kernels.cpu.schemas.stencil.epilogue import (
+from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan
+from tilewright.kernels.cpu.vector_epilogue import (
     broadcast,
     write_functions,
 )
-from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 
 IN_ORDER = """\

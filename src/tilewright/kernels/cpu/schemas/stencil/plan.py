@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.schemas.stencil.cover import (
     statements,
     stencil,
 )
-from tilewright.kernels.cpu.schemas.stencil.epilogue import VectorEpilogue, plan_vector_epilogue
+from tilewright.kernels.cpu.vector_epilogue import VectorEpilogue, plan_vector_epilogue
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule

@@ -29,7 +29,7 @@ from tilewright.kernels.cpu.schemas.winograd.transform import (
     write_input,
     write_output,
 )
-from tilewright.kernels.cpu.store import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 
