@@ -32,7 +32,8 @@ from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.result import store
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.machine import compiler as build
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine

@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from tilewright.kernels.cpu.generate import generate
-from tilewright.kernels.cpu.space import (
-    general_schedule,
-    register_order,
-    stencil_schedule,
-    whole_tile,
-)
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
+from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d

@@ -14,7 +14,7 @@ from devices import device
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.generate import generate as generate_c
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.gpu.generate import generate as generate_cucl
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import ISAS, host_isas

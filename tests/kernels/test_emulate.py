@@ -9,7 +9,8 @@ import pytest
 
 from tilewright.errors import CheckError, CompilerError, InputError, MissingError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.machine.compiler import run_compiler
 from tilewright.machine.isa import ISAS, host_arch, host_isas
 from tilewright.ops.convolution import conv2d

@@ -13,7 +13,8 @@ import pytest
 
 from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.space import general_schedule, register_order, whole_tile
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d

@@ -17,7 +17,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.micro import MicroKernel, registers_needed
-from tilewright.kernels.cpu.space import register_tiles
+from tilewright.kernels.cpu.schemas.outer.space import register_tiles
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
 from tilewright_lab.simulate.emulate import run_text

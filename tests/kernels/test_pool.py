@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.ops.convolution import conv2d

@@ -12,7 +12,8 @@ import pytest
 
 from tilewright.errors import CheckError, TilewrightError
 from tilewright.kernels.cpu.generate import generate
-from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference

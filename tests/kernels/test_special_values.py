@@ -14,7 +14,7 @@ import pytest
 from special_values import EVERY, every_exponent, pairs, run, words, wrong
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import host_isas
 from tilewright.ops.elementwise import elementwise

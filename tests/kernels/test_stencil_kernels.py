@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.schemas.stencil.cover import (
     stencil,
     why_not,
 )
-from tilewright.kernels.cpu.space import stencil_schedule
+from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
 from tilewright.ops.convolution import conv2d

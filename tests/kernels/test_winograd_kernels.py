@@ -20,6 +20,7 @@ from tilewright.kernels.cpu.schemas.winograd.plan import (
     tile,
     transform_lanes,
 )
+from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
 from tilewright.kernels.cpu.schemas.winograd.transform import classes_of
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
@@ -30,7 +31,6 @@ from tilewright.ops.stage import Access, Dim, call, read, var
 from tilewright.ops.winograd import geometry
 from tilewright.ops.winograd_error import predicted_error
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.rank_winograd import winograd_schedule
 from tilewright_lab.simulate.emulate import run_program
 
 

@@ -9,12 +9,13 @@ import pytest
 from tilewright.kernels.cpu.schemas.stencil import cover as stencil_cover
 from tilewright.kernels.cpu.schemas.stencil.cover import Axis, cover_columns
 from tilewright.kernels.cpu.schemas.winograd import transform as winograd_transform
+from tilewright.kernels.cpu.schemas.winograd.space import ONE_OR_MORE
 from tilewright.kernels.cpu.schemas.winograd.transform import operations
 from tilewright.ops import winograd, winograd_matrices
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.winograd import MOST_POINTS, applies, geometry
 from tilewright.ops.winograd_matrices import transform
-from tilewright.search.cpu.rank_winograd import ONE_OR_MORE, tiles_within
+from tilewright.search.cpu.rank_winograd import tiles_within
 
 
 def spectrogram(taps: int, stride: int):

@@ -8,11 +8,12 @@ import pytest
 import tilewright as tw
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import contract
-from tilewright.kernels.cpu.space import assemble
+from tilewright.kernels.cpu.schemas.outer.space import assemble
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.cpu.copies import copies_of, tile_counts
-from tilewright.model.cpu.predict import predict, source_words, step_cycles
+from tilewright.model.cpu.outer_time import source_words, step_cycles
+from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction, lower_bound
 from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.stage import Access, affine, var

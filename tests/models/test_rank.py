@@ -7,10 +7,11 @@ from tilewright.errors import InputError, MissingError
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.isa.micro import registers_needed
-from tilewright.kernels.cpu.space import register_tiles, thread_cuts
+from tilewright.kernels.cpu.schemas.outer.space import register_tiles
+from tilewright.kernels.cpu.space import thread_cuts
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.search.cpu import rank
+from tilewright.search.cpu import rank, rank_outer
 
 
 @pytest.mark.parametrize('layer', ['mopt/R9', 'mopt/R1', 'mopt/Y5', 'mopt/M9'])
@@ -40,7 +41,7 @@ def test_a_missing_solver_is_no_obstacle(monkeypatch):
 
     group, machine = tw.parse('mopt/R9'), known_machine('i7-9700k')
     with_solver = rank.rank(group, machine, 1, 1)[0]
-    monkeypatch.setattr(rank, 'solve', missing)
+    monkeypatch.setattr(rank_outer, 'solve', missing)
     without = rank.rank(group, machine, 1, 1)[0]
     assert without.prediction.seconds <= 1.1 * with_solver.prediction.seconds
 

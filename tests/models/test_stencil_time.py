@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.schemas.stencil import code as schema
-from tilewright.kernels.cpu.space import stencil_schedule
+from tilewright.kernels.cpu.schema import SCHEMAS
+from tilewright.kernels.cpu.schemas.stencil.plan import StencilPlan, plan_stencil
+from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.cpu.prediction import lower_bound
@@ -24,7 +25,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.report.words import loop_lines
 from tilewright.search.cpu.choose import choose
-from tilewright.search.cpu.rank_stencil import rank_stencil
+from tilewright.search.cpu.rank import rank_schema
 
 MACHINE = known_machine('i7-9700k')
 
@@ -34,8 +35,12 @@ def depthwise(channels: int, size: int, **more) -> Group:
     return conv2d(c=channels, k=channels, **sizes)
 
 
-def plan(group: Group, isa: str, lanes: int, rows: int, vectors: int) -> schema.Plan:
-    return schema.check(group, stencil_schedule(group, isa, lanes, rows, vectors))
+def rank_stencil(group, machine, threads, top):
+    return rank_schema(SCHEMAS['stencil'], group, machine, threads, top, 1e-4)
+
+
+def plan(group: Group, isa: str, lanes: int, rows: int, vectors: int) -> StencilPlan:
+    return plan_stencil(group, stencil_schedule(group, isa, lanes, rows, vectors))
 
 
 def test_a_tile_inside_the_image_counts_as_by_hand():

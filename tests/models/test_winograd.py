@@ -11,10 +11,11 @@ import pytest
 from tilewright.errors import InputError, SpecError
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.schemas.winograd.plan import tile
+from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
 from tilewright.kernels.cpu.schemas.winograd.transform import linear, operations
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.cpu.predict import step_cycles
+from tilewright.model.cpu.outer_time import step_cycles
 from tilewright.model.cpu.winograd_time import (
     ACCUMULATOR_CYCLES,
     CALL_CYCLES,
@@ -39,7 +40,7 @@ from tilewright.ops.winograd_error import (
 )
 from tilewright.ops.winograd_matrices import check, transform
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within, winograd_schedule
+from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within
 
 
 def whole(rows: tuple) -> list[list[float]]:

@@ -8,7 +8,7 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.runtime.cpu.network import Network
 from tilewright.schedule.choice import Choice

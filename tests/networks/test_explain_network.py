@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.cli.explain_network import MODELS
 from tilewright.cli.main import invoke
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.machine.known import known_machine
+from tilewright.model.cpu.predict import predict
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.core import core
 from tilewright.report.network import Kind, network_report
@@ -65,7 +65,7 @@ def test_reasons_for_what_cannot_be_winograd():
     (entry,) = network_report('net', MACHINE, 1, [Kind(one, 'conv', ('a',))]).entries
     assert 'Winograd does not apply: it has a 1x1 filter' in entry.why[0]
     schedule = general_schedule(group, 'avx2', 1, 1)
-    said = MODELS['general'](group, schedule, MACHINE)
+    said = predict(group, schedule, MACHINE)
     plain = Plan(group, MACHINE, 1, (Candidate(schedule, said),))
     (entry,) = network_report('net', MACHINE, 1, [Kind(plain, 'conv', ('a',))]).entries
     assert entry.algorithm == 'plain loops'

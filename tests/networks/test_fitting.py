@@ -8,8 +8,8 @@ import graphs
 import pytest
 
 from tilewright.graph.fuse import fuse
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.cpu.schemas.winograd.plan import tile
-from tilewright.kernels.cpu.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d

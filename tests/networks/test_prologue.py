@@ -12,7 +12,8 @@ from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
 from tilewright.graph.prologue import put_before
 from tilewright.kernels.cpu.generate import generate
-from tilewright.kernels.cpu.space import general_schedule, register_order, whole_tile
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.network.compile import prepare
 from tilewright.ops.convolution import conv2d

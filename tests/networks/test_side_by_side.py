@@ -14,7 +14,7 @@ import pytest
 from tilewright.graph.concat import concat
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
-from tilewright.kernels.cpu.space import general_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine

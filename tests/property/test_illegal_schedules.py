@@ -14,7 +14,9 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.front import plan_front
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.pointwise import typed_epilogue
-from tilewright.kernels.cpu.space import assemble, general_schedule, whole_tile
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.outer.space import assemble
+from tilewright.kernels.cpu.space import whole_tile
 from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group, Tensor
@@ -52,7 +54,7 @@ def test_the_schedule_that_the_others_change_is_legal():
     ('make', 'says'),
     [
         (lambda: legal(isa='sse9'), 'not an instruction set'),
-        (lambda: legal(schema='guess'), 'not one of'),
+        (lambda: legal(schema='guess'), 'not a CPU schema.*outer, general'),
         (lambda: legal(vector='w'), 'vector dimension'),
         (lambda: legal(vector=''), 'vector dimension'),
         (lambda: legal(vector='z'), 'vector dimension'),

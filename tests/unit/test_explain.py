@@ -12,7 +12,9 @@ import pytest
 import tilewright as tw
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.space import general_schedule, random_schedule
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
+from tilewright.kernels.cpu.space import random_schedule
 from tilewright.machine.known import known_machine
 from tilewright.model.cpu.general_time import predict_general
 from tilewright.model.cpu.prediction import Boundary, Prediction
@@ -24,7 +26,6 @@ from tilewright.report.words import loop_lines, quantity, summary
 from tilewright.runtime.measure import Measurement
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.search.cpu.rank import rank
-from tilewright.search.cpu.rank_winograd import winograd_schedule
 from tilewright.search.cpu.solver import solve
 from tilewright.targets.plan import Candidate, Plan
 
@@ -313,7 +314,7 @@ def test_the_dual_is_the_least_of_all_solves(monkeypatch):
         duals.append(solution.bound)
         return solution
 
-    monkeypatch.setattr('tilewright.search.cpu.rank.solve', recorded)
+    monkeypatch.setattr('tilewright.search.cpu.rank_outer.solve', recorded)
     ranked = rank(DENSE, MACHINE, 1, 1)
     assert len(duals) > 1
     assert ranked[0].solver_bound_s == min(duals)

@@ -14,11 +14,7 @@ from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.program import Program
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.general_time import predict_general
 from tilewright.model.cpu.predict import predict
-from tilewright.model.cpu.prediction import Prediction
-from tilewright.model.cpu.stencil_time import predict_stencil
-from tilewright.model.cpu.winograd_time import predict_winograd
 from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
@@ -33,12 +29,6 @@ from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Asked
 
-MODELS = {
-    'outer': predict,
-    'general': predict_general,
-    'stencil': predict_stencil,
-    'winograd': predict_winograd,
-}
 CALLS = 20
 
 
@@ -141,7 +131,7 @@ def _plan(group: Group, choices: Sequence[Choice], saved: Saved) -> Plan:
     for decisive in (core(group), group):
         try:
             candidates = tuple(
-                Candidate(choice.schedule, _predicted(decisive, choice, saved.machine))
+                Candidate(choice.schedule, predict(decisive, choice.schedule, saved.machine))
                 for choice in choices
             )
         except (ScheduleError, KeyError, StopIteration):
@@ -150,7 +140,3 @@ def _plan(group: Group, choices: Sequence[Choice], saved: Saved) -> Plan:
             decisive, saved.machine, saved.threads, candidates, max_rel_err=saved.max_rel_err
         )
     raise ScheduleError(f'{group.label}: its schedule cannot be predicted; compile it again')
-
-
-def _predicted(group: Group, choice: Choice, machine: Machine) -> Prediction:
-    return MODELS[choice.schedule.schema](group, choice.schedule, machine)

@@ -1,17 +1,26 @@
 """Instruction sets: a table of what each offers, and which of them this host can run.
 
 Goes in: the architecture and the flags of /proc/cpuinfo. Comes out: names of table rows, best
-first. A new instruction set is a new row here, and micro-kernels for it in `codegen/cpu`.
+first. `ISAS.register` adds another one: a row that names its emitter of micro-kernels and says what
+models and probes need to know. One that is derived from a row (`dataclasses.replace`) inherits all
+of that.
 """
 
 from __future__ import annotations
 
 import platform
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilewright import knobs
 from tilewright.errors import InputError
+from tilewright.ops.dtypes import DTYPES
+from tilewright.registry import Registry
+
+Emitter = Callable[[Any], str]  # MicroKernel -> C function
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +30,16 @@ class Isa:
     `registers` are vector registers. Multiply-adds in flight that fill the pipeline are
     `fma_per_cycle * fma_latency_cycles` (Little's law, MOpt Sec. 6); between two that add to the
     same register it takes `fma_chain_cycles`, which cores that forward late operands shorten.
-    `required_flags` must all be
-    in /proc/cpuinfo; `compiler_flags` are what gcc and clang need to accept the instructions.
+    `required_flags` must all be in /proc/cpuinfo; `compiler_flags` are what gcc and clang need to
+    accept the instructions.
+
+    emit       [MicroKernel] -> [C function], or a hook to it (kernels/cpu/isa)
+    probe      which loop of machine/probe.c measures its peak; others run the portable one
+    by_lane    a multiply-add takes one lane of a register as its factor, so that up to four
+               neighbours are loaded at once and none is broadcast
+    turns      micro-kernels may keep blocks of 4 x 4 transposed (kernels/cpu/isa/micro.py)
+    loop_instructions   of an iteration of a micro-kernel, beside multiply-adds and loads
+    dtype, accumulation what multiply-adds multiply, and what they add in
     """
 
     name: str
@@ -35,15 +52,34 @@ class Isa:
     loads_per_cycle: int
     compiler_flags: tuple[str, ...]
     required_flags: tuple[str, ...]
+    emit: Emitter | str
+    probe: str = 'portable'
+    by_lane: bool = False
+    turns: bool = False
+    loop_instructions: int = 3  # two pointers, a counter with its branch
+    dtype: str = 'f32'
+    accumulation: str = 'f32'
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch('[a-z0-9]+', self.name):
+            raise InputError(
+                f'instruction set {self.name!r}: names of micro-kernels contain it, so it must be '
+                f'made of small letters and digits, such as avx2'
+            )
+        for name in (self.dtype, self.accumulation):
+            if name not in DTYPES:
+                raise InputError(
+                    f'instruction set {self.name}: dtype {name!r} is not one of {", ".join(DTYPES)}'
+                )
 
     @property
     def lanes(self) -> int:
-        """fp32 values in a vector."""
-        return self.vector_bytes // 4
+        """Sums in a vector."""
+        return self.vector_bytes // DTYPES[self.accumulation]
 
     @property
     def flops_per_cycle(self) -> int:
-        """fp32 operations in a cycle; a multiply-add counts as two."""
+        """Operations in a cycle; a multiply-add counts as two."""
         return 2 * self.fma_per_cycle * self.lanes
 
 
@@ -62,6 +98,8 @@ _ROWS = (
         loads_per_cycle=2,
         compiler_flags=('-mavx512f', '-mavx512vl', '-mavx512dq', '-mavx512bw', '-mfma'),
         required_flags=('avx512f', 'avx512vl', 'avx512dq', 'avx512bw', 'fma'),
+        emit='tilewright.kernels.cpu.isa.x86:emit',
+        probe='avx512',
     ),
     Isa(
         name='avx2',
@@ -74,6 +112,8 @@ _ROWS = (
         loads_per_cycle=2,
         compiler_flags=('-mavx2', '-mfma'),
         required_flags=('avx2', 'fma'),
+        emit='tilewright.kernels.cpu.isa.x86:emit',
+        probe='avx2',
     ),
     Isa(
         name='neon',
@@ -86,6 +126,11 @@ _ROWS = (
         loads_per_cycle=2,
         compiler_flags=(),
         required_flags=('asimd',),
+        emit='tilewright.kernels.cpu.isa.neon:emit',
+        probe='neon',
+        by_lane=True,
+        turns=True,
+        loop_instructions=8,  # large numbers are added in two, prefetches have a base of their own
     ),
     Isa(
         name='portable',
@@ -98,9 +143,11 @@ _ROWS = (
         loads_per_cycle=2,
         compiler_flags=(),
         required_flags=(),
+        emit='tilewright.kernels.cpu.isa.portable:emit',
+        turns=True,
     ),
 )
-ISAS: dict[str, Isa] = {row.name: row for row in _ROWS}
+ISAS: Registry[Isa] = Registry('an instruction set', _ROWS)
 
 _ARCH_NAMES = {'amd64': 'x86_64', 'x64': 'x86_64', 'arm64': 'aarch64'}
 
@@ -126,11 +173,15 @@ def cpu_flags(root: Path = Path('/')) -> frozenset[str]:
 
 
 def host_isas(root: Path = Path('/'), arch: str | None = None) -> tuple[str, ...]:
-    """Names of the instruction sets that this host can run, best first, 'portable' last."""
+    """Names of the instruction sets that this host can run, best first.
+
+    Those that were registered stand last, so that one uses them by asking: TILEWRIGHT_ISA, or a
+    machine that has them.
+    """
     arch, flags = arch or host_arch(), cpu_flags(root)
     return tuple(
         row.name
-        for row in _ROWS
+        for row in ISAS.values()
         if row.arch in (arch, 'any') and flags.issuperset(row.required_flags)
     )
 

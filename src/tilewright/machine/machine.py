@@ -16,6 +16,15 @@ from tilewright.errors import InputError
 from tilewright.machine.isa import ISAS
 
 
+def bytes_text(count: float) -> str:
+    """1048576 -> '1 MiB', 786432 -> '768 KiB'."""
+    for unit in ('B', 'KiB', 'MiB'):
+        if count < 1024:
+            return f'{count:.4g} {unit}'
+        count /= 1024
+    return f'{count:.4g} GiB'
+
+
 def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 

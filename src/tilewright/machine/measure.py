@@ -75,7 +75,7 @@ class Probe:
 
     def __init__(self, isa: Isa) -> None:
         source = (resources.files('tilewright.machine') / 'probe.c').read_text()
-        defines = (f'-DISA_{isa.name}', f'-DVECTOR_BYTES={isa.vector_bytes}')
+        defines = (f'-DISA_{isa.probe}', f'-DVECTOR_BYTES={isa.vector_bytes}')
         library = build(source, (*isa.compiler_flags, *defines), name='probe')
         self._run = ctypes.CDLL(str(library)).probe_run
 

@@ -74,7 +74,11 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Group:
-    """Stages in topological order over named tensors. `label` is what people and stores call it."""
+    """Stages in topological order over named tensors. `label` is what people and stores call it.
+
+    `storage` asks for a place of some inner tensors: kernels that cannot keep them there are not
+    chosen, and where there are none the group is refused (kernels/cpu/schema.py).
+    """
 
     label: str
     tensors: tuple[Tensor, ...]

@@ -1,8 +1,8 @@
 """Why a schedule is what it is: `tilewright explain` and `Plan.explain`.
 
 Goes in: a plan. Comes out: text, or the values behind it for JSON: what each resource is busy with,
-the loops in words, the runner-up and where it loses, lower bounds and what lies above them, and for
-Winograd the error that is expected.
+the loops in words, the runner-up and where it loses, lower bounds and what lies above them, and the
+error that is expected of an algorithm such as Winograd.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.kernels.cpu.schemas.winograd.plan import tile
-from tilewright.machine.machine import Machine
+from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
+from tilewright.machine.machine import Machine, bytes_text
 from tilewright.model.cpu.prediction import Prediction, bound_times
-from tilewright.ops.winograd_error import predicted_error
-from tilewright.report.machine_page import aligned, boundary_names, bytes_text
+from tilewright.report.machine_page import aligned, boundary_names
 from tilewright.report.tables import COUNTED, figures
 from tilewright.report.words import loop_lines
 from tilewright.schedule.schedule import Schedule
@@ -92,8 +91,13 @@ def limit_name(prediction: Prediction, machine: Machine) -> str:
     return names.get(prediction.limit, prediction.limit)
 
 
-def _is_winograd(plan: Plan) -> bool:
-    return plan.best.schedule.schema == 'winograd'
+def best_schema(plan: Plan) -> CpuSchema:
+    """The schema of the best candidate."""
+    return SCHEMAS[plan.best.schedule.schema]
+
+
+def _is_direct(plan: Plan) -> bool:
+    return best_schema(plan).algorithm == 'direct'
 
 
 def bounds(plan: Plan) -> tuple[Bound, ...]:
@@ -101,21 +105,22 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
 
     The first two hold for every kernel of the algorithm that was chosen, which moves its constants
     as it reads them. What the caches inside a boundary may still hold from the call before is not
-    compulsory (model/cpu/predict.py). The dual holds for data movement under the model, for the
-    direct schedules that the solver ranges over. For Winograd, the bound of the direct algorithm
+    compulsory (model/cpu/prediction.py). The dual holds for data movement under the model, for the
+    direct schedules that the solver ranges over. For another algorithm, the bound of the direct one
     comes instead of it.
     """
     machine, prediction = plan.machine, plan.best.prediction
     names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))
-    kernels = 'every Winograd kernel with these tiles' if _is_winograd(plan) else 'every kernel'
+    name = best_schema(plan).algorithm.capitalize()
+    kernels = 'every kernel' if _is_direct(plan) else f'every {name} kernel with these tiles'
     found = []
     times = bound_times(prediction.flops_done, prediction.moved, machine, plan.threads)
     for resource, seconds in times.items():
         traffic = resource in names
         name = f'compulsory traffic {names[resource]}' if traffic else 'arithmetic at peak'
-        direct = not traffic and not _is_winograd(plan)
+        direct = not traffic and _is_direct(plan)
         found.append(Bound(name, 1e3 * seconds, 'every direct kernel' if direct else kernels))
-    if _is_winograd(plan):
+    if not _is_direct(plan):
         found.append(Bound('all products or their traffic', plan.bound_ms, 'every direct kernel'))
     elif plan.solver_bound_s > 0:
         found.append(
@@ -150,10 +155,11 @@ def _parts(p: Prediction, plan: Plan) -> tuple[tuple[str, float], ...]:
 
 
 def expected_error(plan: Plan) -> Error | None:
-    """What Winograd costs in accuracy; None for the direct algorithm, which sets the standard."""
-    if not _is_winograd(plan):
+    """What an algorithm costs in accuracy; None for the direct one, which sets the standard."""
+    error = best_schema(plan).error
+    if error is None:
         return None
-    return Error(predicted_error(plan.group, tile(plan.best.schedule)), plan.max_rel_err)
+    return Error(error(plan.group, plan.best.schedule), plan.max_rel_err)
 
 
 def runner_up(plan: Plan) -> RunnerUp | None:
@@ -291,7 +297,7 @@ def _use_lines(plan: Plan) -> list[str]:
     how = 'Times add up; of traffic only what compute does not hide is counted.'
     return [
         head,
-        *([f'  {COUNTED}.'] if _is_winograd(plan) else []),
+        *([f'  {COUNTED}.'] if not _is_direct(plan) else []),
         *_noted(rows, notes),
         f'  Binding limit: {limit}. {how}',
     ]
@@ -324,7 +330,7 @@ def _bound_lines(plan: Plan) -> list[str]:
     # Only a measured time can be below: the figures of the machine are then too low.
     where = f'{above:.1%} above' if above > -5e-4 else f'{-above:.1%} below'
     lines = ['Lower bounds on the time', *_noted(rows, [f'for {b.holds_for}' for b in found])]
-    if plan.solver_bound_s <= 0 and not _is_winograd(plan):
+    if plan.solver_bound_s <= 0 and _is_direct(plan):
         lines.append("  The solver's dual does not apply: no tile problem was solved.")
     lines.append(
         f'  The {"measured" if shown.measured_ms is not None else "predicted"} time is '

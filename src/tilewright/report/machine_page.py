@@ -11,18 +11,9 @@ from pathlib import Path
 
 from tilewright.errors import InputError, MissingError
 from tilewright.machine.detect import HostFacts
-from tilewright.machine.machine import Machine
+from tilewright.machine.machine import Machine, bytes_text
 
 Table = Sequence[Sequence[str]]
-
-
-def bytes_text(count: float) -> str:
-    """1048576 -> '1 MiB', 786432 -> '768 KiB'."""
-    for unit in ('B', 'KiB', 'MiB'):
-        if count < 1024:
-            return f'{count:.4g} {unit}'
-        count /= 1024
-    return f'{count:.4g} GiB'
 
 
 def aligned(rows: Table) -> list[str]:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.kernels.cpu.schemas.winograd.plan import tile
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.machine.machine import Machine
 from tilewright.ops.winograd import applies
-from tilewright.report.explain import breakdown, limit_name
+from tilewright.report.explain import best_schema, breakdown, limit_name
 from tilewright.report.machine_page import aligned
 from tilewright.schedule.schedule import Schedule
 
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 _WIDEST = 32
 _SHOWN_PARTS, _LEAST_MS = 4, 5e-4
-_WORDS = {
-    'outer': 'direct, outer products',
-    'stencil': 'direct, along rows',
-    'general': 'plain loops',
-}
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ def _entry(kind: Kind, whole_ms: float) -> Entry:
 
 def _parts(plan: Plan) -> tuple[tuple[str, float], ...]:
     """(part, milliseconds) that add up; plain loops have no micro-kernels."""
-    if plan.best.schedule.schema != 'general':
+    if best_schema(plan).registers:
         return breakdown(plan)
     said = plan.best.prediction
     hidden = said.seconds - said.compute_s - said.fork_s
@@ -176,20 +171,17 @@ def _parts(plan: Plan) -> tuple[tuple[str, float], ...]:
 
 def algorithm_name(plan: Plan, schedule: Schedule) -> str:
     """How a schedule computes its group, in words."""
-    if schedule.schema != 'winograd':
-        return _WORDS[schedule.schema]
-    sizes = plan.group.main.sizes
-    rows, columns = tile(schedule)
-    return f'Winograd F({rows}x{columns}, {sizes["r"]}x{sizes["s"]})'
+    return SCHEMAS[schedule.schema].title(plan.group, schedule)
 
 
 def reasons(plan: Plan) -> list[str]:
     """Why the best candidate has its algorithm, and what the others would cost, in sentences."""
     best = plan.best
-    if best.schedule.schema == 'general':
-        return ['There is no sum of products that registers could hold: the compiler makes them.']
-    said = []
-    if best.schedule.schema == 'winograd':
+    schema = best_schema(plan)
+    if schema.last_resort:
+        return [schema.reason]
+    said = [schema.reason] if schema.reason else []
+    if schema.algorithm != 'direct':
         saved = plan.group.flops / max(best.prediction.flops_done, 1.0)
         said.append(f'It multiplies {saved:.2f} times less than the definition.')
     elif reason := _no_winograd(plan):

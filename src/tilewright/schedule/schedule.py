@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 
-SCHEMAS = ('outer', 'general', 'winograd', 'stencil')
-
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -52,16 +50,15 @@ class Level:
 class Schedule:
     """The decisions that determine generated code, together with the group and nothing else.
 
-    schema    'outer': outer-product micro-kernel with packed operands; 'general': plain nests;
-              'winograd': transformed tiles around batched products (schemas/winograd);
-              'stencil': windows that slide along rows (schemas/stencil).
+    schema    name of a schema in kernels/cpu/schema.py, which is looked up when code is generated.
     isa       name of an instruction set in machine/isa.py.
-    vector    the dimension that lies across vector lanes ('' for the general schema).
+    vector    the dimension that lies across vector lanes ('' leaves that to the compiler).
     levels    from 'reg' outwards.
     parallel  (dimension, ways): how the problem is cut between threads; product = threads used.
     pack      the level whose tile of the broadcast operand is copied, padded, into a buffer of its
               own ('' reads the operand in place: legal where no index leaves the tensor).
     options   (name, number): further decisions of one schema, such as Winograd's tile size m.
+    dtype, accumulation   of what is multiplied, and of the sums. Stored where they are not f32.
     """
 
     schema: str
@@ -71,10 +68,10 @@ class Schedule:
     parallel: tuple[tuple[str, int], ...] = ()
     pack: str = ''
     options: tuple[tuple[str, int], ...] = ()
+    dtype: str = 'f32'
+    accumulation: str = 'f32'
 
     def __post_init__(self) -> None:
-        if self.schema not in SCHEMAS:
-            raise ScheduleError(f'schema {self.schema!r} is not one of {SCHEMAS}')
         if not self.levels or self.levels[0].name != 'reg':
             raise ScheduleError('the innermost level of a schedule must be called reg')
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
@@ -112,6 +109,8 @@ class Schedule:
             'parallel': [list(p) for p in self.parallel],
             'pack': self.pack,
             **({'options': [list(o) for o in self.options]} if self.options else {}),
+            **({'dtype': self.dtype} if self.dtype != 'f32' else {}),
+            **({'accumulation': self.accumulation} if self.accumulation != 'f32' else {}),
         }
 
     @classmethod
@@ -124,7 +123,8 @@ class Schedule:
             parallel = tuple((d, int(w)) for d, w in data['parallel'])
             options = tuple((name, int(value)) for name, value in data.get('options', ()))
             return cls(
-                data['schema'], data['isa'], data['vector'], levels, parallel, data['pack'], options
+                data['schema'], data['isa'], data['vector'], levels, parallel, data['pack'],
+                options, data.get('dtype', 'f32'), data.get('accumulation', 'f32'),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f'a stored schedule cannot be read: {error}') from None

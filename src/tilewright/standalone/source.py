@@ -276,7 +276,7 @@ def _prototypes(name: str, number: int) -> str:
 
 
 def _isas(net: Standalone) -> list[str]:
-    return list(dict.fromkeys(k.isa for k in net.kernels if k.isa != 'portable'))
+    return list(dict.fromkeys(k.isa for k in net.kernels if ISAS[k.isa].arch != 'any'))
 
 
 def _demands(net: Standalone) -> list[str]:

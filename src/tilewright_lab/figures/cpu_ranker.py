@@ -3,7 +3,7 @@
 Goes in: samples of figure 5 (tilewright_lab/figures/dataset.py), a directory of several runs or a
 file. Comes out: for every layer and run the loss at the top 1, 2 and 5 of
 
-    analytical   model/cpu/predict.py
+    analytical   model/cpu
     hybrid       trees on features of group, schedule and machine
                  (tilewright_lab/train/cpu_features.py) that learn the logarithm of measured over
                  analytical time, and trees that learn the order

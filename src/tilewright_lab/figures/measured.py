@@ -20,7 +20,6 @@ from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
-from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.ops.suites import expand
 from tilewright.runtime.worker import Worker
 from tilewright.store.records import package_version
@@ -28,8 +27,6 @@ from tilewright_lab.figures.collect import collect, finals
 from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, read
 from tilewright_lab.figures.evaluate import deciding
 from tilewright_lab.figures.figures import Options
-
-MODELS = {'stencil': predict_stencil}  # of schemas with a model of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,7 @@ def price(layer: LayerData, machine: Machine) -> Priced:
     predictions = {}
     for key in times:
         schedule = layer.samples[key].schedule
-        model = MODELS.get(schedule.schema, predict)
-        predictions[key] = model(layer.group, schedule, machine)
+        predictions[key] = predict(layer.group, schedule, machine)
     return Priced(layer, times, predictions)
 
 

@@ -1,4 +1,4 @@
-"""Measured schedules beside their predictions: what the constants of model/cpu/predict.py rest on.
+"""Measured schedules beside their predictions: what the constants of outer_time.py rest on.
 
     python -m tilewright_lab.scripts.calibrate --layers mopt/R2,mopt/R6,mopt/R9 --samples 25 \
         --json F
@@ -21,7 +21,7 @@ import numpy as np
 
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.space import assemble
+from tilewright.kernels.cpu.schemas.outer.space import assemble
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
@@ -33,7 +33,7 @@ from tilewright.ops.suites import expand
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.rank import shapes
+from tilewright.search.cpu.rank_outer import shapes
 
 
 def draw(group: Group, contraction: Contraction, machine: Machine, random: Random) -> Schedule:

@@ -1,4 +1,4 @@
-"""Fit the constants of the time model (model/cpu/predict.py) to measured schedules.
+"""Fit the constants of the time model (model/cpu/outer_time.py) to measured schedules.
 
 Goes in: samples of `tilewright reproduce mopt-fig5` (random schedules, one thread), and a result of
 `tilewright bench mopt` (the few best predicted, all threads). Comes out: the constants, how well
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu import predict as model
+from tilewright.model.cpu import outer_time as model
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.figures.dataset import read
@@ -87,17 +87,17 @@ def price(cases: Sequence[tuple[str, Group, Schedule, Machine, float]]) -> Rows:
             for chosen in (None, *LINEAR):
                 for name in LINEAR:
                     setattr(model, name, float(name == chosen))
-                p = model.predict(group, schedule, machine)
+                p = model.predict_outer(group, schedule, machine)
                 rows.append((p.compute_s, p.pack_s, p.store_s))
             table, moved = np.array(rows), []
             for chosen in (None, *WEIGHTS):
                 for name in WEIGHTS:
                     setattr(model, name, float(name == chosen))
-                p = model.predict(group, schedule, machine)
+                p = model.predict_outer(group, schedule, machine)
                 moved.append([b.seconds for b in p.boundaries[1:]])
             traffic = np.array(moved)
             traffic[1:] -= traffic[0]
-            p = model.predict(group, schedule, machine)
+            p = model.predict_outer(group, schedule, machine)
             found.append((table[0], table[1:] - table[0], traffic, p.fork_s, p.bound_s))
     finally:
         for name, value in kept.items():

@@ -28,6 +28,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.cli.output import versions
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import best_isa
 from tilewright.machine.machine import Machine
@@ -40,7 +41,7 @@ from tilewright.ops.winograd import geometry, tile_of
 from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within, winograd_schedule
+from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within
 
 X, Z = read(0), read(1)  # the convolution's result; another operand
 

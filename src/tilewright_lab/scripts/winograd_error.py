@@ -22,6 +22,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import best_isa
 from tilewright.ops.group import Group
@@ -29,7 +30,7 @@ from tilewright.ops.reference import reference
 from tilewright.ops.winograd import Tile, applies, geometry
 from tilewright.ops.winograd_error import direct_error, predicted_error
 from tilewright.runtime.cpu.kernel import Kernel
-from tilewright.search.cpu.rank_winograd import tiles_within, winograd_schedule
+from tilewright.search.cpu.rank_winograd import tiles_within
 
 KINDS = ('random', 'relu', 'image')
 TILES = '2,3,4,5,6,7,1x7,4x2,7x2,7x5'

@@ -4,7 +4,7 @@ Goes in: a group, schedules of its direct algorithm, a `Machine`. Comes out: wha
 for a GPU: a matrix with a row for each schedule and a column for each line of `CPU_FEATURES`, and
 the logarithm of the analytical seconds. Groups of features are the same: *problem*, sizes of the
 convolution (the same function); *tiles*, at registers and each cache, along k, pixels and channels;
-*analytical*, times and bytes of the parts that model/cpu/predict.py adds up, with their ratios, and
+*analytical*, times and bytes of the parts that the time models add up, with their ratios, and
 the share of each cache that a tile fills. Times and bytes are logarithms (base 2).
 """
 
@@ -20,7 +20,6 @@ import numpy as np
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
-from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.model.cpu.traffic import footprint
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
@@ -31,12 +30,6 @@ from tilewright.schedule.schedule import Schedule
 LEVELS = ('reg', 'l1', 'l2', 'l3')
 CACHES = LEVELS[1:]
 LEAST_S = 1e-9  # parts that take nothing
-
-
-def predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
-    """The analytical model of the schema."""
-    model = predict_stencil if schedule.schema == 'stencil' else predict
-    return model(group, schedule, machine)
 
 
 @dataclass(frozen=True)
@@ -185,6 +178,6 @@ def cpu_matrix(
     group: Group, schedules: Sequence[Schedule], machine: Machine
 ) -> tuple[Array, Array]:
     """[schedules of a group] -> [rows x features as float32, log of analytical seconds]"""
-    views = [CpuView(group, s, machine, predicted(group, s, machine)) for s in schedules]
+    views = [CpuView(group, s, machine, predict(group, s, machine)) for s in schedules]
     rows = [[feature.of(view) for feature in CPU_FEATURES] for view in views]
     return np.array(rows, np.float32), np.log([view.said.seconds for view in views])

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access, Stage
 
 # Unrolling more steps than this overflows the instruction cache and the offsets of a load.
@@ -43,6 +45,24 @@ class Contraction:
     def reduction(self) -> tuple[str, ...]:
         """Reductions in the order in which packed operands store them, innermost last."""
         return (*self.outer, *((self.loop,) if self.loop else ()), *self.unrolled)
+
+
+def why_no_products(group: Group) -> str:
+    """Why a group is not one sum of products with an epilogue; '' where it is one."""
+    if group.is_plain and group.main.is_product_sum and parts(group) == (group,):
+        return ''
+    return f'{group.label} is not one sum of products with what follows it'
+
+
+def check_plain(group: Group, *, front: bool = False) -> None:
+    """ScheduleError for what no schema of products can generate; `front`: stages may come first."""
+    if not group.is_plain:
+        raise ScheduleError(
+            f'{group.label} has tables, lookups or iterators in its expressions; use the general '
+            f'schema'
+        )
+    if not front and group.stages[0] is not group.main:
+        raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
 
 
 def vector_candidates(group: Group, *, moving: bool = False) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.predict import MARGIN
-from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
+from tilewright.model.cpu.prediction import Prediction
+from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.dtypes import SMOOTH
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Expr, Stage
@@ -27,29 +27,10 @@ LIBRARY_CYCLES = 40.0  # one call of a function of the C library
 
 def predict_general(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
-    isa, threads = ISAS[schedule.isa], schedule.threads
-    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
-    cycles = sum(_cycles(group, stage, isa.lanes) for stage in group.stages) / threads
-    compute = cycles * cycle_s
+    lanes = ISAS[schedule.isa].lanes
+    cycles = sum(_cycles(group, stage, lanes) for stage in group.stages) / schedule.threads
     moved = float(group.compulsory_bytes)
-    boundaries = [_crossed(machine, 0, moved, threads)]
-    for number in range(len(machine.caches)):
-        copies = min(threads, max(1, machine.cores // machine.caches[number].shared_by))
-        room = MARGIN * copies * machine.capacity_bytes(number, threads)
-        boundaries.append(_crossed(machine, number + 1, moved if moved > room else 0.0, threads))
-    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
-    total = max(compute, *(b.seconds for b in boundaries[1:])) + fork
-    bounds = bound_times(group.flops, moved, machine, threads)
-    largest = max(bounds, key=lambda name: bounds[name])
-    return Prediction(
-        max(total, bounds[largest]), compute, 0.0, 0.0, fork, tuple(boundaries), bounds[largest],
-        group.flops, moved, largest if total < bounds[largest] else '',
-    )  # fmt: skip
-
-
-def _crossed(machine: Machine, number: int, moved: float, threads: int) -> Boundary:
-    seconds = moved / (1e9 * machine.bandwidth_gbps(number, threads))
-    return Boundary(machine.boundaries[number], moved, seconds)
+    return roofline(group, schedule, machine, cycles, group.flops, moved)
 
 
 def _cycles(group: Group, stage: Stage, lanes: int) -> float:

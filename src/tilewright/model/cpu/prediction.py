@@ -1,7 +1,7 @@
 """A predicted time and what it is made of, for any schema; and bounds that nothing can beat.
 
 Goes in: operations, bytes and a machine. Comes out: `Prediction`, which the models of the schemas
-fill in (predict.py, stencil_time.py, winograd_time.py, general_time.py), and seconds of bounds.
+fill in (predict.py asks the right one), and seconds of bounds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
+
+MARGIN = 0.9  # share of a cache that tiles may fill
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.schemas.stencil import code as schema
 from tilewright.kernels.cpu.schemas.stencil.cover import Rows, Stencil, Strip, gather
+from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan, plan_stencil
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.predict import ISSUE_PER_CYCLE, MARGIN
-from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
+from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.model.cpu.traffic import footprint
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -82,7 +82,7 @@ def tile_work(shape: Stencil, isa: Isa, rows: Rows, strip: Strip) -> Work:
     if shape.across.step > 1 and shared:
         loads = len(shared)
     # Without multiply-adds by lane every weight is broadcast by a load of its own.
-    weights = 0 if isa.arch == 'aarch64' else terms * len(shape.across.taps)
+    weights = 0 if isa.by_lane else terms * len(shape.across.taps)
     return Work(
         terms * taps,
         len(used) * loads + weights,
@@ -111,11 +111,11 @@ def step_cycles(work: Work, isa: Isa, steps: int = 1) -> float:
 
 def spilled(work: Work, shape: Stencil, isa: Isa) -> int:
     """Accumulators of a tile for which there is no register beside weights and loaded vectors."""
-    weights = -(-shape.taps // schema.QUAD) if isa.arch == 'aarch64' else 1
+    weights = -(-shape.taps // QUAD) if isa.by_lane else 1
     return max(0, work.accumulators + weights + LOADED - isa.registers)
 
 
-def rows_apart(plan: schema.Plan) -> int:
+def rows_apart(plan: StencilPlan) -> int:
     """Bytes between the end of one row of the widest tile and the beginning of the next."""
     across = plan.shape.across
     outputs = plan.lanes * max(len(strip.starts) for strip in plan.strips)
@@ -133,7 +133,7 @@ class Cycles:
     streams: int  # most rows that one tile reads
 
 
-def cycles(plan: schema.Plan, part: Mapping[str, int]) -> Cycles:
+def cycles(plan: StencilPlan, part: Mapping[str, int]) -> Cycles:
     """Cycles of the largest part."""
     shape, isa = plan.shape, ISAS[plan.schedule.isa]
     sizes = shape.stage.sizes
@@ -157,7 +157,7 @@ def cycles(plan: schema.Plan, part: Mapping[str, int]) -> Cycles:
     return Cycles(compute, starts + filters * FILTER_CYCLES, store, streams)
 
 
-def traffic(plan: schema.Plan, machine: Machine, part: Mapping[str, int]) -> tuple[float, ...]:
+def traffic(plan: StencilPlan, machine: Machine, part: Mapping[str, int]) -> tuple[float, ...]:
     """Words over every boundary for one thread; loads and stores of registers first."""
     shape, group, threads = plan.shape, plan.group, plan.schedule.threads
     stage, isa = shape.stage, ISAS[plan.schedule.isa]
@@ -187,7 +187,7 @@ def traffic(plan: schema.Plan, machine: Machine, part: Mapping[str, int]) -> tup
 
 def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
-    plan, isa, threads = schema.check(group, schedule), ISAS[schedule.isa], schedule.threads
+    plan, isa, threads = plan_stencil(group, schedule), ISAS[schedule.isa], schedule.threads
     part = part_extents(group.main, schedule)
     done = cycles(plan, part)
     # Narrower vectors than the machine has run at the same number of instructions.

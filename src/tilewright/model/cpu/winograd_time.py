@@ -2,7 +2,7 @@
 
 Goes in: a group, a schedule of the winograd schema, a machine. Comes out: a `Prediction`.
 
-    compute   micro-kernels of every run and panel, tails included (model.predict.step_cycles)
+    compute   micro-kernels of every run and panel, tails included (outer_time.step_cycles)
     pack      the input transform: vector instructions of both passes, counted from the matrices
     store     the output transform and the rows of the result
     traffic   V is written once and read once for each block of k, U is read once for each block of
@@ -31,8 +31,8 @@ from tilewright.kernels.cpu.schemas.winograd.plan import option, split_runs, til
 from tilewright.kernels.cpu.schemas.winograd.transform import operations
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.predict import MARGIN, step_cycles
-from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
+from tilewright.model.cpu.outer_time import step_cycles
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage
 from tilewright.ops.winograd_matrices import Transform

@@ -53,13 +53,16 @@ class Rows:
 def flatten(
     stage: Stage, schedule: Schedule, part: Mapping[str, int]
 ) -> tuple[list[Loop], dict[str, int]]:
-    """(loops, outermost first; the innermost box): what one micro-kernel call works on."""
+    """(loops, outermost first; the innermost box): what one micro-kernel call works on.
+
+    The micro-kernel has the reductions of the register tile.
+    """
     current = dict(part)
     loops = []
     for level in reversed(schedule.levels):
         tile = level.tile
         for name in level.order:
-            if level.name == 'reg' and schedule.schema == 'outer' and name in stage.reduction:
+            if level.name == 'reg' and name in stage.reduction:
                 continue
             if tile[name] < current[name]:
                 loops.append(Loop(name, current[name], tile[name]))

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.isa.micro import registers_needed
-from tilewright.kernels.cpu.space import thread_cuts
+from tilewright.kernels.cpu.schemas.winograd.space import ONE_OR_MORE, winograd_schedule
+from tilewright.kernels.cpu.space import Cut, even_cuts
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.winograd_time import (
@@ -29,14 +30,11 @@ from tilewright.model.cpu.winograd_time import (
     transform_time,
 )
 from tilewright.ops.group import Group
-from tilewright.ops.stage import Stage
-from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage, tile_of
+from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage
 from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
-from tilewright.schedule.schedule import Level, Schedule
-from tilewright.search.cpu.rank import Candidate
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.candidate import Candidate
 
-SIZES = (2, 3, 4, 5, 6, 7)
-ONE_OR_MORE = (1, *SIZES)  # one output in one direction: the other's one-dimensional form
 MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
 SHAPES = 6  # shapes of tiles that are priced in full
 CUTS = 3  # cuts between threads that are carried on, for each shape
@@ -47,35 +45,9 @@ CARRIED = 12  # register tiles and blocks that are priced with every number of p
 
 HOPE = 1.1  # a shape whose bound exceeds the best time by more is not priced
 
-Cut = tuple[tuple[str, int], ...]
 Shape = tuple[int, int]  # rows and columns of outputs of a tile
 # Seconds, and those without regard to the bound, which tell apart what the bound makes equal.
 Priced = tuple[float, float, Shape, Cut, tuple[int, int], int, tuple[int, int, int]]
-
-
-def winograd_schedule(
-    group: Group, isa: str, m: Tile, run: int, vectors: int, k_panels: int,
-    block: tuple[int, int, int], parallel: Cut = (),
-) -> Schedule:  # fmt: skip
-    """The schedule of these decisions: `block` is n, ph, pw; `k_panels` panels of k at once."""
-    stage = matmul_stage(group, m)
-    sizes, width = stage.sizes, vectors * ISAS[isa].lanes
-    whole = -(-sizes['k'] // width) * width
-    order = tuple(sizes)
-    reg = dict.fromkeys(sizes, 1) | {'k': width}
-    held = dict(zip(('n', 'ph', 'pw'), block, strict=True))
-    l1 = reg | {d: min(size, sizes[d]) for d, size in held.items()}
-    l1 |= {'k': min(k_panels * width, whole), 'c': sizes['c']}
-    l2 = l1 | {'t': sizes['t']}
-    tiles = (reg, l1, l2, l2 | {'k': whole})
-    levels = tuple(
-        Level.of(name, order, tile)
-        for name, tile in zip(('reg', 'l1', 'l2', 'l3'), tiles, strict=True)
-    )
-    down, across = tile_of(m)
-    wide = (('mw', across),) if across != down else ()
-    options = (('m', down), *wide, ('run', run))
-    return Schedule('winograd', isa, 'k', levels, parallel, '', options)
 
 
 def rank_winograd(
@@ -117,9 +89,10 @@ def _promising(
 def _price(group: Group, machine: Machine, isa: Isa, m: Shape, threads: int) -> list[Priced]:
     """The choices for one shape of tiles, with their times."""
     shape, stage = geometry(group, m), matmul_stage(group, m)
-    tiles = list(_register_tiles(isa, shape))
+    tiles = _register_tiles(isa, shape)
     found = []
-    for cut in _cuts(stage, threads):
+    free = [d for d in stage.parallel if d != 't']
+    for cut in even_cuts(stage, threads, free)[:CUTS]:
         ways = dict(cut)
         part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
         bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()))
@@ -172,31 +145,18 @@ def weight_growth(group: Group, m: Tile) -> float:
     return geometry(group, m).weights / (sizes.get('r', 1) * sizes.get('s', 1))
 
 
-def _cuts(stage: Stage, threads: int) -> list[Cut]:
-    """The cuts that divide the work best; fewer threads where there is not enough to cut."""
-    cuts: list[Cut] = []
-    while not cuts:
-        cuts = [c for c in thread_cuts(stage, threads) if 't' not in dict(c)]
-        threads -= 1
+def _register_tiles(isa: Isa, shape: Geometry) -> list[tuple[int, int]]:
+    """(run, vectors): the longest run of tiles for each number of vectors of k.
 
-    def share(cut: Cut) -> tuple[float, int]:
-        sizes = stage.sizes
-        return math.prod(-(-sizes[d] // ways) / sizes[d] for d, ways in cut), len(cut)
-
-    return sorted(cuts, key=lambda c: (share(c), c))[:CUTS]
-
-
-def _register_tiles(isa: Isa, shape: Geometry) -> Iterator[tuple[int, int]]:
-    """(run, vectors): the longest run of tiles for each number of vectors of k."""
+    Those with enough accumulators to fill the pipeline, or with as many as the registers hold.
+    """
     tiles = shape.n * shape.ph * shape.pw
+    found = []
     for vectors in range(1, min(6, -(-shape.k // isa.lanes)) + 1):
-        longest = max(
-            (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers),
-            default=0,
-        )
-        enough = longest * vectors >= isa.fma_per_cycle * isa.fma_latency_cycles
-        if longest >= 1 and (enough or longest >= tiles):
-            yield longest, vectors
+        runs = (r for r in range(1, isa.registers) if registers_needed(r, vectors) <= isa.registers)
+        found.append((max(runs, default=0), vectors))
+    wanted = min(isa.fma_per_cycle * isa.fma_latency_cycles, max(r * v for r, v in found))
+    return [(r, v) for r, v in found if r >= 1 and (r * v >= wanted or r >= tiles)]
 
 
 def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:

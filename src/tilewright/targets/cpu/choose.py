@@ -14,9 +14,11 @@ from functools import lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.schema import is_extended
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
+from tilewright.ops.winograd import ALGORITHMS
 from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
@@ -131,7 +133,7 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         key = question.key
         if key in found or key in open_ones:
             continue
-        kept = choices.recall_choices(key)
+        kept = None if is_extended() else choices.recall_choices(key)
         if kept is not None:
             found[key] = kept
         else:
@@ -139,7 +141,8 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
     # The longest first, so that no child works alone at the end.
     order = sorted(open_ones, key=lambda key: -open_ones[key].group.flops)
     for done, (key, answer) in enumerate(_searched({k: open_ones[k] for k in order}), 1):
-        choices.keep_choices(key, answer)
+        if not is_extended():  # other processes do not have what was registered in this one
+            choices.keep_choices(key, answer)
         found[key] = answer
         if report is not None:
             report(open_ones[key].group, done, len(order))
@@ -152,7 +155,10 @@ def _searched(questions: Mapping[str, Question]) -> Iterator[tuple[str, tuple[Ch
     for key, question in questions.items():
         if key not in slow:
             yield key, search(question)
-    yield from zip(slow, each(search, [(question,) for question in slow.values()]), strict=True)
+    pieces = [(question,) for question in slow.values()]
+    # Other processes do not have what was registered in this one.
+    found = each(search, pieces, 1 if is_extended() else None)
+    yield from zip(slow, found, strict=True)
 
 
 def search(question: Question) -> tuple[Choice, ...]:
@@ -164,8 +170,10 @@ def search(question: Question) -> tuple[Choice, ...]:
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
     if question.growth:
         found = rank_winograd(group, machine, threads, top, question.max_rel_err, question.growth)
-    elif question.algorithm == 'winograd':
-        found = choose_preferred(group, machine, threads, top, question.max_rel_err)
+    elif question.algorithm in ALGORITHMS[2:]:
+        found = choose_preferred(
+            group, machine, threads, top, question.algorithm, question.max_rel_err
+        )
     else:
         found = choose(group, machine, threads, top, question.algorithm, question.max_rel_err)
     made = []

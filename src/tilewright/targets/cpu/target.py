@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schema import is_shipped
 from tilewright.knobs import debug
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
@@ -112,7 +113,7 @@ def _remember(
     group: Group, machine: Machine, threads: int, candidates: tuple[Candidate, ...], wanted: Wanted
 ) -> None:
     best = candidates[0]
-    if best.time_ms is None:
+    if best.time_ms is None or not is_shipped(cpu_schedule(best.schedule)):
         return
     times = bound_times(best.prediction.flops_done, best.prediction.moved, machine, threads)
     choice = Choice(
@@ -151,11 +152,17 @@ def _measured(
         )  # fmt: skip
 
     try:
+        kept = records.known(group.digest, threads, validators)
+        # What was registered may have been something else when it was measured.
+        known = {
+            key: found
+            for key, found in kept.items()
+            if key not in by_key or is_shipped(cpu_schedule(by_key[key].schedule))
+        }
         with Worker(seed=wanted.seed) as worker:
             results = measure_all(
                 group, list(builders.items()), worker=worker, rounds=ROUNDS, threads=threads,
-                known=records.known(group.digest, threads, validators),
-                record=record, progress=wanted.progress,
+                known=known, record=record, progress=wanted.progress,
             )  # fmt: skip
             results = [within(m, wanted.max_rel_err) for m in results]
             final = finalists(

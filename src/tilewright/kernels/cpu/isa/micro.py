@@ -9,20 +9,20 @@ that for each of `count` iterations and each unrolled step does, for p < P and v
 and then moves `a` by `a_step` and `b` behind the vectors it has read. `resume` starts from acc
 instead of zero (MOpt Sec. 6, Listing 4; fixed registers because gcc spills such tiles).
 
-One emitter for each instruction set; `EMITTERS` is the table. A scalar reference of the same
-contract is `reference_c`.
+Each instruction set names its emitter (machine/isa.py). A scalar reference of the same contract is
+`reference_c`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.machine.isa import ISAS
+from tilewright.registry import resolve
 
 REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
 PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
@@ -34,7 +34,8 @@ class MicroKernel:
 
     A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
-    neighbours of `pixels` lie side by side then.
+    neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
+    that of the sums.
     """
 
     isa: str
@@ -46,15 +47,23 @@ class MicroKernel:
     name: str
     b_ahead: int = 0
     turned: bool = False
+    dtype: str = 'f32'
+    accumulation: str = 'f32'
 
     def __post_init__(self) -> None:
+        isa = ISAS[self.isa]
+        if (self.dtype, self.accumulation) != (isa.dtype, isa.accumulation):
+            raise ScheduleError(
+                f'{self.name} multiplies {self.dtype} and adds in {self.accumulation}; {self.isa} '
+                f'offers {isa.dtype} added in {isa.accumulation}'
+            )
         if self.turned and not can_turn(self.isa, self.pixels):
             raise ScheduleError(
                 f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
                 f'transposed of'
             )
         need = registers_needed(len(self.pixels), self.vectors)
-        have = ISAS[self.isa].registers
+        have = isa.registers
         if need > have:
             raise ScheduleError(
                 f'a micro-kernel of {len(self.pixels)} x {self.vectors} vectors needs {need} '
@@ -96,14 +105,13 @@ def vector_prefetches(kernel: MicroKernel) -> list[int]:
     return list(range(kernel.b_ahead, kernel.b_ahead + read, LINE_FLOATS))
 
 
-TURNING = ('neon', 'portable')  # vectors of four, multiplied by an element of another
-BLOCK = 4
+BLOCK = 4  # pixels and lanes of a transposed block
 
 
 def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
     """Whether pixels are runs of four, on an instruction set with vectors of four."""
     runs = [pixels[i : i + BLOCK] for i in range(0, len(pixels), BLOCK)]
-    return isa in TURNING and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
+    return ISAS[isa].turns and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
 
 
 def registers_needed(pixels: int, vectors: int) -> int:
@@ -130,7 +138,7 @@ def parse_name(name: str) -> tuple[str, tuple[int, ...], int]:
 
 def emit(kernel: MicroKernel) -> str:
     """[MicroKernel] -> [C function]"""
-    return EMITTERS[kernel.isa](kernel)
+    return resolve(ISAS[kernel.isa].emit)(kernel)
 
 
 def function(kernel: MicroKernel, body: list[str]) -> str:
@@ -173,19 +181,3 @@ def reference_c(kernel: MicroKernel) -> str:
             '    }',
         ],
     )
-
-
-def _emitters() -> dict[str, Callable[[MicroKernel], str]]:
-    from tilewright.kernels.cpu.isa import neon as asm_neon
-    from tilewright.kernels.cpu.isa import portable
-    from tilewright.kernels.cpu.isa import x86 as asm_x86
-
-    return {
-        'neon': asm_neon.emit,
-        'avx512': asm_x86.emit,
-        'avx2': asm_x86.emit,
-        'portable': portable.emit,
-    }
-
-
-EMITTERS = _emitters()

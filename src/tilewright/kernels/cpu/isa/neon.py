@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright.kernels.cpu.isa import micro
+from tilewright.machine.isa import ISAS
 
 _LETTER = {4: 'q', 2: 'd', 1: 's'}
 _ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
@@ -67,7 +68,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function with one asm block]"""
     pixels, vectors = len(kernel.pixels), kernel.vectors
     weights = pixels * vectors
-    spare = list(range(weights + vectors, 32))
+    spare = list(range(weights + vectors, ISAS[kernel.isa].registers))
     loaded = list(chunks(kernel.pixels))
     tiles = [(p, v) for p in range(pixels) for v in range(vectors)]
 

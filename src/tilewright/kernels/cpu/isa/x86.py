@@ -11,13 +11,13 @@ from __future__ import annotations
 from tilewright.kernels.cpu.isa import micro
 from tilewright.machine.isa import ISAS
 
-_REGISTER = {'avx512': 'zmm', 'avx2': 'ymm'}
+_REGISTER = {64: 'zmm', 32: 'ymm', 16: 'xmm'}  # by bytes of a vector
 
 
 def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function with one asm block]"""
-    name = _REGISTER[kernel.isa]
-    total = ISAS[kernel.isa].registers
+    isa = ISAS[kernel.isa]
+    name, total = _REGISTER[isa.vector_bytes], isa.registers
     pixels, vectors, size = len(kernel.pixels), kernel.vectors, 4 * kernel.lanes
 
     def register(number: int) -> str:

@@ -81,15 +81,19 @@ def can_cut(group: Group) -> tuple[str, ...]:
     return tuple(item.names[number] for item in shared_dims(running))
 
 
-def generate(group: Group, schedule: Schedule) -> str:
-    """[Group, Schedule] -> [C source]"""
+def plan_general(group: Group, schedule: Schedule) -> GeneralPlan:
+    """[Group, Schedule] -> [GeneralPlan]"""
     check(group, schedule)
-    unit = _Unit.of(group, schedule)
+    return GeneralPlan.of(group, schedule)
+
+
+def generate(unit: GeneralPlan) -> str:
+    """[GeneralPlan] -> [C source]"""
     body, functions, typed = Writer(), Writer(), Typed()
     unit.write_pack(body, functions, typed)
     unit.write_part(body, functions, typed)
     writer = Writer()
-    abi.write_head(writer, group, schedule)
+    abi.write_head(writer, unit.group, unit.schedule)
     writer.lines += [*HELPERS.splitlines(), '']
     write_functions(writer, typed.functions)
     for table in unit.tables.all():
@@ -107,7 +111,7 @@ def _running(group: Group) -> tuple[Group, ...]:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class GeneralPlan:
     """Everything that is decided before a line is written.
 
     ahead, running  parts of either kind, with names that can stand in C; `shared` ones are the same
@@ -130,7 +134,7 @@ class _Unit:
     tables: Tables
 
     @classmethod
-    def of(cls, group: Group, schedule: Schedule) -> _Unit:
+    def of(cls, group: Group, schedule: Schedule) -> GeneralPlan:
         running = _running(group)
         ahead = tuple(safe_iterators(p, TAKEN)[0] for p in parts(group) if p not in running)
         shared = shared_dims(running) if len(running) > 1 else ()

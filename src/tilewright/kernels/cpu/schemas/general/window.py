@@ -17,6 +17,7 @@ from tilewright.kernels.cpu.expression import number
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.stage import COMBINERS, Affine, read
 
 MOST_TAPS = 16
@@ -133,7 +134,7 @@ def _axis(piece: Piece, expression: Affine, size: int, name: str) -> Axis | None
 def lanes_of(made: Sliding, isa: str) -> int:
     """Elements of a vector: no more than a row has."""
     short = min(made.across.out, made.across.size) < 8
-    return 8 if isa.startswith('avx') and not short else 4
+    return 8 if ISAS[isa].vector_bytes >= 32 and not short else 4
 
 
 def write_functions(writer: Writer, combiner: str, lanes: int, made: Sliding) -> str:

@@ -1,13 +1,13 @@
 """The outer-product schema: packed weights, padded input tiles, register-owning micro-kernels.
 
-Goes in: a group whose main stage is a sum of products, and a schedule with schema 'outer'.
-Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
+Goes in: the plan of a group whose main stage is a sum of products (plan.py). Comes out: a C
+translation unit with the ABI of kernels/cpu/abi.py.
 
     part -> bands of tile loops (schedule.levels, outermost first)
               pack_tile         after the last loop that moves the broadcast operand's tile
               register tiles    micro-kernel (reduction inside), then store with the epilogue
 
-What is decided before a line is written is in outer_plan.py, the packing of weights in panels.py.
+What is decided before a line is written is in plan.py, the packing of weights in panels.py.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import itertools
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
-from tilewright.kernels.cpu.panels import constant_offsets, write_packing, write_panels
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
-from tilewright.kernels.cpu.schemas.outer.plan import Plan, blocks, plan
-from tilewright.kernels.cpu.store import fetched, write_store
+from tilewright.kernels.cpu.schemas.outer.panels import (
+    constant_offsets,
+    write_packing,
+    write_panels,
+)
+from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, blocks
+from tilewright.kernels.cpu.schemas.outer.store import fetched, write_store
 from tilewright.kernels.cpu.writer import Writer, scaled, total
-from tilewright.ops.group import Group
-from tilewright.schedule.schedule import Schedule
 
 
-def generate(group: Group, schedule: Schedule) -> str:
-    """[Group, Schedule] -> [C source]"""
-    p = plan(group, schedule)
-    writer = Writer()
+def generate(p: OuterPlan) -> str:
+    """[OuterPlan] -> [C source]"""
+    group, schedule, writer = p.group, p.schedule, Writer()
     abi.write_head(writer, group, schedule)
     write_epilogue(writer, p.functions)
     if schedule.pack:
@@ -47,7 +48,7 @@ def generate(group: Group, schedule: Schedule) -> str:
     return writer.text()
 
 
-def _micro(p: Plan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
+def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
     turned = p.turned(extents, vectors)
     computed = (*extents[:-1], blocks(extents[-1])) if turned else extents
     pixels = list(itertools.product(*(range(e) for e in computed)))
@@ -70,10 +71,12 @@ def _micro(p: Plan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel
         acc,
         micro.micro_name(p.schedule.isa, extents, vectors),
         turned=turned,
+        dtype=p.schedule.dtype,
+        accumulation=p.schedule.accumulation,
     )
 
 
-def _write_part(writer: Writer, p: Plan) -> None:
+def _write_part(writer: Writer, p: OuterPlan) -> None:
     c, schedule, stage = p.contraction, p.schedule, p.group.main
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
     places = constant_offsets(p)
@@ -104,7 +107,7 @@ def _write_part(writer: Writer, p: Plan) -> None:
     writer.close()
 
 
-def _open_bands(writer: Writer, p: Plan, nest: Nest) -> dict[str, str]:
+def _open_bands(writer: Writer, p: OuterPlan, nest: Nest) -> dict[str, str]:
     """Open every cache band; pack behind the last loop that moves the operand's tile."""
     c, schedule = p.contraction, p.schedule
     names = [level.name for level in schedule.levels]
@@ -136,7 +139,7 @@ def _open_bands(writer: Writer, p: Plan, nest: Nest) -> dict[str, str]:
     return origin
 
 
-def _write_pack_call(writer: Writer, p: Plan, nest: Nest) -> None:
+def _write_pack_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     firsts, extents = [], []
     for expression in p.contraction.a.index:
         firsts.append(
@@ -153,7 +156,7 @@ def _write_pack_call(writer: Writer, p: Plan, nest: Nest) -> None:
     writer.line(f'pack_tile(source, buffer, from, extent{numbers});')
 
 
-def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> None:
+def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]) -> None:
     """One register tile: pointers, micro-kernel, store."""
     c, panels, stage = p.contraction, p.panels, p.group.main
     sizes, v = stage.sizes, c.vector
@@ -196,12 +199,12 @@ def _write_tile(writer: Writer, p: Plan, nest: Nest, origin: dict[str, str]) -> 
     _write_store_call(writer, p, nest)
 
 
-def nest_part(p: Plan, name: str) -> str:
+def nest_part(p: OuterPlan, name: str) -> str:
     """The C name of the first index of a dimension that this thread owns."""
     return f'{name}_part' if dict(p.schedule.parallel).get(name, 1) > 1 else '0'
 
 
-def _write_calls(writer: Writer, p: Plan, nest: Nest, width: str) -> None:
+def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     """The micro-kernel that fits this tile, once for every point of the outer reductions."""
     c, sizes = p.contraction, p.group.main.sizes
     at = nest.at
@@ -232,7 +235,7 @@ def _write_calls(writer: Writer, p: Plan, nest: Nest, width: str) -> None:
         writer.close(len(c.outer))
 
 
-def _dispatch(writer: Writer, p: Plan, nest: Nest, call) -> None:
+def _dispatch(writer: Writer, p: OuterPlan, nest: Nest, call) -> None:
     """Choose among the variants by the extents of this tile; one variant needs no choice."""
     panels = p.panels
     variants = []
@@ -258,7 +261,7 @@ def _dispatch(writer: Writer, p: Plan, nest: Nest, call) -> None:
             writer.line(f'{word} ({test})\n{"    " * (writer.depth + 1)}{text}')
 
 
-def _complete(p: Plan, nest: Nest) -> str:
+def _complete(p: OuterPlan, nest: Nest) -> str:
     """A C condition: the sums of this tile are complete behind this call; '' where always."""
     c, sizes = p.contraction, p.group.main.sizes
     return ' && '.join(
@@ -268,7 +271,7 @@ def _complete(p: Plan, nest: Nest) -> str:
     )
 
 
-def _write_store_fetch(writer: Writer, p: Plan, nest: Nest) -> None:
+def _write_store_fetch(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     """Ask for the lines of the result before the sums are made, so that stores find them."""
     done = _complete(p, nest)
     if done:
@@ -278,17 +281,17 @@ def _write_store_fetch(writer: Writer, p: Plan, nest: Nest) -> None:
     writer.line(f'{"    " if done else ""}fetch_result({place}{operands});')
 
 
-def _result_place(p: Plan, nest: Nest) -> str:
+def _result_place(p: OuterPlan, nest: Nest) -> str:
     shifts = (scaled(nest.start(d), p.out_strides.get(d, 0)) for d in p.group.main.parallel)
     return total([*shifts, str(p.out_const)])
 
 
-def _operand_place(p: Plan, nest: Nest, item: EpilogueOperand) -> str:
+def _operand_place(p: OuterPlan, nest: Nest, item: EpilogueOperand) -> str:
     shifts = (scaled(nest.start(d), item.stride(d)) for d in p.group.main.parallel)
     return total([*shifts, str(item.const)])
 
 
-def _write_store_call(writer: Writer, p: Plan, nest: Nest) -> None:
+def _write_store_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     c = p.contraction
     at = nest.at
     done = _complete(p, nest)

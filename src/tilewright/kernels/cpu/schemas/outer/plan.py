@@ -1,7 +1,7 @@
 """What the outer-product schema decides before it writes a line.
 
 Goes in: a group whose main stage is a sum of products, and a schedule with schema 'outer'.
-Comes out: a `Plan`, or a ScheduleError that says why the schedule is not legal.
+Comes out: a `OuterPlan`, or a ScheduleError that says why the schedule is not legal.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
-from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_front
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import part_extents, tile_sets
-from tilewright.kernels.cpu.panels import Panels
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
-from tilewright.kernels.cpu.store import Quick, straight
+from tilewright.kernels.cpu.schemas.outer.panels import Panels
+from tilewright.kernels.cpu.schemas.outer.store import straight
+from tilewright.kernels.cpu.transpose import Quick
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -27,7 +28,7 @@ TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
 
 @dataclass(frozen=True)
-class Plan:
+class OuterPlan:
     """Everything that the generator decides before it writes a line."""
 
     group: Group
@@ -53,7 +54,7 @@ class Plan:
         that this costs less than transposing.
         """
         isa, run = self.schedule.isa, extents[-1] if extents else 0
-        if self.quick is None or isa not in micro.TURNING or self.panels.size % micro.BLOCK:
+        if self.quick is None or not ISAS[isa].turns or self.panels.size % micro.BLOCK:
             return False
         if self.contraction.pixels[-1] != self.lane or self.operand.strides.get(self.lane) != 1:
             return False
@@ -105,6 +106,7 @@ def blocks(pixels: int) -> int:
 
 def check(group: Group, schedule: Schedule) -> Contraction:
     """Raise ScheduleError where the schedule is not legal for this schema."""
+    check_plain(group, front=True)
     candidates = vector_candidates(group, moving=True)
     if schedule.vector not in candidates:
         raise ScheduleError(
@@ -158,8 +160,8 @@ def check(group: Group, schedule: Schedule) -> Contraction:
     return contraction
 
 
-def plan(group: Group, schedule: Schedule) -> Plan:
-    """[Group, Schedule] -> [Plan]"""
+def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
+    """[Group, Schedule] -> [OuterPlan]"""
     contraction = check(group, schedule)
     stage, reg = group.main, schedule.reg.tile
     lanes = ISAS[schedule.isa].lanes
@@ -180,7 +182,7 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     persistent = bool(tiled)
     acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
     out_strides, out_const = access_strides(group, stage.write)
-    return Plan(
+    return OuterPlan(
         group, schedule, contraction, panels, source, plan_front(group), typed_epilogue(group),
         lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
         straight(group, schedule.vector, lane, out_strides),

@@ -1,7 +1,7 @@
 """The stencil schema: windows that slide along rows, the lanes of a vector along the row.
 
-Goes in: a group that `stencil_cover.stencil` describes (a depthwise convolution above all) and a
-schedule with schema 'stencil' and the option `lanes`. Comes out: C with the ABI of abi.py.
+Goes in: a plan (plan.py), of a depthwise convolution above all. Comes out: C with the ABI of
+kernels/cpu/abi.py.
 
     for each outer dimension (n, k)            weights of one filter in registers
       for each tile of rows                    reg tile: down
@@ -20,134 +20,33 @@ last vector of a row overlaps the one before it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.stencil.cover import (
-    MOST_STATEMENTS,
     Columns,
     Rows,
-    Stencil,
     Strip,
-    cover_columns,
-    cover_rows,
     gather,
-    statements,
-    stencil,
     weights_at,
 )
-from tilewright.kernels.cpu.schemas.stencil.epilogue import (
-    VectorEpilogue,
+from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan
+from tilewright.kernels.cpu.vector_epilogue import (
     broadcast,
-    plan_vector_epilogue,
     write_functions,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
-from tilewright.machine.isa import ISAS
-from tilewright.ops.group import Group
-from tilewright.schedule.schedule import Schedule
 
 IN_ORDER = """\
 /* Loads stay on their side of it: compilers that gather them in front run out of registers. */
 #define IN_ORDER __asm__ volatile("" ::: "memory")
 """
-QUAD = 4  # weights in a register of which multiply-adds take one lane
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything that the generator decides before it writes a line."""
-
-    group: Group
-    schedule: Schedule
-    shape: Stencil
-    lanes: int
-    rows: tuple[Rows, ...]
-    strips: tuple[Strip, ...]
-    epilogue: VectorEpilogue
-
-    @property
-    def by_lane(self) -> bool:
-        """Whether multiply-adds can take a lane of a register as their factor."""
-        return ISAS[self.schedule.isa].arch == 'aarch64'
-
-    @property
-    def padded(self) -> int:
-        """Floats of one packed filter: whole registers, so that they can be loaded."""
-        return -(-self.shape.taps // QUAD) * QUAD
-
-    @property
-    def pitch(self) -> int:
-        """From one row of the input to the next."""
-        number = self.shape.down_axis
-        return self.group.tensor(self.shape.a.tensor).strides[number] if number >= 0 else 0
-
-
-def option(schedule: Schedule, name: str) -> int:
-    options = dict(schedule.options)
-    if name not in options:
-        raise ScheduleError(f'a schedule of the stencil schema needs the option {name!r}')
-    return options[name]
-
-
-def check(group: Group, schedule: Schedule) -> Plan:
-    """What will be generated; ScheduleError where the schedule is not legal for this schema."""
-    shape = stencil(group)
-    label, sizes = group.label, group.main.sizes
-    if schedule.vector != shape.across.name:
-        raise ScheduleError(
-            f'{label}: the vector dimension is {schedule.vector!r}; rows lie along '
-            f'{shape.across.name}'
-        )
-    lanes, most = option(schedule, 'lanes'), ISAS[schedule.isa].lanes
-    if lanes < 2 or lanes > most or lanes & (lanes - 1):
-        raise ScheduleError(
-            f'{label}: lanes={lanes} is no vector of {schedule.isa}; choose a power of two from 2 '
-            f'to {most}'
-        )
-    if schedule.pack:
-        raise ScheduleError(f'{label}: pack={schedule.pack!r}; a stencil reads its input in place')
-    reg = schedule.reg.tile
-    if set(reg) != set(sizes):
-        raise ScheduleError(f'{label}: the schedule does not tile {sorted(sizes)}')
-    if reg[shape.across.name] % lanes:
-        raise ScheduleError(
-            f'{label}: register tile {shape.across.name}={reg[shape.across.name]} is not a '
-            f'multiple of {lanes} lanes'
-        )
-    for name in shape.outer:
-        if reg[name] != 1:
-            raise ScheduleError(f'{label}: register tile {name}={reg[name]} must be 1')
-    for level in schedule.levels:
-        cut = [d for d in group.main.reduction if level.tile[d] < sizes[d]]
-        if level.name != 'reg':
-            cut += [d for d in group.main.parallel if level.tile[d] < sizes[d]]
-        if cut:
-            raise ScheduleError(
-                f'{label}: level {level.name} cuts {cut}; only rows and vectors are blocked'
-            )
-    bad = [d for d, _ in schedule.parallel if d not in (*shape.outer, shape.down.name)]
-    if bad:
-        raise ScheduleError(f'{label}: {bad} cannot be cut between threads')
-    rows = cover_rows(shape.down, reg[shape.down.name] if shape.down.name else 1)
-    strips = cover_columns(shape.across, lanes, reg[shape.across.name] // lanes)
-    written = statements(shape, rows, strips)
-    if written > MOST_STATEMENTS:
-        raise ScheduleError(
-            f'{label}: {written} multiply-adds would be written out, the limit is '
-            f'{MOST_STATEMENTS}; choose smaller register tiles'
-        )
-    epilogue = plan_vector_epilogue(group)
-    return Plan(group, schedule, shape, lanes, rows, strips, epilogue)
-
-
-def generate(group: Group, schedule: Schedule) -> str:
-    """[Group, Schedule] -> [C source]"""
-    plan = check(group, schedule)
-    writer = Writer()
+def generate(plan: StencilPlan) -> str:
+    """[StencilPlan] -> [C source]"""
+    group, schedule, writer = plan.group, plan.schedule, Writer()
     abi.write_head(writer, group, schedule)
     width = 4 * plan.lanes
     writer.line(
@@ -168,7 +67,7 @@ def generate(group: Group, schedule: Schedule) -> str:
     return writer.text()
 
 
-def _write_packing(writer: Writer, plan: Plan) -> dict[str, int]:
+def _write_packing(writer: Writer, plan: StencilPlan) -> dict[str, int]:
     """Taps of one filter side by side, down before across; other constants as they are."""
     shape, sizes = plan.shape, plan.shape.stage.sizes
     places, offset = {}, 0
@@ -201,7 +100,7 @@ def _write_packing(writer: Writer, plan: Plan) -> dict[str, int]:
     return places
 
 
-def _write_rows(writer: Writer, plan: Plan, number: int, rows: Rows) -> None:
+def _write_rows(writer: Writer, plan: StencilPlan, number: int, rows: Rows) -> None:
     """One tile of rows, strip by strip; `h` is its first output row."""
     shape = plan.shape
     operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
@@ -241,7 +140,7 @@ def _open_block(writer: Writer) -> None:
     writer.depth += 1
 
 
-def _down_strides(plan: Plan) -> list[tuple[str, int]]:
+def _down_strides(plan: StencilPlan) -> list[tuple[str, int]]:
     """(pointer, stride of a row) of the result and of every operand of the epilogue."""
     name = plan.shape.down.name
     strides, _ = access_strides(plan.group, plan.shape.stage.write)
@@ -249,7 +148,7 @@ def _down_strides(plan: Plan) -> list[tuple[str, int]]:
     return found + [(item.name, item.stride(name)) for item in plan.epilogue.operands]
 
 
-def _write_weights(writer: Writer, plan: Plan) -> None:
+def _write_weights(writer: Writer, plan: StencilPlan) -> None:
     """Weights in registers; without multiply-adds by lane the compiler broadcasts each itself."""
     if plan.by_lane:
         for number in range(plan.padded // QUAD):
@@ -257,11 +156,11 @@ def _write_weights(writer: Writer, plan: Plan) -> None:
             writer.line(f'const quad_v kernel_{number} = *(const quad_v *)({place});')
 
 
-def _weight(plan: Plan, tap: int) -> str:
+def _weight(plan: StencilPlan, tap: int) -> str:
     return f'kernel_{tap // QUAD}[{tap % QUAD}]' if plan.by_lane else f'weights[{tap}]'
 
 
-def _write_tile(writer: Writer, plan: Plan, rows: Rows, strip: Strip, source: str) -> None:
+def _write_tile(writer: Writer, plan: StencilPlan, rows: Rows, strip: Strip, source: str) -> None:
     """Accumulate and store one tile of rows x vectors."""
     shape = plan.shape
     strides, _ = access_strides(plan.group, shape.a)
@@ -290,7 +189,7 @@ def _write_tile(writer: Writer, plan: Plan, rows: Rows, strip: Strip, source: st
 
 
 def _write_sums(
-    writer: Writer, plan: Plan, rows: Rows, strip: Strip, source: str, started: set
+    writer: Writer, plan: StencilPlan, rows: Rows, strip: Strip, source: str, started: set
 ) -> None:
     shape, across = plan.shape, len(plan.shape.across.taps)
     used = sorted({y for line in rows.reads for y in line if y is not None})
@@ -316,7 +215,7 @@ def _write_sums(
                         started.add((i, v))
 
 
-def _vector(plan: Plan, columns: Columns, strip: Strip, row: str) -> str:
+def _vector(plan: StencilPlan, columns: Columns, strip: Strip, row: str) -> str:
     """The vector of these columns of an input row."""
     lanes = plan.lanes
     how = gather(columns, plan.shape.across.step, strip.extent)
@@ -354,7 +253,9 @@ def _shifted(text: str, picked: list[int | None], lanes: int) -> str:
     return f'__builtin_shufflevector({front}{text}{back}, {", ".join(map(str, index))})'
 
 
-def _write_store(writer: Writer, plan: Plan, rows: Rows, strip: Strip, i: int, v: int) -> None:
+def _write_store(
+    writer: Writer, plan: StencilPlan, rows: Rows, strip: Strip, i: int, v: int
+) -> None:
     """The epilogue of one accumulator, and its store: all lanes, or the row that is shorter."""
     shape, name = plan.shape, f's{i}_{v}'
     down, across = shape.down.name, shape.across.name
@@ -384,7 +285,7 @@ def _write_store(writer: Writer, plan: Plan, rows: Rows, strip: Strip, i: int, v
         writer.close()
 
 
-def _operand(plan: Plan, stride: int, at: str, strip: Strip) -> str:
+def _operand(plan: StencilPlan, stride: int, at: str, strip: Strip) -> str:
     """The operand of an epilogue for the lanes of one vector."""
     if stride == 0:
         return broadcast(f'*({at})')
@@ -394,7 +295,7 @@ def _operand(plan: Plan, stride: int, at: str, strip: Strip) -> str:
     return f'(row_v){{{elements}}}'
 
 
-def _write_part(writer: Writer, plan: Plan, places: dict[str, int]) -> None:
+def _write_part(writer: Writer, plan: StencilPlan, places: dict[str, int]) -> None:
     shape, stage = plan.shape, plan.shape.stage
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(plan.group.with_role('input'))}
 
@@ -426,7 +327,7 @@ def _write_part(writer: Writer, plan: Plan, places: dict[str, int]) -> None:
     writer.close(len(order) + 1)
 
 
-def _plane(plan: Plan) -> tuple[dict[str, int], int]:
+def _plane(plan: StencilPlan) -> tuple[dict[str, int], int]:
     """Strides and constant of the input's first row and column: both axes left out."""
     strides, const = access_strides(plan.group, plan.shape.a)
     steps = plan.group.tensor(plan.shape.a.tensor).strides
@@ -435,7 +336,7 @@ def _plane(plan: Plan) -> tuple[dict[str, int], int]:
     return strides, const
 
 
-def _write_calls(writer: Writer, plan: Plan, nest: Nest) -> None:
+def _write_calls(writer: Writer, plan: StencilPlan, nest: Nest) -> None:
     """Every tile of rows that this thread owns."""
     name = plan.shape.down.name
     operands = ''.join(f', {item.name}' for item in plan.epilogue.operands)

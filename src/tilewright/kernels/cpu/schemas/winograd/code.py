@@ -1,8 +1,7 @@
 """The Winograd schema: blocks of tiles through a thread's own scratch, fused from end to end.
 
-Goes in: a convolution's group and a schedule with schema 'winograd' over the dimensions of the
-batched product (`ops.winograd.matmul_stage`), with the options m (outputs of a tile) and run (most
-tiles that a micro-kernel takes). Comes out: C with the ABI of kernels/cpu/abi.py.
+Goes in: a plan (plan.py) over the dimensions of the batched product (`ops.winograd.matmul_stage`).
+Comes out: C with the ABI of kernels/cpu/abi.py.
 
     l3 band   blocks of n x ph x pw tiles: input transform -> V[t][c][tile]
     l2 band     blocks of k
@@ -12,7 +11,7 @@ tiles that a micro-kernel takes). Comes out: C with the ABI of kernels/cpu/abi.p
 
 Tiles of a block are numbered densely whatever its shape, so that images of 7 x 7 fill register
 tiles as well as large ones do. Threads share nothing: cut over k, each transforms all the input.
-What is decided before a line is written is in winograd_plan.py.
+What is decided before a line is written is in plan.py.
 """
 
 from __future__ import annotations
@@ -23,26 +22,23 @@ from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import write_epilogue
-from tilewright.kernels.cpu.schemas.winograd.plan import BLOCK, Plan, option, plan, split_runs
+from tilewright.kernels.cpu.schemas.winograd.plan import BLOCK, WinogradPlan, option, split_runs
 from tilewright.kernels.cpu.schemas.winograd.transform import (
     Class,
     write_filter,
     write_input,
     write_output,
 )
-from tilewright.kernels.cpu.store import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
-from tilewright.ops.group import Group
-from tilewright.schedule.schedule import Schedule
 
 WEIGHTS_AHEAD = 512  # floats: weights come from afar, faster than hardware asks for them
 
 
-def generate(group: Group, schedule: Schedule) -> str:
-    """[Group, Schedule] -> [C source]"""
-    p = plan(group, schedule)
-    writer = Writer()
+def generate(p: WinogradPlan) -> str:
+    """[WinogradPlan] -> [C source]"""
+    group, schedule, writer = p.group, p.schedule, Writer()
     abi.write_head(writer, group, schedule)
     write_epilogue(writer, p.epilogue.functions)
     for name, count in (('vec', p.buffers.lanes), ('lanes_t', p.lanes)):
@@ -63,12 +59,12 @@ def generate(group: Group, schedule: Schedule) -> str:
     return writer.text()
 
 
-def _vector_counts(p: Plan) -> list[int]:
+def _vector_counts(p: WinogradPlan) -> list[int]:
     """Vectors of the panels that there are."""
     return sorted({p.tail_vectors} | ({p.vectors} if p.panels > 1 else set()))
 
 
-def _micro(p: Plan, item: Class, run: int, vectors: int) -> micro.MicroKernel:
+def _micro(p: WinogradPlan, item: Class, run: int, vectors: int) -> micro.MicroKernel:
     name = micro.micro_name(p.schedule.isa, (run,), vectors)
     return micro.MicroKernel(
         p.schedule.isa,
@@ -79,10 +75,12 @@ def _micro(p: Plan, item: Class, run: int, vectors: int) -> micro.MicroKernel:
         tuple(number * item.index_step for number in range(run)),
         name if item.shared == 1 else f'{name}_of{item.shared}',
         b_ahead=WEIGHTS_AHEAD,
+        dtype=p.schedule.dtype,
+        accumulation=p.schedule.accumulation,
     )
 
 
-def _write_multiply(writer: Writer, p: Plan, item: Class, vectors: int) -> None:
+def _write_multiply(writer: Writer, p: WinogradPlan, item: Class, vectors: int) -> None:
     """The products of one panel and one weight, for every number of tiles a block may have."""
     most = option(p.schedule, 'run')
     runs = {tiles: split_runs(item.shared * tiles, most) for tiles in p.blocks}
@@ -117,7 +115,7 @@ def _write_multiply(writer: Writer, p: Plan, item: Class, vectors: int) -> None:
     writer.line()
 
 
-def _write_store(writer: Writer, p: Plan) -> None:
+def _write_store(writer: Writer, p: WinogradPlan) -> None:
     """`store_row`: one row of output pixels of a panel, transposed, through the epilogue.
 
     Where that can be, in blocks of 4 x 4; lanes that are no block go through a small buffer.
@@ -171,7 +169,7 @@ def _write_quick_row(writer: Writer, quick: Quick, plane: int) -> None:
     writer.close()
 
 
-def _write_packing(writer: Writer, p: Plan) -> None:
+def _write_packing(writer: Writer, p: WinogradPlan) -> None:
     """tw_pack: weights in the order in which they are read; other constants behind them.
 
     [g][block of k of every part][weight][panel][c][lane]
@@ -216,12 +214,12 @@ def _whole_lanes(text: str, lanes: int) -> str:
     return f'({text} + {lanes - 1}) / {lanes} * {lanes}'
 
 
-def constant_offsets(p: Plan) -> dict[str, int]:
+def constant_offsets(p: WinogradPlan) -> dict[str, int]:
     """Where each constant but the weights lies behind them, in floats."""
     return abi.constant_places(p.group, p.group.main.reads[1].tensor, p.packed_weights)
 
 
-def _write_part(writer: Writer, p: Plan) -> None:
+def _write_part(writer: Writer, p: WinogradPlan) -> None:
     shape, group, schedule = p.shape, p.group, p.schedule
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
     places = constant_offsets(p)
@@ -263,7 +261,7 @@ def _write_part(writer: Writer, p: Plan) -> None:
     writer.close()
 
 
-def _write_products(writer: Writer, p: Plan, item: Class, first: str, last: str) -> None:
+def _write_products(writer: Writer, p: WinogradPlan, item: Class, first: str, last: str) -> None:
     """All weights of a class, and the panels of k for each."""
     down, across = item.down, item.across
     points, v_stride = p.shape.across.t, p.buffers.v_stride
@@ -285,7 +283,7 @@ def _write_products(writer: Writer, p: Plan, item: Class, first: str, last: str)
     writer.close(3)
 
 
-def _by_width(writer: Writer, p: Plan, call) -> None:
+def _by_width(writer: Writer, p: WinogradPlan, call) -> None:
     """The call for panels of all vectors, or of those that the last one has."""
     if len(_vector_counts(p)) == 1:
         writer.line(call(_vector_counts(p)[0]))
@@ -296,7 +294,7 @@ def _by_width(writer: Writer, p: Plan, call) -> None:
     writer.line(f'    {call(p.tail_vectors)}')
 
 
-def _write_rows(writer: Writer, p: Plan, nest: Nest, g: str) -> None:
+def _write_rows(writer: Writer, p: WinogradPlan, nest: Nest, g: str) -> None:
     """Output tiles of a panel, one row of tiles at a time, and their rows into the result."""
     shape = p.shape
     down, across = shape.down, shape.across

@@ -2,8 +2,8 @@
 
 Goes in: a convolution's group and a schedule with schema 'winograd' over the dimensions of the
 batched product (`ops.winograd.matmul_stage`), with the options m (outputs of a tile) and run (most
-tiles that a micro-kernel takes). Comes out: a `Plan`, or a ScheduleError that says why the schedule
-is not legal.
+tiles that a micro-kernel takes). Comes out: a `WinogradPlan`, or a ScheduleError that says why the
+schedule is not legal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.contraction import check_plain
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
@@ -28,7 +29,7 @@ STRETCH = 4096  # floats of output rows that wait for their transposition, a qua
 
 
 @dataclass(frozen=True)
-class Plan:
+class WinogradPlan:
     """Everything that the generator decides before it writes a line."""
 
     group: Group
@@ -107,13 +108,19 @@ def tile(schedule: Schedule) -> tuple[int, int]:
     return m, dict(schedule.options).get('mw', m)
 
 
+def product(group: Group, schedule: Schedule) -> Stage:
+    """The batched product, whose dimensions a schedule tiles."""
+    return matmul_stage(group, tile(schedule))
+
+
 def check(group: Group, schedule: Schedule) -> Stage:
     """Raise ScheduleError where the schedule is not legal for this schema."""
+    check_plain(group)
     m, run = tile(schedule), option(schedule, 'run')
     reason = applies(group, m)
     if reason:
         raise ScheduleError(f'winograd: {reason}; use the direct algorithm')
-    stage, lanes = matmul_stage(group, m), ISAS[schedule.isa].lanes
+    stage, lanes = product(group, schedule), ISAS[schedule.isa].lanes
     names = [level.name for level in schedule.levels]
     if names != ['reg', 'l1', 'l2', 'l3'] or schedule.vector != 'k' or schedule.pack:
         raise ScheduleError(
@@ -190,8 +197,8 @@ def transform_lanes(isa_lanes: int, columns: int) -> int:
     return lanes
 
 
-def plan(group: Group, schedule: Schedule) -> Plan:
-    """[Group, Schedule] -> [Plan]"""
+def plan_winograd(group: Group, schedule: Schedule) -> WinogradPlan:
+    """[Group, Schedule] -> [WinogradPlan]"""
     stage = check(group, schedule)
     shape = geometry(group, tile(schedule))
     lanes = ISAS[schedule.isa].lanes
@@ -204,7 +211,7 @@ def plan(group: Group, schedule: Schedule) -> Plan:
     columns = max(sets['pw'])
     buffers = Buffers(max(blocks), columns, transform_lanes(lanes, columns), shape)
     classes, panel_floats = classes_of(shape, max(blocks), width)
-    return Plan(
+    return WinogradPlan(
         group, schedule, shape, stage, buffers, typed_epilogue(group), lanes, vectors, tail, panels,
         tuple(blocks), classes, panel_floats,
     )  # fmt: skip

@@ -10,125 +10,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
-from tilewright.kernels.cpu.schemas.stencil.epilogue import (
-    VectorEpilogue,
-    broadcast,
-    plan_vector_epilogue,
-    write_functions,
-)
+from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group
 
 if TYPE_CHECKING:
-    from tilewright.kernels.cpu.schemas.outer.plan import Plan
-
-TRANSPOSE = """\
-typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* rows[j][i] = from[i * step + j] for i, j < 4. */
-static inline __attribute__((always_inline)) void turn4(const float *from, long step, vec4 *rows)
-{
-    const vec4 a = *(const vec4 *)from, b = *(const vec4 *)(from + step);
-    const vec4 c = *(const vec4 *)(from + 2 * step), d = *(const vec4 *)(from + 3 * step);
-    const vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    const vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    const vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    const vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    rows[0] = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    rows[1] = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    rows[2] = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    rows[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
-}
-
-/* rows[j][i] = from[j * step + i] for i, j < 4. */
-static inline __attribute__((always_inline)) void take4(const float *from, long step, vec4 *rows)
-{
-    for (long j = 0; j < 4; j++)
-        rows[j] = *(const vec4 *)(from + j * step);
-}
-
-/* to[j * pitch + i] = from[j * step + i] for j < 4 and i < count, count at most 4. */
-static inline __attribute__((always_inline)) void copy4(const float *from, long step, float *to,
-                                                        long pitch, long count)
-{
-    for (long j = 0; j < 4; j++)
-        memcpy(to + j * pitch, from + j * step, 4 * (unsigned long)count);
-}
-
-/* to[j * pitch + i] = from[i * step + j] for j < 4 and i < count, count at most 4; reads 4 x 4. */
-static inline __attribute__((always_inline)) void transpose4(const float *from, long step,
-                                                             float *to, long pitch, long count)
-{
-    vec4 rows[4];
-    turn4(from, step, rows);
-    for (long j = 0; j < 4; j++)
-        memcpy(to + j * pitch, &rows[j], 4 * (unsigned long)count);
-}
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Quick:
-    """An epilogue on blocks of 4 x 4: lanes of dimension `vector`, pixels of dimension `lane`."""
-
-    epilogue: VectorEpilogue
-    vector: str
-    lane: str
-
-    @property
-    def is_plain(self) -> bool:
-        return self.epilogue.expression == 'value'
-
-    def write(self, writer: Writer) -> None:
-        """`finish4`: transpose4 with the epilogue between."""
-        if self.is_plain:
-            return
-        writer.line('typedef vec4 row_v;')
-        writer.line('static const row_v zero_v;')
-        write_functions(writer, self.epilogue, 4)
-        operands = ''.join(f', const float *{item.name}' for item in self.epilogue.operands)
-        writer.line('/* transpose4, or copy4 of what is turned, through what follows the sums. */')
-        writer.open(
-            'static inline __attribute__((always_inline)) void finish4(int turned, '
-            f'const float *from, long step, float *to, long pitch, long count{operands})'
-        )
-        writer.line('vec4 rows[4];')
-        writer.line('(turned ? take4 : turn4)(from, step, rows);')
-        writer.open('for (long j = 0; j < 4; j++)')
-        writer.line('const vec4 value = rows[j];')
-        for item in self.epilogue.operands:
-            at = total([item.name, scaled('j', item.stride(self.vector))])
-            if item.stride(self.lane) == 0:
-                writer.line(f'const vec4 {item.name}_v = {broadcast(f"*({at})")};')
-            else:
-                writer.line(f'vec4 {item.name}_v = zero_v;')
-                writer.line(f'memcpy(&{item.name}_v, {at}, 4 * (unsigned long)count);')
-        writer.line(f'const vec4 result = {self.epilogue.expression};')
-        writer.line('memcpy(to + j * pitch, &result, 4 * (unsigned long)count);')
-        writer.close(2)
-        writer.line()
-
-    def call(self, block: str, places: Mapping[str, str], turned: bool = False) -> str:
-        """The C call for a block; `places` are the operands' first elements in it.
-
-        A block that is `turned` has been transposed before.
-        """
-        if self.is_plain:
-            return f'{"copy4" if turned else "transpose4"}({block});'
-        operands = ''.join(f', {places[item.name]}' for item in self.epilogue.operands)
-        return f'finish4({int(turned)}, {block}{operands});'
-
-
-def quick_epilogue(group: Group, vector: str, lane: str) -> Quick | None:
-    """The epilogue on vectors; None where it has functions that are not, or odd operands."""
-    found = plan_vector_epilogue(group)
-    straight = all(item.stride(lane) in (0, 1) for item in found.operands)
-    return Quick(found, vector, lane) if straight and not found.helpers else None
+    from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 
 
 def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Quick | None:
@@ -138,7 +29,7 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
     return quick_epilogue(group, vector, lane)
 
 
-def write_store(writer: Writer, p: Plan) -> None:
+def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
     if not _by_pixels(p):
         _write_lane_row(writer, p)
@@ -154,7 +45,7 @@ def write_store(writer: Writer, p: Plan) -> None:
     _write_fetch(writer, p)
 
 
-def _write_fetch(writer: Writer, p: Plan) -> None:
+def _write_fetch(writer: Writer, p: OuterPlan) -> None:
     """Ask for the lines that a full register tile will be stored to: the ends of each of its rows.
 
     Without it every store to a line that is not in the first cache waits for it; Y0 of MOpt's
@@ -182,7 +73,7 @@ def _write_fetch(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def fetched(p: Plan) -> tuple[EpilogueOperand, ...]:
+def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     """Operands of the epilogue that are as large as the result, such as a residual.
 
     They lie as far away as the result does, and wait for nobody to ask for them.
@@ -191,12 +82,12 @@ def fetched(p: Plan) -> tuple[EpilogueOperand, ...]:
     return tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
 
 
-def _by_pixels(p: Plan) -> bool:
+def _by_pixels(p: OuterPlan) -> bool:
     """Whether rows of the result are rows of pixels, so that tiles are transposed."""
     return bool(p.lane) and p.out_strides.get(p.contraction.vector) != 1
 
 
-def _head(p: Plan, name: str, extra: str) -> str:
+def _head(p: OuterPlan, name: str, extra: str) -> str:
     operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
     return (
         f'static inline __attribute__((always_inline)) void {name}(const float *acc, '
@@ -204,7 +95,7 @@ def _head(p: Plan, name: str, extra: str) -> str:
     )
 
 
-def _write_operand_indices(writer: Writer, p: Plan, lane: str, pixel: str) -> None:
+def _write_operand_indices(writer: Writer, p: OuterPlan, lane: str, pixel: str) -> None:
     for item in p.epilogue.operands:
         place = total(
             [scaled(lane, item.stride(p.contraction.vector)), scaled(pixel, item.stride(p.lane))]
@@ -212,7 +103,7 @@ def _write_operand_indices(writer: Writer, p: Plan, lane: str, pixel: str) -> No
         writer.line(f'const long {item.name}_at = {place};')
 
 
-def _write_pixel_row(writer: Writer, p: Plan) -> None:
+def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     """Rows of pixels: for every lane, the epilogue over `pixels` neighbours."""
     out_lane = p.out_strides.get(p.contraction.vector, 0)
     out_pixel = p.out_strides.get(p.lane, 0)
@@ -232,7 +123,7 @@ def _write_pixel_row(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def _write_lane_row(writer: Writer, p: Plan) -> None:
+def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
     """Rows of lanes: for every pixel, the epilogue over the lanes of its vectors."""
     out_lane = p.out_strides.get(p.contraction.vector, 0)
     out_pixel = p.out_strides.get(p.lane, 0)
@@ -247,7 +138,7 @@ def _write_lane_row(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def _write_tile_store(writer: Writer, p: Plan, extents: tuple[int, ...], vectors: int) -> None:
+def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], vectors: int) -> None:
     names = p.contraction.pixels
     width = p.panels.lanes * vectors
     name = f'store_p{"x".join(map(str, extents))}_v{vectors}'
@@ -292,8 +183,8 @@ def _write_tile_store(writer: Writer, p: Plan, extents: tuple[int, ...], vectors
 
 
 def _write_straight(
-    writer: Writer, p: Plan, quick: Quick, at: dict[str, int], strides: dict[str, int], run: int,
-    kind: tuple[int, bool],
+    writer: Writer, p: OuterPlan, quick: Quick, at: dict[str, int], strides: dict[str, int],
+    run: int, kind: tuple[int, bool],
 ) -> None:  # fmt: skip
     """One row of pixels of a tile, all of whose lanes are stored: 4 x 4 blocks, straight out."""
     vector, (width, turned) = p.contraction.vector, kind

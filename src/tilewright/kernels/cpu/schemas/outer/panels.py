@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 
 if TYPE_CHECKING:
-    from tilewright.kernels.cpu.schemas.outer.plan import Plan
+    from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Panels:
         return self.points * ((self.count - 1) * self.width + self.tail_width)
 
 
-def write_packing(writer: Writer, p: Plan) -> None:
+def write_packing(writer: Writer, p: OuterPlan) -> None:
     """tw_pack: weights into panels, other constants behind them."""
     names = [tensor.name for tensor in p.group.with_role('constant')]
     places = constant_offsets(p)
@@ -73,7 +73,7 @@ def write_packing(writer: Writer, p: Plan) -> None:
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, packed)
 
 
-def _write_weights(writer: Writer, p: Plan, source: str) -> None:
+def _write_weights(writer: Writer, p: OuterPlan, source: str) -> None:
     c, panels, sizes = p.contraction, p.panels, p.group.main.sizes
     strides, const = access_strides(p.group, c.b)
     writer.line(f'const float *b = {source};')
@@ -93,7 +93,7 @@ def _write_weights(writer: Writer, p: Plan, source: str) -> None:
     writer.close(1 + len(c.reduction) + 1 + len(p.loose))
 
 
-def write_panels(writer: Writer, p: Plan) -> None:
+def write_panels(writer: Writer, p: OuterPlan) -> None:
     """A C function that packs panels in every call: columns `from` to `end`, ranges of the rest.
 
     The longest reduction runs inside where its neighbours lie side by side, else the lanes do.
@@ -135,6 +135,6 @@ def write_panels(writer: Writer, p: Plan) -> None:
     writer.line()
 
 
-def constant_offsets(p: Plan) -> dict[str, int]:
+def constant_offsets(p: OuterPlan) -> dict[str, int]:
     """Where each constant that is not the packed operand lies behind the panels, in floats."""
     return abi.constant_places(p.group, p.contraction.b.tensor, p.packed_floats)

@@ -1,4 +1,4 @@
-"""Epilogues on vectors: the pointwise stages behind a stencil, applied to lanes side by side.
+"""Epilogues on vectors: the pointwise stages behind a sum, applied to lanes side by side.
 
 Goes in: a group. Comes out: a C expression over the vector `value` and vectors `e0_v`, `e1_v` ..,
 and the helpers that it needs. Operands and addresses are those of kernels/cpu/pointwise.py. Sums,

@@ -1,0 +1,67 @@
+"""The space of the general schema: its one decision is how work is cut between threads.
+
+Goes in: a group, a thread count. Comes out: the schedule that cuts best, and any one at random.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from tilewright.kernels.cpu.operand import LINE_FLOATS
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.schemas.general.code import can_cut
+from tilewright.kernels.cpu.space import (
+    CACHE_LEVELS,
+    Cut,
+    cuts_up_to,
+    register_order,
+    thread_cuts,
+)
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Level, Schedule
+
+
+def general_schedule(group: Group, isa: str, threads: int, levels: int) -> Schedule:
+    """Nothing is tiled; the work is cut where it divides best.
+
+    Dimensions that all parts of the group share can be cut; where there are not enough, fewer
+    threads take part. Rows are cut last, into pieces of whole cache lines.
+    """
+    stage = group.main
+    sizes, free = dict(stage.sizes), can_cut(group)
+    steps = access_strides(group, stage.write)[0]
+
+    def waste(cut: Cut) -> tuple[float, bool, int]:
+        ways = dict(cut)
+        share = math.prod(-(-sizes[d] // ways.get(d, 1)) / sizes[d] for d in sizes)
+        return (
+            share,
+            any(steps.get(d) == 1 for d in ways),
+            sum(stage.parallel.index(d) for d in ways),
+        )
+
+    cuts: list[Cut] = []
+    while not cuts:
+        cuts = [c for c in thread_cuts(stage, threads) if all(d in free for d, _ in c)]
+        threads -= 1
+    best = min(cuts, key=waste)
+    order, reg = register_order(stage), dict(sizes)
+    for name, ways in best:
+        unit = LINE_FLOATS if steps.get(name) == 1 and sizes[name] >= 4 * ways * LINE_FLOATS else 1
+        reg[name] = -(-sizes[name] // (ways * unit)) * unit
+    whole = {d: max(sizes[d], reg[d]) for d in sizes}
+    outer = [Level.of(name, order, whole) for name in CACHE_LEVELS[:levels]]
+    return Schedule('general', isa, '', (Level.of('reg', order, reg), *outer), best)
+
+
+def draw_general(
+    group: Group, isa: str, random: Random, levels: int, most_threads: int
+) -> Schedule:
+    """Any cut between threads."""
+    schedule = general_schedule(group, isa, 1, levels)
+    sizes = group.main.sizes
+    parallel = random.choice(cuts_up_to(group.main, most_threads, can_cut(group)))
+    reg = sizes | {d: -(-sizes[d] // ways) for d, ways in parallel}
+    inner = Level.of('reg', schedule.reg.order, reg)
+    return Schedule('general', isa, '', (inner, *schedule.levels[1:]), parallel)

@@ -1,0 +1,422 @@
+"""The time of one schedule of the outer-product schema on one machine.
+
+Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time of each resource.
+
+    compute   cycles of the micro-kernel for every register tile, tails included (MOpt Sec. 6):
+              max(FMAs / throughput, loads / throughput, latency when too few accumulators)
+    traffic   bytes over each boundary / its bandwidth (Secs. 3-5, 7, 12), with the working set of
+              each cache found from the nest (model/cpu/working_set.py)
+    pack, store, fork   copying input tiles, transposing results, starting the threads
+
+Caches are warm: a cache that holds everything a thread touches is not filled again.
+MOpt takes the maximum over levels: transfers overlap perfectly. Here times add up, of a transfer
+only the share that computing does not hide (`EXPOSED`): nearly nothing of what comes from the next
+cache, nearly all of what comes from memory. The slowest thread's part is what is timed, which
+prices load imbalance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.contraction import Contraction, contract
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.copies import copies_of, pieces_of, tile_counts
+from tilewright.model.cpu.pages import PAGE_BYTES, call_cycles, walk_cycles
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
+from tilewright.model.cpu.traffic import footprint
+from tilewright.model.cpu.working_set import Rows, boxes, crossing, flatten, words
+from tilewright.ops.flatten import tiled_form
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Stage
+from tilewright.schedule.schedule import Schedule
+
+# Fitted to random and to ranked schedules on a Neoverse-N1
+# (src/tilewright_lab/scripts/fit_time_model.py); docs/model.md has the figures, and those of layers
+# that were left out of the fit.
+EXPOSED = (0.077, 0.217, 0.114)  # shares of the time to fill each cache that nothing hides
+CALL_CYCLES = 6.0  # entering and leaving a micro-kernel
+ACCUMULATOR_CYCLES = 0.44  # clearing and storing one accumulator
+TILE_CYCLES = 21.0  # finding a register tile's place, asking for the lines it will be stored to
+SWITCH_CYCLES = 11.7  # a call of another micro-kernel than the most frequent: a branch not foreseen
+RESUME_CYCLES = 1.5  # storing an accumulator and loading it again
+RESUME_PIXEL_CYCLES = 0.8  # the same for a pixel: its accumulators are lines from its neighbour's
+STORE_CYCLES = 0.58  # one result element: transposed, through the epilogue, stored
+STORE_TURNED_CYCLES = 0.25  # the same, where micro-kernels keep pixels across vectors
+STORE_APART_CYCLES = 0.77  # beside that, where pixels of a tile are not neighbours in the result
+STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
+PACK_CALL_CYCLES = 74.0  # one input tile copied, whatever its size
+PACK_CYCLES = 0.53  # one element of an input tile copied, beside moving it between caches
+PACK_ROW_CYCLES = 9.4  # one row of it, where there are no strips
+PACK_STRIP_CYCLES = 0.27  # one strip of such a row
+PACK_BROKEN_CYCLES = 12.0  # one that is not whole: copied by a loop that asks everything
+PACK_APART_CYCLES = 0.26  # one element that does not lie beside the one before
+PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
+PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
+VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
+IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
+ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
+WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves twice
+RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
+
+
+def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    group = tiled_form(group, schedule.reg.tile)
+    threads = schedule.threads
+    part = part_extents(group.main, schedule)
+    isa = ISAS[schedule.isa]
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    contraction = contract(group, schedule.vector)
+    compute, store = _micro_cycles(group, contraction, schedule, isa, part)
+    pack = _pack_cycles(group, contraction, schedule, part)
+    pack += _pack_seconds(group, contraction, schedule, machine, part) / cycle_s
+    compute += _page_cycles(group, contraction, schedule, part)
+    loops, innermost = flatten(group.main, schedule, part)
+    result = group.main.write
+    store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
+    boundaries = _traffic(group, schedule, machine, part)
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    total = (compute + store + pack) * cycle_s + sum(b.seconds for b in boundaries[1:]) + fork
+    bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return Prediction(
+        max(total, bounds[largest]),
+        compute * cycle_s,
+        pack * cycle_s,
+        store * cycle_s,
+        fork,
+        boundaries,
+        bounds[largest],
+        group.flops,
+        group.compulsory_bytes,
+        largest if total < bounds[largest] else '',
+    )
+
+
+def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
+    """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
+    group = tiled_form(group, schedule.reg.tile)
+    isa, threads = ISAS[schedule.isa], schedule.threads
+    part = part_extents(group.main, schedule)
+    contraction = contract(group, schedule.vector)
+    cycles = sum(_micro_cycles(group, contraction, schedule, isa, part))
+    return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+
+
+def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1) -> float:
+    """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
+
+    Where multiply-adds take a lane, up to four neighbours are loaded at once and each further row
+    needs an address; elsewhere every pixel is broadcast on its own. An iteration has `steps` of
+    them and is as long as the units that are busiest: in a first-level cache nothing else was seen
+    on a Neoverse-N1.
+    """
+    fmas, rows = pixels * vectors, pixels // run
+    loads, addresses = vectors + pixels, 0
+    if isa.by_lane:
+        loads, addresses = vectors + rows * _lane_loads(run), 2 * (rows - 1)
+    busiest = max(
+        fmas / isa.fma_per_cycle,
+        loads / isa.loads_per_cycle,
+        (fmas + loads + addresses + (isa.loop_instructions + rows) / steps) / ISSUE_PER_CYCLE,
+        isa.fma_chain_cycles,
+    )
+    return busiest + VECTOR_CYCLES * vectors
+
+
+def _lane_loads(run: int) -> int:
+    """Loads of `run` neighbours: by four, two and one."""
+    return run // 4 + (0, 1, 1, 2)[run % 4]
+
+
+def _micro_cycles(
+    group: Group, contraction: Contraction, schedule: Schedule, isa: Isa, part: Mapping[str, int]
+) -> tuple[float, float]:
+    """(cycles in micro-kernels, cycles in stores) of the largest part."""
+    sizes = contraction.stage.sizes
+    points = math.prod(sizes[d] for d in contraction.reduction)
+    calls = math.prod(
+        sum(tile_counts(schedule, d, sizes[d]).values())
+        if d != contraction.loop and d not in contraction.outer
+        else _reduction_tiles(schedule, d, sizes[d])
+        for d in contraction.reduction
+        if d not in contraction.unrolled
+    )
+    outside = math.prod(
+        sum(tile_counts(schedule, d, part[d]).values())
+        for d in (*contraction.batch, *contraction.columns)
+    )
+    pixel_tiles = [((), 1)]
+    for name in contraction.pixels:
+        counts = tile_counts(schedule, name, part[name]).items()
+        pixel_tiles = [((*e, size), n * m) for e, n in pixel_tiles for size, m in counts]
+    width = schedule.reg.tile[schedule.vector]
+    full, rest = divmod(part[schedule.vector], width)
+    panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
+    lane = _lane(group, contraction, schedule)
+    place = contraction.pixels.index(lane) if lane else 0
+    steps = math.prod(sizes[d] for d in contraction.unrolled)
+    several = sum(schedule.reg.tile[d] > 1 for d in contraction.pixels) > 1
+    strips = (
+        several
+        and schedule.pack
+        and operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part))
+    )
+    each_result = STORE_CYCLES
+    if not _stored_together(group, contraction, schedule):
+        each_result += STORE_APART_CYCLES
+    turned = _turned(group, contraction, schedule)
+    compute = store = 0.0
+    alike = every = 0
+    for extents, tiles in pixel_tiles:
+        for vectors, count in panels:
+            pixels = math.prod(extents)
+            accumulators = pixels * vectors
+            run = extents[place] if lane else 1
+            each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps)
+            if not schedule.pack:
+                each += points * IN_PLACE_CYCLES * (pixels // run) * _lane_loads(run)
+            each += calls * CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
+            each += (calls - 1) * (RESUME_CYCLES * accumulators + RESUME_PIXEL_CYCLES * pixels)
+            compute += outside * tiles * count * each
+            stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
+            result = STORE_TURNED_CYCLES if turned and run % STORE_RUN == 0 else each_result
+            store += outside * tiles * count * (TILE_CYCLES + stored * result)
+            alike = max(alike, tiles * count)
+            every += tiles * count
+    compute += outside * calls * (every - alike) * SWITCH_CYCLES
+    return compute, store
+
+
+def _lane(group: Group, contraction: Contraction, schedule: Schedule) -> str:
+    """The pixel dimension whose neighbours one load brings; '' if there is none.
+
+    A copy is laid out for the longest one. In place it is whichever lies side by side, unless a
+    stride is between them.
+    """
+    if schedule.pack:
+        return operand.lane_of(contraction, schedule)
+    strides = operand.in_place(group, contraction).strides
+    return next((d for d in contraction.pixels if strides.get(d) == 1), '')
+
+
+def _stored_together(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+    """Whether results that a register tile has side by side are neighbours in the result."""
+    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
+    together = not lane or _stride(group, result, lane) == 1
+    return together or _stride(group, result, contraction.vector) == 1
+
+
+def _turned(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+    """Whether register tiles of whole runs are stored as they are
+    (kernels/cpu/schemas/outer/plan.py).
+    """
+    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
+    if not ISAS[schedule.isa].turns or not lane or lane != contraction.pixels[-1]:
+        return False
+    if contraction.stage.sizes[contraction.vector] % STORE_RUN:
+        return False
+    return _stride(group, result, lane) == 1 != _stride(group, result, contraction.vector)
+
+
+def _stride(group: Group, access: Access, name: str) -> int:
+    """Floats from one element of an access to the next along an iterator."""
+    strides = group.tensor(access.tensor).strides
+    return sum(e.coefficient(name) * s for e, s in zip(access.index, strides, strict=True))
+
+
+def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
+    """Tiles of a reduction at the innermost cache level: one micro-kernel call for each."""
+    tiles = tuple(level.tile[name] for level in reversed(schedule.levels[1:]))
+    return sum(pieces_of(size, tiles).values())
+
+
+def _pack_cycles(
+    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
+) -> float:
+    """Copying every tile of the broadcast operand that the pack level asks for."""
+    if not schedule.pack:
+        return 0.0
+    lane = operand.lane_of(contraction, schedule)
+    buffer = operand.buffer_of(contraction, schedule, part)
+    made = copies_of(contraction, schedule, part, buffer)
+    each = PACK_CYCLES
+    if lane and _stride(group, contraction.a, lane) != 1:
+        each += PACK_APART_CYCLES
+    cycles = made.calls * PACK_CALL_CYCLES + made.elements * each
+    if lane in buffer.strips:
+        return cycles + made.strips * PACK_STRIP_CYCLES + made.broken * PACK_BROKEN_CYCLES
+    return cycles + made.rows * PACK_ROW_CYCLES
+
+
+def _pack_seconds(
+    group: Group, contraction: Contraction, schedule: Schedule, machine: Machine,
+    part: Mapping[str, int],
+) -> float:  # fmt: skip
+    """Moving copied tiles: out of the cache that holds the tensor, into that which holds the copy.
+
+    Nothing is computed meanwhile, so most of this is not hidden, unlike the bytes of `_traffic`.
+    What is copied comes in whole lines: a narrow tile uses little of each.
+    """
+    if not schedule.pack:
+        return 0.0
+    threads = schedule.threads
+    buffer = operand.buffer_of(contraction, schedule, part)
+    made = copies_of(contraction, schedule, part, buffer)
+    own = sum(footprint(a, part) for a in contraction.stage.accesses)
+    line_words = machine.caches[0].line_bytes // 4
+    tile = operand.packed_tile(schedule, part)
+    whole = source_words(group, contraction.a, tile, line_words)
+    each = math.prod(
+        (e.extent(tile) - 1) // s.factor * len(s.phases) + len(s.phases)
+        for s in buffer.splits
+        for e in (contraction.a.index[s.axis],)
+    )
+    read = whole * made.elements / each
+    # The copy is allocated and written back, and shares its cache with what is copied.
+    seconds = PACK_FROM * _home_seconds(machine, threads, own, threads * read, 1)
+    written = threads * made.elements
+    return seconds + PACK_INTO * _home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
+
+
+def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:
+    """Words of whole lines under a tile: rows that begin anywhere, as long as they go on."""
+    tensor, last = group.tensor(access.tensor), len(access.index) - 1
+    extents = [
+        min(e.extent(tile), n, math.prod(tile[d] for d in e.names) if axis < last else n)
+        for axis, (e, n) in enumerate(zip(access.index, tensor.shape, strict=True))
+    ]
+    axis = last
+    length = extents[axis]
+    while axis > 0 and extents[axis] == tensor.shape[axis]:
+        axis -= 1
+        length *= extents[axis]
+    return math.prod(extents[:axis]) * (length + line_words - 1)
+
+
+def _home_seconds(machine: Machine, threads: int, held: float, moved: float, nearest: int) -> float:
+    """Seconds to move so many words from the cache that holds `held`; nothing inside `nearest`."""
+    home = next(
+        (
+            number
+            for number in range(len(machine.caches))
+            if 4 * held <= MARGIN * machine.capacity_bytes(number, threads)
+        ),
+        len(machine.caches),
+    )
+    if home < nearest:
+        return 0.0
+    return 4.0 * moved / (1e9 * machine.bandwidth_gbps(home, threads))
+
+
+def _page_cycles(
+    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
+) -> float:
+    """Address translations that walking over the channels of a tile costs."""
+    if not contraction.loop:
+        return 0.0
+    source = (
+        operand.buffer_of(contraction, schedule, part)
+        if schedule.pack
+        else operand.in_place(group, contraction)
+    )
+    channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
+    calls = math.prod(
+        sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
+    )
+    return call_cycles(
+        channels,
+        4 * source.strides.get(contraction.loop, 0),
+        1 + 4 * (max(source.steps) - min(source.steps)) / PAGE_BYTES,
+        calls * part[contraction.loop] / channels,
+    )
+
+
+def _traffic(
+    group: Group, schedule: Schedule, machine: Machine, part: Mapping[str, int]
+) -> tuple[Boundary, ...]:
+    """Bytes and seconds over every boundary, for all threads."""
+    stage, threads = group.main, schedule.threads
+    loops, innermost = flatten(stage, schedule, part)
+    nested = boxes(loops, innermost)
+    line_words = machine.caches[0].line_bytes // 4
+    accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
+    result, plain = accesses[0]
+    resumed = _resumes(group, schedule)
+    if resumed:
+        axis = next(i for i, e in enumerate(result.index) if schedule.vector in e.names)
+        accesses[0] = (result, Rows(axis, part[schedule.vector]))
+    sizes = [[words(a, box, rows, line_words) for a, rows in accesses] for box in nested]
+    boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
+    fits = 0
+    for number in range(len(machine.caches)):
+        room = MARGIN * machine.capacity_bytes(number, threads) / 4
+        while fits + 1 < len(nested) and room >= sum(sizes[fits + 1]):
+            fits += 1
+        outside = loops[: len(loops) - fits]
+        read = written = again = 0.0
+        stays = fits + 1 == len(nested)  # all of the part, from one call to the next
+        held = sum(sizes[fits]) <= room  # else what one micro-kernel call reads is gone behind it
+        for position, (access, _) in enumerate([] if stays else accesses):
+            size = sizes[fits][position]
+            if position == 0:
+                written = crossing(access, outside, nested[fits], size)
+            elif held:
+                read += crossing(access, outside, nested[fits], size)
+            else:
+                read += size * math.prod(loop.trips for loop in outside)
+        if resumed and not stays:
+            written, again = words(result, part, plain, line_words), written
+        weighted = read + WRITTEN * written + RESUMED * again
+        moved = read + 2 * (written + again)  # a line that is written is brought in before
+        boundaries.append(_boundary(machine, number + 1, moved, threads, weighted))
+    return tuple(boundaries)
+
+
+def _resumes(group: Group, schedule: Schedule) -> bool:
+    """Whether sums are cut: accumulators of the whole part are then kept, pixel by pixel."""
+    contraction = contract(group, schedule.vector)
+    stage, tile = contraction.stage, schedule.levels[1].tile
+    return any(tile[d] < stage.sizes[d] for d in stage.reduction if d not in contraction.unrolled)
+
+
+def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, int]) -> Rows:
+    """How the tensor of an access lies in memory under this schedule."""
+    tensor = group.tensor(access.tensor)
+    plain = Rows(len(tensor.shape) - 1, tensor.shape[-1])
+    if access is group.main.write:
+        return plain
+    contraction = contract(group, schedule.vector)
+    if access == contraction.b:
+        return Rows(0, 0, packed=True)
+    if not schedule.pack:
+        return plain
+    lane = operand.lane_of(contraction, schedule)
+    if operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part)):
+        return Rows(0, 0, packed=True)
+    axis = next((i for i, e in enumerate(access.index) if lane in e.names), plain.axis)
+    return Rows(axis, access.index[axis].extent(operand.packed_tile(schedule, part)))
+
+
+def _register_words(stage: Stage, schedule: Schedule, part: Mapping[str, int]) -> float:
+    """Words loaded into and stored from registers: every step of every register tile (Sec. 6)."""
+    reg = {d: min(t, part[d]) for d, t in schedule.reg.tiles}
+    steps = math.prod(part[d] / reg[d] for d in part)
+    loads = sum(footprint(a, reg) for a in stage.reads)
+    passes = math.prod(part[d] / min(schedule.levels[1].tile[d], part[d]) for d in stage.reduction)
+    return steps * loads + footprint(stage.write, part) * (2 * passes - 1)
+
+
+def _boundary(
+    machine: Machine, number: int, words: float, threads: int, weighted: float | None = None
+) -> Boundary:
+    """`words` of one thread cross; `weighted` are those that their time is counted by."""
+    exposed = EXPOSED[min(number, len(EXPOSED)) - 1] if number else 1.0
+    timed = 4.0 * threads * (words if weighted is None else weighted)
+    seconds = exposed * timed / (1e9 * machine.bandwidth_gbps(number, threads))
+    return Boundary(machine.boundaries[number], 4.0 * words * threads, seconds)
