@@ -8,6 +8,7 @@ tolerance.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -23,8 +24,10 @@ from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
-# Checked, not timed: building quickly matters more than speed.
+# Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
+# and checks what users get.
 QUICK = ('-O1',)
+os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ are read too (CC, PATH, XDG_CACHE_HOME) are in `docs/knobs.md`.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,10 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
 KNOBS = (
     Knob('cache_dir', Path, None, 'directory for compiled code, machine files and the store'),
     Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable'),
@@ -65,6 +70,7 @@ KNOBS = (
     Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source'),
     Knob('dump', Path, None, 'directory into which every artefact is written'),
     Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc'),
+    Knob('cflags', _words, (), 'flags for the C compiler, after its others: -O1 builds sooner'),
     Knob('time_limit', _seconds, 60.0, 'seconds that one candidate may take, above 0, at most 1e6'),
     Knob('memory_limit', _bytes, 8 << 30, 'bytes of address space that a worker may use, above 0'),
     Knob('tvm_python', Path, None, 'interpreter of the environment that has TVM (make peers-tvm)'),
@@ -80,4 +86,4 @@ def get(name: str) -> Any:
 
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, help) of every knob."""
-    return [(k.variable, '' if k.default is None else str(k.default), k.help) for k in KNOBS]
+    return [(k.variable, '' if k.default in (None, ()) else str(k.default), k.help) for k in KNOBS]
