@@ -32,6 +32,9 @@ SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 # and checks what users get.
 QUICK = ('-O1',)
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
+# A process takes longer to start than to search for the small networks of most tests, and other
+# tests keep the other cores busy.
+os.environ.setdefault('TILEWRIGHT_JOBS', '1')
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

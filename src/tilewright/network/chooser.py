@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from tilewright import knobs
 from tilewright.errors import InputError, MissingError, ScheduleError, TilewrightError
 from tilewright.kernels.cpu.generate import generate
 from tilewright.machine.machine import Machine
@@ -286,7 +287,9 @@ class _Child(Child):
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that searches and compilations may use."""
+    if jobs := knobs.get('jobs'):
+        return jobs
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
