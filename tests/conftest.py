@@ -43,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes seconds in all comes first, so that a mistake shows early."""
+    items.sort(key=lambda item: 'unit' not in item.path.parts)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Notes which tests ran kernels through OpenCL, for the summary."""
