@@ -43,9 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes seconds in all comes first, so that a mistake shows early."""
-    items.sort(key=lambda item: 'unit' not in item.path.parts)
+    items.sort(key=lambda item: item.path.parent.name != 'unit')
 
 
 @pytest.hookimpl(wrapper=True)
