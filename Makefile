@@ -1,5 +1,6 @@
 # make demo    set up, then optimise and verify ResNet-18's convolutions (under five minutes)
-# make test    set up with everything that tests need, then run them
+# make test    set up with everything that tests need, then run those that are not slow
+# make test-all  all of them, kernels compiled as for users
 # make check   format, lint, types, direction of imports
 # make fuzz    random networks on every target for an hour (FUZZ_S=600 for ten minutes)
 # make tables  write the tables of README.md and docs/ again from the JSON in bench/results
@@ -16,13 +17,18 @@ FUZZ_S ?= 3600
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test fuzz check format tables peers-tvm clean
+.PHONY: demo test test-all fuzz check format tables peers-tvm clean
 
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright_lab demo
 
 test: $(VENV)/stamp-test
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Set, but empty: tests/conftest.py would choose what is built and searched sooner.
+test-all: $(VENV)/stamp-test
+	TILEWRIGHT_CFLAGS= TILEWRIGHT_JOBS= TILEWRIGHT_CONFORMANCE=all \
+	    $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m ''
 
 fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m tests.fuzz --graphs 1000000 --seconds $(FUZZ_S) --json build/fuzz.json

@@ -8,7 +8,11 @@ tolerance.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +23,18 @@ from tilewright.machine.isa import ISAS, host_isas
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.runtime.cpu.kernel import Kernel
+from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
-# Checked, not timed: building quickly matters more than speed.
+# Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
+# and checks what users get.
 QUICK = ('-O1',)
+os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
+# A process takes longer to start than to search for the small networks of most tests, and other
+# tests keep the other cores busy.
+os.environ.setdefault('TILEWRIGHT_JOBS', '1')
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,16 +43,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes seconds in all comes first, so that a mistake shows early."""
+    items.sort(key=lambda item: item.path.parent.name != 'unit')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Notes which tests ran kernels through OpenCL, for the summary."""
+    _launched.clear()
+    try:
+        return (yield)
+    finally:
+        item.user_properties += [('opencl', name) for name in sorted(_launched)]
+
+
+def _noted(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def wrapper(self: OpenCLDevice, *args: Any) -> Any:
+        _launched.add(self.name)
+        return function(self, *args)
+
+    return wrapper
+
+
+_launched: set[str] = set()
+for _method in ('launch', 'bound'):
+    setattr(OpenCLDevice, _method, _noted(getattr(OpenCLDevice, _method)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which instruction sets were run, and how; which were not, and why."""
+    """Which instruction sets and OpenCL devices were run, and how; what was skipped, and why."""
     reports = [r for group in terminalreporter.stats.values() for r in group]
-    if not any('isa' in getattr(r, 'keywords', ()) for r in reports):
+    reports = [r for r in reports if isinstance(r, pytest.TestReport)]
+    skipped = Counter(r.longrepr[2] for r in reports if isinstance(r.longrepr, tuple))
+    called = [r.user_properties for r in reports if r.when == 'call']
+    opencl = Counter(value for found in called for name, value in found if name == 'opencl')
+    isas = any('isa' in r.keywords for r in reports)
+    if not (isas or skipped or opencl):
         return
-    terminalreporter.section('instruction sets')
-    for name in ISAS:
+    terminalreporter.section('instruction sets, OpenCL, skipped tests')
+    for name in ISAS if isas else ():
         reason = cannot_run(name)
         how = 'run by this host' if name in host_isas() else 'run in an emulator'
         terminalreporter.line(f'{name}: {f"COULD NOT RUN, {reason}" if reason else how}')
+    for name, count in opencl.items():
+        terminalreporter.line(f'OpenCL: {count} tests ran kernels on {name}')
+    if not opencl:
+        terminalreporter.line('OpenCL: NO TEST RAN A KERNEL')
+    for reason, count in skipped.most_common():
+        terminalreporter.line(f'skipped {count}: {reason.removeprefix("Skipped: ")}')
 
 
 def _isas(names: tuple[str, ...]) -> list:

@@ -7,6 +7,7 @@ are read too (CC, PATH, XDG_CACHE_HOME) are in `docs/knobs.md`.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,14 +59,20 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
 KNOBS = (
     Knob('cache_dir', Path, None, 'directory for compiled code, machine files and the store'),
     Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable'),
     Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
+    Knob('jobs', _whole, 0, 'searches and compilations at the same time (0: all usable cores)'),
     Knob('spin_us', _whole, 200, 'microseconds that idle threads look for work before they sleep'),
     Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source'),
     Knob('dump', Path, None, 'directory into which every artefact is written'),
     Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc'),
+    Knob('cflags', _words, (), 'flags for the C compiler, after its others: -O1 builds sooner'),
     Knob('time_limit', _seconds, 60.0, 'seconds that one candidate may take, above 0, at most 1e6'),
     Knob('memory_limit', _bytes, 8 << 30, 'bytes of address space that a worker may use, above 0'),
     Knob('tvm_python', Path, None, 'interpreter of the environment that has TVM (make peers-tvm)'),
@@ -81,7 +88,7 @@ def get(name: str) -> Any:
 
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, help) of every knob."""
-    return [(k.variable, '' if k.default is None else str(k.default), k.help) for k in KNOBS]
+    return [(k.variable, '' if k.default in (None, ()) else str(k.default), k.help) for k in KNOBS]
 
 
 def debug(level: int, text: str) -> None:

@@ -13,6 +13,12 @@ from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Level, Schedule
 
 
+@pytest.fixture
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are built as for a user, not as quickly as for most tests."""
+    monkeypatch.delenv('TILEWRIGHT_CFLAGS', raising=False)
+
+
 @pytest.fixture(scope='session')
 def outer_kernel() -> Kernel:
     """A packed convolution in two parts whose input and output have the same shape."""

@@ -56,6 +56,8 @@ NUMBERS = np.array(
 
 def marks(target: str) -> list[pytest.MarkDecorator]:
     """What a test on a target is marked with."""
+    if target == 'cuda':
+        return [pytest.mark.gpu]
     return [pytest.mark.isa] if target in ISAS else []
 
 

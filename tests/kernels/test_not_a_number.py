@@ -20,6 +20,8 @@ from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.choose import choose
 
+# What a compiler's optimisations make of NaN is part of what is tested.
+pytestmark = pytest.mark.usefixtures('optimised')
 CLIP = call('min', call('max', read(0), const(0.0)), const(6.0))
 GELU = call(
     'mul',

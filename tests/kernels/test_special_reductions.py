@@ -18,6 +18,8 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.machine.isa import host_isas
 
+# What a compiler's optimisations make of NaN is part of what is tested.
+pytestmark = pytest.mark.usefixtures('optimised')
 LENGTH = 37  # whole vectors, and a rest
 INF = np.float32(np.inf)
 TINY = np.float32(2.0**-149)

@@ -37,6 +37,8 @@ from tilewright.ops.stage import (
 )
 from tilewright.runtime.cpu.kernel import Kernel
 
+# What a compiler's optimisations make of NaN is part of what is tested.
+pytestmark = pytest.mark.usefixtures('optimised')
 COMPARE = Path(__file__).parents[1] / 'clib' / 'compare.c'
 COMPARE_FLAGS = ('-march=native', '-fopenmp-simd', '-fno-trapping-math')
 X, Y = read(0), read(1)

@@ -138,8 +138,11 @@ def test_the_validators_of_today(monkeypatch, tmp_path):
     compiler.write_text('#!/bin/sh\necho my compiler 7\necho more\n')
     compiler.chmod(0o755)
     monkeypatch.setenv('TILEWRIGHT_CC', str(compiler))
+    monkeypatch.delenv('TILEWRIGHT_CFLAGS', raising=False)
     found = Validators.current('fingerprint')
     assert found == Validators('fingerprint', records.package_version(), 'my compiler 7')
+    monkeypatch.setenv('TILEWRIGHT_CFLAGS', '-O2 -g')
+    assert Validators.current('fingerprint').compiler == 'my compiler 7 -O2 -g'
     version, sources = found.package.split('+')
     assert version[0].isdigit()
     assert len(sources) == 10

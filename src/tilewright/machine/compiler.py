@@ -117,7 +117,7 @@ def compiler_version(command: tuple[str, ...]) -> str:
 def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> Path:
     """[C source] -> [shared library]. Cached; safe against concurrent builders and kills."""
     command = compiler()
-    words = [*command, *BASE_FLAGS, *flags]
+    words = [*command, *BASE_FLAGS, *flags, *knobs.get('cflags')]
     key = '\0'.join([source, *words, compiler_version(command), platform.machine()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     entry = cache_dir() / 'code' / digest[:2] / f'{name}-{digest}'

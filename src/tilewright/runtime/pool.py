@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
+from tilewright import knobs
 from tilewright.errors import CheckError, MissingError, TilewrightError
 from tilewright.runtime.child import LENGTH, ROOT, Child, ChildEnded, framed
 
@@ -42,7 +43,9 @@ class _Gone(BaseException):
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that searches and compilations may use."""
+    if jobs := knobs.get('jobs'):
+        return jobs
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

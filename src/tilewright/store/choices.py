@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilewright import knobs
 from tilewright.errors import TilewrightError
 from tilewright.machine.compiler import cache_dir
 from tilewright.schedule.choice import Choice
@@ -43,8 +44,10 @@ def code_version(also: tuple[str, ...] = ()) -> str:
 
 
 def key_of(question: Mapping[str, Any], also: tuple[str, ...] = ()) -> str:
-    """The name of a question: what is asked, and the version that is asked (`code_version`)."""
-    text = json.dumps([code_version(also), question], sort_keys=True)
+    """The name of a question: what is asked, the version that is asked (`code_version`), and the
+    compiler flags that the user added, since what was measured with others is no answer.
+    """
+    text = json.dumps([code_version(also), question, *knobs.get('cflags')], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

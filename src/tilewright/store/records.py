@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tilewright import knobs
 from tilewright.errors import InputError
 from tilewright.machine import compiler as build
 from tilewright.runtime.measure import Measurement
@@ -82,8 +83,8 @@ class Validators:
     @classmethod
     def current(cls, machine_fingerprint: str) -> Validators:
         """This package and the compiler in use, on the given machine."""
-        command = build.compiler()
-        return cls(machine_fingerprint, package_version(), build.compiler_version(command))
+        compiler = ' '.join((build.compiler_version(build.compiler()), *knobs.get('cflags')))
+        return cls(machine_fingerprint, package_version(), compiler)
 
 
 @cache

@@ -55,7 +55,8 @@ def pooled(batch: int, image: int = 8, width: int = 1) -> Network:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory in which models of another GPU are the user's own for the host."""
     for knob in knobs.KNOBS:
-        monkeypatch.delenv(knob.variable, raising=False)
+        if knob.name not in ('cflags', 'jobs'):
+            monkeypatch.delenv(knob.variable, raising=False)
     folder = tmp_path / 'cache'
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(folder))
     name = open_device('host').machine.name

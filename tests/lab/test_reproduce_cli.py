@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 def _environment(monkeypatch, cache):
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(cache))
     for knob in knobs.KNOBS:
-        if knob.name != 'cache_dir':
+        if knob.name not in ('cache_dir', 'cflags', 'jobs'):
             monkeypatch.delenv(knob.variable, raising=False)
 
 

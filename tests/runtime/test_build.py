@@ -19,8 +19,9 @@ SOURCE = 'int answer(void) { return 42; }'
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / 'cache'
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(folder))
-    for name in ('CC', 'TILEWRIGHT_CC', 'TILEWRIGHT_DUMP', 'TILEWRIGHT_TIME_LIMIT'):
-        monkeypatch.delenv(name, raising=False)
+    for name in ('CC', 'CFLAGS', 'DUMP', 'TIME_LIMIT'):
+        monkeypatch.delenv(f'TILEWRIGHT_{name}', raising=False)
+    monkeypatch.delenv('CC', raising=False)
     return folder
 
 
@@ -55,6 +56,9 @@ def test_source_flags_and_compiler_make_the_key(monkeypatch, tmp_path):
     first = build(SOURCE)
     assert build(SOURCE, ('-DX=1',)) != first
     assert build(SOURCE + ' ') != first
+    with monkeypatch.context() as patch:
+        patch.setenv('TILEWRIGHT_CFLAGS', '-O1 "-DTEXT=a b"')
+        assert build(SOURCE) != first
     wrapper = tmp_path / 'mycc'
     wrapper.write_text(
         '#!/bin/sh\n'
