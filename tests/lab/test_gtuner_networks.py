@@ -235,7 +235,8 @@ def test_nothing_is_launched_while_another_kernel_is_timed() -> None:
 
     place = Place.of(open_device('host'), 'host')
     with Pool(1) as pool:
-        one = measure._Search(LAYER, (), place, 1e-4, pool, lock, threading.Event())
+        one = measure._Search(LAYER, (), place, 1e-4, pool, lock, threading.Event(), {},
+                              lambda *_: None)  # fmt: skip
         start = GpuSchedule.of('general', threads=128)
         assert one._measured(Worker(), [start, start]) == [2e-3, 2e-3]  # type: ignore
     assert seen == [('prepare', False), ('attempt', True), ('attempt', True)]

@@ -221,7 +221,7 @@ def test_a_file_of_the_cpu_is_none_of_a_gpu(tmp_path: Path) -> None:
     net = Builder('one', 1, 8, 1)
     made = net.finish(net.relu('image'))
     tw.compile(to_graph(made, {}), save=path)
-    with pytest.raises(ModelError, match='was compiled for the CPU'):
+    with pytest.raises(InputError, match="was compiled for target 'cpu', not for 'host'"):
         tw.compile(path, target='host')
 
 

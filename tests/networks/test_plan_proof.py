@@ -23,10 +23,10 @@ from tilewright.graph.memory import Memory, Place, plan
 from tilewright.graph.memory_proof import Beside, Rooms, box, prove_memory
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Access, Block, Event, Region, prove
-from tilewright.network import compile as compiling
 from tilewright.network.compile import prepare
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.slices import into_slice
+from tilewright.targets.cpu import site
 
 BYTES = 96
 
@@ -360,7 +360,7 @@ def wrong_plan(program: Program) -> Memory:
 def test_a_wrong_plan_reaches_nobody(tmp_path, monkeypatch):
     graph, path = graphs.convolutions(), tmp_path / 'net.tw'
     tw.compile(graph, save=path, threads=1)
-    monkeypatch.setattr(compiling, 'plan', wrong_plan)
+    monkeypatch.setattr(site, 'plan', wrong_plan)
     for made in (lambda: tw.compile(graph, threads=1), lambda: tw.load(path)):
         with pytest.raises(PlanError, match='its memory plan is wrong: task'):
             made()

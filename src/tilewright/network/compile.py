@@ -130,18 +130,17 @@ def compile(
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
     clock = _Clock()
+    given, from_onnx = network, is_onnx(network)
+    if fallback is None and not isinstance(network, Program):
+        network = read(network, shapes, example_inputs, constants)  # before anything is opened
     site = target_of(target).site(machine, threads, device)
-    given = network
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, site.threads)
         if mixture.theirs:
             return _mixed(
                 network, mixture, asked, site, save, shapes, passes, wanted_check, progress
             )  # fmt: skip
-        network = mixture.traced.graph
-    from_onnx = is_onnx(network)
-    if not isinstance(network, Program):
-        network = read(network, shapes, example_inputs, constants)
+        network, from_onnx = mixture.traced.graph, False
     try:
         program = site.ordered(prepare(network, shapes, passes, site.cost, site.passes))
     except UnsupportedError as error:

@@ -438,6 +438,7 @@ class _Search:
         )
         self.answers[schedule.digest] = found
         self.record(schedule, found)
+        self._seconds(schedule)  # the best so far decides how long the next is timed
 
     def _seconds(self, schedule: GpuSchedule) -> float | None:
         """The median time of one that was measured and is within the budget, else None."""
