@@ -17,8 +17,8 @@ from onnx import AttributeProto, TensorProto
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
-from tilewright.graph.lowering.given import ANY, FLOATS, NUMBERS, WHOLE, Operator
 from tilewright.graph.lowering.operators import FAMILIES, OPERATORS
+from tilewright.graph.lowering.reader import ANY, FLOATS, NUMBERS, WHOLE, Operator
 from tilewright.graph.lowering.types import ELEMENT_TYPES
 
 # Every reason to leave out a case. Nothing else may fail.

@@ -14,8 +14,8 @@ import tilewright as tw
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import SCHEMAS, generate
 from tilewright.machine.gpu import known_gpu
-from tilewright.ops.elementwise import transpose
 from tilewright.ops.group import Group
+from tilewright.ops.moving import transpose
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays

@@ -27,7 +27,8 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.time import COSTS, parts_of
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
-from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import windows
 from tilewright.rank.counts import Array, Batch, Counts, batches_of, count
 from tilewright.rank.features import FEATURES, Feature, View, problem_of
 from tilewright.rank.footprints import BUFFERS, Footprint, Tiling, footprints, tiling_of
@@ -275,7 +276,7 @@ def probe() -> tuple[float, ...]:
     """
     machine = known_gpu('h200')
     matrix = {'stages': 2, 'split': 2, 'joint': 0}
-    conv = conv2d(c=32, h=28, w=28, k=64, r=3, s=3, pad=1)
+    conv, image = conv2d(c=32, h=28, w=28, k=64, r=3, s=3, pad=1), (1, 32, 28, 28)
     cases = (
         (conv, GpuSchedule.of('tiled', 'fma', bk=64, bp=64, tk=8, tp=8, kb=8, **matrix)),
         (conv, GpuSchedule.of('tiled', 'mma_tf32x3', bk=64, bp=64, tk=32, tp=32, kb=8, **matrix)),
@@ -289,7 +290,7 @@ def probe() -> tuple[float, ...]:
             conv2d(c=32, h=28, w=28, k=32, r=3, s=3, pad=1, groups=32),
             GpuSchedule.of('depthwise', th=2, tw=4, bh=4, bw=4, bp=4, shared=1),
         ),
-        (max_pool2d(c=32, h=28, w=28, window=3, stride=2), GpuSchedule.of('general', threads=128)),
+        (max_pool(image, windows(image[2:], 3, 2)), GpuSchedule.of('general', threads=128)),
     )  # fmt: skip
     found = [statistics_for(group, machine, [schedule]) for group, schedule in cases]
     return tuple(float(f'{v:.6g}') for x, base in found for v in (*x[0].tolist(), float(base[0])))

@@ -14,9 +14,8 @@ from tilewright.graph.lowering import (
     reduce,
     resize,
     shape,
-    softmax,
 )
-from tilewright.graph.lowering.given import Operator
+from tilewright.graph.lowering.reader import Operator
 
 FAMILIES: dict[str, dict[str, Operator]] = {
     'Convolution': convolution.OPERATORS,
@@ -24,7 +23,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Normalisation': normalisation.OPERATORS,
     'Matrix products': matmul.OPERATORS,
     'Element by element': elementwise.OPERATORS,
-    'Softmax': softmax.OPERATORS,
+    'Softmax': reduce.SOFTMAX,
     'Reductions': reduce.OPERATORS,
     'Shapes': {**shape.OPERATORS, **moving.OPERATORS, **patterns.OPERATORS},
     'Gathers': gathers.OPERATORS,
