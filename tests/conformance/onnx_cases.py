@@ -167,6 +167,8 @@ _HEAD = """\
 
 What network files may contain: ONNX's default domain from opset 7 on (`importers/onnx_opsets.py`
 brings older forms to opset 21). A model with anything else gets one message that lists all of it.
+Operators of other domains, or others of ONNX's, are added by one registration
+(`tests/extend/test_operator.py` is the recipe).
 This page is written by `pytest tests/conformance --update-golden` from the tables that the code
 uses and from ONNX's own node tests, all of which run in `tests/conformance/test_onnx_backend.py`.
 

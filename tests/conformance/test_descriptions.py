@@ -21,6 +21,7 @@ from tilewright.ops.normalise import (
     batch_norm,
     channel_norm,
     inverse_deviation,
+    log_softmax,
     row_moments,
     row_norm,
 )
@@ -32,13 +33,7 @@ from tilewright.ops.pooling import (
     window_counts,
 )
 from tilewright.ops.products import einsum, stacked_product
-from tilewright.ops.reduction import (
-    REDUCTIONS,
-    arg_extreme,
-    log_softmax,
-    log_sum_exp,
-    running,
-)
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_sum_exp, running
 from tilewright.ops.reference import reference
 from tilewright.ops.resize import Resized, interpolate, nearest
 from tilewright.ops.windows import Window, windows

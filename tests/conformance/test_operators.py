@@ -12,10 +12,9 @@ from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group
 from tilewright.ops.moving import transpose
-from tilewright.ops.normalise import lrn
+from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.pooling import average_pool, max_pool, window_counts
-from tilewright.ops.reduction import softmax
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.windows import windows

@@ -26,9 +26,9 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
+from tilewright.ops.normalise import softmax
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.products import stacked_product
-from tilewright.ops.reduction import softmax
 from tilewright.ops.windows import windows
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright_lab.simulate.emulate import cannot_run

@@ -14,8 +14,7 @@ from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.moving import transpose
-from tilewright.ops.normalise import lrn
-from tilewright.ops.reduction import softmax
+from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.suites import suite
 from tilewright_lab.compare.first_choice import first_choice
 

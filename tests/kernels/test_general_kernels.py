@@ -25,16 +25,10 @@ from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import gelu, one_hot, relu
 from tilewright.ops.group import Group, Tensor
-from tilewright.ops.normalise import channel_norm, lrn, row_norm
+from tilewright.ops.normalise import channel_norm, lrn, row_norm, softmax
 from tilewright.ops.pooling import average_pool, lp_pool, max_pool, max_pool_places, window_counts
 from tilewright.ops.products import einsum, stacked_product
-from tilewright.ops.reduction import (
-    REDUCTIONS,
-    arg_extreme,
-    log_sum_exp,
-    running,
-    softmax,
-)
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_sum_exp, running
 from tilewright.ops.reference import reference
 from tilewright.ops.resize import Resized, interpolate, nearest
 from tilewright.ops.slices import into_slice

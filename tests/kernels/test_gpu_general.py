@@ -14,10 +14,10 @@ from tilewright.ops import moving
 from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group
-from tilewright.ops.normalise import channel_norm, lrn, row_norm
+from tilewright.ops.normalise import channel_norm, log_softmax, lrn, row_norm, softmax
 from tilewright.ops.pooling import average_pool, max_pool, max_pool_places, window_counts
 from tilewright.ops.products import stacked_product
-from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_softmax, running, softmax
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, running
 from tilewright.ops.reference import reference
 from tilewright.ops.resize import Resized, interpolate
 from tilewright.ops.stage import call, const, read

@@ -22,11 +22,11 @@ from tilewright.ops.elementwise import elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.moving import transpose
-from tilewright.ops.normalise import lrn
+from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.parts import parts
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.pooling import average_pool, max_pool
-from tilewright.ops.reduction import REDUCTIONS, softmax
+from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var

@@ -9,10 +9,9 @@ import tilewright as tw
 from tilewright.ops.describe import describe
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group, Tensor
-from tilewright.ops.normalise import lrn
+from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.parts import depends_on_inputs, parts
 from tilewright.ops.pooling import average_pool, max_pool
-from tilewright.ops.reduction import softmax
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, const, read, var

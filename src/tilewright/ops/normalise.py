@@ -1,4 +1,4 @@
-"""Normalisations: by known statistics, or by those of a part of the tensor itself.
+"""Normalisations: by known statistics, or by those of a part of the tensor itself; softmax.
 
 Instance, group, layer and RMS normalisation are one thing on different views of their input,
 [r, x] or [n, g, k, x]: the mean over the last dimensions, then the mean square of what differs from
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from tilewright.ops.describe import Shape, describe, dims_of, label_of, names_of
 from tilewright.ops.group import Group
+from tilewright.ops.reduction import lines
 from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage, affine, call, const, read, var
 
 X = read(0)
@@ -158,3 +159,29 @@ def lrn(
               call('mul', read(1), call('pow', base, const(-beta)))),
     ]  # fmt: skip
     return describe(f'{label_of("lrn", shape)}size{size}', stages, {'In': shape}, dtype)
+
+
+def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
+    """exp(In - Peak) / Total along an axis, in three stages."""
+    shifted = call('exp', call('sub', X, read(1)))
+    return _exponentials('softmax', shape, axis, call('div', shifted, read(2)), dtype)
+
+
+def log_softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
+    """In - Peak - log(Total) along an axis, in three stages."""
+    finish = call('sub', call('sub', X, read(1)), call('log', read(2)))
+    return _exponentials('logsoftmax', shape, axis, finish, dtype)
+
+
+def _exponentials(word: str, shape: Shape, axis: int, finish: Expr, dtype: str) -> Group:
+    """finish(In, the largest along the axis, the sum of exponentials with that taken off)."""
+    form = lines(shape, (axis,))
+    peak, total = Access('Peak', form.place), Access('Total', form.place)
+    shifted = call('exp', call('sub', X, read(1)))
+    stages = [
+        form.reduce('peak', 'Peak', X, 'max', pad=-math.inf),
+        form.reduce('total', 'Total', shifted, 'sum', peak),
+        Stage('finish', dims_of(shape), Access('Out', form.source.index),
+              (form.source, peak, total), finish),
+    ]  # fmt: skip
+    return describe(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)

@@ -221,29 +221,3 @@ def running(
         (Access('In', place),), X, combiner, 0.0 if combiner == 'sum' else 1.0,
     )  # fmt: skip
     return describe(label_of(f'running_{combiner}', shape), [stage], {'In': shape}, dtype)
-
-
-def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
-    """exp(In - Peak) / Total along an axis, in three stages."""
-    shifted = call('exp', call('sub', X, read(1)))
-    return _exponentials('softmax', shape, axis, call('div', shifted, read(2)), dtype)
-
-
-def log_softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
-    """In - Peak - log(Total) along an axis, in three stages."""
-    finish = call('sub', call('sub', X, read(1)), call('log', read(2)))
-    return _exponentials('logsoftmax', shape, axis, finish, dtype)
-
-
-def _exponentials(word: str, shape: Shape, axis: int, finish: Expr, dtype: str) -> Group:
-    """finish(In, the largest along the axis, the sum of exponentials with that taken off)."""
-    form = lines(shape, (axis,))
-    peak, total = Access('Peak', form.place), Access('Total', form.place)
-    shifted = call('exp', call('sub', X, read(1)))
-    stages = [
-        form.reduce('peak', 'Peak', X, 'max', pad=-math.inf),
-        form.reduce('total', 'Total', shifted, 'sum', peak),
-        Stage('finish', dims_of(shape), Access('Out', form.source.index),
-              (form.source, peak, total), finish),
-    ]  # fmt: skip
-    return describe(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)

@@ -20,14 +20,8 @@ from tilewright.graph.lowering.reader import (
 from tilewright.graph.lowering.result import Result, Unsupported, compute, filled, view
 from tilewright.ops.describe import names_of
 from tilewright.ops.functions import X
-from tilewright.ops.reduction import (
-    REDUCTIONS,
-    arg_extreme,
-    log_softmax,
-    log_sum_exp,
-    running,
-    softmax,
-)
+from tilewright.ops.normalise import log_softmax, softmax
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_sum_exp, running
 from tilewright.ops.stage import call, const, index
 
 # A running sum is written as a window as long as its axis: work that grows with the square.
