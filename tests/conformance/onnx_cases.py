@@ -17,8 +17,8 @@ from onnx import AttributeProto, TensorProto
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
-from tilewright.graph.lowering.given import ANY, FLOATS, NUMBERS, WHOLE, Operator
 from tilewright.graph.lowering.operators import FAMILIES, OPERATORS
+from tilewright.graph.lowering.reader import ANY, FLOATS, NUMBERS, WHOLE, Operator
 from tilewright.graph.lowering.types import ELEMENT_TYPES
 
 # Every reason to leave out a case. Nothing else may fail.
@@ -167,6 +167,8 @@ _HEAD = """\
 
 What network files may contain: ONNX's default domain from opset 7 on (`importers/onnx_opsets.py`
 brings older forms to opset 21). A model with anything else gets one message that lists all of it.
+Operators of other domains, or others of ONNX's, are added by one registration
+(`tests/extend/test_operator.py` is the recipe).
 This page is written by `pytest tests/conformance --update-golden` from the tables that the code
 uses and from ONNX's own node tests, all of which run in `tests/conformance/test_onnx_backend.py`.
 

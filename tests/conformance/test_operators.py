@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from tilewright.errors import SpecError
-from tilewright.ops.elementwise import activate, copy, elementwise, transpose
+from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group
+from tilewright.ops.moving import transpose
 from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.pointwise import ACTIVATIONS
-from tilewright.ops.pooling import average_pool2d, global_pool2d, max_pool2d
+from tilewright.ops.pooling import average_pool, max_pool, window_counts
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
+from tilewright.ops.windows import windows
 
 torch = pytest.importorskip('torch', reason='PyTorch is the oracle here')
 functional = torch.nn.functional
@@ -31,48 +33,29 @@ def same(group: Group, want, **arrays: np.ndarray) -> None:
     np.testing.assert_allclose(got, want.numpy(), rtol=1e-12, atol=1e-14)
 
 
-WINDOWS = [
-    {'window': window, 'stride': stride, 'pad': pad, 'ceil': ceil}
-    for window, stride, pad, ceil in itertools.product(
-        (2, 3, (2, 3)), (1, 2, (3, 2)), (0, 1), (False, True)
-    )
-]
+WINDOWS = list(itertools.product((2, 3, (2, 3)), (1, 2, (3, 2)), (0, 1), (False, True)))
 
 
 @pytest.mark.parametrize('size', [(7, 9), (8, 6)])
 def test_pooling(size: tuple[int, int]) -> None:
     """Every window, stride, padding and rounding; what counts in a mean."""
-    h, w = size
-    x = noise(2, 3, h, w)
+    x = noise(2, 3, *size)
     given = torch.from_numpy(x)
-    for window in WINDOWS:
-        own = {'n': 2, 'c': 3, 'h': h, 'w': w, **window}
-        args = (window['window'], window['stride'], window['pad'])
-        want = functional.max_pool2d(given, *args, ceil_mode=window['ceil'])
-        same(max_pool2d(**own), want, In=x)
+    for window, stride, pad, ceil in WINDOWS:
+        over = windows(size, window, stride, pad, ceil=ceil)
+        want = functional.max_pool2d(given, window, stride, pad, ceil_mode=ceil)
+        same(max_pool(x.shape, over), want, In=x)
         for counted in (False, True):
-            want = functional.avg_pool2d(given, *args, window['ceil'], counted)
-            same(average_pool2d(**own, count_include_pad=counted), want, In=x)
+            counts = window_counts(over, counted)
+            more = {} if isinstance(counts, int) else {'Count': counts}
+            want = functional.avg_pool2d(given, window, stride, pad, ceil, counted)
+            same(average_pool(x.shape, over, counts), want, In=x, **more)
 
 
 def test_pooling_with_dilation() -> None:
     x = noise(1, 2, 11, 12)
     want = functional.max_pool2d(torch.from_numpy(x), 3, 2, 1, 2, True)
-    same(max_pool2d(c=2, h=11, w=12, window=3, stride=2, pad=1, dilation=2, ceil=True), want, In=x)
-
-
-def test_the_window_is_the_default_stride() -> None:
-    x = noise(1, 2, 8, 9)
-    want = functional.max_pool2d(torch.from_numpy(x), (2, 3))
-    same(max_pool2d(c=2, h=8, w=9, window=(2, 3)), want, In=x)
-
-
-def test_global_pooling() -> None:
-    x = noise(2, 5, 6, 7)
-    given = torch.from_numpy(x)
-    same(global_pool2d(n=2, c=5, h=6, w=7), functional.adaptive_avg_pool2d(given, 1), In=x)
-    want = functional.adaptive_max_pool2d(given, 1)
-    same(global_pool2d(n=2, c=5, h=6, w=7, kind='max'), want, In=x)
+    same(max_pool(x.shape, windows((11, 12), 3, 2, 1, 2, ceil=True)), want, In=x)
 
 
 @pytest.mark.parametrize('channels', [1, 4, 9])
@@ -80,7 +63,7 @@ def test_global_pooling() -> None:
 def test_lrn(channels: int, size: int) -> None:
     x = noise(2, channels, 4, 5)
     want = functional.local_response_norm(torch.from_numpy(x), size, 0.3, 0.6, 2.0)
-    same(lrn(n=2, c=channels, h=4, w=5, size=size, alpha=0.3, beta=0.6, k=2.0), want, In=x)
+    same(lrn(x.shape, size, alpha=0.3, beta=0.6, bias=2.0), want, In=x)
 
 
 def test_softmax_along_every_axis() -> None:
@@ -88,7 +71,7 @@ def test_softmax_along_every_axis() -> None:
         x = 30 * noise(*shape)  # exponentials that overflow unless the maximum is taken off
         for axis in range(len(shape)):
             want = functional.softmax(torch.from_numpy(x), axis)
-            same(softmax(shape=shape, axis=axis), want, In=x)
+            same(softmax(shape, axis), want, In=x)
 
 
 def test_functions_broadcast() -> None:
@@ -114,7 +97,7 @@ def test_activations(name: str) -> None:
         'tanh': torch.tanh,
         'silu': functional.silu,
     }[name](given)
-    same(activate(name, x.shape), want, In=x)
+    same(elementwise(ACTIVATIONS[name], x.shape, name=name), want, In=x)
 
 
 def test_other_layouts() -> None:
@@ -147,16 +130,12 @@ def test_concatenation_writes_slices() -> None:
 @pytest.mark.parametrize(
     ('make', 'part'),
     [
-        (lambda: max_pool2d(c=1, h=4, w=4, window=2, pad=2), 'padding only'),
-        (lambda: max_pool2d(c=1, h=2, w=4, window=5), 'spans 5 in height'),
-        (lambda: global_pool2d(c=1, h=2, w=2, kind='median'), "'average' or 'max'"),
-        (lambda: softmax(shape=(2, 3), axis=2), 'axis 2 of 2 dimensions'),
-        (lambda: softmax(shape=(2, 3), dims=('n',)), 'names 1 of 2'),
+        (lambda: windows((2, 4), 5), 'spans 5 along an axis of 2'),
+        (lambda: windows((2, 4), (2, 2, 2)), 'give one, or 2'),
         (lambda: elementwise('add', (2, 3), (4, 3)), 'do not broadcast'),
         (lambda: elementwise('cosine', (2,)), 'unknown function'),
         (lambda: elementwise('add'), 'at least one input'),
         (lambda: transpose((2, 3), (0, 0)), 'each of 2 dimensions once'),
-        (lambda: activate('gelu', (2,)), "'gelu' is not known"),
         (lambda: fully_connected(c=0, k=3), 'at least 1'),
         (lambda: into_slice(copy((1, 3)), 1, 2, 4), 'do not fit'),
         (lambda: into_slice(copy((1, 3)), 2, 0, 4), 'axis 2'),

@@ -12,8 +12,8 @@ from tilewright.errors import MissingError
 from tilewright.graph import memory
 from tilewright.graph import passes as stages
 from tilewright.graph.graph import Graph
-from tilewright.graph.lowering.given import Given
 from tilewright.graph.lowering.operators import OPERATORS
+from tilewright.graph.lowering.reader import NodeReader
 from tilewright.runtime.gpu.session import open_device
 
 from . import check, fateful, generate, graphs, judge, oracle, shrink, targets
@@ -117,8 +117,8 @@ def _found(target: str, most: int) -> check.Finding:
 def test_a_wrong_lowering_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     right = OPERATORS['Concat'].lower
 
-    def turned(given: Given):
-        return right(Given(given.node, given.inputs[::-1]))
+    def turned(node: NodeReader):
+        return right(NodeReader(node.node, node.inputs[::-1]))
 
     monkeypatch.setitem(OPERATORS, 'Concat', replace(OPERATORS['Concat'], lower=turned))
     found = _found('numpy', 40)

@@ -1,4 +1,4 @@
-/* maxpool-n1c3h6w9o3x5k3x3s2x2p1,1d1x1: general schema, portable
+/* maxpool-1x3x6x9k3x3s2x2p1x1d1x1: general schema, portable
    l1: n=1 c=3 h=3 w=5 r=3 s=3
    reg: n=1 c=3 h=3 w=3 r=3 s=3
    parallel: w/2; packs: nothing */

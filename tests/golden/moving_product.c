@@ -1,4 +1,4 @@
-/* product-6x10,10x12-vv: outer schema, portable
+/* matmul-6x10,10x12: outer schema, portable
    l2: i=6 j=12 k=10
    l1: i=6 j=12 k=10
    reg: i=3 j=4 k=1

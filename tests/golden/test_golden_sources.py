@@ -24,8 +24,9 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.normalise import softmax
-from tilewright.ops.pooling import max_pool2d
-from tilewright.ops.products import product
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.products import stacked_product
+from tilewright.ops.windows import windows
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright_lab.simulate.emulate import cannot_run
 
@@ -37,9 +38,9 @@ DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, act
 GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
 SLIDING = conv2d(c=4, h=13, w=21, k=4, r=3, s=3, stride=2, pad=1, groups=2)
 PRODUCT = matmul(m=6, n=12, k=10)
-POOLED = max_pool2d(c=3, h=6, w=9, window=3, stride=2, pad=1)
-LINES = softmax(shape=(4, 20))
-MOVING = product((6, 10), (10, 12))
+POOLED = max_pool((1, 3, 6, 9), windows((6, 9), 3, 2, 1))
+LINES = softmax((4, 20))
+MOVING = stacked_product((6, 10), (10, 12))
 BLOCKED = blocked(conv2d(c=4, h=4, w=6, k=16, r=1, s=3, pad=(0, 1)), {'In': 4, 'Out': 8})
 
 

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from counted import counted_mean
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
@@ -17,22 +18,34 @@ from tilewright.machine.isa import host_isas
 from tilewright.machine.known import known_machine
 from tilewright.ops import moving
 from tilewright.ops.compose import append
-from tilewright.ops.convolution_nd import conv
+from tilewright.ops.convolution_nd import convolution, interleave, transposed_taps
+from tilewright.ops.describe import describe
 from tilewright.ops.dtypes import NUMPY
-from tilewright.ops.elementwise import activate, copy, elementwise, transpose
+from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.flatten import flatten
+from tilewright.ops.functions import gelu, one_hot, relu
 from tilewright.ops.group import Group, Tensor
-from tilewright.ops.normalise import lrn, softmax
-from tilewright.ops.pooling import average_pool2d, global_pool2d, max_pool2d
-from tilewright.ops.pooling_nd import max_pool, max_pool_indices
-from tilewright.ops.products import gemm, product
-from tilewright.ops.reduction import arg, cumulative_sum, reduce
+from tilewright.ops.normalise import channel_norm, lrn, row_norm, softmax
+from tilewright.ops.pooling import average_pool, lp_pool, max_pool, max_pool_places, window_counts
+from tilewright.ops.products import einsum, stacked_product
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_sum_exp, running
 from tilewright.ops.reference import reference
-from tilewright.ops.resize import resize, taps
+from tilewright.ops.resize import Resized, interpolate, nearest
 from tilewright.ops.slices import into_slice
-from tilewright.ops.stage import Access, Dim, Stage, Table, access, call, index, read, var
-from tilewright.ops.statistics import group_norm, layer_norm
-from tilewright.ops.transposed import conv_transpose
+from tilewright.ops.stage import (
+    Access,
+    Dim,
+    Stage,
+    Table,
+    access,
+    affine,
+    call,
+    const,
+    index,
+    read,
+    var,
+)
+from tilewright.ops.windows import Window, windows
 from tilewright.runtime import verify
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
@@ -43,7 +56,6 @@ SMOOTH = (
     'atan sinh cosh asinh atanh neg'
 )
 PAIRS = 'add sub mul div max min mod fmod eq lt le gt ge and or xor'
-LINEAR = [None, taps(5, 9, mode='linear'), taps(7, 4, mode='cubic')]
 
 
 def grid() -> Group:
@@ -60,75 +72,107 @@ def grid() -> Group:
     return Group('grid', tensors, (stage,))
 
 
+def pool(shape: tuple[int, ...], *numbers, dtype: str = 'f32', **more) -> Group:
+    return max_pool(shape, windows(shape[2:], *numbers, **more), dtype)
+
+
+def mean(shape: tuple[int, ...], counted: bool, *numbers) -> Group:
+    over = windows(shape[2:], *numbers)
+    return average_pool(shape, over, window_counts(over, counted))
+
+
+def reduced(kind: str, shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = 'f32') -> Group:
+    return REDUCTIONS[kind].group(kind, shape, axes, dtype)
+
+
+def cast(dtype: str, to: str) -> Group:
+    return elementwise(read(0), (300,), dtypes=[dtype], out=to, name=f'{dtype}_to_{to}')
+
+
 def pooled_relu() -> Group:
-    pool = max_pool2d(c=4, h=20, w=40, window=3, stride=2, pad=1)
-    made = append(pool, activate('relu', pool.output.shape), 'In')
+    pooled = pool((1, 4, 20, 40), 3, 2, 1)
+    made = append(pooled, elementwise(relu(), pooled.output.shape, name='relu'), 'In')
     assert made is not None
     return made.group
 
 
+TURNED = (Window(5, 3, 2, 1, 1, 1, 9), Window(6, 3, 3, 2, 0, 0, 20))
 GROUPS = [
-    max_pool2d(c=4, h=20, w=41, window=3, stride=2, pad=1),
-    max_pool2d(c=3, h=7, w=7, window=5, stride=1, pad=2),
-    max_pool2d(c=3, h=9, w=10, window=3, stride=2, pad=1, dilation=2, ceil=True),
-    max_pool2d(c=2, h=12, w=25, window=(2, 3), stride=(2, 3)),
-    max_pool2d(c=2, h=5, w=3, window=2, stride=1, pad=1),
-    max_pool2d(c=2, h=3, w=6, window=3, stride=(2, 1)),  # a single row of results
-    max_pool2d(c=2, h=3, w=9, window=(3, 2), stride=(3, 2), pad=(1, 1)),
-    max_pool((2, 3, 13), (3,), (2,), (1,), (1,)),
-    max_pool((1, 2, 6, 7, 8), (2, 3, 2), (1, 2, 1), (1, 1, 0), (0, 1, 1)),
-    max_pool((1, 2, 6, 7), (3, 3), None, (1, 1), (1, 1), dtype='i8'),
-    max_pool_indices((2, 3, 7, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
-    average_pool2d(c=4, h=20, w=40, window=3, pad=1, stride=1, count_include_pad=False),
-    average_pool2d(c=4, h=20, w=40, window=3, pad=1, stride=2),
-    global_pool2d(c=70, h=7, w=7),
+    pool((1, 4, 20, 41), 3, 2, 1),
+    pool((1, 3, 7, 7), 5, 1, 2),
+    pool((1, 3, 9, 10), 3, 2, 1, 2, ceil=True),
+    pool((1, 2, 12, 25), (2, 3), (2, 3)),
+    pool((1, 2, 5, 3), 2, 1, 1),
+    pool((1, 2, 3, 6), 3, (2, 1)),  # a single row of results
+    pool((1, 2, 3, 9), (3, 2), (3, 2), 1),
+    pool((2, 3, 13), 3, 2, 1),
+    pool((1, 2, 6, 7, 8), (2, 3, 2), (1, 2, 1), (1, 1, 0, 0, 1, 1)),
+    pool((1, 2, 6, 7), 3, 3, 1, dtype='i8'),
+    max_pool_places((2, 3, 7, 9), windows((7, 9), 3, 2, 1)),
+    max_pool_places((2, 3, 7, 9), windows((7, 9), 3, 2, 1), by_columns=True, dtype='u8'),
+    lp_pool((1, 4, 9, 10), windows((9, 10), 3, 2, 1), 3),
+    counted_mean(4, 20, 40),
+    mean((1, 4, 20, 40), False, 3, 1, 1),
+    mean((1, 4, 20, 40), True, 3, 2, 1),
+    reduced('mean', (1, 70, 7, 7), (2, 3)),
     pooled_relu(),
-    softmax(shape=(2, 100)),
-    softmax(shape=(1000,), axis=0),
-    softmax(shape=(2, 5, 17, 30), axis=1),
-    softmax(shape=(2, 5, 17, 30), axis=2),
-    softmax(shape=(1, 3, 30, 40), axis=1),
-    lrn(c=9, h=6, w=7),
-    lrn(n=2, c=3, h=30, w=20),
-    layer_norm((3, 50), 1),
-    layer_norm((3, 5, 20), 1, bias=False),
-    group_norm((2, 6, 5, 7), 3),
-    reduce('log_sum_exp', (3, 40, 5), (1,)),
-    reduce('mean', (3, 4, 50), (0, 2), keepdims=False),
-    reduce('prod', (30, 40), (0,)),
-    reduce('min', (30, 40), (), keepdims=False),
-    reduce('sum', (30, 40), (1,), dtype='i64'),
-    reduce('max', (30, 40), (1,), dtype='u8'),
-    arg('max', (30, 40), 1),
-    arg('min', (3, 5, 40), 1, last=True),
-    cumulative_sum((5, 20), 1),
-    resize((3, 5, 7), LINEAR),
-    resize((3, 5, 7), [None, taps(5, 11), taps(7, 3)]),
-    transpose((2, 3, 40, 50), (0, 2, 3, 1)),
-    transpose((20, 30, 4), (2, 1, 0)),
+    softmax((2, 100)),
+    softmax((1000,), 0),
+    softmax((2, 5, 17, 30), 1),
+    softmax((2, 5, 17, 30), 2),
+    softmax((1, 3, 30, 40), 1),
+    lrn((1, 9, 6, 7)),
+    lrn((2, 3, 30, 20)),
+    row_norm('layernorm', (3, 50)),
+    row_norm('layernorm', (3, 100), 1),
+    row_norm('rmsnorm', (3, 100), 1, centred=False),
+    channel_norm('groupnorm', (2, 3, 2, 35), 6),
+    channel_norm('groupnorm', (2, 3, 2, 35), 3),
+    log_sum_exp((3, 40, 5), (1,)),
+    reduced('mean', (3, 4, 50), (0, 2)),
+    reduced('prod', (30, 40), (0,)),
+    reduced('min', (30, 40), (0, 1)),
+    reduced('sum', (30, 40), (1,), 'i64'),
+    reduced('mean', (30, 40), (1,), 'i8'),
+    reduced('max', (30, 40), (1,), 'u8'),
+    arg_extreme((30, 40), 1, 'max'),
+    arg_extreme((3, 5, 40), 1, 'min', last=True),
+    running('cumsum', (5, 20), 1, 'sum'),
+    running('cumprod', (5, 20), 0, 'prod', exclusive=True, reverse=True),
+    interpolate('linear', (3, 5, 7), 1, Resized(5, 9, 9 / 5).neighbours('half_pixel')[0]),
+    interpolate('cubic', (3, 5, 7), 2, Resized(7, 4, 4 / 7).neighbours('half_pixel', 'cubic')[0]),
+    nearest((3, 5, 7), {1: Resized(5, 11, 11 / 5).nearest('half_pixel', 'floor')}),
+    moving.transpose((2, 3, 40, 50), (0, 2, 3, 1)),
+    moving.transpose((20, 30, 4), (2, 1, 0)),
     elementwise('add', (2, 3, 4), (3, 1)),
     elementwise('exp', ()),
     elementwise('add', (1,), ()),
+    elementwise(gelu(), (7, 30), name='gelu'),
+    elementwise(one_hot('d1', 9, 'i64'), (5, 1), (1,), (1,), dtypes=['i64', 'f32', 'f32'],
+                name='onehot', shape=(5, 9)),
     into_slice(copy((1, 3, 4, 4)), 1, 0, 3),
-    copy((300,), dtype='f32', out='i64'),
-    copy((300,), dtype='i64', out='f32'),
-    copy((300,), dtype='f32', out='bool'),
-    copy((300,), dtype='f32', out='u8'),
+    cast('f32', 'i64'),
+    cast('i64', 'f32'),
+    cast('f32', 'bool'),
+    cast('f32', 'u8'),
     elementwise(call('where', read(0), read(1), read(2)), (3, 4), (3, 4), (4,),
                 dtypes=['bool', 'f32', 'f32'], name='where'),
-    moving.pad((3, 20), (1, 2), (2, 3), 'constant', 1.5),
-    moving.pad((3, 20), (1, 2), (2, 3), 'reflect'),
-    moving.gather((3, 20), 1, np.array([[4, 0], [-1, 7]])),
-    moving.gather_dynamic((9, 20), 0, (7,)),
-    moving.gather_nd((9, 20), (7, 2), index_dtype='i32'),
-    moving.depth_to_space((1, 8, 3, 5), 2),
-    moving.fill((3, 4), 2.5),
+    moving.pad((3, 20), {0: (1, 2), 1: (2, 3)}, 'constant', 1.5),
+    moving.pad((3, 20), {0: (1, 2), 1: (2, 3)}, 'reflect'),
+    moving.tile((3, 20), (2, 3)),
+    moving.take((3, 20, 1), (4, 0, 19, 7)),
+    moving.gather((1, 9, 20), 7),
+    moving.gather_elements((9, 20), 0, (4, 20)),
+    moving.gather_nd((1, 9, 20, 1), (1, 7, 2), index_dtype='i32'),
+    elementwise(const(2.5), shape=(3, 4), name='fill'),
     grid(),
-    conv((1, 4, 9, 9), (6, 4, 3, 3), None, (1, 1), (1, 1), bias=True, activation='relu'),
-    product((13, 20), (20, 70)),
-    product((3, 20), (20,)),
-    product((5, 6), (6, 7), dtype='i32'),
-    gemm(9, 30, 20, trans_a=True, bias_shape=(9, 1), beta=0.5, roles=('input', 'input', 'input')),
+    convolution((1, 4, 9, 9), 6, windows((9, 9), 3, 1, 1), bias=True),
+    convolution((1, 4, 5, 6, 7), 6, windows((5, 6, 7), 3, (1, 2, 1), 1), groups=2, bias=True),
+    transposed_taps((4, 3, 3, 3), TURNED),
+    interleave((2, 3, 2, 3, 5, 7), TURNED, bias=True),
+    stacked_product((1, 13, 20), (3, 20, 70)),
+    stacked_product((2, 5, 6), (1, 6, 7), 'i32'),
+    einsum('einsum', [(5, 6), (6, 4)], ['ab', 'bc'], 'ca', {'a': 5, 'b': 6, 'c': 4}),
 ]  # fmt: skip
 
 
@@ -151,7 +195,7 @@ def test_right_and_inside(group: Group) -> None:
 
 
 def test_code_for_other_instruction_sets(isa: str, tools, compute) -> None:
-    for group in (GROUPS[0], GROUPS[9], softmax(shape=(3, 40)), arg('max', (5, 20), 1)):
+    for group in (GROUPS[0], GROUPS[9], softmax((3, 40)), arg_extreme((5, 20), 1, 'max')):
         arrays = verify.random_arrays(group, 1)
         schedule = general_schedule(group, isa, 2, 1)
         if schedule.isa in host_isas():
@@ -206,38 +250,31 @@ def test_functions_of_two(dtype: str) -> None:
 def test_maxima_let_nan_through() -> None:
     x = verify.random_arrays(GROUPS[0], 0)['In'].copy()
     x[0, 1, 5, 6] = np.nan
-    for group in (GROUPS[0], max_pool2d(c=4, h=20, w=41, window=2)):
+    for group in (GROUPS[0], pool((1, 4, 20, 41), 2, 2)):
         got = run(group, general_schedule(group, host_isas()[0], 1, 1), {'In': x})
         assert np.array_equal(np.isnan(got), np.isnan(reference(group, {'In': x})))
         assert np.isnan(got).any()
 
 
-def test_every_piece_of_a_transposed_convolution_leaves_the_others_alone() -> None:
-    shape, kernel = (2, 4, 5, 6), (4, 3, 3, 3)
-    rng = np.random.default_rng(8)
-    x, k = (rng.integers(-4, 5, s).astype(np.float32) for s in (shape, kernel))
-    bias = rng.integers(-4, 5, 3).astype(np.float32)
-    pieces = conv_transpose(shape, kernel, (2, 3), (1, 0), (0, 1), bias=True)
-    out = np.full(pieces[0].group.output.shape, np.nan, np.float32)
-    machine = known_machine('i7-9700k')
-    for piece in pieces:
-        arrays = {'In': x, 'Bias': bias}
-        if piece.kernel is not None:
-            arrays['Ker'] = reference(piece.kernel, {'Ker': k}).astype(np.float32)
-        names = {t.name for t in piece.group.tensors}
-        arrays = {n: a for n, a in arrays.items() if n in names}
-        found = choose(piece.group, machine, 1, 1, algorithm='direct')[0].schedule
-        schedule = general_schedule(flatten(piece.group), host_isas()[0], 2, 1)
-        assert found.schema in ('outer', 'general')
-        kernel_ = Kernel.load(build(generate(piece.group, schedule), compiler_flags(schedule)),
-                              piece.group)  # fmt: skip
-        before = out.copy()
-        kernel_.run(arrays, kernel_.pack(arrays), out)
-        changed = ~(np.isnan(before) & np.isnan(out)) & ~(before == out)
-        assert np.isnan(before[changed]).all()
-        want = reference(piece.group, arrays)
-        assert np.array_equal(out[changed], want[changed])
-    assert np.isfinite(out).all()
+@pytest.mark.parametrize('phase', [0, 1])
+def test_what_is_written_at_steps_leaves_the_rest_alone(phase: int) -> None:
+    """Sums of windows into every second row and third column, with a bias behind them."""
+    dims = (Dim('k', 3), Dim('h', 4), Dim('w', 5))
+    place = (var('k'), affine(('h', 2), const=phase), affine(('w', 3), const=phase))
+    near = (affine(('h', 1), ('r', 1)), affine(('w', 1), ('s', 1)))
+    stages = [
+        Stage('sum', (*dims, Dim('r', 2, 'reduction'), Dim('s', 3, 'reduction')),
+              Access('Acc0', place), (Access('In', (var('k'), *near)),), read(0), 'sum'),
+        Stage('bias', dims, Access('Out', place), (Access('Acc0', place),
+              Access('Bias', (var('k'),))), call('add', read(0), read(1))),
+    ]  # fmt: skip
+    group = describe('steps', stages, {'In': (3, 5, 7), 'Bias': (3,)})
+    arrays = verify.random_arrays(group, 2)
+    got = run(group, general_schedule(flatten(group), host_isas()[0], 2, 1), arrays)
+    written = (slice(None), slice(phase, None, 2), slice(phase, None, 3))
+    np.testing.assert_allclose(got[written], reference(group, arrays)[written], rtol=1e-5)
+    got[written] = np.nan
+    assert np.isnan(got).all()
 
 
 def test_small_groups_run_on_one_thread() -> None:
@@ -245,4 +282,4 @@ def test_small_groups_run_on_one_thread() -> None:
     small = choose(elementwise('add', (64,), (64,)), machine, 4, 1)[0].schedule
     large = choose(elementwise('add', (1 << 22,), (1 << 22,)), machine, 4, 1)[0].schedule
     assert (small.threads, large.threads) == (1, 4)
-    assert math.isfinite(choose(softmax(shape=(9, 9)), machine, 2, 1)[0].prediction.seconds)
+    assert math.isfinite(choose(softmax((9, 9)), machine, 2, 1)[0].prediction.seconds)

@@ -15,8 +15,8 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.registry import OWN
 from tilewright.machine.gpu import known_gpu
-from tilewright.ops.elementwise import transpose
 from tilewright.ops.group import Group
+from tilewright.ops.moving import transpose
 from tilewright.ops.normalise import softmax
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.modules import Runner

@@ -14,8 +14,9 @@ import tilewright as tw
 from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.compose import append
-from tilewright.ops.elementwise import elementwise, transpose
+from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
+from tilewright.ops.moving import transpose
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import FUNCTIONS, Expr, call, cast, const, read
 from tilewright.runtime.gpu.device import Device

@@ -14,55 +14,65 @@ from tilewright.ops import moving
 from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group
-from tilewright.ops.normalise import log_softmax, lrn, softmax
-from tilewright.ops.pooling import average_pool2d, global_pool2d
-from tilewright.ops.pooling_nd import max_pool, max_pool_indices
-from tilewright.ops.products import gemm, product
-from tilewright.ops.reduction import arg, cumulative_sum, reduce
+from tilewright.ops.normalise import channel_norm, log_softmax, lrn, row_norm, softmax
+from tilewright.ops.pooling import average_pool, max_pool, max_pool_places, window_counts
+from tilewright.ops.products import stacked_product
+from tilewright.ops.reduction import REDUCTIONS, arg_extreme, running
 from tilewright.ops.reference import reference
-from tilewright.ops.resize import resize, taps
-from tilewright.ops.stage import call, read
-from tilewright.ops.statistics import group_norm, layer_norm
+from tilewright.ops.resize import Resized, interpolate
+from tilewright.ops.stage import call, const, read
+from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.hosted import HostDevice
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
+SLIDING = windows((8, 9), 3, 2, 1)
+
+
+def cast(dtype: str, to: str) -> Group:
+    return elementwise(read(0), (300,), dtypes=[dtype], out=to, name=f'{dtype}_to_{to}')
+
+
+def reduced(kind: str, shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = 'f32') -> Group:
+    return REDUCTIONS[kind].group(kind, shape, axes, dtype)
+
+
 GROUPS = [
-    max_pool((1, 2, 6, 7), (3, 3), None, (1, 1), (1, 1), dtype='i8'),
-    max_pool_indices((2, 3, 7, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
-    average_pool2d(c=3, h=8, w=9, window=3, stride=2, pad=1, count_include_pad=False),
-    lrn(n=2, c=5, h=3, w=4),
+    max_pool((1, 2, 6, 7), windows((6, 7), 3, 3, 1), 'i8'),
+    max_pool_places((2, 3, 7, 9), windows((7, 9), 3, 2, 1)),
+    average_pool((1, 3, 8, 9), SLIDING, window_counts(SLIDING, padding_counts=False)),
+    lrn((2, 5, 3, 4)),
     elementwise('exp', ()),
     elementwise(call('where', read(0), read(1), read(2)), (3, 4), (3, 4), (4,),
                 dtypes=['bool', 'f32', 'f32'], name='where'),
-    copy((300,), dtype='f32', out='u8'),
-    copy((300,), dtype='i64', out='f32'),
-    moving.pad((3, 20), (1, 2), (2, 3), 'reflect'),
-    moving.gather_dynamic((9, 20), 0, (7,)),
-    moving.gather_nd((9, 20), (7, 2), index_dtype='i32'),
-    moving.fill((3, 4), 2.5),
-    resize((3, 5, 7), [None, taps(5, 9, mode='linear'), taps(7, 3)]),
-    cumulative_sum((5, 20), 1),
-    product((5, 6), (6, 7), dtype='i32'),
+    cast('f32', 'u8'),
+    cast('i64', 'f32'),
+    moving.pad((3, 20), {0: (1, 2), 1: (2, 3)}, 'reflect'),
+    moving.gather((1, 9, 20), 7),
+    moving.gather_nd((1, 9, 20, 1), (1, 7, 2), index_dtype='i32'),
+    elementwise(const(2.5), shape=(3, 4), name='fill'),
+    interpolate('linear', (3, 5, 7), 1, Resized(5, 9, 9 / 5).neighbours('half_pixel')[0]),
+    running('cumsum', (5, 20), 1, 'sum'),
+    stacked_product((5, 6), (6, 7), 'i32'),
 ]  # fmt: skip
-REDUCTIONS = [
-    global_pool2d(n=2, c=5, h=7, w=6),
+SHARED = [
+    reduced('mean', (2, 5, 7, 6), (2, 3)),
     fully_connected(n=1, c=77, k=10, bias=True, activation='relu'),
-    gemm(1, 10, 77, roles=('input', 'constant', 'constant')),
-    reduce('prod', (30, 40), (0,)),
-    reduce('min', (30, 40), (), keepdims=False),
-    reduce('sum', (30, 40), (1,), dtype='i64'),
-    reduce('max', (30, 40), (1,), dtype='u8'),
-    arg('max', (30, 40), 1),
+    stacked_product((1, 77), (77, 10)),
+    reduced('prod', (30, 40), (0,)),
+    reduced('min', (30, 40), (0, 1)),
+    reduced('sum', (30, 40), (1,), 'i64'),
+    reduced('max', (30, 40), (1,), 'u8'),
+    arg_extreme((30, 40), 1, 'max'),
 ]
 PARTS = [
-    softmax(shape=(3, 77)),
-    softmax(shape=(1000,), axis=0),
-    softmax(shape=(2, 5, 3, 4), axis=1),
-    log_softmax(shape=(4, 9, 3), axis=1),
-    layer_norm((3, 50), 1),
-    group_norm((2, 6, 5, 7), 3),
+    softmax((3, 77)),
+    softmax((1000,), 0),
+    softmax((2, 5, 3, 4), 1),
+    log_softmax((4, 9, 3), 1),
+    row_norm('layernorm', (3, 50)),
+    channel_norm('groupnorm', (2, 3, 2, 35), 6),
 ]
 FUNCTIONS = (
     'exp expm1 tanh sigmoid sqrt abs floor ceil round sign log log1p erf sin cos tan asin acos '
@@ -99,7 +109,7 @@ def test_a_thread_for_each_result(group: Group) -> None:
     check(group, GENERAL)
 
 
-@pytest.mark.parametrize('group', REDUCTIONS, ids=lambda g: g.label)
+@pytest.mark.parametrize('group', SHARED, ids=lambda g: g.label)
 def test_lanes_share_a_reduction(group: Group) -> None:
     check(group, LANES)
 
@@ -133,20 +143,20 @@ def test_what_does_not_go_together() -> None:
     with pytest.raises(ScheduleError, match='joins several parts'):
         generate(copy((3, 4)), ROWS)
     with pytest.raises(ScheduleError, match='power of two'):
-        generate(softmax(shape=(3, 5)), GpuSchedule.of('rows', threads=96))
+        generate(softmax((3, 5)), GpuSchedule.of('rows', threads=96))
     with pytest.raises(ScheduleError, match='float32 at affine indices only'):
-        generate(copy((300,), dtype='i64'), GpuSchedule.of('transposed', side=8, rows=4))
+        generate(copy((300,), 'i64'), GpuSchedule.of('transposed', side=8, rows=4))
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec('cuda') is None, reason='cuda-bindings with NVRTC is not installed'
 )
-@pytest.mark.parametrize('group', [GROUPS[1], GROUPS[8], GROUPS[9], REDUCTIONS[5], PARTS[4]],
+@pytest.mark.parametrize('group', [GROUPS[1], GROUPS[8], GROUPS[9], SHARED[5], PARTS[4]],
                          ids=lambda g: g.label)  # fmt: skip
 def test_nvrtc_takes_every_kind(group: Group) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin
 
-    schedule = ROWS if group in PARTS else LANES if group in REDUCTIONS else GENERAL
+    schedule = ROWS if group in PARTS else LANES if group in SHARED else GENERAL
     for kernel in generate(group, schedule).kernels:
         _, _, resources = compile_cubin(kernel, 'sm_90')
         assert not resources.spill_bytes

@@ -10,6 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from counted import counted_mean
 from devices import device
 
 import tilewright as tw
@@ -17,15 +18,19 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.space import random_schedule
 from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.isa import host_isas
-from tilewright.ops.elementwise import activate, elementwise, transpose
+from tilewright.ops.elementwise import elementwise
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.moving import transpose
 from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.parts import parts
-from tilewright.ops.pooling import average_pool2d, global_pool2d, max_pool2d
+from tilewright.ops.pointwise import ACTIVATIONS
+from tilewright.ops.pooling import average_pool, max_pool
+from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
+from tilewright.ops.windows import windows
 from tilewright.ops.winograd import lower, matrices
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import Runner
@@ -35,20 +40,18 @@ from tilewright.schedule.gpu import GpuSchedule
 
 def groups() -> dict[str, Group]:
     return {
-        'max_pool': max_pool2d(n=2, c=3, h=9, w=10, window=3, stride=2, pad=1, ceil=True),
-        'mean': average_pool2d(c=3, h=8, w=9, window=(2, 3), stride=2),
-        'padded_mean': average_pool2d(
-            c=3, h=8, w=9, window=3, stride=2, pad=1, ceil=True, count_include_pad=False
-        ),
-        'global': global_pool2d(n=2, c=5, h=7, w=6),
-        'lrn': lrn(n=2, c=7, h=4, w=5, alpha=0.3, k=2.0),
-        'softmax': softmax(shape=(3, 77)),
-        'softmax_of_images': softmax(shape=(2, 5, 3, 4)),
+        'max_pool': max_pool((2, 3, 9, 10), windows((9, 10), 3, 2, 1, ceil=True)),
+        'mean': average_pool((1, 3, 8, 9), windows((8, 9), (2, 3), 2), 6),
+        'padded_mean': counted_mean(3, 8, 9),
+        'global': REDUCTIONS['mean'].group('mean', (2, 5, 7, 6), (2, 3)),
+        'lrn': lrn((2, 7, 4, 5), alpha=0.3, bias=2.0),
+        'softmax': softmax((3, 77)),
+        'softmax_of_images': softmax((2, 5, 3, 4)),
         'add': elementwise('add', (2, 3, 4, 5), (3, 1, 1)),
-        'silu': activate('silu', (3, 50)),
+        'silu': elementwise(ACTIVATIONS['silu'], (3, 50), name='silu'),
         'transposed': transpose((2, 3, 4, 5), (0, 2, 3, 1)),
         'connected': fully_connected(n=3, c=37, k=10, bias=True, activation='relu'),
-        'slice': into_slice(lrn(n=2, c=3, h=4, w=5), 1, 2, 6),
+        'slice': into_slice(lrn((2, 3, 4, 5)), 1, 2, 6),
         'convolution_slice': into_slice(
             tw.conv2d(n=2, c=3, h=6, w=6, k=5, r=3, s=3, pad=1, bias=True, activation='relu'),
             1, 4, 11,

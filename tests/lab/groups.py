@@ -12,7 +12,8 @@ from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
-from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import windows
 from tilewright.rank.statistics import NAMES, statistics_for
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.group_data import (
@@ -51,7 +52,7 @@ def write_groups(folder: Path) -> None:
     groups = [
         *((fused(c, h, k), 'train', {'vgg11': 1}) for c, h, k in
           ((16, 14, 32), (32, 14, 64), (24, 20, 48), (64, 10, 64))),
-        (max_pool2d(c=16, h=14, w=14, window=2), 'train', {'vgg11': 1}),
+        (max_pool((1, 16, 14, 14), windows((14, 14), 2, 2)), 'train', {'vgg11': 1}),
         *((fused(c, h, k), 'test', {'resnet18': 2}) for c, h, k in ((48, 12, 64), (32, 16, 96))),
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

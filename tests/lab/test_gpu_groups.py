@@ -17,8 +17,10 @@ from tilewright.kernels.gpu.language import Kernel
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.core import core
-from tilewright.ops.elementwise import activate
-from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.pointwise import ACTIVATIONS
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.device import Resources
 from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
@@ -42,7 +44,7 @@ from tilewright_lab.compare.gpu_measure import Compiled, host_meter
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=10, w=10, k=32, r=3, s=3, pad=1, bias=True, activation='relu')
 LAYER = conv2d(c=128, h=17, w=17, k=128, r=1, s=7, pad=(0, 3), bias=True, activation='relu')
-POOL = max_pool2d(c=4, h=8, w=8, window=2, stride=2)
+POOL = max_pool((1, 4, 8, 8), windows((8, 8), 2, 2))
 TILED = GpuSchedule.of(
     'tiled', 'fma', bk=16, bp=32, tk=4, tp=4, kb=8, stages=2, split=1, joint=0
 )  # fmt: skip
@@ -239,7 +241,7 @@ def test_chunks_are_of_one_schema(drawn: list[Family]) -> None:
 
 
 def test_a_run_on_the_host(tmp_path: Path) -> None:
-    group = activate('relu', (1, 2, 3, 4))
+    group = elementwise(ACTIVATIONS['relu'], (1, 2, 3, 4), name='relu')
     known = {group.digest: Known(group, 'test', {'resnet18': 1})}
     (tmp_path / 'groups.json').write_text(catalogue_text(known))
     sets = GroupSets(tmp_path)

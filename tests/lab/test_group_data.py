@@ -13,7 +13,8 @@ import pytest
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import windows
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import tables
 from tilewright_lab.collect.group_data import (
@@ -32,7 +33,7 @@ from tilewright_lab.collect.group_data import (
 
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=8, w=8, k=32, r=3, s=3, pad=1, bias=True, activation='relu')
-POOL = max_pool2d(c=4, h=8, w=8, window=2, stride=2)
+POOL = max_pool((1, 4, 8, 8), windows((8, 8), 2, 2))
 TILED = ('tiled', 'fma')
 HEAD = ','.join(columns(*TILED))
 

@@ -12,7 +12,9 @@ from groups import HOPPER, fused
 from tilewright.kernels.gpu.space import draw
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.pooling import global_pool2d, max_pool2d
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.reduction import REDUCTIONS
+from tilewright.ops.windows import windows
 from tilewright.rank.counts import batches_of
 from tilewright.rank.footprints import footprints, tiling_of, touched
 from tilewright.rank.graph_features import NODE_FEATURES, NODE_NAMES, graph_of, side_by_side
@@ -94,8 +96,14 @@ def some_schedules():
     ):  # fmt: skip
         yield LAYER, draw(LAYER, HOPPER, schema, intrinsic, 3, 1)[0]
     yield DEPTHWISE, [GpuSchedule.of('depthwise', th=2, tw=4, bh=4, bw=4, bp=4, shared=1)]
-    yield max_pool2d(c=16, h=14, w=14, window=3), [GpuSchedule.of('general', threads=64, lanes=1)]
-    yield global_pool2d(c=64, h=7, w=7), [GpuSchedule.of('general', threads=128, lanes=32)]
+    yield (
+        max_pool((1, 16, 14, 14), windows((14, 14), 3, 3)),
+        [GpuSchedule.of('general', threads=64, lanes=1)],
+    )
+    yield (
+        REDUCTIONS['mean'].group('mean', (1, 64, 7, 7), (2, 3)),
+        [GpuSchedule.of('general', threads=128, lanes=32)],
+    )
 
 
 def test_every_schema_has_statistics_and_starts_from_the_time_model() -> None:

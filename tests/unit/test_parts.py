@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.ops.describe import describe
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.normalise import lrn, softmax
 from tilewright.ops.parts import depends_on_inputs, parts
-from tilewright.ops.pooling import average_pool2d, max_pool2d
+from tilewright.ops.pooling import average_pool, max_pool
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, const, read, var
+from tilewright.ops.windows import windows
 from tilewright.ops.winograd import lower
 
 
@@ -21,7 +23,26 @@ def names(group: Group) -> list[list[str]]:
     return [[stage.name for stage in part.stages] for part in parts(group)]
 
 
-PADDED_MEAN = average_pool2d(c=2, h=6, w=6, window=3, stride=1, pad=1, count_include_pad=False)
+IMAGE, SLIDING = (1, 2, 6, 6), windows((6, 6), 3)
+
+
+def counted_mean() -> Group:
+    """A mean whose count is a stage: it needs no input."""
+    line, taps = Dim('i', 6), Dim('j', 3, 'reduction')
+    at, near = (var('i'),), (affine(('i', 1), ('j', 1), const=-1),)
+    lines, here = (Dim('c', 2), line), (var('c'), var('i'))
+    stages = [
+        Stage('ones', (line,), Access('Ones', at), (), const(1.0)),
+        Stage('count', (line, taps), Access('Count', at), (Access('Ones', near),), read(0), 'sum'),
+        Stage('sum', (*lines, taps), Access('Sum', here), (Access('In', (var('c'), *near)),),
+              read(0), 'sum'),
+        Stage('mean', lines, Access('Out', here), (Access('Sum', here), Access('Count', at)),
+              call('div', read(0), read(1))),
+    ]  # fmt: skip
+    return describe('counted', stages, {'In': (2, 6)})
+
+
+COUNTED = counted_mean()
 
 
 @pytest.mark.parametrize(
@@ -32,11 +53,11 @@ PADDED_MEAN = average_pool2d(c=2, h=6, w=6, window=3, stride=1, pad=1, count_inc
             tw.conv2d(c=2, h=4, w=4, k=3, r=3, s=3, bias=True, activation='relu'),
             [['conv2d', 'bias', 'relu']],
         ),
-        (max_pool2d(c=2, h=6, w=6, window=3), [['max_pool']]),
-        (average_pool2d(c=2, h=6, w=6, window=3), [['sum_pool', 'mean']]),
-        (PADDED_MEAN, [['ones'], ['count'], ['sum_pool', 'mean']]),
-        (lrn(c=4, h=3, w=3), [['squares', 'scale']]),
-        (softmax(shape=(2, 5)), [['peak'], ['total'], ['divide']]),
+        (max_pool(IMAGE, SLIDING), [['max_pool']]),
+        (average_pool(IMAGE, SLIDING, 9), [['sum_pool', 'mean']]),
+        (COUNTED, [['ones'], ['count'], ['sum', 'mean']]),
+        (lrn((1, 4, 3, 3)), [['squares', 'scale']]),
+        (softmax((2, 5)), [['peak'], ['total'], ['finish']]),
         (elementwise('add', (2, 3), (3,)), [['add']]),
     ],
 )
@@ -47,7 +68,7 @@ def test_a_part_is_a_stage_with_its_epilogue(group: Group, cut: list[list[str]])
 def test_parts_compute_the_group() -> None:
     """Each part run on what those before it left; roles say what is given and what is stored."""
     rng = np.random.default_rng(0)
-    for group in (PADDED_MEAN, softmax(shape=(3, 7)), chain()):
+    for group in (COUNTED, softmax((3, 7)), chain()):
         values = {t.name: rng.standard_normal(t.shape) for t in group.with_role('input')}
         want = reference(group, values)
         for part in parts(group):
@@ -58,8 +79,8 @@ def test_parts_compute_the_group() -> None:
 
 
 def test_what_needs_no_input_is_known() -> None:
-    assert depends_on_inputs(PADDED_MEAN) == (False, False, True)
-    assert depends_on_inputs(softmax(shape=(2, 5))) == (True, True, True)
+    assert depends_on_inputs(COUNTED) == (False, False, True)
+    assert depends_on_inputs(softmax((2, 5))) == (True, True, True)
 
 
 def test_filters_of_winograd_need_no_input() -> None:
@@ -128,13 +149,13 @@ def test_a_value_that_others_read_is_stored() -> None:
 
 
 def test_the_main_stage_is_the_largest_sum() -> None:
-    assert PADDED_MEAN.main.name == 'sum_pool'
-    assert softmax(shape=(2, 5)).main.name == 'peak'
+    assert COUNTED.main.name == 'sum'
+    assert softmax((2, 5)).main.name == 'peak'
 
 
 def test_only_the_last_part_moves_into_a_slice() -> None:
-    group = into_slice(PADDED_MEAN, 1, 2, 7)
-    assert group.output.shape == (1, 7, 6, 6)
-    assert group.tensor('Count').shape == (6, 6)
-    assert group.tensor('Sum').shape == (1, 7, 6, 6)
-    assert names(group) == names(PADDED_MEAN)
+    group = into_slice(COUNTED, 0, 2, 7)
+    assert group.output.shape == (7, 6)
+    assert group.tensor('Count').shape == (6,)
+    assert group.tensor('Sum').shape == (7, 6)
+    assert names(group) == names(COUNTED)

@@ -19,8 +19,8 @@ import numpy as np
 from tilewright.errors import ArrayError, ModelError, SpecError, UnsupportedError
 from tilewright.graph.graph import DTYPES, Graph, Node, Value
 from tilewright.graph.lowering.emit import Emitter
-from tilewright.graph.lowering.given import Given, Operator
 from tilewright.graph.lowering.operators import OPERATORS
+from tilewright.graph.lowering.reader import NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Named, Result, Unsupported, elements_held
 from tilewright.graph.program import Program
 from tilewright.ops.dtypes import DTYPES as GENERATED
@@ -100,7 +100,7 @@ def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[
     inputs = tuple(found[name] if name else None for name in node.inputs)
     _check_inputs(node, operator, inputs)
     try:
-        results = operator.lower(Given(node, inputs))
+        results = operator.lower(NodeReader(node, inputs))
     except (ModelError, SpecError, ArrayError) as error:
         raise ModelError(f'{node}: {error}') from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

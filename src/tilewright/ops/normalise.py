@@ -1,108 +1,187 @@
-"""Normalisations: operators that are no single nest, as several stages."""
+"""Normalisations: by known statistics, or by those of a part of the tensor itself; softmax.
+
+Instance, group, layer and RMS normalisation are one thing on different views of their input,
+[r, x] or [n, g, k, x]: the mean over the last dimensions, then the mean square of what differs from
+it, then
+
+    Out = (In - Mean) / sqrt(Variance + epsilon) * Scale + Bias
+
+The mean is taken off before squares are summed, as accuracy needs it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from tilewright.errors import SpecError
-from tilewright.ops.convolution import _whole
-from tilewright.ops.group import Group, Tensor
-from tilewright.ops.stage import Access, Dim, Expr, Stage, affine, call, const, read, var
+from tilewright.ops.describe import Shape, describe, dims_of, label_of, names_of
+from tilewright.ops.group import Group
+from tilewright.ops.reduction import lines
+from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage, affine, call, const, read, var
+
+X = read(0)
+
+
+def batch_norm(epsilon: float) -> tuple[Expr, Expr, Expr]:
+    """Factor and shift of a channel, and what is computed with both.
+
+    factor(scale, variance), shift(bias, variance, mean, scale), result(x, factor, shift): the first
+    two are known ahead where the statistics are.
+    """
+    deviation = call('sqrt', call('add', read(1), const(epsilon)))
+    factor = call('div', X, deviation)
+    shift = call('sub', X, call('div', call('mul', read(2), read(3)), deviation))
+    return factor, shift, call('add', call('mul', X, read(1)), read(2))
+
+
+def channel_norm(
+    word: str, shape: Shape, factors: int, epsilon: float = 1e-5, dtype: str = 'f32'
+) -> Group:
+    """[n, groups, channels of a group, pixels] by the moments of each group of an image.
+
+    `factors` is how many elements Scale and Bias have: one for each channel, or for each group.
+    """
+    _, groups, each, _ = shape
+    by_channel = factors == groups * each
+    index = affine(('d1', each), ('d2', 1)) if by_channel else var('d1')
+    scale = ((factors,), (index,))
+    return _normalise(word, shape, 2, [scale, scale], epsilon, True, dtype)
+
+
+def row_norm(
+    word: str,
+    shape: Shape,
+    factors: int = 2,
+    epsilon: float = 1e-5,
+    centred: bool = True,
+    dtype: str = 'f32',
+) -> Group:
+    """[rows, length], each row by its own moments; then times Scale, and plus Bias, [length].
+
+    factors  how many of the two there are; centred: whether the mean is taken off
+    """
+    scale = ((shape[1],), (var('d1'),))
+    return _normalise(word, shape, 1, [scale] * factors, epsilon, centred, dtype)
+
+
+def row_moments(shape: Shape, dtype: str = 'f32') -> tuple[Group, Group]:
+    """[rows, length]: the mean of each row, and the mean square of what differs from it."""
+    dims = _dims(shape)
+    stages = _moments(dims[:1], dims[1:], centred=True)
+    mean = describe(label_of('mean', shape), stages[:2], {'In': shape}, dtype)
+    return mean, describe(label_of('power', shape), stages, {'In': shape}, dtype)
+
+
+def inverse_deviation(epsilon: float) -> Expr:
+    return call('div', const(1.0), call('sqrt', call('add', X, const(epsilon))))
+
+
+def _dims(shape: Shape) -> list[Dim]:
+    return [Dim(f'd{i}', size) for i, size in enumerate(shape)]
+
+
+def _normalise(
+    word: str,
+    shape: Shape,
+    rank: int,
+    factors: Sequence[tuple[Shape, tuple[Affine, ...]]],
+    epsilon: float,
+    centred: bool,
+    dtype: str,
+) -> Group:
+    """In by the moments over its dimensions from `rank` on; then times, and plus, the factors.
+
+    A factor is the shape of a tensor and its indices, by the iterators d0 d1 ..
+    """
+    dims = _dims(shape)
+    here = tuple(var(d.name) for d in dims)
+    reads = [Access('In', here), Access('Power', here[:rank])]
+    expr = X
+    if centred:
+        reads.append(Access('Mean', here[:rank]))
+        expr = call('sub', expr, read(2))
+    expr = call('div', expr, call('sqrt', call('add', read(1), const(epsilon))))
+    shapes = {'In': shape}
+    for name, (factor, index) in zip(('Scale', 'Bias'), factors, strict=False):
+        shapes[name] = factor
+        reads.append(Access(name, index))
+        expr = call('mul' if name == 'Scale' else 'add', expr, read(len(reads) - 1))
+    stages = _moments(dims[:rank], dims[rank:], centred)
+    stages.append(Stage('normalise', tuple(dims), Access('Out', here), tuple(reads), expr))
+    return describe(f'{label_of(word, shape)}@{rank}', stages, shapes, dtype)
+
+
+def _moments(lines: Sequence[Dim], over: Sequence[Dim], centred: bool) -> list[Stage]:
+    """Stages that write 'Mean' (if centred) and 'Power', the mean square around it, of a line."""
+    count = math.prod(d.size for d in over)
+    domain = (*lines, *(Dim(d.name, d.size, 'reduction') for d in over))
+    here = tuple(var(d.name) for d in lines)
+    given = Access('In', (*here, *(var(d.name) for d in over)))
+    share = call('mul', X, const(1.0 / count))
+
+    def mean(word: str, out: str, expr: Expr, *reads: Access) -> list[Stage]:
+        total = f'{out}Sum'
+        return [
+            Stage(word, domain, Access(total, here), reads, expr, 'sum'),
+            Stage(f'{word}_mean', tuple(lines), Access(out, here), (Access(total, here),), share),
+        ]
+
+    if not centred:
+        return mean('squares', 'Power', call('mul', X, X), given)
+    off = call('sub', X, read(1))
+    return [
+        *mean('sum', 'Mean', X, given),
+        *mean('squares', 'Power', call('mul', off, off), given, Access('Mean', here)),
+    ]
 
 
 def lrn(
-    *, n: int = 1, c: int, h: int, w: int, size: int = 5, alpha: float = 1e-4, beta: float = 0.75,
-    k: float = 1.0,
-) -> Group:  # fmt: skip
-    """Local response normalisation across channels (AlexNet Sec. 3.3, scaled as ONNX and Caffe do).
+    shape: Shape,
+    size: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    bias: float = 1.0,
+    dtype: str = 'f32',
+) -> Group:
+    """By the squares of neighbouring channels (AlexNet Sec. 3.3, scaled as ONNX does).
 
     Sum[n, c, h, w] += In[n, c + j - (size - 1) / 2, h, w]^2   over `size` channels
-    Out = In * (k + alpha / size * Sum)^-beta
+    Out = In * (bias + alpha / size * Sum)^-beta
     """
-    size, taps = _whole('size', size, 1), Dim('j', _whole('size', size, 1), 'reduction')
-    shape = tuple(_whole(name, v, 1) for name, v in zip('nchw', (n, c, h, w), strict=True))
-    dims = tuple(Dim(d, extent) for d, extent in zip('nchw', shape, strict=True))
-    here = tuple(var(d.name) for d in dims)
-    channel = affine(('c', 1), ('j', 1), const=-((size - 1) // 2))
-    squares = Stage(
-        'squares',
-        (*dims, taps),
-        Access('Sum', here),
-        (Access('In', (var('n'), channel, var('h'), var('w'))),),
-        call('mul', read(0), read(0)),
-        'sum',
-    )
-    base = call('add', const(k), call('mul', const(alpha / size), read(0)))
-    scale = Stage(
-        'scale', dims, Access('Out', here), (Access('Sum', here), Access('In', here)),
-        call('mul', read(1), call('pow', base, const(-beta))),
-    )  # fmt: skip
-    names = ('n', 'c', 'h', 'w')
-    tensors = (
-        Tensor('In', names, shape),
-        Tensor('Sum', names, shape, 'inner'),
-        Tensor('Out', names, shape, 'output'),
-    )
-    label = f'lrn-n{n}c{c}h{h}w{w}size{size}a{alpha:g}b{beta:g}k{k:g}'
-    return Group(label, tensors, (squares, scale), (('Sum', 'register'),))
+    names, dims = names_of(shape), dims_of(shape)
+    here = tuple(map(var, names))
+    near = affine((names[1], 1), ('j', 1), const=-((size - 1) // 2))
+    base = call('add', const(bias), call('mul', const(alpha / size), X))
+    stages = [
+        Stage('squares', (*dims, Dim('j', size, 'reduction')), Access('Sum', here),
+              (Access('In', (here[0], near, *here[2:])),), call('mul', X, X), 'sum'),
+        Stage('scale', dims, Access('Out', here), (Access('Sum', here), Access('In', here)),
+              call('mul', read(1), call('pow', base, const(-beta)))),
+    ]  # fmt: skip
+    return describe(f'{label_of("lrn", shape)}size{size}', stages, {'In': shape}, dtype)
 
 
-def softmax(
-    *, shape: Sequence[int], axis: int = 1, dims: Sequence[str] | None = None, dtype: str = 'f32'
-) -> Group:
-    """exp(In - Peak) / Total along an axis, its maximum taken off first, in three stages.
-
-    `dims` names the dimensions; 'd0', 'd1', .. if not given.
-    """
-    shifted = call('exp', call('sub', read(0), read(1)))
-    return _along('softmax', shape, axis, dims, dtype, 'divide', call('div', shifted, read(2)))
+def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
+    """exp(In - Peak) / Total along an axis, in three stages."""
+    shifted = call('exp', call('sub', X, read(1)))
+    return _exponentials('softmax', shape, axis, call('div', shifted, read(2)), dtype)
 
 
-def log_softmax(
-    *, shape: Sequence[int], axis: int = 1, dims: Sequence[str] | None = None, dtype: str = 'f32'
-) -> Group:
+def log_softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
     """In - Peak - log(Total) along an axis, in three stages."""
-    last = call('sub', call('sub', read(0), read(1)), call('log', read(2)))
-    return _along('logsoftmax', shape, axis, dims, dtype, 'subtract', last)
+    finish = call('sub', call('sub', X, read(1)), call('log', read(2)))
+    return _exponentials('logsoftmax', shape, axis, finish, dtype)
 
 
-def _along(
-    word: str, shape: Sequence[int], axis: int, dims: Sequence[str] | None, dtype: str,
-    last: str, expr: Expr,
-) -> Group:  # fmt: skip
-    """Peak and Total = sum of exp(In - Peak) of every line, then `expr` of In and both."""
-    sizes = tuple(_whole('a size', size, 1) for size in shape)
-    if not 0 <= axis < len(sizes):
-        raise SpecError(f'{word} along axis {axis} of {len(sizes)} dimensions; count from 0')
-    names = tuple(dims) if dims is not None else tuple(f'd{i}' for i in range(len(sizes)))
-    if len(names) != len(sizes):
-        raise SpecError(f'{word}: {names} names {len(names)} of {len(sizes)} dimensions')
-    along = names[axis]
-    flat = [Dim(d, size) for d, size in zip(names, sizes, strict=True)]
-    # One value for each line; a single line has a dimension of one point to stand in.
-    lines = [d for d in flat if d.name != along] or [Dim('line', 1)]
-    reduced = (*lines, Dim(along, sizes[axis], 'reduction'))
-    everywhere, line = tuple(map(var, names)), tuple(var(d.name) for d in lines)
-    peak = Stage(
-        'peak', reduced, Access('Peak', line), (Access('In', everywhere),), read(0), 'max',
-        -math.inf,
-    )  # fmt: skip
-    total = Stage(
-        'total', reduced, Access('Total', line), (Access('In', everywhere), Access('Peak', line)),
-        call('exp', call('sub', read(0), read(1))), 'sum',
-    )  # fmt: skip
-    read_line = line if len(sizes) > 1 else (affine(),)
-    finish = Stage(
-        last, tuple(flat), Access('Out', everywhere),
-        (Access('In', everywhere), Access('Peak', read_line), Access('Total', read_line)), expr,
-    )  # fmt: skip
-    lengths = tuple(d.size for d in lines)
-    inner = tuple(d.name for d in lines)
-    tensors = (
-        Tensor('In', names, sizes, dtype=dtype),
-        *(Tensor(t, inner, lengths, 'inner', dtype) for t in ('Peak', 'Total')),
-        Tensor('Out', names, sizes, 'output', dtype),
-    )
-    label = f'{word}-{"x".join(map(str, sizes))}@{axis}'
-    return Group(label if dtype == 'f32' else f'{label}:{dtype}', tensors, (peak, total, finish))
+def _exponentials(word: str, shape: Shape, axis: int, finish: Expr, dtype: str) -> Group:
+    """finish(In, the largest along the axis, the sum of exponentials with that taken off)."""
+    form = lines(shape, (axis,))
+    peak, total = Access('Peak', form.place), Access('Total', form.place)
+    shifted = call('exp', call('sub', X, read(1)))
+    stages = [
+        form.reduce('peak', 'Peak', X, 'max', pad=-math.inf),
+        form.reduce('total', 'Total', shifted, 'sum', peak),
+        Stage('finish', dims_of(shape), Access('Out', form.source.index),
+              (form.source, peak, total), finish),
+    ]  # fmt: skip
+    return describe(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)

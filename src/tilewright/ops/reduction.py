@@ -1,232 +1,223 @@
-"""Reductions over any axes of a tensor, and the places of largest and smallest elements.
+"""Reductions over axes: sums, norms, extremes and where they are, running sums.
 
-    Acc[kept] combine= f(In[..]);   Out = g(Acc)
+    Total[line] combine= before(In[..]);   Out[line] = after(Total[line])
 
-`log_sum_exp` takes the maximum off first, so that nothing overflows. The place of the largest
-element is the least index at which the element equals the maximum; NaN counts as the largest.
+Results have one element for each line; the axes that were reduced over are gone, and where no other
+is left one of size 1 stands in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from tilewright.errors import SpecError
-from tilewright.ops.convolution import _whole
-from tilewright.ops.dtypes import is_float
-from tilewright.ops.group import Group, Tensor
+from tilewright.ops.describe import Shape, describe, dims_of, label_of, names_of
+from tilewright.ops.dtypes import DTYPES, is_float, limits
+from tilewright.ops.group import Group
 from tilewright.ops.stage import (
-    COMBINERS,
     Access,
     Affine,
     Dim,
     Expr,
     Stage,
+    affine,
     call,
     const,
     index,
-    literal,
     read,
     var,
     whole,
 )
 
-# kind -> (function of every element, combiner, function of the result)
-_KINDS: dict[str, tuple[Expr, str, Expr | None]] = {
-    'sum': (read(0), 'sum', None),
-    'mean': (read(0), 'sum', None),
-    'max': (read(0), 'max', None),
-    'min': (read(0), 'min', None),
-    'prod': (read(0), 'prod', None),
-    'l1': (call('abs', read(0)), 'sum', None),
-    'l2': (call('mul', read(0), read(0)), 'sum', call('sqrt', read(0))),
-    'sum_square': (call('mul', read(0), read(0)), 'sum', None),
-    'log_sum': (read(0), 'sum', call('log', read(0))),
-}
-KINDS = (*_KINDS, 'log_sum_exp')
+X = read(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """The shape of a reduction, normalised and checked."""
+@dataclass(frozen=True)
+class Lines:
+    """A tensor seen as lines along some axes."""
 
-    sizes: tuple[int, ...]
-    over: tuple[int, ...]
-    keepdims: bool
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
 
-    @classmethod
-    def of(cls, shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Axes:
-        sizes = tuple(_whole('a size', size, 1) for size in shape)
-        chosen = tuple(axes) or tuple(range(len(sizes)))
-        if any(not -len(sizes) <= a < len(sizes) for a in chosen):
-            raise SpecError(f'axes {tuple(axes)} are not all among the {len(sizes)} of {sizes}')
-        over = tuple(sorted({a % len(sizes) for a in chosen} if sizes else ()))
-        return cls(sizes, over, bool(keepdims))
+    @cached_property
+    def kept(self) -> tuple[Dim, ...]:
+        return tuple(d for i, d in enumerate(dims_of(self.shape)) if i not in self.axes)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f'd{i}' for i in range(len(self.sizes)))
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """One point for each line."""
+        return self.kept or (Dim('one', 1),)
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return tuple(i for i in range(len(self.sizes)) if i not in self.over)
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.sizes[i] for i in self.over)
-
-    @property
+    @cached_property
     def domain(self) -> tuple[Dim, ...]:
-        """Kept dimensions, then those that are reduced, in the order of the tensor."""
-        names, sizes = self.names, self.sizes
-        return (
-            *(Dim(names[i], sizes[i]) for i in self.kept),
-            *(Dim(names[i], sizes[i], 'reduction') for i in self.over),
-        )
-
-    @property
-    def flat(self) -> tuple[Dim, ...]:
-        return tuple(Dim(self.names[i], self.sizes[i]) for i in self.kept)
-
-    @property
-    def everywhere(self) -> tuple[Affine, ...]:
-        return tuple(map(var, self.names))
+        names = names_of(self.shape)
+        return (*self.dims, *(Dim(names[i], self.shape[i], 'reduction') for i in self.axes))
 
     @property
     def here(self) -> tuple[Affine, ...]:
-        """Where a result lies."""
-        if not self.keepdims:
-            return tuple(var(self.names[i]) for i in self.kept)
-        return tuple(var(n) if i in self.kept else Affine(()) for i, n in enumerate(self.names))
+        """Where the result of a line is written."""
+        return tuple(var(d.name) for d in self.dims)
 
-    def result(self, name: str, role: str, dtype: str) -> Tensor:
-        if self.keepdims:
-            shape = tuple(s if i in self.kept else 1 for i, s in enumerate(self.sizes))
-            return Tensor(name, self.names, shape, role, dtype)
-        names = tuple(self.names[i] for i in self.kept)
-        return Tensor(name, names, tuple(self.sizes[i] for i in self.kept), role, dtype)
+    @property
+    def place(self) -> tuple[Affine, ...]:
+        """The same from a domain of elements, which has no dimension to stand in."""
+        return self.here if self.kept else (affine(),)
 
-    def reduce(self, name: str, out: str, combiner: str, expr: Expr, *others: Access) -> Stage:
-        """`out` combine= expr(In, others...) over the axes."""
-        return Stage(
-            name, self.domain, Access(out, self.here), (Access('In', self.everywhere), *others),
-            expr, combiner, COMBINERS[combiner],
-        )  # fmt: skip
+    @property
+    def source(self) -> Access:
+        return Access('In', tuple(map(var, names_of(self.shape))))
 
-    def behind(self, name: str, out: str, source: str, expr: Expr, *others: Access) -> Stage:
-        """`out` = expr(source, others...) for every result."""
-        return Stage(
-            name, self.flat, Access(out, self.here), (Access(source, self.here), *others), expr
-        )
+    def reduce(
+        self, word: str, out: str, expr: Expr, combiner: str, *others: Access, pad: float = 0.0
+    ) -> Stage:
+        """`out` combine= expr(In, others...) of every line."""
+        reads = (self.source, *others)
+        return Stage(word, self.domain, Access(out, self.here), reads, expr, combiner, pad)
 
-    def label(self, kind: str, dtype: str) -> str:
-        over = ','.join(map(str, self.over))
-        mark = '' if dtype == 'f32' else f':{dtype}'
-        return f'{kind}-{"x".join(map(str, self.sizes))}@{over}{"" if self.keepdims else "-"}{mark}'
+    def finish(self, word: str, out: str, expr: Expr, *reads: Access) -> Stage:
+        """`out` = expr(reads...) of every line."""
+        return Stage(word, self.dims, Access(out, self.here), reads, expr)
+
+
+def lines(shape: Shape, axes: Sequence[int]) -> Lines:
+    return Lines(tuple(shape), tuple(axes))
 
 
 def reduce(
-    kind: str,
-    shape: Sequence[int],
-    axes: Sequence[int] = (),
-    *,
-    keepdims: bool = True,
+    word: str,
+    shape: Shape,
+    axes: Sequence[int],
+    combiner: str,
+    before: Expr | None = None,
+    after: Expr | None = None,
     dtype: str = 'f32',
 ) -> Group:
-    """Out: one of `KINDS` of In over these axes, all of them if none is given."""
-    if kind not in KINDS:
-        raise SpecError(f'reduction {kind!r} is not known; use one of {", ".join(KINDS)}')
-    form = Axes.of(shape, axes, keepdims)
-    given = Tensor('In', form.names, form.sizes, dtype=dtype)
-    out, label = form.result('Out', 'output', dtype), form.label(kind, dtype)
-    if kind == 'log_sum_exp':
-        return _log_sum_exp(form, given, out, label)
-    first, combiner, last = _KINDS[kind]
-    if kind == 'mean':
-        last = (
-            call('mul', read(0), const(1.0 / form.count))
-            if is_float(dtype)
-            else call('div', read(0), whole(form.count))
-        )
-    if last is None:
-        return Group(label, (given, out), (form.reduce(kind, 'Out', combiner, first),))
-    acc = form.result('Acc0', 'inner', dtype)
-    stages = (
-        form.reduce(kind, 'Acc0', combiner, first),
-        form.behind('finish', 'Out', 'Acc0', last),
-    )
-    return Group(label, (given, acc, out), stages, (('Acc0', 'register'),))
+    """after(combine before(In) over axes).
 
-
-def _log_sum_exp(form: Axes, given: Tensor, out: Tensor, label: str) -> Group:
-    """Peak + log(sum of exp(In - Peak)); an infinite peak is not taken off, inf - inf is NaN."""
-    peak, acc = form.result('Peak', 'inner', given.dtype), form.result('Acc0', 'inner', given.dtype)
-    line = Access('Peak', form.here)
-    finite = call('where', call('isinf', read(1)), const(0.0), read(1))
-    stages = (
-        form.reduce('peak', 'Peak', 'max', read(0)),
-        form.reduce('total', 'Acc0', 'sum', call('exp', call('sub', read(0), finite)), line),
-        form.behind('finish', 'Out', 'Acc0', call('add', call('log', read(0)), finite), line),
-    )
-    return Group(label, (given, peak, acc, out), stages, (('Acc0', 'register'),))
-
-
-def arg(
-    kind: str,
-    shape: Sequence[int],
-    axis: int,
-    *,
-    keepdims: bool = True,
-    last: bool = False,
-    dtype: str = 'f32',
-) -> Group:
-    """Out (i64): where along an axis the largest ('max') or smallest ('min') element is.
-
-    Of several equal ones it is the first, or with `last` the last.
+    With `after`, whole numbers of 32 bits and fewer are combined in 64, so that the mean of large
+    ones is right.
     """
-    if kind not in ('max', 'min'):
-        raise SpecError(f"places are those of 'max' or 'min', not of {kind!r}")
-    form = Axes.of(shape, (axis,), keepdims)
-    along, size = form.names[form.over[0]], form.count
-    line = Access('Peak', form.here)
-    found = call('eq', read(0), read(1))
+    form = lines(shape, axes)
+    stages = [form.reduce(word, 'Total' if after else 'Out', before or X, combiner)]
+    if after:
+        stages.append(form.finish('finish', 'Out', after, Access('Total', form.here)))
+    label = f'{label_of(word, shape)}@{"".join(map(str, axes))}'
+    narrow = not is_float(dtype) and DTYPES[dtype] < 8
+    return describe(
+        label, stages, {'In': shape}, dtype, {'Total': 'i64'} if after and narrow else None
+    )
+
+
+def _zero(dtype: str) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction by name: `after` takes the number of elements, `empty` is the value of none."""
+
+    combiner: str
+    before: Expr = X
+    after: Callable[[int], Expr] | None = None
+    empty: Callable[[str], float] = _zero
+
+    def group(self, word: str, shape: Shape, axes: Sequence[int], dtype: str = 'f32') -> Group:
+        """What it computes over these axes, of which there is at least one."""
+        last = self.after(math.prod(shape[i] for i in axes)) if self.after else None
+        return reduce(word, shape, axes, self.combiner, self.before, last, dtype)
+
+    def of_one(self) -> Expr:
+        """What it makes of a single element."""
+        return _through(self.after(1), self.before) if self.after else self.before
+
+
+def _through(outer: Expr, inner: Expr) -> Expr:
+    """outer(inner(x))"""
+    if outer.op == 'read':
+        return inner
+    return Expr(outer.op, tuple(_through(a, inner) for a in outer.args), outer.value, outer.name)
+
+
+def _least(dtype: str) -> float:
+    return -math.inf if is_float(dtype) else limits(dtype)[0]
+
+
+def _largest(dtype: str) -> float:
+    return math.inf if is_float(dtype) else limits(dtype)[1]
+
+
+_SQUARE = call('mul', X, X)
+REDUCTIONS = {
+    'sum': Reduction('sum'),
+    'prod': Reduction('prod', empty=lambda dtype: 1.0),
+    'max': Reduction('max', empty=_least),
+    'min': Reduction('min', empty=_largest),
+    'mean': Reduction('sum', X, lambda n: call('div', X, whole(n)), lambda dtype: math.nan),
+    'l1': Reduction('sum', call('abs', X)),
+    'l2': Reduction('sum', _SQUARE, lambda n: call('sqrt', X)),
+    'sum_square': Reduction('sum', _SQUARE),
+    'log_sum': Reduction('sum', X, lambda n: call('log', X), lambda dtype: -math.inf),
+}
+
+
+def log_sum_exp(shape: Shape, axes: Sequence[int], dtype: str = 'f32') -> Group:
+    """log of the sum of exponentials, the largest taken off first."""
+    form = lines(shape, axes)
+    # Where all are -inf there is nothing to take off: -inf - -inf is not a number.
+    finite = call('where', call('isinf', read(1)), const(0.0), read(1))
+    shifted = call('exp', call('sub', X, finite))
+    peak, total = Access('Peak', form.here), Access('Total', form.here)
+    stages = [
+        form.reduce('peak', 'Peak', X, 'max', pad=-math.inf),
+        form.reduce('total', 'Total', shifted, 'sum', Access('Peak', form.place)),
+        form.finish('finish', 'Out', call('add', call('log', X), finite), total, peak),
+    ]
+    return describe(label_of('logsumexp', shape), stages, {'In': shape}, dtype)
+
+
+def arg_extreme(
+    shape: Shape, axis: int, combiner: str, last: bool = False, dtype: str = 'f32'
+) -> Group:
+    """Where along an axis the extreme is, as i64: the first place, or the last.
+
+    NaN is the extreme where there is one, as in numpy: it equals nothing, so it is asked for.
+    """
+    form = lines(shape, (axis,))
+    found = call('eq', X, read(1))
     if is_float(dtype):
-        found = call('or', found, call('isnan', read(0)))
-    nowhere = whole(-1 if last else size)
-    place = Stage(
-        'place', form.domain, Access('Out', form.here), (Access('In', form.everywhere), line),
-        call('where', found, index(along), nowhere), 'max' if last else 'min',
-    )  # fmt: skip
-    tensors = (
-        Tensor('In', form.names, form.sizes, dtype=dtype),
-        form.result('Peak', 'inner', dtype),
-        form.result('Out', 'output', 'i64'),
-    )
-    label = form.label(f'arg{kind}{"-last" if last else ""}', dtype)
-    return Group(label, tensors, (form.reduce('peak', 'Peak', kind, read(0)), place))
+        found = call('or', found, call('isnan', X))
+    along = index(names_of(shape)[axis])
+    at = call('where', found, along, whole(-1 if last else shape[axis]))
+    stages = [
+        form.reduce('extreme', 'Peak', X, combiner),
+        form.reduce('place', 'Out', at, 'max' if last else 'min', Access('Peak', form.place)),
+    ]
+    label = label_of(f'arg{combiner}', shape) + f'@{axis}'
+    return describe(label, stages, {'In': shape}, 'i64', {'In': dtype, 'Peak': dtype})
 
 
-def cumulative_sum(
-    shape: Sequence[int], axis: int, *, exclusive: bool = False, reverse: bool = False,
+def running(
+    word: str,
+    shape: Shape,
+    axis: int,
+    combiner: str,
+    *,
+    exclusive: bool = False,
+    reverse: bool = False,
     dtype: str = 'f32',
-) -> Group:  # fmt: skip
-    """Out[.., i, ..] = sum of In[.., j, ..] for j up to i (before it, from the end)."""
-    form = Axes.of(shape, (axis,), True)
-    name = form.names[form.over[0]]
-    here = form.everywhere
-    dims = tuple(Dim(n, s) for n, s in zip(form.names, form.sizes, strict=True))
-    taps = Dim('j', form.count, 'reduction')
-    place = tuple(var('j') if n == name else var(n) for n in form.names)
-    order = ('lt' if exclusive else 'le') if not reverse else ('gt' if exclusive else 'ge')
-    inside = call(order, index('j'), index(name))
+) -> Group:
+    """Out[i] = In[0] + .. + In[i]: a window over the axis that reaches back to its start.
+
+    What lies before the start reads as the value that changes nothing.
+    """
+    names, size = names_of(shape), shape[axis]
+    first = int(exclusive) if reverse else 1 - size - exclusive
+    window = affine((names[axis], 1), ('j', 1), const=first)
+    place = tuple(window if i == axis else var(d) for i, d in enumerate(names))
     stage = Stage(
-        'cumulative', (*dims, taps), Access('Out', here), (Access('In', place),),
-        call('where', inside, read(0), literal(0, dtype)), 'sum',
+        word, (*dims_of(shape), Dim('j', size, 'reduction')), Access('Out', tuple(map(var, names))),
+        (Access('In', place),), X, combiner, 0.0 if combiner == 'sum' else 1.0,
     )  # fmt: skip
-    tensors = (
-        Tensor('In', form.names, form.sizes, dtype=dtype),
-        Tensor('Out', form.names, form.sizes, 'output', dtype),
-    )
-    mark = f'{"-exclusive" if exclusive else ""}{"-reverse" if reverse else ""}'
-    return Group(form.label(f'cumsum{mark}', dtype), tensors, (stage,))
+    return describe(label_of(f'running_{combiner}', shape), [stage], {'In': shape}, dtype)

@@ -34,6 +34,7 @@ import numpy as np
 from tilewright.errors import CompilerError, InputError, MissingError, TilewrightError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.ops.convolution import Conv2d
+from tilewright.ops.pointwise import LEAKY_SLOPE
 from tilewright.ops.specs import read_layer
 from tilewright.runtime.gpu.session import (
     TARGETS,
@@ -45,7 +46,6 @@ from tilewright.runtime.gpu.session import (
     unload,
 )
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright_lab.peers.torch_oracle import activated
 
 PEERS = ('cudnn', 'cudnn_tf32', 'inductor', 'general', 'cuda', 'opencl')
 LIBRARIES = ('cudnn', 'cudnn_tf32', 'inductor')
@@ -248,7 +248,17 @@ def _tensors(torch: Any, conv: Conv2d, arrays: dict, layout: str) -> tuple[Any, 
 
 def _run(torch: Any, conv: Conv2d, x: Any, w: Any, bias: Any, more: dict) -> Any:
     y = torch.nn.functional.conv2d(x, w, bias, **more)
-    return activated(torch.nn.functional, y, conv.activation)
+    return _activated(torch.nn.functional, y, conv.activation)
+
+
+def _activated(functional: Any, y: Any, name: str | None) -> Any:
+    """An activation of ours by PyTorch's functions."""
+    if name is None:
+        return y
+    known = {'relu': functional.relu, 'relu6': functional.relu6, 'silu': functional.silu}
+    if name == 'leaky_relu':
+        return functional.leaky_relu(y, LEAKY_SLOPE)
+    return known[name](y) if name in known else getattr(y, name)()
 
 
 def _cudnn(name: str, conv: Conv2d, arrays: dict, layout: str) -> Entrant:

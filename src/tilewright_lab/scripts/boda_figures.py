@@ -48,7 +48,7 @@ from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import schedule_text
-from tilewright_lab.compare.run_lists import first_choice
+from tilewright_lab.compare.first_choice import first_choice
 
 SESSION = ('-m', 'tilewright_lab.peers.gpu_runtimes')
 WITHIN = 1.10

@@ -1,130 +1,44 @@
-"""Element by element: arithmetic, comparisons, logic, activations, casts."""
+"""Element by element: arithmetic, comparisons, logic, activations, casts (ops/functions.py)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.build import pointwise
-from tilewright.graph.lowering.given import ANY, NUMBERS, WHOLE, Given, Lowering, Operator
+from tilewright.graph.lowering.reader import ANY, NUMBERS, WHOLE, Lowering, NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Result, Unsupported
 from tilewright.graph.lowering.types import ELEMENT_TYPES
+from tilewright.ops import functions
 from tilewright.ops.dtypes import DTYPES as GENERATED
-from tilewright.ops.dtypes import is_float
-from tilewright.ops.stage import Expr, call, cast, const, literal, read
-
-SELU_ALPHA, SELU_GAMMA = 1.6732631921768188, 1.0507010221481323
-
-
-def add(a: Expr, b: Expr) -> Expr:
-    return call('add', a, b)
-
-
-def sub(a: Expr, b: Expr) -> Expr:
-    return call('sub', a, b)
-
-
-def mul(a: Expr, b: Expr) -> Expr:
-    return call('mul', a, b)
-
-
-def where(condition: Expr, a: Expr, b: Expr) -> Expr:
-    return call('where', condition, a, b)
-
-
-X = read(0)
-ZERO, ONE = const(0.0), const(1.0)
-
-
-def softplus(x: Expr) -> Expr:
-    """log(1 + e^x), where e^x may be too large: max(x, 0) + log(1 + e^-|x|)."""
-    return add(call('max', x, ZERO), call('log1p', call('exp', call('neg', call('abs', x)))))
-
-
-def _elu(given: Given) -> Expr:
-    alpha = const(given.float('alpha', 1.0))
-    return where(call('lt', X, ZERO), mul(alpha, call('expm1', X)), X)
-
-
-def _selu(given: Given) -> Expr:
-    alpha, gamma = given.float('alpha', SELU_ALPHA), given.float('gamma', SELU_GAMMA)
-    low = mul(const(alpha), call('expm1', X))
-    return mul(const(gamma), where(call('gt', X, ZERO), X, low))
-
-
-def _celu(given: Given) -> Expr:
-    alpha = const(given.float('alpha', 1.0))
-    low = mul(alpha, call('expm1', call('div', X, alpha)))
-    return add(call('max', X, ZERO), call('min', low, ZERO))
-
-
-def _gelu(given: Given) -> Expr:
-    if given.text('approximate', 'none', ('none', 'tanh')) == 'none':
-        inner = call('erf', mul(X, const(math.sqrt(0.5))))
-    else:
-        cubed = mul(X, add(ONE, mul(const(0.044715), mul(X, X))))
-        inner = call('tanh', mul(const(math.sqrt(2 / math.pi)), cubed))
-    return mul(mul(const(0.5), X), add(inner, ONE))
-
-
-def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
-    line = add(mul(x, const(alpha)), const(beta))
-    return call('max', call('min', line, ONE), ZERO)
-
-
-def _shrink(given: Given) -> Expr:
-    dtype = given.input(0).dtype
-    bound, bias = given.float('lambd', 0.5), given.float('bias', 0.0)
-    if bias.is_integer() or is_float(dtype):
-        lower, upper = sub(X, literal(bias, dtype)), add(X, literal(bias, dtype))
-    else:  # a fraction counts before the result is a whole number
-        wide = cast(X, 'f64')
-        lower, upper = (cast(call(f, wide, const(bias)), dtype) for f in ('sub', 'add'))
-    above = where(call('gt', X, const(bound)), lower, literal(0, dtype))
-    return where(call('lt', X, const(-bound)), upper, above)
-
-
-def _is_inf(given: Given) -> Expr:
-    found = call('isinf', X)
-    if not given.int('detect_positive', 1):
-        found = call('and', found, call('lt', X, ZERO))
-    if not given.int('detect_negative', 1):
-        found = call('and', found, call('gt', X, ZERO))
-    return found
-
-
-def _swish(given: Given) -> Expr:
-    alpha = given.float('alpha', 1.0)
-    return mul(X, call('sigmoid', X if alpha == 1.0 else mul(const(alpha), X)))
-
+from tilewright.ops.functions import ONE, SELU_ALPHA, SELU_GAMMA, X
+from tilewright.ops.stage import Expr, call, const, read
 
 # operator -> its expression of one value
-_UNARY: dict[str, Callable[[Given], Expr]] = {
-    'Relu': lambda given: call('max', X, literal(0, given.input(0).dtype)),
-    'LeakyRelu': lambda given: where(
-        call('lt', X, ZERO), mul(X, const(given.float('alpha', 0.01))), X
+_UNARY: dict[str, Callable[[NodeReader], Expr]] = {
+    'LeakyRelu': lambda node: functions.leaky_relu(node.float('alpha', 0.01)),
+    'Elu': lambda node: functions.elu(node.float('alpha', 1.0)),
+    'Selu': lambda node: functions.selu(
+        node.float('alpha', SELU_ALPHA), node.float('gamma', SELU_GAMMA)
     ),
-    'Elu': _elu,
-    'Selu': _selu,
-    'Celu': _celu,
-    'Gelu': _gelu,
-    'HardSigmoid': lambda given: _hard_sigmoid(
-        X, given.float('alpha', 0.2), given.float('beta', 0.5)
+    'Celu': lambda node: functions.celu(node.float('alpha', 1.0)),
+    'Gelu': lambda node: functions.gelu(
+        node.text('approximate', 'none', ('none', 'tanh')) == 'tanh'
     ),
-    'HardSwish': lambda given: mul(X, _hard_sigmoid(X, 1 / 6, 0.5)),
-    'Swish': _swish,
-    'Softplus': lambda given: softplus(X),
-    'Softsign': lambda given: call('div', X, add(ONE, call('abs', X))),
-    'Mish': lambda given: mul(X, call('tanh', softplus(X))),
-    'ThresholdedRelu': lambda given: where(
-        call('gt', X, const(given.float('alpha', 1.0))), X, ZERO
+    'HardSigmoid': lambda node: functions.hard_sigmoid(
+        node.float('alpha', 0.2), node.float('beta', 0.5)
     ),
-    'Reciprocal': lambda given: call('div', ONE, X),
+    'HardSwish': lambda node: functions.hard_swish(),
+    'Swish': lambda node: functions.swish(node.float('alpha', 1.0)),
+    'Softplus': lambda node: functions.softplus(),
+    'Softsign': lambda node: functions.softsign(),
+    'Mish': lambda node: functions.mish(),
+    'ThresholdedRelu': lambda node: functions.thresholded_relu(node.float('alpha', 1.0)),
+    'Reciprocal': lambda node: call('div', ONE, X),
     **{
-        name: lambda given, word=word: call(word, X)
+        name: lambda node, word=word: call(word, X)
         for name, word in {
             'Sigmoid': 'sigmoid', 'Tanh': 'tanh', 'Exp': 'exp', 'Log': 'log', 'Sqrt': 'sqrt',
             'Erf': 'erf', 'Floor': 'floor', 'Ceil': 'ceil', 'Round': 'round', 'Sin': 'sin',
@@ -133,23 +47,28 @@ _UNARY: dict[str, Callable[[Given], Expr]] = {
         }.items()
     },
 }  # fmt: skip
-_UNARY_NUMBERS: dict[str, Callable[[Given], Expr]] = {
-    'Abs': lambda given: call('abs', X),
-    'Neg': lambda given: call('neg', X),
-    'Sign': lambda given: call('sign', X),
-    'Shrink': _shrink,
+_UNARY_NUMBERS: dict[str, Callable[[NodeReader], Expr]] = {
+    'Relu': lambda node: functions.relu(node.input(0).dtype),
+    'Abs': lambda node: call('abs', X),
+    'Neg': lambda node: call('neg', X),
+    'Sign': lambda node: call('sign', X),
+    'Shrink': lambda node: functions.shrink(
+        node.input(0).dtype, node.float('lambd', 0.5), node.float('bias', 0.0)
+    ),
 }
-_UNARY_TRUTH: dict[str, Callable[[Given], Expr]] = {
-    'IsNaN': lambda given: call('isnan', X),
-    'IsInf': _is_inf,
-    'Not': lambda given: call('not', X),
+_UNARY_TRUTH: dict[str, Callable[[NodeReader], Expr]] = {
+    'IsNaN': lambda node: call('isnan', X),
+    'IsInf': lambda node: functions.is_inf(
+        bool(node.int('detect_positive', 1)), bool(node.int('detect_negative', 1))
+    ),
+    'Not': lambda node: call('not', X),
 }
 
 
-def _unary(expr: Callable[[Given], Expr], dtype: str | None = None) -> Lowering:
-    def lower(given: Given) -> Result:
-        x = given.input(0)
-        return pointwise(given.node.op.lower(), expr(given), [x], dtype or x.dtype)
+def _unary(expr: Callable[[NodeReader], Expr], dtype: str | None = None) -> Lowering:
+    def lower(node: NodeReader) -> Result:
+        x = node.input(0)
+        return pointwise(node.op.lower(), expr(node), [x], dtype or x.dtype)
 
     return lower
 
@@ -163,19 +82,23 @@ def _same_dtypes(inputs: Sequence[Result]) -> str:
 
 
 def _binary(function: str, dtype: str | None = None) -> Lowering:
-    def lower(given: Given) -> Result:
-        inputs = [given.input(0), given.input(1)]
-        kind = _same_dtypes(inputs)
-        return pointwise(function, call(function, X, read(1)), inputs, dtype or kind)
+    def lower(node: NodeReader) -> Result:
+        return _of_two(node, function, call(function, X, read(1)), dtype)
 
     return lower
+
+
+def _of_two(node: NodeReader, word: str, expr: Expr, dtype: str | None = None) -> Result:
+    inputs = [node.input(0), node.input(1)]
+    kind = _same_dtypes(inputs)
+    return pointwise(word, expr, inputs, dtype or kind)
 
 
 def _variadic(function: str) -> Lowering:
     """All inputs, eight at a time: an expression should not grow with a file."""
 
-    def lower(given: Given) -> Result:
-        first, *rest = given.all()
+    def lower(node: NodeReader) -> Result:
+        first, *rest = node.all()
         dtype = _same_dtypes([first, *rest])
         while rest:
             now, rest, expr = [first, *rest[:7]], rest[7:], X
@@ -187,66 +110,51 @@ def _variadic(function: str) -> Lowering:
     return lower
 
 
-def _mean(given: Given) -> Result:
-    total = _variadic('add')(given)
+def _mean(node: NodeReader) -> Result:
+    total = _variadic('add')(node)
     assert not isinstance(total, tuple)
-    return pointwise('mean', call('div', X, const(len(given))), [total], total.dtype)
+    return pointwise('mean', call('div', X, const(len(node.inputs))), [total], total.dtype)
 
 
-def _pow(given: Given) -> Result:
-    base, exponent = given.input(0), given.input(1)
+def _pow(node: NodeReader) -> Result:
+    base, exponent = node.input(0), node.input(1)
     if isinstance(exponent, Known) and exponent.array.size == 1:
         power = exponent.array.item()
         if power == 2 and len(exponent.shape) <= len(base.shape):
-            return pointwise('square', mul(X, X), [base], base.dtype)
+            return pointwise('square', call('mul', X, X), [base], base.dtype)
     return pointwise('pow', call('pow', X, read(1)), [base, exponent], base.dtype)
 
 
-def _mod(given: Given) -> Result:
-    inputs = [given.input(0), given.input(1)]
-    function = 'fmod' if given.int('fmod', 0) else 'mod'
-    return pointwise(function, call(function, X, read(1)), inputs, _same_dtypes(inputs))
+def _mod(node: NodeReader) -> Result:
+    function = 'fmod' if node.int('fmod', 0) else 'mod'
+    return _of_two(node, function, call(function, X, read(1)))
 
 
-def _shift(given: Given) -> Result:
-    """By any number: what is shifted out on the right leaves the sign."""
-    inputs = [given.input(0), given.input(1)]
-    dtype, by = _same_dtypes(inputs), read(1)
-    if given.text('direction', '', ('LEFT', 'RIGHT')) == 'LEFT':
-        return pointwise('shl', call('shl', X, by), inputs, dtype)
-    if dtype[0] == 'i':
-        width = literal(8 * GENERATED[dtype], dtype)
-        beyond = call('or', call('lt', by, literal(0, dtype)), call('ge', by, width))
-        by = where(beyond, literal(8 * GENERATED[dtype] - 1, dtype), by)
-    return pointwise('shr', call('shr', X, by), inputs, dtype)
+def _shift(node: NodeReader) -> Result:
+    if node.text('direction', '', ('LEFT', 'RIGHT')) == 'LEFT':
+        return _of_two(node, 'shl', call('shl', X, read(1)))
+    return _of_two(node, 'shr', functions.shift_right(node.input(0).dtype))
 
 
-def _prelu(given: Given) -> Result:
-    inputs = [given.input(0), given.input(1)]
-    dtype = _same_dtypes(inputs)
-    expr = where(call('lt', X, literal(0, dtype)), mul(X, read(1)), X)
-    return pointwise('prelu', expr, inputs, dtype)
+def _prelu(node: NodeReader) -> Result:
+    return _of_two(node, 'prelu', functions.prelu(node.input(0).dtype))
 
 
-def _clip(given: Given) -> Result:
-    x, expr, inputs = given.input(0), X, [given.input(0)]
+def _clip(node: NodeReader) -> Result:
+    x, expr, inputs = node.input(0), X, [node.input(0)]
     for number, function in ((1, 'max'), (2, 'min')):
-        bound = given.optional(number)
+        bound = node.optional(number)
         if bound is not None:
-            inputs.append(_as_dtype(bound, x.dtype))
+            # Limits that were attributes are float32, whatever they limit.
+            inputs.append(convert(bound, x.dtype) if isinstance(bound, Known) else bound)
             expr = call(function, expr, read(len(inputs) - 1))
     return x if expr is X else pointwise('clip', expr, inputs, x.dtype)
 
 
-def _as_dtype(result: Result, dtype: str) -> Result:
-    """Limits that were attributes are float32, whatever they limit."""
-    return convert(result, dtype) if isinstance(result, Known) else result
-
-
-def _where(given: Given) -> Result:
-    inputs = [given.input(0), given.input(1), given.input(2)]
+def _where(node: NodeReader) -> Result:
+    inputs = [node.input(0), node.input(1), node.input(2)]
     dtype = _same_dtypes(inputs[1:])
-    return pointwise('where', where(X, read(1), read(2)), inputs, dtype)
+    return pointwise('where', functions.where(X, read(1), read(2)), inputs, dtype)
 
 
 def convert(x: Result, dtype: str) -> Result:
@@ -259,24 +167,23 @@ def convert(x: Result, dtype: str) -> Result:
     for kind in (x.dtype, dtype):
         if kind not in GENERATED:
             raise Unsupported(f'of {x.dtype} to {dtype}')
-    expr = call('not', call('eq', X, literal(0, x.dtype))) if dtype == 'bool' else X
+    expr = functions.is_true(x.dtype) if dtype == 'bool' else X
     return pointwise('cast', expr, [x], dtype)
 
 
-def _cast(given: Given) -> Result:
-    number = given.int('to')
+def _cast(node: NodeReader) -> Result:
+    number = node.int('to')
     if number not in ELEMENT_TYPES:
         raise Unsupported(f'to element type {number}')
-    return convert(given.input(0), ELEMENT_TYPES[number])
+    return convert(node.input(0), ELEMENT_TYPES[number])
 
 
-def _cast_like(given: Given) -> Result:
-    return convert(given.input(0), given.input(1).dtype)
+def _cast_like(node: NodeReader) -> Result:
+    return convert(node.input(0), node.input(1).dtype)
 
 
 OPERATORS: dict[str, Operator] = {
     **{name: Operator(_unary(expr)) for name, expr in _UNARY.items()},
-    'Relu': Operator(_unary(_UNARY['Relu']), NUMBERS),
     **{name: Operator(_unary(expr), NUMBERS) for name, expr in _UNARY_NUMBERS.items()},
     **{name: Operator(_unary(expr, 'bool'), ANY) for name, expr in _UNARY_TRUTH.items()},
     **{
@@ -300,7 +207,7 @@ OPERATORS: dict[str, Operator] = {
             'BitwiseAnd': 'bit_and', 'BitwiseOr': 'bit_or', 'BitwiseXor': 'bit_xor',
         }.items()
     },
-    'BitwiseNot': Operator(_unary(lambda given: call('bit_not', X)), WHOLE),
+    'BitwiseNot': Operator(_unary(lambda node: call('bit_not', X)), WHOLE),
     'BitShift': Operator(_shift, WHOLE),
     'Sum': Operator(_variadic('add')),
     'Max': Operator(_variadic('max'), NUMBERS),

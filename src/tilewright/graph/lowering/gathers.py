@@ -7,28 +7,18 @@ import math
 import numpy as np
 
 from tilewright.errors import ModelError
-from tilewright.graph.lowering.build import build, flat, gather, label_of, merged
-from tilewright.graph.lowering.given import ANY, WHOLE, Given, Operator, axis_of
+from tilewright.graph.lowering.build import flat, merged
 from tilewright.graph.lowering.moving import slices
-from tilewright.graph.lowering.result import Known, Result, Unsupported, filled, view
-from tilewright.ops.stage import (
-    MAX_TABLE,
-    Access,
-    Dim,
-    Lookup,
-    Stage,
-    Table,
-    access,
-    affine,
-    read,
-    var,
-)
+from tilewright.graph.lowering.reader import ANY, WHOLE, NodeReader, Operator, axis_of
+from tilewright.graph.lowering.result import Known, Result, Unsupported, compute, filled, view
+from tilewright.ops import moving
+from tilewright.ops.stage import MAX_TABLE
 
 
-def _gather(given: Given) -> Result:
+def _gather(node: NodeReader) -> Result:
     """Rows of an axis, [before, axis, after], in the order of the indices taken as one list."""
-    x, indices = given.input(0), _indices(given)
-    axis = axis_of(given.int('axis', 0), len(x.shape))
+    x, indices = node.input(0), _indices(node)
+    axis = axis_of(node.int('axis', 0), len(x.shape))
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     shape = (*before, *indices.shape, *after)
     if 0 in shape:
@@ -37,27 +27,20 @@ def _gather(given: Given) -> Result:
         raise ModelError(f'{list(x.shape)} has nothing to gather along axis {axis}')
     rows = merged(x, before, (size,), after)
     count = math.prod(indices.shape)
-    sizes = {'b': rows.shape[0], 'j': count, 'a': rows.shape[2]}
     if isinstance(indices, Known):
         positions = _positions(indices.array, size)
         run = _as_range(positions)
         if run is not None:
             return view(slices(x, {axis: run}), shape)
         if count <= MAX_TABLE:
-            picked = Table(tuple(positions.tolist()), var('j'))
-            return view(gather('gather', rows, [var('b'), picked, var('a')], sizes), shape)
+            return view(compute(moving.take(rows.shape, positions, x.dtype), {'In': rows}), shape)
+    group = moving.gather(rows.shape, count, x.dtype, indices.dtype)
     chosen = view(flat(indices), (count,))
-    stage = Stage(
-        'gather', tuple(Dim(d, s) for d, s in sizes.items()),
-        Access('Out', tuple(map(var, sizes))),
-        (access('In', var('b'), Lookup(1), var('a')), Access('Indices', (var('j'),))), read(0),
-    )  # fmt: skip
-    operands = {'In': rows, 'Indices': chosen}
-    return view(build(label_of('gather', rows.shape, (count,)), operands, [stage], x.dtype), shape)
+    return view(compute(group, {'In': rows, 'Indices': chosen}), shape)
 
 
-def _indices(given: Given) -> Result:
-    indices = given.input(1)
+def _indices(node: NodeReader) -> Result:
+    indices = node.input(1)
     if indices.dtype not in WHOLE:
         raise ModelError(f'its indices are {indices.dtype}; they must be whole numbers')
     return indices
@@ -81,10 +64,9 @@ def _as_range(positions: np.ndarray) -> range | None:
     return range(int(positions[0]), int(positions[-1]) + 1, int(steps[0]))
 
 
-def _gather_elements(given: Given) -> Result:
-    """Out[i, j, k] = In[indices[i, j, k], j, k], where the axis is the first."""
-    x, indices = given.input(0), _indices(given)
-    axis = axis_of(given.int('axis', 0), len(x.shape))
+def _gather_elements(node: NodeReader) -> Result:
+    x, indices = node.input(0), _indices(node)
+    axis = axis_of(node.int('axis', 0), len(x.shape))
     fits = len(indices.shape) == len(x.shape) and all(
         have >= want for i, (have, want) in enumerate(zip(x.shape, indices.shape, strict=False))
         if i != axis
@@ -93,20 +75,12 @@ def _gather_elements(given: Given) -> Result:
         raise ModelError(f'indices of {list(indices.shape)} do not fit {list(x.shape)}')
     if 0 in indices.shape:
         return filled(indices.shape, 0, x.dtype)
-    names = [f'd{i}' for i in range(len(x.shape))]
-    here = tuple(map(var, names))
-    looked = access('In', *(Lookup(1) if i == axis else at for i, at in enumerate(here)))
-    stage = Stage(
-        'gather_elements', tuple(Dim(d, s) for d, s in zip(names, indices.shape, strict=True)),
-        Access('Out', here), (looked, Access('Indices', here)), read(0),
-    )  # fmt: skip
-    label = label_of('gather_elements', x.shape, indices.shape)
-    return build(label, {'In': x, 'Indices': indices}, [stage], x.dtype)
+    group = moving.gather_elements(x.shape, axis, indices.shape, x.dtype, indices.dtype)
+    return compute(group, {'In': x, 'Indices': indices})
 
 
-def _gather_nd(given: Given) -> Result:
-    """Out[b, j, rest] = In[b, indices[b, j, 0], indices[b, j, 1], .., rest]."""
-    x, indices, batch = given.input(0), _indices(given), given.int('batch_dims', 0)
+def _gather_nd(node: NodeReader) -> Result:
+    x, indices, batch = node.input(0), _indices(node), node.int('batch_dims', 0)
     if not 0 <= batch < min(len(x.shape), len(indices.shape)):
         raise ModelError(f'batch_dims is {batch}; it must be less than both ranks')
     width = indices.shape[-1]
@@ -116,17 +90,11 @@ def _gather_nd(given: Given) -> Result:
     shape = (*x.shape[:batch], *lead, *rest)
     if 0 in (*shape, *x.shape):
         raise Unsupported('of empty tensors')
-    sizes = {'b': math.prod(x.shape[:batch]), 'j': math.prod(lead), 'a': math.prod(rest)}
-    data = view(x, (sizes['b'], *x.shape[batch : batch + width], sizes['a']))
-    chosen = view(indices, (sizes['b'], sizes['j'], width))
-    looked = access('In', var('b'), *(Lookup(1 + i) for i in range(width)), var('a'))
-    picks = [Access('Indices', (var('b'), var('j'), affine(const=i))) for i in range(width)]
-    stage = Stage(
-        'gather_nd', tuple(Dim(d, s) for d, s in sizes.items()),
-        Access('Out', tuple(map(var, sizes))), (looked, *picks), read(0),
-    )  # fmt: skip
-    label = label_of('gather_nd', data.shape, chosen.shape)
-    return view(build(label, {'In': data, 'Indices': chosen}, [stage], x.dtype), shape)
+    blocks = math.prod(x.shape[:batch])
+    data = view(x, (blocks, *x.shape[batch : batch + width], math.prod(rest)))
+    chosen = view(indices, (blocks, math.prod(lead), width))
+    group = moving.gather_nd(data.shape, chosen.shape, x.dtype, indices.dtype)
+    return view(compute(group, {'In': data, 'Indices': chosen}), shape)
 
 
 OPERATORS: dict[str, Operator] = {

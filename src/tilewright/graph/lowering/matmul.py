@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tilewright.errors import ModelError
-from tilewright.graph.lowering.build import (
-    broadcast,
-    build,
-    flat,
-    label_of,
-    pointwise,
-    transpose,
-)
-from tilewright.graph.lowering.elementwise import add, mul
-from tilewright.graph.lowering.given import NUMBERS, Given, Operator
+from tilewright.graph.lowering.build import flat, pointwise, transpose
+from tilewright.graph.lowering.reader import NUMBERS, NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Result, compute, filled, view
+from tilewright.ops.describe import broadcast, label_of, typed
 from tilewright.ops.fully_connected import fully_connected
-from tilewright.ops.group import Group
+from tilewright.ops.functions import X, add, mul
 from tilewright.ops.matmul import matmul
-from tilewright.ops.stage import Access, Affine, Dim, Stage, call, literal, read, var
-
-X = read(0)
+from tilewright.ops.products import einsum, stacked_product
+from tilewright.ops.stage import literal, read
 
 
 def product(a: Result, b: Result) -> Result:
@@ -35,19 +26,11 @@ def product(a: Result, b: Result) -> Result:
         )
     if not m * n * k:
         return filled((m, n), 0, a.dtype)
-    return compute(_typed(matmul(m=m, n=n, k=k), a.dtype), {'A': a, 'B': b})
+    return compute(typed(matmul(m=m, n=n, k=k), a.dtype), {'A': a, 'B': b})
 
 
-def _typed(group: Group, dtype: str) -> Group:
-    """The group on elements of this dtype."""
-    if dtype == 'f32':
-        return group
-    tensors = tuple(replace(t, dtype=dtype) for t in group.tensors)
-    return replace(group, tensors=tensors, label=f'{group.label}-{dtype}')
-
-
-def _matmul(given: Given) -> Result:
-    a, b = given.input(0), given.input(1)
+def _matmul(node: NodeReader) -> Result:
+    a, b = node.input(0), node.input(1)
     if not a.shape or not b.shape or a.dtype != b.dtype:
         raise ModelError(
             f'{a.dtype}{list(a.shape)} cannot be multiplied by {b.dtype}{list(b.shape)}'
@@ -74,43 +57,23 @@ def _stacked(a: Result, b: Result) -> Result:
     if math.prod(b.shape[:-2]) == 1:
         rows = view(a, (math.prod(a.shape[:-1]), k))
         return view(product(rows, view(b, (k, n))), (*stack, m, n))
-    names = [f'b{i}' for i in range(len(stack))]
-
-    def index(shape: tuple[int, ...]) -> tuple[Affine, ...]:
-        own = names[len(names) - len(shape) :]
-        whole = stack[len(stack) - len(shape) :]
-        return tuple(
-            var(d) if size == full else Affine(())
-            for d, size, full in zip(own, shape, whole, strict=True)
-        )
-
-    dims = (*(Dim(d, s) for d, s in zip(names, stack, strict=True)), Dim('i', m), Dim('j', n))
-    stage = Stage(
-        'matmul',
-        (*dims, Dim('k', k, 'reduction')),
-        Access('C', tuple(var(d.name) for d in dims)),
-        (Access('A', (*index(a.shape[:-2]), var('i'), var('k'))),
-         Access('B', (*index(b.shape[:-2]), var('k'), var('j')))),
-        call('mul', X, read(1)),
-        'sum',
-    )  # fmt: skip
-    return build(label_of('matmul', a.shape, b.shape), {'A': a, 'B': b}, [stage], a.dtype)
+    return compute(stacked_product(a.shape, b.shape, a.dtype), {'A': a, 'B': b})
 
 
-def _gemm(given: Given) -> Result:
+def _gemm(node: NodeReader) -> Result:
     """alpha A B + beta C; a bias for each column joins the product, other addends follow it."""
-    a, b, c = given.input(0), given.input(1), given.optional(2)
+    a, b, c = node.input(0), node.input(1), node.optional(2)
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ModelError(f'{list(a.shape)} and {list(b.shape)} are not two matrices')
     if any(r is not None and r.dtype != a.dtype for r in (b, c)):
         raise ModelError(f'its operands have other dtypes than its first, {a.dtype}')
-    alpha, beta = given.float('alpha', 1.0), given.float('beta', 1.0)
-    a = transpose(a, (1, 0)) if given.int('transA', 0) else a
-    by_columns = bool(given.int('transB', 0))
+    alpha, beta = node.float('alpha', 1.0), node.float('beta', 1.0)
+    a = transpose(a, (1, 0)) if node.int('transA', 0) else a
+    by_columns = bool(node.int('transB', 0))
     m, k = a.shape
     n, depth = b.shape if by_columns else b.shape[::-1]
     if k != depth:
-        raise ModelError(f'{list(given.input(0).shape)} cannot be multiplied by {list(b.shape)}')
+        raise ModelError(f'{list(node.input(0).shape)} cannot be multiplied by {list(b.shape)}')
     if c is not None and beta == 0:
         c = None
     if c is not None and broadcast([c.shape, (m, n)]) != (m, n):
@@ -122,7 +85,7 @@ def _gemm(given: Given) -> Result:
     if 0 in (m, n, k):
         made = filled((m, n), 0, a.dtype)
     elif by_columns:
-        group = _typed(fully_connected(n=m, c=k, k=n, bias=joined), a.dtype)
+        group = typed(fully_connected(n=m, c=k, k=n, bias=joined), a.dtype)
         operands = {'In': a, 'Ker': b}
         if joined and c is not None:
             operands['Bias'] = view(c, (n,))
@@ -142,12 +105,12 @@ def _finished(made: Result, c: Result | None, alpha: float, beta: float) -> Resu
     return made if expr is X else pointwise('gemm', expr, inputs, dtype)
 
 
-def _einsum(given: Given) -> Result:
-    """A sum of products over letters: one stage, whatever the equation."""
-    inputs = given.all()
+def _einsum(node: NodeReader) -> Result:
+    """A sum of products over letters."""
+    inputs = node.all()
     if any(r.dtype != inputs[0].dtype for r in inputs):
         raise ModelError('its operands have different dtypes')
-    terms, out = _equation(given.text('equation', ''), [len(r.shape) for r in inputs])
+    terms, out = _equation(node.text('equation', ''), [len(r.shape) for r in inputs])
     sizes: dict[str, int] = {}
     for term, operand in zip(terms, inputs, strict=True):
         for name, size in zip(term, operand.shape, strict=True):
@@ -161,23 +124,10 @@ def _einsum(given: Given) -> Result:
     shape = [sizes[name] for name in out]
     if 0 in sizes.values():
         return filled(shape, 0, inputs[0].dtype)
-    operands, reads, expr = {}, [], X
-    for number, (term, operand) in enumerate(zip(terms, map(flat, inputs), strict=True)):
-        places = [
-            var(name) if size == sizes[name] else Affine(())
-            for name, size in zip(term, operand.shape, strict=False)
-        ]
-        operands[f'In{number}'] = operand
-        reads.append(Access(f'In{number}', tuple(places) or (Affine(()),)))
-        expr = X if number == 0 else mul(expr, read(number))
-    parallel = [Dim(name, sizes[name]) for name in out] or [Dim('one', 1)]
-    over = [Dim(name, size, 'reduction') for name, size in sizes.items() if name not in out]
-    stage = Stage(
-        'einsum', (*parallel, *over), Access('Out', tuple(var(d.name) for d in parallel)),
-        tuple(reads), expr, 'sum' if over else None,
-    )  # fmt: skip
+    bound = [flat(r) for r in inputs]
     label = label_of('einsum', *(r.shape for r in inputs))
-    return view(build(label, operands, [stage], inputs[0].dtype), shape)
+    group = einsum(label, [r.shape for r in bound], terms, out, sizes, inputs[0].dtype)
+    return view(compute(group, {f'In{i}': r for i, r in enumerate(bound)}), shape)
 
 
 def _equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:

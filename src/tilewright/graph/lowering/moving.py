@@ -6,34 +6,28 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tilewright.errors import ModelError
-from tilewright.graph.lowering.build import (
-    broadcast,
-    gather,
-    group_of,
-    label_of,
-    names_of,
-    pointwise,
-    transpose,
-)
-from tilewright.graph.lowering.given import ANY, Given, Operator, axis_of
+from tilewright.graph.lowering.build import pointwise, transpose
+from tilewright.graph.lowering.reader import ANY, NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import (
     Part,
     Result,
     Unsupported,
     check_elements,
+    compute,
     filled,
     join,
     view,
 )
+from tilewright.ops import moving
+from tilewright.ops.describe import broadcast
+from tilewright.ops.elementwise import copy
 from tilewright.ops.slices import into_slice
-from tilewright.ops.stage import MAX_TABLE, Access, Affine, Dim, Stage, Table, affine, read, var
+from tilewright.ops.stage import MAX_TABLE, read
 
 
-def _expand(given: Given) -> Result:
-    x, wanted = given.input(0), given.whole_numbers(1)
+def _expand(node: NodeReader) -> Result:
+    x, wanted = node.input(0), node.whole_numbers(1)
     return expand(x, broadcast([x.shape, wanted]))
 
 
@@ -45,22 +39,15 @@ def expand(x: Result, shape: Sequence[int]) -> Result:
     return pointwise('expand', read(0), [x], x.dtype, shape)
 
 
-def _tile(given: Given) -> Result:
-    x, repeats = given.input(0), given.whole_numbers(1)
+def _tile(node: NodeReader) -> Result:
+    x, repeats = node.input(0), node.whole_numbers(1)
     if len(repeats) != len(x.shape) or any(r < 0 for r in repeats):
         raise ModelError(f'repeats are {list(repeats)}; give {len(x.shape)} numbers from 0 on')
     shape = [size * r for size, r in zip(x.shape, repeats, strict=True)]
     check_elements(shape, 'the result')
     if 0 in shape:
         return filled(shape, 0, x.dtype)
-    sizes, write = {}, []
-    for axis, (size, repeat) in enumerate(zip(x.shape, repeats, strict=True)):
-        if repeat > 1:
-            sizes[f'r{axis}'] = repeat
-        sizes[f'd{axis}'] = size
-        turns = ((f'r{axis}', size),) if repeat > 1 else ()
-        write.append(affine(*turns, (f'd{axis}', 1)))
-    return gather('tile', x, [var(f'd{i}') for i in range(len(shape))], sizes, write=write)
+    return compute(moving.tile(x.shape, repeats, x.dtype), {'In': x}) if shape else x
 
 
 def concat(inputs: Sequence[Result], axis: int) -> Result:
@@ -76,19 +63,15 @@ def concat(inputs: Sequence[Result], axis: int) -> Result:
         return filled(shape, 0, filled_ones[0].dtype)
     parts, offset = [], 0
     for r in filled_ones:
-        names = names_of(r.shape)
-        here = tuple(map(var, names))
-        domain = tuple(Dim(d, size) for d, size in zip(names, r.shape, strict=True))
-        stage = Stage('copy', domain, Access('Out', here), (Access('In', here),), read(0))
-        group = group_of(label_of('copy', r.shape), {'In': r}, [stage], r.dtype)
+        group = copy(r.shape, r.dtype)
         parts.append(Part(into_slice(group, axis, offset, extent), {'In': r}))
         offset += r.shape[axis]
     return join(parts)
 
 
-def _concat(given: Given) -> Result:
-    inputs = given.all()
-    axis = axis_of(given.int('axis'), len(inputs[0].shape))
+def _concat(node: NodeReader) -> Result:
+    inputs = node.all()
+    axis = axis_of(node.int('axis'), len(inputs[0].shape))
     for r in inputs:
         rest = [(*s[:axis], *s[axis + 1 :]) for s in (r.shape, inputs[0].shape)]
         if rest[0] != rest[1] or len(r.shape) != len(inputs[0].shape):
@@ -100,14 +83,14 @@ def _concat(given: Given) -> Result:
     return concat(inputs, axis)
 
 
-def _split(given: Given) -> tuple[Result, ...]:
-    x, count = given.input(0), len(given.node.outputs)
-    axis = axis_of(given.int('axis', 0), len(x.shape))
+def _split(node: NodeReader) -> tuple[Result, ...]:
+    x, count = node.input(0), len(node.outputs)
+    axis = axis_of(node.int('axis', 0), len(x.shape))
     size = x.shape[axis]
-    if given.has(1):
-        sizes = given.whole_numbers(1)
+    if node.has(1):
+        sizes = node.whole_numbers(1)
     else:
-        each = -(-size // given.int('num_outputs', count))
+        each = -(-size // node.int('num_outputs', count))
         sizes = tuple(max(0, min(each, size - i * each)) for i in range(count))
     if len(sizes) != count or sum(sizes) != size or any(s < 0 for s in sizes):
         raise ModelError(f'{size} elements cannot be split into {list(sizes)}, {count} outputs')
@@ -124,31 +107,25 @@ def slices(x: Result, kept: dict[int, range]) -> Result:
         return x
     if 0 in shape:
         return filled(shape, 0, x.dtype)
-    names = names_of(x.shape)
-    places: list[Affine | Table] = []
-    for axis, name in enumerate(names):
-        chosen = kept.get(axis, range(x.shape[axis]))
-        if chosen.step > 0 or len(chosen) == 1:
-            places.append(affine((name, max(chosen.step, 1)), const=chosen[0]))
-        else:
-            places.append(table(chosen, name))
-    return gather('slice', x, places, dict(zip(names, shape, strict=True)))
+    for chosen in kept.values():
+        if chosen.step < 0 and len(chosen) > 1:
+            check_table(len(chosen))
+    return compute(moving.slices(x.shape, kept, x.dtype), {'In': x})
 
 
-def table(positions: Sequence[int] | np.ndarray, name: str) -> Table:
-    """The index of an axis whose positions are listed."""
-    if len(positions) > MAX_TABLE:
-        raise Unsupported(f'over {len(positions)} positions of one axis, of at most {MAX_TABLE}')
-    return Table(tuple(int(p) for p in positions), var(name))
+def check_table(count: int) -> None:
+    """Raise unless so many positions can be listed."""
+    if count > MAX_TABLE:
+        raise Unsupported(f'over {count} positions of one axis, of at most {MAX_TABLE}')
 
 
-def _slice(given: Given) -> Result:
-    x = given.input(0)
+def _slice(node: NodeReader) -> Result:
+    x = node.input(0)
     rank = len(x.shape)
-    starts, ends = given.whole_numbers(1), given.whole_numbers(2)
-    axes = given.axes(3, rank)
+    starts, ends = node.whole_numbers(1), node.whole_numbers(2)
+    axes = node.axes(3, rank)
     axes = tuple(range(len(starts))) if axes is None else axes
-    steps = given.whole_numbers(4) if given.has(4) else (1,) * len(starts)
+    steps = node.whole_numbers(4) if node.has(4) else (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) <= rank or 0 in steps:
         raise ModelError(
             f'starts {list(starts)}, ends {list(ends)}, axes {list(axes)} and steps {list(steps)} '
@@ -160,15 +137,15 @@ def _slice(given: Given) -> Result:
     return slices(x, kept)
 
 
-def _pad(given: Given) -> Result:
-    x, rank = given.input(0), len(given.input(0).shape)
-    mode = given.text('mode', 'constant', ('constant', 'reflect', 'edge', 'wrap'))
-    axes = given.axes(3, rank)
+def _pad(node: NodeReader) -> Result:
+    x, rank = node.input(0), len(node.input(0).shape)
+    mode = node.text('mode', 'constant', moving.BORDERS)
+    axes = node.axes(3, rank)
     axes = tuple(range(rank)) if axes is None else axes
-    pads = given.whole_numbers(1)
+    pads = node.whole_numbers(1)
     if len(pads) != 2 * len(axes):
         raise ModelError(f'pads are {list(pads)}; give {2 * len(axes)} numbers')
-    value = given.array(2).item() if given.has(2) else 0
+    value = node.array(2).item() if node.has(2) else 0
     around = {a: (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
     return pad(x, around, mode, float(value))
 
@@ -187,66 +164,53 @@ def pad(
         if mode != 'constant':
             raise ModelError(f'{list(x.shape)} has no elements that could be repeated')
         return filled(shape, value, x.dtype)
-    names, places = names_of(x.shape), []
-    for axis, name in enumerate(names):
-        before, after = around.get(axis, (0, 0))
-        if mode == 'constant' or not (before or after):
-            places.append(affine((name, 1), const=-before))
-        else:
-            places.append(table(_bordered(x.shape[axis], before, after, mode), name))
-    return gather('pad', x, places, dict(zip(names, shape, strict=True)), value)
+    if mode != 'constant':
+        for axis, pair in around.items():
+            check_table(shape[axis] if any(pair) else 0)
+    return compute(moving.pad(x.shape, around, mode, value, x.dtype), {'In': x})
 
 
-def _bordered(size: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Where the elements of a padded axis come from."""
-    kept = np.arange(max(0, -before), size - max(0, -after))
-    if not kept.size:
-        raise ModelError(f'an axis of {size} cut by {before} and {after} has nothing to repeat')
-    pads = (max(0, before), max(0, after))
-    return np.pad(kept, pads, mode='edge' if mode == 'reflect' and size == 1 else mode)  # pyright: ignore
-
-
-def _transpose(given: Given) -> Result:
-    x = given.input(0)
+def _transpose(node: NodeReader) -> Result:
+    x = node.input(0)
     rank = len(x.shape)
-    order = given.node.attributes.get('perm', tuple(reversed(range(rank))))
+    order = node.raw('perm', tuple(reversed(range(rank))))
     if not isinstance(order, tuple) or sorted(map(str, order)) != sorted(map(str, range(rank))):
         raise ModelError(f'its perm is {order!r}; it must name each of {rank} dimensions once')
     return transpose(x, [int(i) for i in order])
 
 
-def _blocks(given: Given) -> tuple[int, int, int, int, int, bool]:
-    x, block = given.input(0), given.int('blocksize')
+def _blocks(node: NodeReader) -> tuple[int, int, int, int, int, bool]:
+    x, block = node.input(0), node.int('blocksize')
     if len(x.shape) != 4 or block < 1 or 0 in x.shape:
         raise ModelError(f'{list(x.shape)} has no blocks of {block}; give an image, [n, c, h, w]')
     n, c, h, w = x.shape
-    return n, c, h, w, block, given.text('mode', 'DCR', ('DCR', 'CRD')) == 'DCR'
+    return n, c, h, w, block, node.text('mode', 'DCR', ('DCR', 'CRD')) == 'DCR'
 
 
-def _depth_to_space(given: Given) -> Result:
-    n, c, h, w, b, depth_first = _blocks(given)
+def _depth_to_space(node: NodeReader) -> Result:
+    n, c, h, w, b, depth_first = _blocks(node)
     if c % (b * b):
         raise ModelError(f'{c} channels cannot be spread over blocks of {b} by {b}')
     k = c // (b * b)
     split, order = ((n, b, b, k, h, w), (0, 3, 4, 1, 5, 2)) if depth_first else (
         (n, k, b, b, h, w), (0, 1, 4, 2, 5, 3))  # fmt: skip
-    return view(transpose(view(given.input(0), split), order), (n, k, h * b, w * b))
+    return view(transpose(view(node.input(0), split), order), (n, k, h * b, w * b))
 
 
-def _space_to_depth(given: Given) -> Result:
-    n, c, h, w, b, depth_first = _blocks(given)
+def _space_to_depth(node: NodeReader) -> Result:
+    n, c, h, w, b, depth_first = _blocks(node)
     if h % b or w % b:
         raise ModelError(f'an image of {h} by {w} has no blocks of {b} by {b}')
-    split = view(given.input(0), (n, c, h // b, b, w // b, b))
+    split = view(node.input(0), (n, c, h // b, b, w // b, b))
     order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
     return view(transpose(split, order), (n, c * b * b, h // b, w // b))
 
 
-def _center_crop_pad(given: Given) -> Result:
-    x = given.input(0)
+def _center_crop_pad(node: NodeReader) -> Result:
+    x = node.input(0)
     rank = len(x.shape)
-    axes = given.node.attributes.get('axes', tuple(range(rank)))
-    wanted = given.whole_numbers(1)
+    axes = node.raw('axes', tuple(range(rank)))
+    wanted = node.whole_numbers(1)
     if not isinstance(axes, tuple) or len(axes) != len(wanted):
         raise ModelError(f'shape {list(wanted)} does not fit the axes {axes!r}')
     kept, around = {}, {}

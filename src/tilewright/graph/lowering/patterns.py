@@ -8,9 +8,9 @@ import numpy as np
 
 from tilewright.errors import ModelError
 from tilewright.graph.graph import DTYPES, dtype_of
-from tilewright.graph.lowering.build import names_of, pointwise
-from tilewright.graph.lowering.given import ANY, NUMBERS, Given, Operator, axis_of
+from tilewright.graph.lowering.build import pointwise
 from tilewright.graph.lowering.moving import slices
+from tilewright.graph.lowering.reader import ANY, NUMBERS, NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import (
     MAX_FILLED,
     Known,
@@ -22,11 +22,12 @@ from tilewright.graph.lowering.result import (
 )
 from tilewright.graph.lowering.shape import UNTOUCHED
 from tilewright.graph.lowering.types import ELEMENT_TYPES, MAX_ELEMENTS
-from tilewright.ops.stage import call, index, literal, read, whole
+from tilewright.ops.describe import names_of
+from tilewright.ops.functions import one_hot, triangle
 
 
-def _range(given: Given) -> Result:
-    start, limit, delta = (given.array(i).reshape(()) for i in range(3))
+def _range(node: NodeReader) -> Result:
+    start, limit, delta = (node.array(i).reshape(()) for i in range(3))
     if not delta:
         raise ModelError('its delta is 0')
     count = max(0, math.ceil((limit.item() - start.item()) / delta.item()))
@@ -34,31 +35,31 @@ def _range(given: Given) -> Result:
     return Known((start + np.arange(count) * delta).astype(start.dtype))
 
 
-def _constant_of_shape(given: Given) -> Result:
-    shape = given.whole_numbers(0)
+def _constant_of_shape(node: NodeReader) -> Result:
+    shape = node.whole_numbers(0)
     if any(size < 0 for size in shape):
         raise ModelError(f'shape {list(shape)} has a size below 0')
-    value = given.node.attributes.get('value', np.zeros(1, np.float32))
+    value = node.raw('value', np.zeros(1, np.float32))
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise ModelError('its value must be a tensor of one element')
     return filled(shape, value.reshape(()), dtype_of(value))
 
 
-def _eye_like(given: Given) -> Result:
-    x = given.input(0)
-    number = given.node.attributes.get('dtype')
+def _eye_like(node: NodeReader) -> Result:
+    x = node.input(0)
+    number = node.raw('dtype')
     dtype = ELEMENT_TYPES.get(number) if isinstance(number, int) else x.dtype
     if dtype is None or len(x.shape) != 2:
         raise Unsupported(f'of shape {list(x.shape)} and type {number}')
     check_elements(x.shape, 'the result', MAX_FILLED)
-    return Known(np.eye(*x.shape, k=given.int('k', 0), dtype=DTYPES[dtype]))
+    return Known(np.eye(*x.shape, k=node.int('k', 0), dtype=DTYPES[dtype]))
 
 
-def _one_hot(given: Given) -> Result:
-    places, depth = given.input(0), int(given.array(1).reshape(()))
-    values = given.input(2)
+def _one_hot(node: NodeReader) -> Result:
+    places, depth = node.input(0), int(node.array(1).reshape(()))
+    values = node.input(2)
     rank = len(places.shape) + 1
-    axis = axis_of(given.int('axis', -1), rank)
+    axis = axis_of(node.int('axis', -1), rank)
     if depth < 1 or values.shape != (2,):
         raise ModelError(
             f'depth {depth} and {list(values.shape)} values; it needs 1 or more, and 2'
@@ -66,27 +67,19 @@ def _one_hot(given: Given) -> Result:
     shape = (*places.shape[:axis], depth, *places.shape[axis:])
     check_elements(shape, 'the result')
     spread = view(places, (*places.shape[:axis], 1, *places.shape[axis:]))
-    here = index(names_of(shape)[axis])
-    chosen = read(0)
-    size = literal(depth, places.dtype)
-    wrapped = call(
-        'where', call('lt', chosen, literal(0, places.dtype)), call('add', chosen, size), chosen
-    )
     off, on = (slices(values, {0: range(i, i + 1)}) for i in (0, 1))
-    expr = call('where', call('eq', wrapped, here), read(1), read(2))
+    expr = one_hot(names_of(shape)[axis], depth, places.dtype)
     return pointwise('onehot', expr, [spread, on, off], values.dtype, shape)
 
 
-def _trilu(given: Given) -> Result:
-    x = given.input(0)
-    k = int(given.array(1).reshape(())) if given.has(1) else 0
+def _trilu(node: NodeReader) -> Result:
+    x = node.input(0)
+    k = int(node.array(1).reshape(())) if node.has(1) else 0
     if len(x.shape) < 2:
         raise ModelError(f'{list(x.shape)} is no matrix')
     bound = min(max(k, -MAX_ELEMENTS), MAX_ELEMENTS)
-    row, column = (index(name) for name in names_of(x.shape)[-2:])
-    limit = call('add', row, whole(bound))
-    kept = call('ge' if given.int('upper', 1) else 'le', column, limit)
-    expr = call('where', kept, read(0), literal(0, x.dtype))
+    row, column = names_of(x.shape)[-2:]
+    expr = triangle(row, column, bound, bool(node.int('upper', 1)), x.dtype)
     return pointwise('trilu', expr, [x], x.dtype)
 
 

@@ -139,14 +139,16 @@ def elements_held(array: np.ndarray) -> int:
 
 
 def _bound(part: Part) -> Part:
-    """The part with tensors that are constant exactly where what they are is known."""
+    """The part with tensors of their operands' dtypes, constant exactly where these are known."""
 
-    def role(tensor: Tensor) -> str:
-        if tensor.role not in ('input', 'constant'):
-            return tensor.role
-        return 'constant' if isinstance(part.operands[tensor.name], Known) else 'input'
+    def bound(tensor: Tensor) -> Tensor:
+        operand = part.operands.get(tensor.name)
+        if operand is None:
+            return tensor
+        role = 'constant' if isinstance(operand, Known) else 'input'
+        return replace(tensor, role=role, dtype=operand.dtype)
 
-    tensors = tuple(replace(tensor, role=role(tensor)) for tensor in part.group.tensors)
+    tensors = tuple(map(bound, part.group.tensors))
     return Part(replace(part.group, tensors=tensors), part.operands)
 
 

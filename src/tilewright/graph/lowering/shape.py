@@ -7,29 +7,29 @@ import math
 import numpy as np
 
 from tilewright.errors import ModelError
-from tilewright.graph.lowering.given import ANY, Given, Operator
+from tilewright.graph.lowering.reader import ANY, NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Result, Unsupported, filled, known, view
 
 # A view asks nothing of its elements.
 UNTOUCHED = (*ANY, 'f16')
 
 
-def _same(given: Given) -> Result:
-    return given.input(0)
+def _same(node: NodeReader) -> Result:
+    return node.input(0)
 
 
-def _dropout(given: Given) -> Result | tuple[Result, ...]:
-    x = given.input(0)
-    if given.has(2) and given.array(2).any():
+def _dropout(node: NodeReader) -> Result | tuple[Result, ...]:
+    x = node.input(0)
+    if node.has(2) and node.array(2).any():
         raise Unsupported('in training mode')
-    if len(given.node.outputs) < 2:
+    if len(node.outputs) < 2:
         return x
     return x, filled(x.shape, True, 'bool')
 
 
-def _reshape(given: Given) -> Result:
-    x, wanted = given.input(0), list(given.whole_numbers(1))
-    if not given.int('allowzero', 0):
+def _reshape(node: NodeReader) -> Result:
+    x, wanted = node.input(0), list(node.whole_numbers(1))
+    if not node.int('allowzero', 0):
         wanted = [
             x.shape[i] if size == 0 and i < len(x.shape) else size for i, size in enumerate(wanted)
         ]
@@ -43,8 +43,8 @@ def _reshape(given: Given) -> Result:
     return view(x, wanted)
 
 
-def _flatten(given: Given) -> Result:
-    x, axis = given.input(0), given.int('axis', 1)
+def _flatten(node: NodeReader) -> Result:
+    x, axis = node.input(0), node.int('axis', 1)
     rank = len(x.shape)
     if not -rank <= axis <= rank:
         raise ModelError(f'axis {axis} is none of {rank} dimensions')
@@ -52,9 +52,9 @@ def _flatten(given: Given) -> Result:
     return view(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
 
-def _squeeze(given: Given) -> Result:
-    x = given.input(0)
-    axes = given.axes(1, len(x.shape))
+def _squeeze(node: NodeReader) -> Result:
+    x = node.input(0)
+    axes = node.axes(1, len(x.shape))
     if axes is None:
         axes = tuple(i for i, size in enumerate(x.shape) if size == 1)
     if any(x.shape[i] != 1 for i in axes):
@@ -62,18 +62,18 @@ def _squeeze(given: Given) -> Result:
     return view(x, [size for i, size in enumerate(x.shape) if i not in axes])
 
 
-def _unsqueeze(given: Given) -> Result:
-    x = given.input(0)
-    axes = given.axes(1, len(x.shape) + len(given.whole_numbers(1)))
+def _unsqueeze(node: NodeReader) -> Result:
+    x = node.input(0)
+    axes = node.axes(1, len(x.shape) + len(node.whole_numbers(1)))
     rest = iter(x.shape)
     rank = len(x.shape) + len(axes or ())
     return view(x, [1 if i in (axes or ()) else next(rest) for i in range(rank)])
 
 
-def _shape(given: Given) -> Result:
-    shape = given.input(0).shape
-    start = given.int('start', 0)
-    end = given.int('end', len(shape))
+def _shape(node: NodeReader) -> Result:
+    shape = node.input(0).shape
+    start = node.int('start', 0)
+    end = node.int('end', len(shape))
     return known(shape[_clamped(start, len(shape)) : _clamped(end, len(shape))], 'i64')
 
 
@@ -81,8 +81,8 @@ def _clamped(position: int, rank: int) -> int:
     return min(max(position + rank if position < 0 else position, 0), rank)
 
 
-def _size(given: Given) -> Result:
-    return Known(np.array(math.prod(given.input(0).shape), np.int64))
+def _size(node: NodeReader) -> Result:
+    return Known(np.array(math.prod(node.input(0).shape), np.int64))
 
 
 OPERATORS: dict[str, Operator] = {

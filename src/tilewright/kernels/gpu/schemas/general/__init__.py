@@ -6,7 +6,8 @@ from tilewright.kernels.gpu.schema import GpuSchema, Probe, Table, each
 from tilewright.kernels.gpu.schemas.general.code import NAME, generate
 from tilewright.kernels.gpu.schemas.general.counts import need, propose, work
 from tilewright.ops.group import Group
-from tilewright.ops.pooling import max_pool2d
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import windows
 
 
 def _table(_: Group, __: str) -> Table:
@@ -29,7 +30,7 @@ GENERAL = GpuSchema(
     probes=(
         Probe({'threads': 128}, statistics=False),
         Probe(
-            {'threads': 128}, group=max_pool2d(c=32, h=28, w=28, window=3, stride=2),
+            {'threads': 128}, group=max_pool((1, 32, 28, 28), windows((28, 28), 3, 2)),
             features=False,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What a lowering is given: a node, and what its inputs are.
+"""What a lowering reads: a node's attributes, and what its inputs are.
 
 Attributes come from files and may be anything; the accessors return values of the kind that was
 asked for, and say in one sentence what is wrong with others.
@@ -23,14 +23,23 @@ ANY = (*NUMBERS, 'bool')
 
 
 @dataclass(frozen=True)
-class Given:
+class NodeReader:
     """A node and its inputs; one that is left out is None."""
 
     node: Node
     inputs: tuple[Result | None, ...]
 
-    def __len__(self) -> int:
-        return len(self.inputs)
+    @property
+    def op(self) -> str:
+        return self.node.op
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.node.outputs
+
+    def raw(self, name: str, default: object = None) -> object:
+        """An attribute as the file has it."""
+        return self.node.attributes.get(name, default)
 
     def has(self, number: int) -> bool:
         return number < len(self.inputs) and self.inputs[number] is not None
@@ -98,7 +107,7 @@ class Given:
 
     def ints(self, name: str, count: int, default: int) -> tuple[int, ...]:
         """So many whole numbers; `default` each where the attribute is left out."""
-        value = self.node.attributes.get(name, (default,) * count)
+        value = self.raw(name, (default,) * count)
         if (
             not isinstance(value, tuple)
             or len(value) != count
@@ -108,7 +117,7 @@ class Given:
         return tuple(int(v) for v in value)
 
     def _attribute(self, name: str, default: object) -> object:
-        value = self.node.attributes.get(name, default)
+        value = self.raw(name, default)
         if value is None:
             raise ModelError(f'it needs the attribute {name}')
         return value
@@ -121,14 +130,14 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-Lowering: TypeAlias = Callable[[Given], 'Result | tuple[Result, ...]']
+Lowering: TypeAlias = Callable[[NodeReader], 'Result | tuple[Result, ...]']
 
 
 @dataclass(frozen=True)
 class Operator:
     """How an operator is lowered.
 
-    lower   a function of what is given; several results where the operator has several outputs
+    lower   a function of what the node says; several results where the operator has several outputs
     dtypes  of its first input, that it is generated for
     known   inputs that decide shapes: they have to be known before the network runs
     forms   for docs/operators.md: what is supported, where that is not all
