@@ -28,12 +28,12 @@ from tilewright.machine.isa import best_isa
 from tilewright.machine.known import known_machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.roofline import roofline
-from tilewright.network.chooser import choose_all
 from tilewright.ops.group import Group
 from tilewright.registry import resolve
 from tilewright.report.network import Kind, network_report
 from tilewright.schedule.schedule import Level, Schedule
 from tilewright.store.records import open_store
+from tilewright.targets.cpu.choose import choose_all
 
 NAME = 'rows'
 PRODUCT = tw.matmul(m=12, n=37, k=20)

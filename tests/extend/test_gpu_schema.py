@@ -29,7 +29,6 @@ from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import predict_gpu
-from tilewright.network.gpu.choose import choose_all
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.rank.statistics import is_known
@@ -39,6 +38,7 @@ from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
+from tilewright.targets.gpu.choose import choose_all
 
 NAME = 'row_runs'
 THREADS = 64
