@@ -14,7 +14,7 @@ import pytest
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.winograd.plan import (
-    plan,
+    plan_winograd,
     split_runs,
     stretch_tiles,
     tile,
@@ -218,7 +218,7 @@ def test_illegal_schedules_are_refused():
 def test_weights_that_points_share_are_packed_once():
     # F(4, 3) at stride 2: five points of two taps, four of one tap: 36 weights for 81 points.
     group = conv2d(c=16, k=16, h=16, w=16, r=3, s=3, pad=1, stride=2)
-    made = plan(group, winograd_schedule(group, 'neon', 4, 4, 2, 1, (1, 2, 2)))
+    made = plan_winograd(group, winograd_schedule(group, 'neon', 4, 4, 2, 1, (1, 2, 2)))
     assert made.packed_weights == 36 * 16 * 16
     assert [(c.shared, c.weights) for c in made.classes] == [(1, 25), (4, 5), (4, 5), (16, 1)]
 
