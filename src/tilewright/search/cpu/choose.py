@@ -12,8 +12,7 @@ from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.search.cpu.candidate import Candidate
-from tilewright.search.cpu.rank import keep_best, rank
+from tilewright.search.cpu.rank import Candidate, keep_best, rank
 
 
 def choose(

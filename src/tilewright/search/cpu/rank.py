@@ -7,16 +7,32 @@ choices that each of them is priced.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.prediction import Prediction
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.registry import resolve
-from tilewright.search.cpu.candidate import Candidate
+from tilewright.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule with what the model says about it.
+
+    `solver_bound_s` is the least dual of all tile problems that were solved for this group, so that
+    it holds for all of them; 0 where none was solved.
+    """
+
+    schedule: Schedule
+    prediction: Prediction
+    solver_bound_s: float = 0.0
 
 
 def rank(

@@ -7,7 +7,7 @@ from tilewright.machine.machine import Machine
 from tilewright.model.cpu.general_time import predict_general
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.search.cpu.candidate import Candidate
+from tilewright.search.cpu.rank import Candidate
 
 
 def rank_general(

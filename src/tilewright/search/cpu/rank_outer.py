@@ -30,7 +30,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.candidate import Candidate
+from tilewright.search.cpu.rank import Candidate
 from tilewright.search.cpu.refine import Space, Tiles, grid, refine
 from tilewright.search.cpu.solver import Problem, cache_orders, rank_orders, solve
 

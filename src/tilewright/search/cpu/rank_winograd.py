@@ -33,7 +33,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage
 from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.candidate import Candidate
+from tilewright.search.cpu.rank import Candidate
 
 MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
 SHAPES = 6  # shapes of tiles that are priced in full
