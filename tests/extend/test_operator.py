@@ -27,7 +27,7 @@ from tilewright.graph.lowering.operators import FAMILIES, OPERATORS, register, u
 from tilewright.graph.lowering.reader import FLOATS, NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import Result, compute
 from tilewright.importers.onnx import import_onnx
-from tilewright.ops.describe import Shape, describe, dims_of, label_of
+from tilewright.ops.describe import Shape, dims_of, group_of, label_of
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Stage, affine, call, const, read, var
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -45,7 +45,7 @@ def scaled_shift(shape: Shape, axis: int, shift: int, scale: float, dtype: str =
         'scaled_shift', dims, Access('Out', here), (Access('In', place),),
         call('mul', read(0), const(scale)),
     )  # fmt: skip
-    return describe(f'{label_of("scaled_shift", shape)}@{axis}by{shift}', [stage], {'In': shape},
+    return group_of(f'{label_of("scaled_shift", shape)}@{axis}by{shift}', [stage], {'In': shape},
                     dtype)  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ops.describe import describe
+from tilewright.ops.describe import group_of
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, const, read, var
 
@@ -25,4 +25,4 @@ def counted_mean(channels: int, rows: int, columns: int) -> Group:
         Stage('mean', dims, Access('Out', here), (Access('Sum', here), Access('Count', at)),
               call('div', read(0), read(1))),
     ]  # fmt: skip
-    return describe('counted-mean', stages, {'In': (1, channels, rows, columns)})
+    return group_of('counted-mean', stages, {'In': (1, channels, rows, columns)})

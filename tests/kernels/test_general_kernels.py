@@ -19,7 +19,7 @@ from tilewright.machine.known import known_machine
 from tilewright.ops import moving
 from tilewright.ops.compose import append
 from tilewright.ops.convolution_nd import convolution, interleave, transposed_taps
-from tilewright.ops.describe import describe
+from tilewright.ops.describe import group_of
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.flatten import flatten
@@ -268,7 +268,7 @@ def test_what_is_written_at_steps_leaves_the_rest_alone(phase: int) -> None:
         Stage('bias', dims, Access('Out', place), (Access('Acc0', place),
               Access('Bias', (var('k'),))), call('add', read(0), read(1))),
     ]  # fmt: skip
-    group = describe('steps', stages, {'In': (3, 5, 7), 'Bias': (3,)})
+    group = group_of('steps', stages, {'In': (3, 5, 7), 'Bias': (3,)})
     arrays = verify.random_arrays(group, 2)
     got = run(group, general_schedule(flatten(group), host_isas()[0], 2, 1), arrays)
     written = (slice(None), slice(phase, None, 2), slice(phase, None, 3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.ops.describe import describe
+from tilewright.ops.describe import group_of
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.normalise import lrn, softmax
@@ -39,7 +39,7 @@ def counted_mean() -> Group:
         Stage('mean', lines, Access('Out', here), (Access('Sum', here), Access('Count', at)),
               call('div', read(0), read(1))),
     ]  # fmt: skip
-    return describe('counted', stages, {'In': (2, 6)})
+    return group_of('counted', stages, {'In': (2, 6)})
 
 
 COUNTED = counted_mean()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
-from tilewright.ops.stage import Access, Affine, Expr, Stage
+from tilewright.ops.stage import Access, Affine, Expr, Stage, substituted
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ def _through(group: Group, reader: Stage, tensor: str, producer: Stage) -> Stage
             return None
         place = dict(zip((d.name for d in producer.dims), access.index, strict=True))
         own = [Expr('read', value=_numbered(reads, _moved(a, place))) for a in producer.reads]
-        texts.append(_substituted(producer.expr, own))
-    return replace(reader, reads=tuple(reads), expr=_substituted(reader.expr, texts))
+        texts.append(substituted(producer.expr, own))
+    return replace(reader, reads=tuple(reads), expr=substituted(reader.expr, texts))
 
 
 def _numbered(reads: list[Access], access: Access) -> int:
@@ -194,9 +194,3 @@ def placed(expression: Affine, place: Mapping[str, Affine]) -> Affine:
         for term, factor in inner.terms:
             terms[term] = terms.get(term, 0) + coefficient * factor
     return Affine(tuple(terms.items()), const)
-
-
-def _substituted(expr: Expr, texts: list[Expr]) -> Expr:
-    if expr.op == 'read':
-        return texts[int(expr.value)]
-    return replace(expr, args=tuple(_substituted(a, texts) for a in expr.args))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.describe import Shape, describe, label_of, typed
+from tilewright.ops.describe import Shape, group_of, label_of, typed
 from tilewright.ops.group import Group
 from tilewright.ops.moving import positions
 from tilewright.ops.stage import (
@@ -89,7 +89,7 @@ def _nest(
         ))  # fmt: skip
     numbers = ','.join(f'k{w.taps}s{w.stride}p{w.before}d{w.dilation}' for w in over)
     label = f'{label_of(f"conv{len(over)}d", shape)}to{filters}g{groups}-{numbers}'
-    return describe(label, stages, shapes, dtype)
+    return group_of(label, stages, shapes, dtype)
 
 
 def transposed_taps(
@@ -115,7 +115,7 @@ def transposed_taps(
         'taps', tuple(Dim(d, s) for d, s in sizes.items()),
         Access('Out', tuple(map(var, sizes))), (access('In', *index),), read(0),
     )  # fmt: skip
-    return describe(label_of('taps', tuple(sizes.values())), [stage], {'In': kernel}, dtype)
+    return group_of(label_of('taps', tuple(sizes.values())), [stage], {'In': kernel}, dtype)
 
 
 def transposed_windows(over: Sequence[Window]) -> tuple[Window, ...]:
@@ -149,7 +149,7 @@ def interleave(
         call('add', read(0), read(1)) if bias else read(0),
     )  # fmt: skip
     label = f'{label_of("interleave", shape)}to{"x".join(map(str, out))}'
-    return describe(label, [stage], shapes, dtype)
+    return group_of(label, [stage], shapes, dtype)
 
 
 def _numbers(window: Window) -> range:

@@ -18,7 +18,7 @@ from tilewright.ops.stage import Dim, Stage
 Shape = Sequence[int]
 
 
-def describe(
+def group_of(
     label: str,
     stages: Sequence[Stage],
     shapes: Mapping[str, Shape],

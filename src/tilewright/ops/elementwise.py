@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilewright.errors import SpecError
 from tilewright.ops.convolution import _whole
-from tilewright.ops.describe import Shape, broadcast, describe, dims_of, label_of
+from tilewright.ops.describe import Shape, broadcast, dims_of, group_of, label_of
 from tilewright.ops.dtypes import dtype_of
 from tilewright.ops.group import Group
 from tilewright.ops.stage import FUNCTIONS, Access, Affine, Expr, Stage, call, read, var
@@ -52,7 +52,7 @@ def elementwise(
     )  # fmt: skip
     word = name or (function if isinstance(function, str) else 'expression')
     stage = Stage(word, domain, Access('Out', tuple(var(d.name) for d in domain)), reads, expr)
-    group = describe(
+    group = group_of(
         label_of(word, *(given or [sizes])), [stage], dict(zip(called, given, strict=True)),
         out or dtype_of(expr, kinds), dict(zip(called, kinds, strict=True)),
     )  # fmt: skip

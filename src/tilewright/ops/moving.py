@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.errors import SpecError
-from tilewright.ops.describe import Shape, describe, label_of, names_of
+from tilewright.ops.describe import Shape, group_of, label_of, names_of
 from tilewright.ops.group import Group
 from tilewright.ops.stage import (
     Access,
@@ -46,7 +46,7 @@ def move(
         word, _domain(sizes), Access('Out', target), (access('In', *index),), read(0), None,
         pad_value,
     )  # fmt: skip
-    return describe(label_of(word, shape), [stage], {'In': shape}, dtype)
+    return group_of(label_of(word, shape), [stage], {'In': shape}, dtype)
 
 
 def _domain(sizes: Mapping[str, int]) -> tuple[Dim, ...]:
@@ -174,7 +174,7 @@ def _looked_up(
     reads: tuple[Access, ...], dtype: str, index_dtype: str,
 ) -> Group:  # fmt: skip
     stage = Stage(word, _domain(sizes), Access('Out', tuple(map(var, sizes))), reads, read(0))
-    return describe(
+    return group_of(
         label_of(word, shape, index_shape), [stage], {'In': shape, 'Indices': index_shape}, dtype,
         {'Indices': index_dtype},
     )  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilewright.ops.describe import Shape, describe, dims_of, label_of, names_of
+from tilewright.ops.describe import Shape, dims_of, group_of, label_of, names_of
 from tilewright.ops.group import Group
 from tilewright.ops.reduction import lines
 from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage, affine, call, const, read, var
@@ -68,8 +68,8 @@ def row_moments(shape: Shape, dtype: str = 'f32') -> tuple[Group, Group]:
     """[rows, length]: the mean of each row, and the mean square of what differs from it."""
     dims = _dims(shape)
     stages = _moments(dims[:1], dims[1:], centred=True)
-    mean = describe(label_of('mean', shape), stages[:2], {'In': shape}, dtype)
-    return mean, describe(label_of('power', shape), stages, {'In': shape}, dtype)
+    mean = group_of(label_of('mean', shape), stages[:2], {'In': shape}, dtype)
+    return mean, group_of(label_of('power', shape), stages, {'In': shape}, dtype)
 
 
 def inverse_deviation(epsilon: float) -> Expr:
@@ -108,7 +108,7 @@ def _normalise(
         expr = call('mul' if name == 'Scale' else 'add', expr, read(len(reads) - 1))
     stages = _moments(dims[:rank], dims[rank:], centred)
     stages.append(Stage('normalise', tuple(dims), Access('Out', here), tuple(reads), expr))
-    return describe(f'{label_of(word, shape)}@{rank}', stages, shapes, dtype)
+    return group_of(f'{label_of(word, shape)}@{rank}', stages, shapes, dtype)
 
 
 def _moments(lines: Sequence[Dim], over: Sequence[Dim], centred: bool) -> list[Stage]:
@@ -158,7 +158,7 @@ def lrn(
         Stage('scale', dims, Access('Out', here), (Access('Sum', here), Access('In', here)),
               call('mul', read(1), call('pow', base, const(-beta)))),
     ]  # fmt: skip
-    return describe(f'{label_of("lrn", shape)}size{size}', stages, {'In': shape}, dtype)
+    return group_of(f'{label_of("lrn", shape)}size{size}', stages, {'In': shape}, dtype)
 
 
 def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
@@ -184,4 +184,4 @@ def _exponentials(word: str, shape: Shape, axis: int, finish: Expr, dtype: str) 
         Stage('finish', dims_of(shape), Access('Out', form.source.index),
               (form.source, peak, total), finish),
     ]  # fmt: skip
-    return describe(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)
+    return group_of(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)

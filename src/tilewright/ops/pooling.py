@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.errors import SpecError
-from tilewright.ops.describe import Shape, describe
+from tilewright.ops.describe import Shape, group_of
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group
 from tilewright.ops.stage import (
@@ -78,7 +78,7 @@ def max_pool(shape: Shape, over: Sequence[Window], dtype: str = 'f32') -> Group:
     """The maximum of each window over an image [n, c, ..]."""
     pool = _Pool(shape, over)
     stage = pool.stage('max_pool', 'Out', X, 'max', -math.inf)
-    return describe(pool.label('maxpool'), [stage], {'In': shape}, dtype)
+    return group_of(pool.label('maxpool'), [stage], {'In': shape}, dtype)
 
 
 def max_pool_places(
@@ -109,7 +109,7 @@ def max_pool_places(
     stage = pool.stage('place', 'Out', chosen, 'min', -math.inf, Access('Largest', pool.here))
     shapes = {'In': shape, 'Largest': tuple(d.size for d in pool.dims)}
     kinds = {'In': dtype, 'Largest': dtype}
-    return describe(pool.label('maxpool-places'), [stage], shapes, 'i64', kinds)
+    return group_of(pool.label('maxpool-places'), [stage], shapes, 'i64', kinds)
 
 
 def window_counts(over: Sequence[Window], padding_counts: bool) -> np.ndarray | int:
@@ -134,7 +134,7 @@ def average_pool(
         shapes['Count'] = counts.shape
         at = Access('Count', tuple(map(var, pool.image)))
         mean = pool.finish('mean', call('div', X, read(1)), at)
-    return describe(pool.label('avgpool'), [total, mean], shapes, dtype)
+    return group_of(pool.label('avgpool'), [total, mean], shapes, dtype)
 
 
 def lp_pool(shape: Shape, over: Sequence[Window], power: int = 2, dtype: str = 'f32') -> Group:
@@ -142,7 +142,7 @@ def lp_pool(shape: Shape, over: Sequence[Window], power: int = 2, dtype: str = '
     pool = _Pool(shape, over)
     before, after = norm(power)
     stages = [pool.stage('norm_pool', 'Sum', before, 'sum', 0.0), pool.finish('root', after)]
-    return describe(pool.label('lppool'), stages, {'In': shape}, dtype)
+    return group_of(pool.label('lppool'), stages, {'In': shape}, dtype)
 
 
 def norm(power: int) -> tuple[Expr, Expr]:

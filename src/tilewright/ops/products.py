@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.ops.describe import Shape, broadcast, describe, label_of
+from tilewright.ops.describe import Shape, broadcast, group_of, label_of
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Dim, Stage, call, read, var
 
@@ -33,7 +33,7 @@ def stacked_product(a: Shape, b: Shape, dtype: str = 'f32') -> Group:
         call('mul', read(0), read(1)),
         'sum',
     )  # fmt: skip
-    return describe(label_of('matmul', a, b), [stage], {'A': a, 'B': b}, dtype)
+    return group_of(label_of('matmul', a, b), [stage], {'A': a, 'B': b}, dtype)
 
 
 def einsum(
@@ -63,4 +63,4 @@ def einsum(
         'einsum', (*parallel, *over), Access('Out', tuple(var(d.name) for d in parallel)),
         tuple(reads), expr, 'sum' if over else None,
     )  # fmt: skip
-    return describe(label, [stage], named, dtype)
+    return group_of(label, [stage], named, dtype)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilewright.ops.describe import Shape, describe, dims_of, label_of, names_of
+from tilewright.ops.describe import Shape, dims_of, group_of, label_of, names_of
 from tilewright.ops.dtypes import DTYPES, is_float, limits
 from tilewright.ops.group import Group
 from tilewright.ops.stage import (
@@ -27,6 +27,7 @@ from tilewright.ops.stage import (
     const,
     index,
     read,
+    substituted,
     var,
     whole,
 )
@@ -105,7 +106,7 @@ def reduce(
         stages.append(form.finish('finish', 'Out', after, Access('Total', form.here)))
     label = f'{label_of(word, shape)}@{"".join(map(str, axes))}'
     narrow = not is_float(dtype) and DTYPES[dtype] < 8
-    return describe(
+    return group_of(
         label, stages, {'In': shape}, dtype, {'Total': 'i64'} if after and narrow else None
     )
 
@@ -130,14 +131,7 @@ class Reduction:
 
     def of_one(self) -> Expr:
         """What it makes of a single element."""
-        return _through(self.after(1), self.before) if self.after else self.before
-
-
-def _through(outer: Expr, inner: Expr) -> Expr:
-    """outer(inner(x))"""
-    if outer.op == 'read':
-        return inner
-    return Expr(outer.op, tuple(_through(a, inner) for a in outer.args), outer.value, outer.name)
+        return substituted(self.after(1), [self.before]) if self.after else self.before
 
 
 def _least(dtype: str) -> float:
@@ -174,7 +168,7 @@ def log_sum_exp(shape: Shape, axes: Sequence[int], dtype: str = 'f32') -> Group:
         form.reduce('total', 'Total', shifted, 'sum', Access('Peak', form.place)),
         form.finish('finish', 'Out', call('add', call('log', X), finite), total, peak),
     ]
-    return describe(label_of('logsumexp', shape), stages, {'In': shape}, dtype)
+    return group_of(label_of('logsumexp', shape), stages, {'In': shape}, dtype)
 
 
 def arg_extreme(
@@ -195,7 +189,7 @@ def arg_extreme(
         form.reduce('place', 'Out', at, 'max' if last else 'min', Access('Peak', form.place)),
     ]
     label = label_of(f'arg{combiner}', shape) + f'@{axis}'
-    return describe(label, stages, {'In': shape}, 'i64', {'In': dtype, 'Peak': dtype})
+    return group_of(label, stages, {'In': shape}, 'i64', {'In': dtype, 'Peak': dtype})
 
 
 def running(
@@ -220,4 +214,4 @@ def running(
         word, (*dims_of(shape), Dim('j', size, 'reduction')), Access('Out', tuple(map(var, names))),
         (Access('In', place),), X, combiner, 0.0 if combiner == 'sum' else 1.0,
     )  # fmt: skip
-    return describe(label_of(f'running_{combiner}', shape), [stage], {'In': shape}, dtype)
+    return group_of(label_of(f'running_{combiner}', shape), [stage], {'In': shape}, dtype)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ops.describe import Shape, describe, label_of, names_of
+from tilewright.ops.describe import Shape, group_of, label_of, names_of
 from tilewright.ops.group import Group
 from tilewright.ops.moving import move, positions
 from tilewright.ops.stage import (
@@ -142,4 +142,4 @@ def interpolate(
         call('mul', read(0), read(1)), 'sum',
     )  # fmt: skip
     label = f'{label_of(word, shape)}to{out}@{axis}'
-    return describe(label, [stage], {'In': shape, 'Weight': places.shape}, dtype)
+    return group_of(label, [stage], {'In': shape, 'Weight': places.shape}, dtype)

@@ -21,8 +21,8 @@ another read of the stage (gathering).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilewright.errors import SpecError
@@ -317,6 +317,13 @@ def cast(expr: Expr, dtype: str) -> Expr:
 
 def call(op: str, *args: Expr) -> Expr:
     return Expr(op, args)
+
+
+def substituted(expr: Expr, texts: Sequence[Expr]) -> Expr:
+    """The expression with texts[i] in the place of read i."""
+    if expr.op == 'read':
+        return texts[int(expr.value)]
+    return replace(expr, args=tuple(substituted(a, texts) for a in expr.args))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from tilewright.ops import moving
 from tilewright.ops.describe import broadcast
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.elementwise import elementwise
-from tilewright.ops.stage import Expr, literal, read
+from tilewright.ops.stage import Expr, literal, read, substituted
 
 EXACT = 2**53
 
@@ -66,7 +65,7 @@ def _inlined(expr: Expr, operands: Sequence[Result]) -> tuple[Expr, list[Result]
         if operand not in kept:  # by identity
             kept.append(operand)
         texts.append(read(kept.index(operand)))
-    return _substituted(expr, texts), kept
+    return substituted(expr, texts), kept
 
 
 def _number(operand: Result, varying: Sequence[Result]) -> float | None:
@@ -79,13 +78,6 @@ def _number(operand: Result, varying: Sequence[Result]) -> float | None:
     if is_float(operand.dtype):
         return value if math.isfinite(value) else None
     return value if abs(value) <= EXACT else None
-
-
-def _substituted(expr: Expr, texts: Sequence[Expr]) -> Expr:
-    """The expression with texts[i] in the place of read i."""
-    if expr.op == 'read':
-        return texts[int(expr.value)]
-    return replace(expr, args=tuple(_substituted(a, texts) for a in expr.args))
 
 
 def transpose(result: Result, order: Sequence[int]) -> Result:
