@@ -7,9 +7,9 @@ import torch
 
 from tilewright import zoo
 
-SIZE = {'image': 64, 'width': 8}  # small, so that it is compiled in seconds
-module = zoo.torch_module('mobilenet_v1', **SIZE)
-x = torch.from_numpy(zoo.example(zoo.network('mobilenet_v1', **SIZE)))
+SIZE = {'image': 99, 'width': 16}  # small, so that it is compiled in seconds
+module = zoo.torch_module('alexnet', **SIZE)
+x = torch.from_numpy(zoo.example(zoo.network('alexnet', **SIZE)))
 
 fast = torch.compile(module, backend='tilewright', options={'tune': 'model'})
 with torch.inference_mode():
