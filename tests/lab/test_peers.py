@@ -297,7 +297,7 @@ def test_a_library_that_is_not_there_is_a_row(tmp_path):
 
 
 def test_only_convolutions_are_compared(tmp_path):
-    with pytest.raises(InputError, match='is no convolution'):
+    with pytest.raises(InputError, match='is not a convolution'):
         compare(matmul(m=2, n=2, k=2), tmp_path / 'x.so', (), algorithm='outer', threads=1)
     with pytest.raises(InputError, match='rounds is 0'):
         compare(GROUP, tmp_path / 'x.so', (), algorithm='outer', threads=1, rounds=0)

@@ -1,4 +1,4 @@
-"""Models as searches ask them: scores of schedules of one group on one machine, least first.
+"""Models as searches ask them: scores of schedules of one group on one machine, lowest first.
 
     Analytical   the analytical time of the features, of one kind of kernels
     Predicted    the time model of all kinds (model/gpu/time.py): what searches have without
@@ -153,7 +153,7 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> Choic
         return Choice(Learned(group, machine, model[0]), 'forest', model[1])
     if name not in NAMES:
         raise InputError(
-            f'{name!r} is no model; choose one of {", ".join(NAMES)}, or name a file .npz'
+            f'{name!r} is not a model; choose one of {", ".join(NAMES)}, or name a file .npz'
         )
     if name == 'gat':
         graph, bad = _first(find_gat, machine)
