@@ -68,7 +68,7 @@ def refusal(capsys):
         (['mb1ic4.5ih6oc8kh3', *PLAN], "'.' is not part"),
         (['mb1ic4ih3oc8kh7', *PLAN], 'spans 7'),
         (['g3mb1ic4ih6oc6kh3', *PLAN], 'groups=3 does not divide c=4'),
-        (['mb1ic4ih6oc8kx3', *PLAN], "'kx3' is no field"),
+        (['mb1ic4ih6oc8kx3', *PLAN], "'kx3' is not a field"),
         (['mb1ic4ih6oc8', *PLAN], 'lacks kh'),
         (['mopd', *PLAN], 'did you mean mopt'),
         (['mopt/R99', *PLAN], "no layer 'R99'"),

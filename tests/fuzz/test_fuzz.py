@@ -75,7 +75,7 @@ def test_every_pair_has_its_turn() -> None:
         net = generate.pair(SEED, producer, consumer)
         assert net is not None
         assert (producer, consumer) in net.pairs
-    assert generate.pair(SEED, 'Less', 'Conv', attempts=5) is None  # a truth value is no image
+    assert generate.pair(SEED, 'Less', 'Conv', attempts=5) is None  # a truth value is not an image
 
 
 def test_every_operator_has_a_graph_of_every_type() -> None:

@@ -236,7 +236,7 @@ def test_a_page_is_made_from_a_file(tmp_path):
     (tmp_path / 'f.json').write_text(json.dumps(data | {'caches': 'warm'}))
     with pytest.raises(InputError, match='no times with flushed caches'):
         tables.renewed(page, tmp_path)
-    with pytest.raises(InputError, match='is no table'):
+    with pytest.raises(InputError, match='is not a table'):
         tables.renewed(page.replace('layers', 'rows'), tmp_path)
 
 

@@ -325,7 +325,7 @@ def test_sources_of_the_command(tmp_path: Path) -> None:
     assert [(s.schema, s.intrinsic) for s in tool.sources(options)] == [
         ('rs', 'fma'), ('patch', 'mma_tf32x3'), ('patch', 'wgmma_tf32x3'),
     ]  # fmt: skip
-    with pytest.raises(SystemExit, match="'winograd' is no schema"):
+    with pytest.raises(SystemExit, match="'winograd' is not a schema"):
         tool.kinds('winograd')
     trained = tool.sources(Namespace(set='train', problems=2))
     assert len({s.problem.shape for s in trained}) == 2

@@ -135,7 +135,7 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match='is no directory'):
+    with pytest.raises(InputError, match='is not a directory'):
         read_groups(tmp_path / 'nothing')
     with pytest.raises(InputError, match=r'groups\.json cannot be read'):
         read_groups(tmp_path)

@@ -104,7 +104,7 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> Non
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='holds no measured configurations'):
         read_data(tmp_path)
-    with pytest.raises(InputError, match='is no directory'):
+    with pytest.raises(InputError, match='is not a directory'):
         read_data(tmp_path / 'nowhere')
 
 
@@ -242,7 +242,7 @@ def test_damaged_and_foreign_files_are_refused(model: LearnedModel, tmp_path: Pa
         pickled = np.array([object()], dtype=object)
     cases = [
         (tmp_path / 'absent.npz', 'does not exist'),
-        (cut, 'is no learned model'),
+        (cut, 'is not a learned model'),
         (rewritten(good, tmp_path / 'a.npz', time_value=value + 1), 'was changed'),
         (sealed(good, tmp_path / 'b.npz', {'feature_version': 99}), 'features of version 99'),
         (sealed(good, tmp_path / 'c.npz', {'features': ['colour']}), 'unknown here: colour'),
@@ -255,10 +255,10 @@ def test_damaged_and_foreign_files_are_refused(model: LearnedModel, tmp_path: Pa
     with np.load(good) as archive:
         arrays = {name: archive[name] for name in archive.files} | {'time_value': pickled}
     np.savez(hostile, allow_pickle=True, **arrays)
-    cases.append((hostile, 'is no learned model'))
+    cases.append((hostile, 'is not a learned model'))
     text = tmp_path / 'i.npz'
     text.write_text('not an archive')
-    cases.append((text, 'is no learned model'))
+    cases.append((text, 'is not a learned model'))
     for path, says in cases:
         with pytest.raises(InputError, match=says) as caught:
             load_model(path)
@@ -291,14 +291,14 @@ def test_own_models_are_found_and_others_fall_back(
     schedules = factor_space(group, MACHINE, 'rs')[0][:40]
     ((batch, _),) = batches_of(group, schedules)
     np.testing.assert_allclose(found.ranker(schedules), model.scores([batch], MACHINE)[0])
-    with pytest.raises(InputError, match='is no model'):
+    with pytest.raises(InputError, match='is not a model'):
         ranker_for('oracle', group, MACHINE, 'rs')
     path = str(files.own_folder() / 'rtx2080ti-rs.npz')
     other = ranker_for(path, group, known_gpu('h200'), 'rs')
     assert 'was trained on rtx2080ti' in other.note
     Path(path).write_text('damaged')
     assert ranker_for('auto', group, MACHINE, 'rs').name == 'analytical'
-    with pytest.raises(InputError, match='is no learned model'):
+    with pytest.raises(InputError, match='is not a learned model'):
         ranker_for('forest', group, MACHINE, 'rs')
 
 

@@ -172,7 +172,7 @@ def test_without_matplotlib_the_json_is_written_and_the_exit_code_is_3(
 @pytest.mark.parametrize(
     ('words', 'sentence'),
     [
-        (('fig5',), 'is no figure that can be reproduced; did you mean mopt-fig5?'),
+        (('fig5',), 'is not a figure that can be reproduced; did you mean mopt-fig5?'),
         (('mopt-fig5', '--data', 'nowhere'), '--data nowhere does not exist'),
         (('mopt-fig5', '--samples', 0), 'ask for at least 1'),
         (('mopt-fig7', '--samples', 5), 'draws no samples'),
@@ -180,7 +180,7 @@ def test_without_matplotlib_the_json_is_written_and_the_exit_code_is_3(
         (('mopt-fig5', '--layers', 'mopt/R99'), "suite mopt has no layer 'R99'"),
         (('mopt-fig5', '--threads', 0), 'threads is 0'),
         (('mopt-fig5', '--threads', 9, '--machine', 'i7-9700k'), 'ask for 1 to 8'),
-        (('mopt-fig5', '--plot', __file__), 'is no directory'),
+        (('mopt-fig5', '--plot', __file__), 'is not a directory'),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_work(call, words, sentence):

@@ -82,7 +82,7 @@ def test_models_in_every_form(tmp_path):
     programs = [prepare(form) for form in (model, model.SerializeToString(), path, str(path))]
     assert len({json.dumps([t.group.digest for t in p.tasks]) for p in programs}) == 1
     for wrong in (3, None, np.zeros(3), object()):
-        with pytest.raises(ModelError, match='is no model'):
+        with pytest.raises(ModelError, match='is not a model'):
             prepare(wrong)
 
 
@@ -98,7 +98,7 @@ def test_models_in_every_form(tmp_path):
         ({'passes': 'fuse'}, 'passes'),
         ({'passes': 5}, 'passes'),
         ({'machine': 'i7-9700k'}, 'machine'),
-        ({'save': 'no/such/folder/x.tw'}, 'is no directory'),
+        ({'save': 'no/such/folder/x.tw'}, 'is not a directory'),
         ({'save': 'x.zip'}, 'does not end in .tw'),
         ({'max_rel_err': -1}, 'max_rel_err'),
     ],

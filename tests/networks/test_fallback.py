@@ -121,7 +121,7 @@ def contributed() -> onnx.ModelProto:
 
 
 def sequences() -> onnx.ModelProto:
-    """A value between two nodes of theirs that is no tensor."""
+    """A value between two nodes of theirs that is not a tensor."""
     return model(
         [
             node('Relu', 'x', 'a'),

@@ -151,7 +151,7 @@ def test_arrays_in_any_form(network, x, change):
         (lambda net, x: net(x.astype(np.float64)), 'is float64; give float32'),
         (lambda net, x: net(x.astype('>f4')), 'is >f4; give float32'),
         (lambda net, x: net(x.astype(int)), 'is int64; give float32'),
-        (lambda net, x: net([[1, 2], [3]]), 'is no array'),
+        (lambda net, x: net([[1, 2], [3]]), 'is not an array'),
         (lambda net, x: net(x, out=x[..., :3]), 'out of'),
         (lambda net, x: net(x, out=[x, x]), 'has 1 results'),
         (lambda net, x: net(x, out=5), 'out is a int; give an array, or a list of 1'),

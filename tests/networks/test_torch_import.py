@@ -272,7 +272,7 @@ class Branching(torch.nn.Module):
         (Two(), {'shapes': {'x': (1,), 'y': 1}}, "shapes gives 'y' as 1; give whole numbers"),
         (Two(), {'shapes': {'x': (1,), 'y': (-1,)}}, 'sizes are at least 0'),
         (Two(), {'shapes': {'x': (1,), 'y': (2**40,)}}, 'elements; the limit is'),
-        (len, {}, 'is no torch.nn.Module'),
+        (len, {}, 'is neither a torch.nn.Module'),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(module, given, sentence):

@@ -161,9 +161,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_device_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     """A device may give bytes without end, and a pipe may never give one."""
-    refused('/dev/zero', 'is no plain file')
+    refused('/dev/zero', 'is not a plain file')
     os.mkfifo(tmp_path / 'pipe.onnx')
-    refused(tmp_path / 'pipe.onnx', 'is no plain file')
+    refused(tmp_path / 'pipe.onnx', 'is not a plain file')
 
 
 @pytest.mark.parametrize('given', [[(2, 3)], 'x=2,3', {'x': 2}, {'x': '2,3'}, {'x': (2, 0.5)}])
@@ -181,7 +181,7 @@ def test_attributes_beyond_what_numbers_hold() -> None:
     squeeze = helper.make_node('Squeeze', ['x'], ['y'], name='n', axes=1e30)
     refused(model([squeeze], opset=11), "Squeeze 'n' has axes .*e.30, which is no int64")
     texts = helper.make_node('Constant', [], ['k'], value_floats=['a', 'b'])
-    refused(model([texts, relu()]), "constant 'k', which is no dense tensor of numbers")
+    refused(model([texts, relu()]), "constant 'k', which is not a dense tensor of numbers")
 
 
 def test_sparse_weights_and_other_types_are_refused() -> None:

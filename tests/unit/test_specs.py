@@ -105,9 +105,9 @@ def test_suffixes(suffix, name, count, bias, activation):
 @pytest.mark.parametrize(
     ('text', 'said'),
     [
-        ('mb1ik64', "position 3, 'ik64' is no field"),
+        ('mb1ik64', "position 3, 'ik64' is not a field"),
         ('mb1ic64ih', "position 7, 'ih' has no number"),
-        ('mb1ic64ihx', "position 7, 'ihx' is no field"),
+        ('mb1ic64ihx', "position 7, 'ihx' is not a field"),
         ('mb-1ic3', "position 0, 'mb-1i' has no number"),
         ('ic3ih5ih6oc4kh3', "position 6, 'ih6' gives ih a second time"),
         ('ic3,ih5', "position 3, ',' is not part of a spec"),

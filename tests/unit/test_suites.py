@@ -92,7 +92,7 @@ def test_cnnopt_corrections():
 def test_resnet18_has_the_published_work():
     layers = expand('resnet18')
     assert sum(count for _, _, count in layers) == 20
-    # 1,814,073,344 multiply-adds in all, of which the last layer, 512 x 1000, is no convolution.
+    # 1,814,073,344 multiply-adds in all, of which the last layer, 512 x 1000, is not a convolution.
     assert sum(group.flops * count for _, group, count in layers) == 2 * (1814073344 - 512000)
 
 

@@ -90,7 +90,7 @@ def errors(got: np.ndarray, want: np.ndarray, least: float = 0.0) -> np.ndarray:
         answer, right = got.astype(np.float64), want.astype(np.float64)
         scale = max(root_mean_square(right, np.isfinite(right)), least)
         error = np.abs(answer - right) / denominator(answer, right, scale)
-        # An infinity over an infinity is no number, and neither is what a NaN is part of.
+        # An infinity over an infinity is not a number, and neither is what a NaN is part of.
         error = np.where(np.isfinite(error) & np.isfinite(answer), error, math.inf)
         return np.where(same, 0.0, error)
 

@@ -36,7 +36,7 @@ def check_options(file: Path | None, tolerance: float | None) -> None:
     except OSError as error:
         raise InputError(f'--check {file} cannot be read: {error.strerror}') from None
     if not plain:
-        raise InputError(f'--check {file} is no plain file; name the one that was compiled')
+        raise InputError(f'--check {file} is not a plain file; name the one that was compiled')
     if tolerance is not None and not 0.0 <= tolerance < math.inf:
         raise InputError(f'--tolerance {tolerance} is no error; give 0 or more, such as 1e-3')
 

@@ -84,7 +84,7 @@ def check_writable(path: Path, option: str = '--json') -> None:
         raise InputError(f'{option} {path} is a directory; name a file in it')
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            f'{option} {path} cannot be written: {folder} is no directory that can be written to'
+            f'{option} {path} cannot be written: {folder} is not a directory that can be written to'
         )
 
 

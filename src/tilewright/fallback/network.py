@@ -294,7 +294,7 @@ def split_model(
 
 
 def _check_results(traced: Traced, found: Split) -> None:
-    """Raise where a result of the network is no tensor: networks give arrays."""
+    """Raise where a result of the network is not a tensor: networks give arrays."""
     for name, value in traced.graph.outputs:
         kind = found.kinds.get(value)
         if kind is not None and not kind.is_tensor:

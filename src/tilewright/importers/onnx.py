@@ -86,7 +86,7 @@ def _importer(
     source = _read(model)
     # Where bytes are no text, protobuf gives them as bytes.
     if not all(isinstance(text, str) for text in _texts(source.model)):
-        raise ModelError(f'{source.name} has a name that is no text; the file is damaged')
+        raise ModelError(f'{source.name} has a name that is not text; the file is damaged')
     fixed = {name: np.asarray(array) for name, array in by_name('constants', constants).items()}
     return _Importer(source, given_shapes(shapes), fixed)
 
@@ -118,7 +118,7 @@ def _read(model: str | os.PathLike | bytes | ModelProto) -> _Source:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) and not path.is_dir():  # a device may have no end
-            raise ModelError(f'{path} is no plain file; save the model in one')
+            raise ModelError(f'{path} is not a plain file; save the model in one')
         if status.st_size > MAX_BYTES:
             raise ModelError(
                 f'{path} has {status.st_size} bytes; the limit of the format is {MAX_BYTES}, '
@@ -367,7 +367,7 @@ class _Importer:
                 except (TypeError, ValueError, OverflowError):
                     break
         raise self._error(
-            f'has the constant {node.outputs[0]!r}, which is no dense tensor of numbers'
+            f'has the constant {node.outputs[0]!r}, which is not a dense tensor of numbers'
         )
 
     def _outputs(self) -> tuple[tuple[str, str], ...]:

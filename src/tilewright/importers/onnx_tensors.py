@@ -117,7 +117,7 @@ def _external(
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _refused(what, location, 'it is no plain file')
+            raise _refused(what, location, 'it is not a plain file')
         if status.st_nlink > 1:
             raise _refused(what, location, 'it is a hard link; copy the file instead')
         if offset + length > status.st_size:
@@ -145,7 +145,7 @@ def _inside(folder: Path, location: str, what: str) -> Path:
     """The file that a location means, if it is inside the folder by every one of its parts."""
     parts = PurePosixPath(location).parts
     if not parts or '\0' in location:
-        raise _refused(what, location, 'it is no file name')
+        raise _refused(what, location, 'it is not a file name')
     if location.startswith(('/', '\\')) or PureWindowsPath(location).drive:
         raise _refused(what, location, "it is an absolute path; data lies in the model's folder")
     if '..' in parts or '..' in PureWindowsPath(location).parts:

@@ -58,7 +58,7 @@ def import_torch(
     else:
         name = type(model).__name__
         if not isinstance(model, torch.nn.Module):
-            raise ModelError(f'{name} is no torch.nn.Module and no ExportedProgram')
+            raise ModelError(f'{name} is neither a torch.nn.Module nor an ExportedProgram')
         inputs = _examples(torch, model, shapes, example_inputs)
         program = _exported(torch, model, inputs, name)
     return _Importer(torch, program, name, dict(constants or {})).graph()

@@ -31,12 +31,12 @@ def check(
         raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
     if target == 'cpu' and machine is not None and not isinstance(machine, Machine):
         raise InputError(
-            f'machine={machine!r} is no Machine; give one of tilewright.Machine, or leave it out'
+            f'machine={machine!r} is not a Machine; give one of tilewright.Machine, or leave it out'
         )
     if save is not None and Path(save).suffix != '.tw':
         raise InputError(f'save={os.fspath(save)!r} does not end in .tw, by which files are known')
     if save is not None and not Path(save).parent.is_dir():
-        raise InputError(f'{save} cannot be written: {Path(save).parent} is no directory')
+        raise InputError(f'{save} cannot be written: {Path(save).parent} is not a directory')
 
 
 def is_saved(network: Any) -> bool:

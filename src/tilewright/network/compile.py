@@ -296,7 +296,7 @@ def read(
 
         return import_onnx(model, shapes, constants)
     raise ModelError(
-        f'{type(model).__name__} is no model; give the path of an .onnx or .tw file, an ONNX '
+        f'{type(model).__name__} is not a model; give the path of an .onnx or .tw file, an ONNX '
         f'ModelProto or a torch.nn.Module'
     )
 

@@ -209,7 +209,7 @@ def _read_fields(text: str) -> tuple[dict[str, int], int]:
             raise _typo(text, at, text[at], 'is not part of a spec')
         field, number = match.groups()
         if field not in FIELDS:
-            raise _typo(text, at, match.group(), f'is no field; fields are {" ".join(FIELDS)}')
+            raise _typo(text, at, match.group(), f'is not a field; fields are {" ".join(FIELDS)}')
         if not number:
             raise _typo(text, at, field + text[match.end() : match.end() + 3], 'has no number')
         if field in body:

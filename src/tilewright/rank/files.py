@@ -95,7 +95,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise InputError(f'{path} does not exist; train a model, or name another') from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.error) as error:
-        raise InputError(f'{path} is no learned model ({error}); train it again') from None
+        raise InputError(f'{path} is not a learned model ({error}); train it again') from None
     stored = arrays.pop('sha256', np.zeros(0, np.uint8))
     if 'header' not in arrays or _digest(arrays).encode() != stored.tobytes():
         raise InputError(f'{path} was changed since it was written; train it again')

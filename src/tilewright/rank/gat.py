@@ -236,7 +236,7 @@ class GatModel:
     header: Mapping[str, Any]
 
     def log_seconds(self, x: Array, base: Array, graphs: Graphs, which: Array) -> Array:
-        """Foretold times of rows whose statistics, analytical times and graphs are there."""
+        """Predicted times of rows whose statistics, analytical times and graphs are there."""
         if len(x) != len(base) or len(x) != len(which):
             raise InputError(
                 f'{len(x)} rows of statistics, {len(base)} times and {len(which)} graphs; give '
@@ -251,7 +251,7 @@ class GatModel:
         return base + mean + scale * np.concatenate(parts)
 
     def scores(self, group: Group, machine: GpuMachine, schedules: Sequence[GpuSchedule]) -> Array:
-        """Foretold log seconds of one group's schedules, least first."""
+        """Predicted log-seconds of the schedules of one group."""
         x, base = statistics_for(group, machine, schedules)
         which = np.zeros(len(schedules), int)
         return self.log_seconds(x, base, side_by_side([graph_of(group)]), which)

@@ -35,7 +35,7 @@ class LearnedModel:
         return [NAMES.index(name) for name in self.header['features']]
 
     def scores(self, batches: Sequence[Batch], machine: GpuMachine) -> list[Array]:
-        """Scores of schedules that compete, least first; only their order means something."""
+        """Scores of schedules that compete, lowest first; only their order means something."""
         found = [matrix_of(batch, machine) for batch in batches]
         x, base = np.concatenate([x for x, _ in found]), np.concatenate([b for _, b in found])
         scores = self.scores_of(x, base)
@@ -52,7 +52,7 @@ class LearnedModel:
         return parts[0] if len(parts) == 1 else np.sum([_standard(part) for part in parts], 0)
 
     def seconds(self, batch: Batch, machine: GpuMachine) -> Array | None:
-        """Foretold times; None where the model ranks only."""
+        """Predicted times; None where the model ranks only."""
         if self.time is None:
             return None
         x, base = matrix_of(batch, machine)

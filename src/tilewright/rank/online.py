@@ -1,6 +1,6 @@
 """Trees that learn while a search runs: the baseline like Ansor's, and how a model learns on.
 
-Goes in: what a search has measured so far. Comes out: scores of other schedules, least first.
+Goes in: what a search has measured so far. Comes out: scores of other schedules, lowest first.
 """
 
 from __future__ import annotations

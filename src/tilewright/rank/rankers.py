@@ -1,4 +1,4 @@
-"""Models as searches ask them: scores of schedules of one group on one machine, least first.
+"""Models as searches ask them: scores of schedules of one group on one machine, lowest first.
 
     Analytical   the analytical time of the features, of one kind of kernels
     Predicted    the time model of all kinds (model/gpu/time.py): what searches have without
@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,34 @@ from tilewright.rank.online import Trial, features_of
 from tilewright.schedule.gpu import GpuSchedule
 
 NAMES = ('analytical', 'forest', 'gat', 'auto')
+# Rankers from elsewhere: name -> what makes one for a group on a machine.
+_ADDED: dict[str, Callable[[Group, GpuMachine], AnyRanker]] = {}
 _Found = TypeVar('_Found')
 HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
+
+
+class AnyRanker(Protocol):
+    """Scores of schedules of one group, lowest first; `learned` gives one that has seen results."""
+
+    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array: ...
+
+    def learned(self, tried: Sequence[Trial]) -> AnyRanker: ...
+
+
+def register(name: str, make: Callable[[Group, GpuMachine], AnyRanker]) -> None:
+    """Add a ranker that `model=name` and `--model name` then mean; not one of `NAMES`."""
+    if name in NAMES or name.endswith('.npz'):
+        raise InputError(f'{name!r} is a model of the package; give the ranker another name')
+    _ADDED[name] = make
+
+
+def unregister(name: str) -> None:
+    del _ADDED[name]
+
+
+def ranker_names() -> tuple[str, ...]:
+    """What `model` may be, beside the file of a model."""
+    return (*NAMES, *_ADDED)
 
 
 def kind_of(schedule: GpuSchedule) -> str:
@@ -110,11 +136,11 @@ class Learned:
         return self
 
 
-Ranker = Analytical | Predicted | Learned | Gat
+Ranker = AnyRanker
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRanker:
     """A ranker, and what there is to say about it: where it is from, or why it is another one.
 
     fell_back   another one than was asked for
@@ -140,21 +166,22 @@ def names_of(machine: GpuMachine) -> tuple[str, ...]:
     return tuple(dict.fromkeys((machine.name, machine.name if known is None else known.name)))
 
 
-def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> Choice:
-    """[analytical | forest | gat | auto | a file .npz] -> [Choice] for a kind of kernels
+def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
+    """[analytical | forest | gat | auto | a file .npz] -> [ChosenRanker] for a kind of kernels
 
     The kind `SEARCHED` stands for all kernels that a search proposes.
     """
     plain = Predicted if kind == SEARCHED else Analytical
     if name == 'analytical':
-        return Choice(plain(group, machine), name, 'the analytical model')
+        return ChosenRanker(plain(group, machine), name, 'the analytical model')
     if name.endswith('.npz'):
         model = load_model_for(name, machine)
-        return Choice(Learned(group, machine, model[0]), 'forest', model[1])
+        return ChosenRanker(Learned(group, machine, model[0]), 'forest', model[1])
+    if name in _ADDED:
+        return ChosenRanker(_ADDED[name](group, machine), name, f'the registered model {name}')
     if name not in NAMES:
-        raise InputError(
-            f'{name!r} is no model; choose one of {", ".join(NAMES)}, or name a file .npz'
-        )
+        known = ', '.join(ranker_names())
+        raise InputError(f'{name!r} is not a model; choose one of {known}, or name a file .npz')
     if name == 'gat':
         graph, bad = _first(find_gat, machine)
         if graph is None:
@@ -163,17 +190,17 @@ def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> Choic
                 or f'no graph-attention model knows {machine.name}; train one (tilewright model '
                 f'train --model gat), or choose the model analytical, forest or auto'
             )
-        return Choice(Gat(group, machine, graph[0]), name, _instead(graph[1], bad), bool(bad))
+        return ChosenRanker(Gat(group, machine, graph[0]), name, _instead(graph[1], bad), bool(bad))
     what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
     found, bad = _first(lambda known: find_model(known, kind), machine)
     if found is not None:
         ranker = Learned(group, machine, found[0])
-        return Choice(ranker, 'forest', _instead(found[1], bad), bool(bad))
+        return ChosenRanker(ranker, 'forest', _instead(found[1], bad), bool(bad))
     why = bad or f'no learned model knows {what} on {machine.name}'
     if name == 'forest':
         raise InputError(f'{why}; choose the model analytical or auto')
     note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
-    return Choice(plain(group, machine), 'analytical', note, True)
+    return ChosenRanker(plain(group, machine), 'analytical', note, True)
 
 
 def _first(find: Callable[[str], _Found | None], machine: GpuMachine) -> tuple[_Found | None, str]:

@@ -91,9 +91,9 @@ def _header(text: bytes, name: str) -> dict[str, Any]:
     try:
         header = json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        raise _refusal(name, f'its header is no JSON: {error}') from None
+        raise _refusal(name, f'its header is not JSON: {error}') from None
     if not isinstance(header, dict):
-        raise _refusal(name, 'its header is no JSON object')
+        raise _refusal(name, 'its header is not a JSON object')
     return header
 
 
@@ -127,7 +127,7 @@ def _entry(
 
 
 def _refusal(name: str, why: str) -> InputError:
-    return InputError(f'{name} is no whole safetensors file: {why}; write it again')
+    return InputError(f'{name} is not a complete safetensors file: {why}; write it again')
 
 
 def save_file(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -211,7 +211,7 @@ def grow(
 ) -> Ensemble:  # fmt: skip
     """[rows x features, targets] -> [Ensemble]
 
-    `y` is what is to be foretold; with kind 'ranked', how good a row is, 0 to 1, among the rows of
+    `y` is what is to be predicted; with kind 'ranked', how good a row is, 0 to 1, among the rows of
     the same number in `groups`, and the answers put the best first: the least is the best.
     """
     x = np.asarray(x, np.float32)

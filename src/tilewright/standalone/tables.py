@@ -225,7 +225,9 @@ def _packed(program: Program, task: Task) -> Iterable[str]:
     for tensor in task.group.with_role('constant'):
         name = program.base(task.operands[tensor.name])
         if name not in program.constants:
-            raise ModelError(f'task {task.name} packs {name!r} ahead of time, which is no constant')
+            raise ModelError(
+                f'task {task.name} packs {name!r} ahead of time, which is not a constant'
+            )
         yield name
 
 

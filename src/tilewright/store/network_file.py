@@ -207,7 +207,7 @@ def _header(where: Path, file: Any) -> tuple[dict, int]:
     """(header, position of the arrays), both checksums compared."""
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(MAGIC):
-        raise _RefusedError(f'{where} is no .tw file; `tilewright compile` writes them')
+        raise _RefusedError(f'{where} is not a .tw file; `tilewright compile` writes them')
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], 'little')
     size = os.fstat(file.fileno()).st_size
     text = file.read(length) if length <= min(size, MOST_HEADER_BYTES) else b''
@@ -311,7 +311,7 @@ def _check_plain(data: Any) -> None:
         for item in data:
             _check_plain(item)
     elif isinstance(data, str) and not _PLAIN.fullmatch(data):
-        raise ModelError(f'{data[:40]!r} is no plain word')
+        raise ModelError(f'{data[:40]!r} is not a plain word')
 
 
 def _check_group(group: Group) -> None:
@@ -323,7 +323,7 @@ def _check_group(group: Group) -> None:
                     type(number) is int
                     for number in (expression.const, *(c for _, c in expression.terms))
                 ):
-                    raise ModelError(f'stage {stage.name} has an index that is no number')
+                    raise ModelError(f'stage {stage.name} has an index that is not a number')
         shape = group.tensor(stage.write.tensor).shape
         for expression, extent in zip(stage.write.index, shape, strict=True):
             if expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent:
@@ -333,6 +333,6 @@ def _check_group(group: Group) -> None:
 
 def _check_expr(expr: Expr) -> None:
     if not isinstance(expr.value, int | float):
-        raise ModelError(f'an expression holds {expr.value!r}, which is no number')
+        raise ModelError(f'an expression holds {expr.value!r}, which is not a number')
     for argument in expr.args:
         _check_expr(argument)

@@ -64,7 +64,7 @@ def run(
     unknown = [name for name in networks if name not in zoo.NAMES]
     if unknown:
         raise InputError(
-            f'{unknown[0]!r} is no network of the zoo, and others cannot be compared on a GPU; '
+            f'{unknown[0]!r} is not a network of the zoo, and others cannot be compared on a GPU; '
             f'choose from {", ".join(zoo.NAMES)}'
         )
     if tune not in TUNES:

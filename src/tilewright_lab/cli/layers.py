@@ -33,7 +33,7 @@ from tilewright_lab.compare.kinds import KINDS
 from tilewright_lab.compare.layers import Arena, Entry, compare_kernels
 from tilewright_lab.compare.results import Bounds, LayerResult, family_of, means
 from tilewright_lab.compare.table import table
-from tilewright_lab.peers.peers import PEERS, TUNED, absence, check_names
+from tilewright_lab.peers.peers import TUNED, absence, check_names, peer_names
 from tilewright_lab.peers.tvm_environment import schedules_folder
 
 # Caches: how they are before a call, and what is recorded under which key of a layer.
@@ -74,9 +74,10 @@ def peers_of(against: str | None) -> tuple[str, ...]:
     if against is not None:
         names = [name.strip() for name in against.split(',') if name.strip()]
         if not names:
-            raise InputError(f'--against {against!r} names no peer; choose from {", ".join(PEERS)}')
+            known = ', '.join(peer_names())
+            raise InputError(f'--against {against!r} names no peer; choose from {known}')
         return check_names(names)
-    usual = [name for name in PEERS if name not in TUNED]
+    usual = [name for name in peer_names() if name not in TUNED]
     installed = tuple(name for name in usual if not absence(name))
     if not installed:
         raise MissingError(

@@ -44,7 +44,8 @@ def run_train(
 ) -> int:  # fmt: skip
     """Train on the problems of one or more folders, validate, write a file."""
     if recipe != AUTO and recipe not in RECIPES:
-        raise InputError(f'{recipe!r} is no recipe; choose {AUTO} or one of {", ".join(RECIPES)}')
+        known = ', '.join(RECIPES)
+        raise InputError(f'{recipe!r} is not a recipe; choose {AUTO} or one of {known}')
     gpu = load_gpu(machine)
     sets = [m for folder in data for m in _of(_said(read_data(folder), out), kind).train]
     if not sets:

@@ -47,7 +47,7 @@ def run_train(
 ) -> int:  # fmt: skip
     """Train on groups of a folder, validate on some that are held out, write a file."""
     if variant is not None and variant not in VARIANTS:
-        raise InputError(f'{variant!r} is no variant; choose one of {", ".join(VARIANTS)}')
+        raise InputError(f'{variant!r} is not a variant; choose one of {", ".join(VARIANTS)}')
     from tilewright_lab.train.gat_training import Training, train_gat
 
     decay = 1.0 if rate is None else 0.05

@@ -121,7 +121,7 @@ def _check(
     if samples is not None and samples < 1:
         raise InputError(f'samples is {samples}; ask for at least 1')
     if plot is not None and plot.exists() and not plot.is_dir():
-        raise InputError(f'--plot {plot} is no directory; name one for the pictures')
+        raise InputError(f'--plot {plot} is not a directory; name one for the pictures')
 
 
 def _check_networks(figure: Figure, given: Mapping[str, Any], machine: str | None) -> None:

@@ -115,7 +115,7 @@ def digest_of(sets: Iterable[Measured]) -> str:
 def read_data(folder: Path) -> Data:
     """[folder in one of the two layouts] -> [Data]"""
     if not folder.is_dir():
-        raise InputError(f'{folder} is no directory; name one with measured configurations')
+        raise InputError(f'{folder} is not a directory; name one with measured configurations')
     ours = sorted(p for p in folder.iterdir() if _OURS.fullmatch(p.name))
     theirs = sorted(folder.glob('*/*.csv'))
     if not ours and not theirs:

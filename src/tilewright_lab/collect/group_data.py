@@ -201,7 +201,7 @@ def read_catalogue(folder: Path) -> dict[str, Known]:
     except InputError as error:
         raise InputError(f'{path} cannot be used: {error}') from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f'{path} is no catalogue of groups ({error!r}); restore it') from None
+        raise InputError(f'{path} is not a catalogue of groups ({error!r}); restore it') from None
     if version != FORMAT:
         raise InputError(
             f'{path} has format {version!r}, this version reads {FORMAT}; measure again'
@@ -218,7 +218,7 @@ def read_catalogue(folder: Path) -> dict[str, Known]:
 def read_groups(folder: Path) -> GroupData:
     """[folder] -> [GroupData]; groups without a schedule that worked are left out."""
     if not folder.is_dir():
-        raise InputError(f'{folder} is no directory; name one with measured groups')
+        raise InputError(f'{folder} is not a directory; name one with measured groups')
     known = read_catalogue(folder)
     files = sorted(path for path in folder.iterdir() if _FILE.fullmatch(path.name))
     if not files:

@@ -208,7 +208,7 @@ def _predicted(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> floa
 def _with_splits(
     group: Group, space: Moves, table: Table, schedule: GpuSchedule, random: Random
 ) -> tuple[GpuSchedule, ...]:
-    """The schedule, and some of those that differ in their split and are no worse an idea."""
+    """The schedule, and some that differ in their split alone and are about as promising."""
     if dict(schedule.tiles).get('split', 1) == 1:
         return (schedule,)
     others = [

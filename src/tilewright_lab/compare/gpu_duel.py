@@ -152,7 +152,8 @@ class DuelSession(Session):
         if name in ('cuda', 'opencl'):
             return [self._elsewhere(name, first)]
         if name not in LIBRARIES:
-            raise InputError(f'{name!r} is no contestant on a GPU; choose from {", ".join(PEERS)}')
+            known = ', '.join(PEERS)
+            raise InputError(f'{name!r} is not a contestant on a GPU; choose from {known}')
         conv = read_layer(self.problem.label).conv
         if name == 'inductor':
             return [_inductor(conv, self.arrays)]

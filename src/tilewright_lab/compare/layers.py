@@ -154,7 +154,7 @@ class _Run:
     ) -> None:  # fmt: skip
         if not _is_convolution(group):
             raise InputError(
-                f'{group.label} is no convolution in benchdnn notation, which is what the peers '
+                f'{group.label} is not a convolution in benchdnn notation, which is what the peers '
                 f'are given; make the group with conv2d or parse'
             )
         self.group, self.arena, self.seed, self.progress = group, arena, seed, progress

@@ -136,7 +136,7 @@ def _remembered(found: list[Rows], shape: str, seed: int) -> list[dict[str, list
 
 
 def scores_without(found: list[Rows], shape: str, seed: int) -> list[dict[str, list[float]]]:
-    """Scores of a shape's samples by models that have seen all others, least first."""
+    """Scores of a shape's samples by models that have seen all others, lowest first."""
     seen = [rows for rows in found if rows.shape != shape]
     x = np.concatenate([rows.x for rows in seen])
     error = np.concatenate([rows.log_s - rows.base for rows in seen])

@@ -159,7 +159,7 @@ class DataSet:
 def _times(calls: list) -> tuple[float, ...]:
     times = tuple(float(call) for call in calls)
     if not times or any(not time > 0 for time in times):
-        raise ValueError(f'{calls} are no times')
+        raise ValueError(f'{calls} are not times')
     return times
 
 

@@ -87,7 +87,7 @@ def figure_of(name: str) -> Figure:
         return FIGURES[name]
     near = difflib.get_close_matches(name, FIGURES, 1)
     hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(FIGURES)}'
-    raise InputError(f'{name!r} is no figure that can be reproduced; {hint}')
+    raise InputError(f'{name!r} is not a figure that can be reproduced; {hint}')
 
 
 class Reporter(Protocol):

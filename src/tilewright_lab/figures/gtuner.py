@@ -106,7 +106,7 @@ class Study:
         return cache_dir() / 'reproduce' / 'gtuner' / f'{name}{suffix}'
 
     def scores(self, model: str, seed: int, step: Callable[[int, float], object]) -> list[Array]:
-        """Scores of every test group's schedules by a model of a seed, least first."""
+        """Scores of every test group's schedules by a model of a seed, lowest first."""
         what = {'model': model, 'seed': seed} | (
             {'epochs': self.epochs, 'rate': RATE, 'decay': DECAY, 'batch': BATCH}
             if model in VARIANTS

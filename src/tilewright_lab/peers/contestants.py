@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.errors import InputError
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
 from tilewright.ops.pointwise import LEAKY_SLOPE
@@ -338,10 +339,24 @@ def tvm_variants() -> Variants:
     yield {'search': 'MetaSchedule', 'cost_model': 'xgb'}, tuned
 
 
-CONTESTANTS: dict[str, tuple[Callable[[], Variants], tuple[str, ...]]] = {
+# Name -> (what gives its variants, packages that it needs). A text 'module:function' is imported
+# where the contestant runs, in a process of its own.
+CONTESTANTS: dict[str, tuple[Callable[[], Variants] | str, tuple[str, ...]]] = {
     'torch': (torch_variants, ('torch',)),
     'onnxruntime': (onnxruntime_variants, ('onnxruntime', 'onnx')),
     'openvino': (openvino_variants, ('openvino', 'onnx')),
     'tvm': (tvm_variants, ('tvm', 'xgboost')),
     'tilewright': (tilewright_variants, ()),
 }
+
+
+def register(name: str, variants: str, packages: tuple[str, ...] = ()) -> None:
+    """Add a peer by the name of a function, 'module:function', that its process imports."""
+    module, _, function = variants.partition(':')
+    if not module or not function:
+        raise InputError(f'variants is {variants!r}; give the name of a function, module:function')
+    CONTESTANTS[name] = (variants, packages)
+
+
+def unregister(name: str) -> None:
+    del CONTESTANTS[name]

@@ -27,7 +27,6 @@ from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_wo
 from tilewright_lab.peers import tvm_environment
 from tilewright_lab.peers.contestants import CONTESTANTS
 
-PEERS = tuple(name for name in CONTESTANTS if name != 'tilewright')
 OURS = 'tilewright'
 # Peers that search by measuring before they can compute, for minutes: only when asked for by name.
 TUNED = ('tvm',)
@@ -44,12 +43,18 @@ class PeerError(TilewrightError):
         self.name, self.status, self.message = name, status, message
 
 
+def peer_names() -> tuple[str, ...]:
+    """All peers, those that were registered included."""
+    return tuple(name for name in CONTESTANTS if name != OURS)
+
+
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names in order, each known; the same name twice is once."""
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
-        if name not in PEERS:
-            raise InputError(f'peer {name!r} is not known; choose from {", ".join(PEERS)}')
+        if name not in peer_names():
+            known = ', '.join(peer_names())
+            raise InputError(f'peer {name!r} is not known; choose from {known}')
     return chosen
 
 
@@ -131,6 +136,8 @@ class Peer:
         if sentence:
             raise PeerError(self.name, 'missing', sentence)
         words = ['-P', '-m', 'tilewright_lab.peers.process', self.name, parent_word()]
+        variants = CONTESTANTS[self.name][0] if self.name in CONTESTANTS else ''
+        words += [variants] if isinstance(variants, str) and variants else []
         self._child = Child(
             command=self._command or [_interpreter(self.name), *words],
             environment=_environment(self.name, self.threads),
@@ -189,6 +196,8 @@ def _environment(name: str, threads: int) -> dict[str, str]:
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('DNNL_', 'ONEDNN_', 'OMP_'))}
     paths = [package_paths()['PYTHONPATH']]
+    if isinstance(CONTESTANTS.get(name, ('', ()))[0], str):
+        paths += filter(None, sys.path)  # where a registered one is found by us
     if name == 'tvm':
         # Packages of this interpreter are not for another one; this package alone is.
         paths = [str(tvm_environment.package_link())]

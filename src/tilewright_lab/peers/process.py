@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ import numpy as np
 from tilewright.errors import CheckError, TilewrightError
 from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
-from tilewright_lab.peers.contestants import CONTESTANTS, Job, Variant
+from tilewright_lab.peers.contestants import CONTESTANTS, Job, Variant, register
 
 TRIAL_S = 0.15
 TRIAL_CALLS = 30
@@ -187,12 +188,12 @@ class Server:
     Servers add `prepare`, which sets both, and `answer`.
     """
 
-    contestants: ClassVar[Mapping[str, tuple[Callable[[], Iterable[Any]], tuple[str, ...]]]]
+    contestants: ClassVar[Mapping[str, tuple[Callable[[], Iterable[Any]] | str, tuple[str, ...]]]]
 
     def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
         self.report = report
         start, self.packages = self.contestants[name]
-        self.variants = list(start())
+        self.variants = list((imported(start) if isinstance(start, str) else start)())
         for package in self.packages:
             __import__(package)
         self.job: Any = None
@@ -208,6 +209,12 @@ class Server:
             self.flusher = Flusher(self.job.threads)
         flusher = self.flusher if flush else None
         return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
+
+
+def imported(hook: str) -> Callable[[], Iterable[Any]]:
+    """'module:function' -> the function."""
+    module, _, function = hook.partition(':')
+    return getattr(importlib.import_module(module), function)
 
 
 class LayerServer(Server):
@@ -277,13 +284,17 @@ def serve(
 
 
 def main(words: list[str], server_of: Callable[..., Any] = LayerServer) -> None:
-    """The child. Arguments: a contestant, and the parent's process id (0: do not watch it)."""
+    """The child. Arguments: a contestant, the parent's process id (0: do not watch it), and for one
+    that was registered 'module:function'.
+    """
     name, parent = words[0], int(words[1]) if len(words) > 1 else 0
     if parent and sys.platform == 'linux':
         # A stopped process does not notice that its input has ended: be killed with the parent.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(0)
+    if len(words) > 2:
+        register(name, words[2])
     requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
     os.dup2(2, 1)
     serve(name, requests, replies, server_of)

@@ -52,7 +52,7 @@ def kinds(text: str) -> list[tuple[str, str]]:
         schema, _, intrinsic = word.partition('/')
         named = [k for k in KINDS if k[0] == schema and intrinsic in ('', k[1])]
         if not named:
-            raise SystemExit(f'{word!r} is no schema of the sets; known: {KINDS}')
+            raise SystemExit(f'{word!r} is not a schema of the sets; known: {KINDS}')
         found += named
     return found
 

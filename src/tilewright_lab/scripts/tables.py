@@ -80,8 +80,8 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is no table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, tuned, '
-        f'{", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
+        f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, '
+        f'tuned, {", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
     )
 
 

@@ -47,7 +47,7 @@ class Ranking:
 
 
 def ranking_of(scores: Array, seconds: Array) -> Ranking:
-    """[scores, least first; measured seconds] -> [Ranking]"""
+    """[scores, lowest first; measured seconds] -> [Ranking]"""
     if len(scores) != len(seconds) or not len(scores):
         raise InputError(f'{len(scores)} scores for {len(seconds)} times; give one for each')
     order = np.argsort(scores, kind='stable')

@@ -29,7 +29,7 @@ class GroupTrees:
     rank: Ensemble | None = field(repr=False)
 
     def __call__(self, table: GroupTable) -> Array:
-        """Scores of all rows, least first; those of one group compare with each other."""
+        """Scores of all rows, lowest first; those of one group compare with each other."""
         time = table.base + self.time(table.x)
         if self.rank is None:
             return time

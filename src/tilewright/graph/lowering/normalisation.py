@@ -44,7 +44,7 @@ def _by_channels(node: NodeReader, groups: int, word: str) -> Result:
     """Over groups of channels and their pixels, with a scale and a bias for each channel."""
     x, scale, bias = node.input(0), node.input(1), node.input(2)
     if len(x.shape) < 3 or 0 in x.shape:
-        raise ModelError(f'{list(x.shape)} is no image; give [n, c, ..]')
+        raise ModelError(f'{list(x.shape)} is not an image; give [n, c, ..]')
     n, c = x.shape[:2]
     if groups < 1 or c % groups:
         raise ModelError(f'its {c} channels do not divide into {groups} groups')

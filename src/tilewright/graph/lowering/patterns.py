@@ -76,7 +76,7 @@ def _trilu(node: NodeReader) -> Result:
     x = node.input(0)
     k = int(node.array(1).reshape(())) if node.has(1) else 0
     if len(x.shape) < 2:
-        raise ModelError(f'{list(x.shape)} is no matrix')
+        raise ModelError(f'{list(x.shape)} is not a matrix')
     bound = min(max(k, -MAX_ELEMENTS), MAX_ELEMENTS)
     row, column = names_of(x.shape)[-2:]
     expr = triangle(row, column, bound, bool(node.int('upper', 1)), x.dtype)

@@ -34,7 +34,7 @@ from tilewright.ops.windows import Window
 def _image(node: NodeReader) -> Result:
     x = node.input(0)
     if len(x.shape) < 3:
-        raise ModelError(f'{list(x.shape)} is no image; give [n, c, ..]')
+        raise ModelError(f'{list(x.shape)} is not an image; give [n, c, ..]')
     return x
 
 

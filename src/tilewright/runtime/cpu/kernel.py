@@ -70,7 +70,7 @@ def as_operand(tensor: Tensor, array: object) -> np.ndarray:
     try:
         given = np.asarray(array)
     except ValueError as error:
-        raise ArrayError(f'{tensor.name} is no array: {error}') from None
+        raise ArrayError(f'{tensor.name} is not an array: {error}') from None
     if given.shape != tensor.shape:
         raise ArrayError(
             f'{tensor.name} has shape {given.shape}; this kernel was made for {tensor.shape}'

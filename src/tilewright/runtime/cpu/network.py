@@ -470,7 +470,9 @@ def _constants(program: Program, task: Task) -> Iterator[str]:
     for tensor in task.group.with_role('constant'):
         name = program.base(task.operands[tensor.name])
         if name not in program.constants:
-            raise ModelError(f'task {task.name} packs {name!r} ahead of time, which is no constant')
+            raise ModelError(
+                f'task {task.name} packs {name!r} ahead of time, which is not a constant'
+            )
         yield name
 
 
@@ -565,7 +567,7 @@ def checked_input(value: Value, given: Any) -> np.ndarray:
         try:
             given = np.asarray(given)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ArrayError(f'input {value.name!r} is no array: {error}') from None
+            raise ArrayError(f'input {value.name!r} is not an array: {error}') from None
     if given.shape != value.shape:
         raise ArrayError(
             f'input {value.name!r} has shape {given.shape}; this network was compiled for '

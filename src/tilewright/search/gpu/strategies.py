@@ -44,7 +44,7 @@ EXPLORED = 0.1  # share of an online turn that is random
 
 
 class Model(Protocol):
-    """What scores schedules, the least first, and may learn from what was measured."""
+    """What scores schedules, lowest first, and may learn from what was measured."""
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Sequence[float] | np.ndarray: ...
 

@@ -2,7 +2,7 @@
 
 Goes in: a `Space` (draws legal schedules, names the neighbours of one), `measure` (schedules ->
 seconds, None for one that does not work) and, if there is one, what ranks them: `rank` (a predicted
-time of one, any unit), or `model` (scores of many, least first; rank/rankers.py).
+time of one, any unit), or `model` (scores of many, lowest first; rank/rankers.py).
 Comes out: everything that was tried, best first. No runtime is known here, so that every search can
 be replayed on recorded measurements. The same seed and measurements give the same search.
 

@@ -50,7 +50,7 @@ class OuterPlan:
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.
 
-        A row that is no multiple of four is computed up to the next one, where sums are so short
+        A row that is not a multiple of four is computed up to the next one, where sums are so short
         that this costs less than transposing.
         """
         isa, run = self.schedule.isa, extents[-1] if extents else 0

@@ -89,7 +89,7 @@ def stencil(group: Group) -> Stencil:
 
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0:
-        raise refuse('it is no sum of products padded with zeros')
+        raise refuse('it is not a sum of products padded with zeros')
     a, b = stage.reads
     if group.tensor(a.tensor).role == 'constant':
         a, b = b, a

@@ -78,8 +78,8 @@ def plan_stencil(group: Group, schedule: Schedule) -> StencilPlan:
     lanes, most = option(schedule, 'lanes'), ISAS[schedule.isa].lanes
     if lanes < 2 or lanes > most or lanes & (lanes - 1):
         raise ScheduleError(
-            f'{label}: lanes={lanes} is no vector of {schedule.isa}; choose a power of two from 2 '
-            f'to {most}'
+            f'{label}: lanes={lanes} is not a vector of {schedule.isa}; choose a power of two '
+            f'from 2 to {most}'
         )
     if schedule.pack:
         raise ScheduleError(f'{label}: pack={schedule.pack!r}; a stencil reads its input in place')

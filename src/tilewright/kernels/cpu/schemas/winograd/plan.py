@@ -152,7 +152,7 @@ def check(group: Group, schedule: Schedule) -> Stage:
         )
     if tiles[3]['k'] < whole['k'] or (tiles[1]['k'] % reg['k'] and tiles[1]['k'] < whole['k']):
         raise ScheduleError(
-            f'{group.label}: k={tiles[1]["k"]} at l1 is no multiple of the register tile '
+            f'{group.label}: k={tiles[1]["k"]} at l1 is not a multiple of the register tile '
             f'{reg["k"]}, or k={tiles[3]["k"]} at l3 is not the whole {whole["k"]}'
         )
     need = micro.registers_needed(run, reg['k'] // lanes)

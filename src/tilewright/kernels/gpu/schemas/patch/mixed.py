@@ -55,7 +55,7 @@ def packed_element(p: PatchPlan) -> tuple[list[str], str]:
 def both(one: Sequence[str]) -> list[str]:
     """The weights at depths `first` and `first + 4`: in TF32, and in bf16 whole and what is left.
 
-    Rounded here by whole numbers, since what packs is no kernel for matrix instructions.
+    Rounded here by whole numbers, since what packs is not a kernel for matrix instructions.
     """
     return [
         'unsigned highs[2], rounds[2], lows[2];',
