@@ -45,7 +45,7 @@ def test_a_registered_peer_is_verified_timed_and_in_the_table(registered, tmp_pa
     assert invoke([*words, '--turn-ms', '1', '--top', '1', '--no-direct', '--json', str(out)]) == 0
     assert NAME in capsys.readouterr().out
     (layer,) = json.loads(out.read_text())['layers']
-    (peer,) = layer['peers']
+    (peer,) = layer['comparison']['peers']
     assert (peer['name'], peer['algorithm']) == (NAME, 'definition')
     assert peer['samples_ms']
 
