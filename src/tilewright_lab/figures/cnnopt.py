@@ -148,8 +148,12 @@ def volume_scores(m: Measured, machine: GpuMachine) -> np.ndarray:
 def _code() -> str:
     """A hash of what trains and evaluates, and of what its features give."""
     found = hashlib.sha256(repr(probe()).encode())
-    for name in ('trees.c', 'trees.py', 'model.py', 'evaluate.py', 'online.py'):
-        found.update((resources.files('tilewright.rank') / name).read_bytes())
+    for package, names in (
+        ('tilewright.rank', ('trees.c', 'trees.py', 'model.py', 'online.py')),
+        ('tilewright_lab.train', ('evaluate.py', 'forest.py')),
+    ):
+        for name in names:
+            found.update((resources.files(package) / name).read_bytes())
     return found.hexdigest()
 
 

@@ -61,11 +61,12 @@ METRICS = ('spearman', 'pairs', *(f'loss_{n}' for n in TOPS))
 def _code() -> str:
     """A hash of what trains and evaluates, and of what its features give."""
     found = hashlib.sha256(repr((NAMES, probe())).encode())
-    for name in (
-        'trees.c', 'trees.py', 'group_trees.py', 'gat.py', 'gat_training.py', 'graph_features.py',
-        'online.py',
-    ):  # fmt: skip
-        found.update((resources.files('tilewright.rank') / name).read_bytes())
+    for package, names in (
+        ('tilewright.rank', ('trees.c', 'trees.py', 'gat.py', 'graph_features.py', 'online.py')),
+        ('tilewright_lab.train', ('group_trees.py', 'gat_training.py')),
+    ):
+        for name in names:
+            found.update((resources.files(package) / name).read_bytes())
     return found.hexdigest()
 
 
