@@ -142,8 +142,8 @@ def test_wrong_attributes_are_one_sentence(registered: Operator, attributes, sai
 @pytest.mark.parametrize('target', ['cpu', 'host'])
 def test_networks_with_it_are_compiled_and_checked(registered: Operator, target: str) -> None:
     """What follows it is fused with it; results are compared with a program without any pass."""
-    threads = {'threads': 1} if target == 'cpu' else {}
-    network = tw.compile(MODEL, target=target, check=True, **threads)
+    threads = 1 if target == 'cpu' else None
+    network = tw.compile(MODEL, target=target, check=True, threads=threads)
     tasks = network.gpu_tasks if isinstance(network, GpuNetwork) else network.tasks
     assert ('shift', 'relu') in [task.origin for task in tasks]
     np.testing.assert_allclose(network(X), right_results(), rtol=1e-5, atol=1e-6)

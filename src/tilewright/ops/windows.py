@@ -62,14 +62,12 @@ def windows(
     ceil  one window more where elements are left, if it begins in the image
     """
     rank = len(sizes)
-    each = [_each(numbers, rank) for numbers in (taps, strides, dilations)]
     around = _each(pads, 2 * rank)
-    return tuple(
-        _window(size, *own, before, after, ceil)
-        for size, *own, before, after in zip(
-            sizes, *each, around[:rank], around[rank:], strict=True
-        )
-    )
+    rows = zip(
+        sizes, _each(taps, rank), _each(strides, rank), _each(dilations, rank), around[:rank],
+        around[rank:], strict=True,
+    )  # fmt: skip
+    return tuple(_window(*row, ceil) for row in rows)
 
 
 def _each(numbers: Numbers, count: int) -> tuple[int, ...]:
