@@ -26,7 +26,7 @@ from tilewright.ops.reference import reference
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu import rank
+from tilewright.search.cpu import rank_outer
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
@@ -223,8 +223,8 @@ def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers are kept under the compiler's flags, and none that was found like this may be a user's.
     """
     if knobs.get('cflags'):
-        monkeypatch.setattr(rank, 'SHAPES', 1)
-        monkeypatch.setattr(rank, 'BUDGET', 12)
+        monkeypatch.setattr(rank_outer, 'SHAPES', 1)
+        monkeypatch.setattr(rank_outer, 'BUDGET', 12)
 
 
 @pytest.fixture
