@@ -280,7 +280,7 @@ def test_an_operator_unknown_to_the_package_is_solved():
 @needs_casadi
 @pytest.mark.parametrize('sizes', [{}, {'c': 64, 'k': 64, 'h': 14, 'w': 14}, {'r': 1, 's': 1}])
 def test_algorithm_1_agrees_with_the_epigraph_form(sizes):
-    from algorithm1 import algorithm1
+    from tilewright_lab.simulate.algorithm1 import algorithm1
 
     for order in cache_orders(conv_problem(**sizes).stage)[:2]:
         problem = conv_problem(order, **sizes)

@@ -67,7 +67,7 @@ def windows(
         sizes, _each(taps, rank), _each(strides, rank), _each(dilations, rank), around[:rank],
         around[rank:], strict=True,
     )  # fmt: skip
-    return tuple(_window(*row, ceil) for row in rows)
+    return tuple(_window(*row, ceil=ceil) for row in rows)
 
 
 def _each(numbers: Numbers, count: int) -> tuple[int, ...]:

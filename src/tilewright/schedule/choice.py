@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.errors import InputError
 from tilewright.schedule.gpu import GpuSchedule
@@ -25,7 +26,7 @@ def schedule_from_json(data: Mapping) -> AnySchedule:
 class Choice:
     """A schedule, the time expected of it, what limits that, and what no kernel can beat."""
 
-    schedule: AnySchedule
+    schedule: Any  # a `Schedule` or a `GpuSchedule`, as the target has them
     predicted_s: float
     bound_s: float
     limit: str = ''

@@ -58,7 +58,7 @@ class Saved:
 
     program: Program
     choices: Mapping[str, Choice]
-    machine: Machine | GpuMachine
+    machine: Any  # a `Machine` or a `GpuMachine`
     threads: int
     max_rel_err: float
     algorithm: str = 'auto'

@@ -16,7 +16,6 @@ import numpy as np
 from tilewright.errors import ArrayError, CheckError, InputError
 from tilewright.ops.group import Group
 from tilewright.runtime.measure import Measurement
-from tilewright.schedule.choice import AnySchedule
 from tilewright.targets.target import target_of
 
 # Names that people use for the constants of a convolution.
@@ -27,7 +26,7 @@ _ALIASES = {'weights': 'Ker', 'bias': 'Bias'}
 class Candidate:
     """A schedule, what the model says of it, and what was measured (None: not measured)."""
 
-    schedule: AnySchedule
+    schedule: Any  # a `Schedule` or a `GpuSchedule`
     prediction: Any  # of the target's model: it has `seconds`, `limit` and `to_json`
     measurement: Measurement | None = None
 

@@ -36,6 +36,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import ScheduleError, TilewrightError
 from tilewright.kernels.gpu.dialects.nvidia import needs_own_target
@@ -377,7 +378,7 @@ def write(options: argparse.Namespace, about: dict, records: list[dict], single:
 def on_pocl(options: argparse.Namespace, layers: list[dict], groups: dict[str, Group]) -> None:
     """The faster of two schedules for each operation, through OpenCL; goes on where it was."""
     path: Path = options.on_pocl
-    known = json.loads(path.read_text()) if path.exists() else {'operations': {}}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {'operations': {}}
     end = time.monotonic() + options.seconds
     with GpuWorker('opencl', options.device, seed=1) as worker:
         opened = worker.open()
@@ -397,9 +398,9 @@ def on_pocl(options: argparse.Namespace, layers: list[dict], groups: dict[str, G
                     us = [1e3 * ms for ms in answer.samples_ms]
                     found.append((statistics.median(us), us, schedule.to_json()))
             if found:
-                us, samples, schedule = min(found, key=lambda f: f[0])
+                us, samples, best = min(found, key=lambda f: f[0])
                 known['operations'][layer['name']] = {
-                    'us': us, 'samples_us': samples, 'schedule': schedule
+                    'us': us, 'samples_us': samples, 'schedule': best
                 }  # fmt: skip
                 print(layer['name'], f'{us:.0f} us', flush=True)
             path.write_text(json.dumps(known, indent=1) + '\n')

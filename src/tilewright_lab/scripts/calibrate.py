@@ -68,12 +68,12 @@ def measure(group: Group, schedule: Schedule, seconds: float) -> list[float]:
 
 
 def spearman(a: list[float], b: list[float]) -> float:
-    ranks = [np.argsort(np.argsort(v)) for v in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(v)) for v in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n', 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n', 1)[0])
     parser.add_argument('--layers', default='mopt/R2,mopt/R4,mopt/R6,mopt/R9,mopt/R12,mopt/Y5')
     parser.add_argument('--samples', type=int, default=25)
     parser.add_argument('--seconds', type=float, default=0.1)

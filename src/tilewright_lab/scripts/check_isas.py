@@ -68,7 +68,7 @@ def check(group: Group, isa: str, random: Random, seed: int) -> tuple[float, str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n', 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n', 1)[0])
     parser.add_argument('--count', type=int, default=100, help='kernels for each ISA')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--json', type=Path)

@@ -46,9 +46,7 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.stage import Stage
 from tilewright.search.cpu.refine import Space, Tiles, floored, refine
 from tilewright.search.cpu.solver import Problem, Solution, cache_orders, rank_orders, solve
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / 'tests' / 'models'))
-from algorithm1 import algorithm1
+from tilewright_lab.simulate.algorithm1 import algorithm1
 
 WORD = 4
 NEVER_BINDS = 1e15  # words per second
