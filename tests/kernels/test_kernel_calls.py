@@ -200,7 +200,7 @@ def test_what_was_not_packed_by_this_kernel_is_refused(outer_kernel, arrays):
         outer_kernel.run(arrays, short, out)
     with pytest.raises(ArrayError, match='numpy array'):
         outer_kernel.run(arrays, outer_kernel.pack(arrays), [1.0])  # type: ignore[arg-type]
-    with pytest.raises(ArrayError, match='no array'):
+    with pytest.raises(ArrayError, match='not an array'):
         outer_kernel.run({**arrays, 'In': [[1.0], [2.0, 3.0]]}, outer_kernel.pack(arrays), out)
 
 

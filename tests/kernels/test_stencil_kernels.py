@@ -208,8 +208,8 @@ def test_illegal_schedules_are_refused():
     reg, l1 = good.to_json()['levels']
     cases = [
         (changed(good, options=[]), "needs the option 'lanes'"),
-        (changed(good, options=[['lanes', 8]]), 'no vector of neon'),
-        (changed(good, options=[['lanes', 3]]), 'no vector of neon'),
+        (changed(good, options=[['lanes', 8]]), 'not a vector of neon'),
+        (changed(good, options=[['lanes', 3]]), 'not a vector of neon'),
         (changed(good, vector='h'), 'rows lie along w'),
         (changed(good, pack='l1'), 'in place'),
         (changed(good, parallel=[['w', 2]]), 'cannot be cut'),

@@ -107,4 +107,4 @@ def test_names_are_checked_before_anything_is_done(capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert 'choose from torch, inductor' in said
     assert "--tune 'guess'" in said
-    assert 'no network of the zoo' in said
+    assert 'not a network of the zoo' in said

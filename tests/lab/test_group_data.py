@@ -163,8 +163,8 @@ def test_a_catalogue_that_was_changed_is_refused(tmp_path: Path) -> None:
         (CONV.digest, POOL.digest[::-1], 'was changed'),
         ('"part":"train"', '"part":"both"', 'was changed'),
         ('"dims"', '"dimensions"', 'cannot be used'),
-        ('"networks"', '"nets"', 'no catalogue'),
-        ('{', '', 'no catalogue'),
+        ('"networks"', '"nets"', 'not a catalogue'),
+        ('{', '', 'not a catalogue'),
     ):
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(InputError, match=said):

@@ -325,7 +325,7 @@ def test_a_search_in_another_process_is_the_same_search() -> None:
 
         with pytest.raises(CheckError, match='the device is gone'):
             pool.submit(search_with, *words, answer=wrong).result()
-        with pytest.raises(InputError, match='no model'):
+        with pytest.raises(InputError, match='not a model'):
             pool.submit(search_with, How('oracle'), *words[1:], answer=seconds).result()
         again = pool.submit(search_with, *words, answer=seconds).result()
     assert there == again == search_with(seconds, *words)

@@ -147,7 +147,7 @@ def test_inputs_can_be_fixed() -> None:
         (model([relu()], kind=TensorProto.STRING), 'elements of type string'),
         (model([helper.make_node('A\nB', ['x'], ['y'])]), 'damaged'),
         (model([helper.make_node('', ['x'], ['y'])]), 'that gives nothing'),
-        (model([helper.make_node('Constant', [], ['y'], value_string='a')]), 'no dense tensor'),
+        (model([helper.make_node('Constant', [], ['y'], value_string='a')]), 'not a dense tensor'),
     ],
 )  # fmt: skip
 def test_bad_models_are_one_sentence(made: object, part: str) -> None:
@@ -209,7 +209,7 @@ def test_weights_with_less_data_than_their_shape() -> None:
 
 def test_names_that_are_no_text() -> None:
     data = model([relu()], tensors={'weights': np.ones(2, np.float32)}).SerializeToString()
-    refused(data.replace(b'weights', b'we\xffghts'), 'no text')
+    refused(data.replace(b'weights', b'we\xffghts'), 'not text')
 
 
 def save_external(folder: Path, location: str = 'data.bin') -> Path:
@@ -238,9 +238,9 @@ def test_external_data_beside_the_model(tmp_path: Path) -> None:
         ('..\\data.bin', "out of the model's folder"),
         ('/etc/hostname', 'absolute path'),
         ('C:\\data.bin', 'absolute path'),
-        ('', 'no file name'),
+        ('', 'not a file name'),
         ('missing.bin', 'No such file'),
-        ('.', 'no file name|no plain file'),
+        ('.', 'not a file name|not a plain file'),
     ],
 )
 def test_external_data_elsewhere_is_refused(tmp_path: Path, location: str, part: str) -> None:
@@ -264,10 +264,10 @@ def test_links_and_short_files_are_refused(tmp_path: Path) -> None:
     refused(path, 'bytes 64 to 2112 of .* which has 100')
     data.unlink()
     data.mkdir()
-    refused(path, 'no plain file|directory')
+    refused(path, 'not a plain file|directory')
     data.rmdir()
     os.mkfifo(data)
-    refused(path, 'no plain file')
+    refused(path, 'not a plain file')
 
 
 def test_folders_that_are_links_are_refused(tmp_path: Path) -> None:
