@@ -122,7 +122,7 @@ class GpuSchema:
     unsaid      what a decision is where a schedule does not name it
     fixed       whether a kernel's blocks are the same whatever is decided
     shortcut    what its algorithm saves on a group, None where it does not apply
-    propose     schedules that need no search, best first (network/gpu/choose.py)
+    propose     schedules that need no search, best first (targets/gpu/choose.py)
 
     of samples (kernels/gpu/space.py)
     sampled     intrinsic -> values of each choice
