@@ -28,7 +28,7 @@ layer. Written by `python -m tilewright_lab.scripts.gpu_dataset`; the machine is
 |---|---|
 | k h w c r stride | output channels, height and width, input channels, square window, stride |
 | pad | 0: the input was padded before, as CNNOpt measured; else padding on all sides |
-| then | the decisions of the schedule, by the names of the schema (`src/tilewright/codegen/gpu/`) |
+| then | the decisions of the schedule, by the names of the schema (`src/tilewright/kernels/gpu/`) |
 | status | `ok`, `wrong`, `refused`, `crashed` (below) |
 | time_us | a whole call, zeroing included: median of replays of a CUDA graph, data in L2 |
 | registers, spill_bytes | of the main kernel, by the compiler |

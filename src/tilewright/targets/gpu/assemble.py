@@ -2,7 +2,7 @@
 
 [Program]         -> choose_all -> [Choice of each group]   by the model
 [Choice]       -> measured   -> [Choice of each group]   where tune is 'measure'
-[Group, Choice]   -> generate   -> [Module]                    codegen.gpu
+[Group, Choice]   -> generate   -> [Module]                    kernels.gpu
 [Module, Program] -> bind       -> [GpuNetwork]
 """
 
