@@ -271,7 +271,7 @@ def test_files_that_end_too_early_or_too_late(saved, tmp_path, size):
     data = saved.read_bytes()
     path = tmp_path / 'cut.tw'
     path.write_bytes(data + b'\0' if size == -1 else data[:size])
-    with pytest.raises(ModelError, match=r'damaged|no \.tw file'):
+    with pytest.raises(ModelError, match=r'damaged|not a \.tw file'):
         network_file.read(path)
 
 
