@@ -66,7 +66,7 @@ $(VENV)/stamp-test: $(VENV)/stamp-venv pyproject.toml constraints.txt
 	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl]'
 	touch $@
 
-# Types are checked against the packages that the product can use, so their stubs must be there.
+# Types are checked with every package installed that the product can use.
 $(VENV)/stamp-check: $(VENV)/stamp-test
 	$(INSTALL) -e '.[check]'
 	touch $@

@@ -234,7 +234,7 @@ def test_a_saved_network_is_the_same(made, network, saved):
 def test_pages_of_a_mapped_file_are_released_and_can_be_read_again(tmp_path):
     import mmap
 
-    from tilewright.runtime.cpu.network import release
+    from tilewright.runtime.network_arrays import release
 
     path = tmp_path / 'pages'
     numbers = np.arange(8192, dtype=np.float32)

@@ -51,7 +51,8 @@ from tilewright.network.arguments import (
 )
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
-from tilewright.runtime.cpu.network import Network, give_back
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.network_arrays import give_back
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
 from tilewright.targets import target_of

@@ -27,7 +27,8 @@ from tilewright.network.arguments import check_saved, is_saved
 from tilewright.network.compile import compile as compile_network
 from tilewright.network.compile import load
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.runtime.cpu.network import Network, example
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.network_arrays import example
 from tilewright.standalone.source import KernelSource, Standalone, c_name, files_of, is_c_name
 from tilewright.standalone.tables import Tables, data, tables
 from tilewright.store import network_file

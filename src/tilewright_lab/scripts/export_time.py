@@ -26,7 +26,7 @@ from pathlib import Path
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
-from tilewright.runtime.cpu.network import example
+from tilewright.runtime.network_arrays import example
 
 
 def build(folder: Path) -> float:

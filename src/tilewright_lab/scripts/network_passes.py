@@ -24,7 +24,8 @@ from tilewright import zoo
 from tilewright.cli.output import versions
 from tilewright.graph.passes import PASSES
 from tilewright.report.grid import Grid
-from tilewright.runtime.cpu.network import Network, example
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.network_arrays import example
 
 ALL = 'all'
 

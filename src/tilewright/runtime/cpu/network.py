@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +29,21 @@ from tilewright.graph.program import Program, Task
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.kernel import aligned_empty, pool
+from tilewright.runtime.network_arrays import (
+    by_position,
+    check_apart,
+    check_named,
+    checked_input,
+    checked_result,
+    contiguous,
+    example,
+    from_bytes,
+    new_array,
+    release,
+    results_by_position,
+    signature,
+    typed,
+)
 from tilewright.runtime.profile import Profile, TaskTime, explain_network, medians
 from tilewright.runtime.verify import poison
 from tilewright.schedule.schedule import Schedule
@@ -164,7 +176,7 @@ class Network:
             ),
         )  # fmt: skip
         self._kept = {
-            name: _contiguous(program.constants[name], program.values[name])
+            name: contiguous(program.constants[name], program.values[name])
             for name in sorted(_read_in_place(program, memory))
         }
         arrays = {
@@ -226,7 +238,7 @@ class Network:
         base = self._weights.ctypes.data
 
         def pack(key: tuple, library: _Library) -> None:
-            given = [_contiguous(program.constants[n], program.values[n]) for n in key[1]]
+            given = [contiguous(program.constants[n], program.values[n]) for n in key[1]]
             pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
             library.pack(pointers, base + places[key])
             for array in given:
@@ -252,7 +264,7 @@ class Network:
             return _Source(place.offset, size, output=names.index(place.name))
         if place.kind == 'constant' and place.name not in self._kept:
             constant = program.constants[place.name]
-            self._kept[place.name] = _contiguous(constant, program.values[place.name])
+            self._kept[place.name] = contiguous(constant, program.values[place.name])
         base = self._arena if place.kind == 'arena' else self._kept[place.name]
         return _Source(place.offset, size, memory=base)
 
@@ -395,11 +407,11 @@ class Network:
         if strange:
             raise ArrayError(
                 f'{self.name} has no result {strange[0]!r}; it has '
-                f'{", ".join(map(_typed, self.outputs))}'
+                f'{", ".join(map(typed, self.outputs))}'
             )
         inputs = [self._input(v, arrays) for v in self.inputs]
         outputs = [
-            _checked_result(v, out[v.name]) if v.name in out else _new(v) for v in self.outputs
+            checked_result(v, out[v.name]) if v.name in out else new_array(v) for v in self.outputs
         ]
         if out:
             # Kernels read inputs while they write results, so they must not overlap.
@@ -430,7 +442,7 @@ class Network:
             outputs[number].reshape(-1).view(np.uint8)[...] = data
 
     def __repr__(self) -> str:
-        results = ', '.join(map(_typed, self.outputs))
+        results = ', '.join(map(typed, self.outputs))
         return f'<network {self.name}: {self._signature()} -> {results}, {self.threads} threads>'
 
 
@@ -487,10 +499,6 @@ def _read_in_place(program: Program, memory: Memory) -> set[str]:
     return {place.name for place in places if place.kind == 'constant'}
 
 
-def _contiguous(array: np.ndarray, value: Value) -> np.ndarray:
-    return np.ascontiguousarray(array, DTYPES[value.dtype])
-
-
 def _room(network: str, what: str, size: int) -> np.ndarray:
     """Memory for a network, if this machine has so much."""
     there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
@@ -503,137 +511,6 @@ def _room(network: str, what: str, size: int) -> np.ndarray:
             f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
             f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
         ) from None
-
-
-def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:
-    """A copy of a value that lies at the beginning of these bytes."""
-    kind = np.dtype(DTYPES[value.dtype])
-    size = math.prod(value.shape) * kind.itemsize
-    return memory[:size].copy().view(kind).reshape(value.shape)
-
-
-def _new(value: Value) -> np.ndarray:
-    return aligned_empty(value.shape, DTYPES[value.dtype])
-
-
-def signature(inputs: Sequence[Value]) -> str:
-    """'image f32[1,3,224,224]', for messages."""
-    return ', '.join(map(_typed, inputs)) or 'no inputs'
-
-
-def by_position(network: str, inputs: Sequence[Value], arrays: Sequence[Any]) -> dict[str, Any]:
-    """Arrays that a caller gives by position, by the names of the inputs."""
-    if len(arrays) > len(inputs):
-        raise ArrayError(
-            f'{network} takes {len(inputs)} inputs ({signature(inputs)}), got {len(arrays)}'
-        )
-    return {value.name: array for value, array in zip(inputs, arrays, strict=False)}
-
-
-def results_by_position(network: str, names: Sequence[str], out: Any) -> dict[str, Any]:
-    """`out` of a call, one array or a sequence, by the names of the results."""
-    if out is None:
-        return {}
-    if not isinstance(out, np.ndarray | Sequence):
-        raise ArrayError(
-            f'{network}: out is a {type(out).__name__}; give an array, or a list of {len(names)}'
-        )
-    listed = [out] if isinstance(out, np.ndarray) else list(out)
-    if len(listed) != len(names):
-        raise ArrayError(f'{network} has {len(names)} results, out has {len(listed)} arrays')
-    return dict(zip(names, listed, strict=True))
-
-
-def check_named(network: str, arrays: object, out: object) -> None:
-    """Raise unless both are by name, as `run` takes them."""
-    for what, given in (('inputs', arrays), ('out', out)):
-        if not isinstance(given, Mapping):
-            raise ArrayError(
-                f'{network}: run takes {what} by name, in a dictionary; got a '
-                f'{type(given).__name__}'
-            )
-
-
-def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
-    """Raise where two results would be written to the same memory."""
-    for number, array in enumerate(out):
-        if any(np.may_share_memory(array, other) for other in out[:number]):
-            raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
-
-
-def checked_input(value: Value, given: Any) -> np.ndarray:
-    """What a caller gives for an input, C-contiguous and aligned; copied where it is not."""
-    if type(given) is not np.ndarray:
-        try:
-            given = np.asarray(given)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ArrayError(f'input {value.name!r} is not an array: {error}') from None
-    if given.shape != value.shape:
-        raise ArrayError(
-            f'input {value.name!r} has shape {given.shape}; this network was compiled for '
-            f'{value.shape}'
-        )
-    kind = DTYPES[value.dtype]
-    if given.dtype != kind:
-        raise ArrayError(
-            f'input {value.name!r} is {given.dtype}; give {np.dtype(kind)}, such as '
-            f'x.astype({np.dtype(kind).name!r})'
-        )
-    if given.flags.c_contiguous and given.flags.aligned:
-        return given
-    return np.array(given, kind, order='C')
-
-
-def _checked_result(value: Value, array: object) -> np.ndarray:
-    if not isinstance(array, np.ndarray):
-        raise ArrayError(f'out of {value.name!r} is a {type(array).__name__}, not a numpy array')
-    flags = array.flags
-    if array.shape != value.shape or array.dtype != DTYPES[value.dtype] or not flags.c_contiguous:
-        raise ArrayError(
-            f'out of {value.name!r} has shape {array.shape} and dtype {array.dtype}; it must be a '
-            f'C-contiguous {np.dtype(DTYPES[value.dtype])} array of shape {value.shape}'
-        )
-    if not flags.writeable or not flags.aligned:
-        raise ArrayError(
-            f'out of {value.name!r} must be writeable and aligned; allocate it with numpy.empty'
-        )
-    return array
-
-
-def release(array: np.ndarray) -> None:
-    """Let the system take back the pages of an array that a mapped file holds; they can be read
-    again. Other arrays are left alone.
-    """
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    pages = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(pages, mmap.mmap) or not hasattr(mmap, 'MADV_DONTNEED'):
-        return
-    start = array.ctypes.data - np.frombuffer(pages, np.uint8).ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def give_back() -> None:
-    """Return memory that was freed to the system, where its allocator would keep it (glibc)."""
-    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None) if sys.platform == 'linux' else None
-    if trim is not None:
-        trim(0)
-
-
-def example(value: Value) -> np.ndarray:
-    """An input of order one, the same every time; zeros where it holds no fractions."""
-    kind = np.dtype(DTYPES[value.dtype])
-    if kind.kind != 'f':
-        return np.zeros(value.shape, kind)
-    return np.random.default_rng(0).standard_normal(value.shape).astype(kind)
-
-
-def _typed(value: Value) -> str:
-    return f'{value.name} {value.dtype}[{",".join(map(str, value.shape))}]'
 
 
 # A lock that another thread held when the process was forked is never released in the child.

@@ -20,9 +20,10 @@ from tilewright.errors import ArrayError, InputError, TilewrightError
 from tilewright.graph.graph import Value
 from tilewright.graph.memory import Place
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Network, Read, example, from_bytes
+from tilewright.runtime.cpu.network import Network, Read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program, bytes_of
 from tilewright.runtime.gpu.recorded import Waits, recorded
+from tilewright.runtime.network_arrays import example, from_bytes
 from tilewright.runtime.profile import Profile, TaskTime
 from tilewright.runtime.verify import poison
 from tilewright.schedule.gpu import GpuSchedule

@@ -24,8 +24,9 @@ from tilewright.graph.program import Program
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled, Network, example
+from tilewright.runtime.cpu.network import Compiled, Network
 from tilewright.runtime.measure import Progress, conditions, moved
+from tilewright.runtime.network_arrays import example
 from tilewright.runtime.worker import Worker
 from tilewright.schedule.choice import Choice
 from tilewright.store import tuned

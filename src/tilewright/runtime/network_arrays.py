@@ -1,0 +1,160 @@
+"""Arrays of a network's call: what callers may give, in which order, and memory for results.
+
+Goes in: the values that a network was compiled for, and what a caller passed. Comes out: arrays
+that kernels can read and write as they are, or an ArrayError that says what was wrong. Networks of
+every target use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ArrayError
+from tilewright.graph.graph import DTYPES, Value
+from tilewright.runtime.cpu.kernel import aligned_empty
+
+
+def contiguous(array: np.ndarray, value: Value) -> np.ndarray:
+    """The array as kernels read it: of the value's type, in C order."""
+    return np.ascontiguousarray(array, DTYPES[value.dtype])
+
+
+def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:
+    """A copy of a value that lies at the beginning of these bytes."""
+    kind = np.dtype(DTYPES[value.dtype])
+    size = math.prod(value.shape) * kind.itemsize
+    return memory[:size].copy().view(kind).reshape(value.shape)
+
+
+def new_array(value: Value) -> np.ndarray:
+    """Aligned memory for a value, not initialised."""
+    return aligned_empty(value.shape, DTYPES[value.dtype])
+
+
+def signature(inputs: Sequence[Value]) -> str:
+    """'image f32[1,3,224,224]', for messages."""
+    return ', '.join(map(typed, inputs)) or 'no inputs'
+
+
+def by_position(network: str, inputs: Sequence[Value], arrays: Sequence[Any]) -> dict[str, Any]:
+    """Arrays that a caller gives by position, by the names of the inputs."""
+    if len(arrays) > len(inputs):
+        raise ArrayError(
+            f'{network} takes {len(inputs)} inputs ({signature(inputs)}), got {len(arrays)}'
+        )
+    return {value.name: array for value, array in zip(inputs, arrays, strict=False)}
+
+
+def results_by_position(network: str, names: Sequence[str], out: Any) -> dict[str, Any]:
+    """`out` of a call, one array or a sequence, by the names of the results."""
+    if out is None:
+        return {}
+    if not isinstance(out, np.ndarray | Sequence):
+        raise ArrayError(
+            f'{network}: out is a {type(out).__name__}; give an array, or a list of {len(names)}'
+        )
+    listed = [out] if isinstance(out, np.ndarray) else list(out)
+    if len(listed) != len(names):
+        raise ArrayError(f'{network} has {len(names)} results, out has {len(listed)} arrays')
+    return dict(zip(names, listed, strict=True))
+
+
+def check_named(network: str, arrays: object, out: object) -> None:
+    """Raise unless both are by name, as `run` takes them."""
+    for what, given in (('inputs', arrays), ('out', out)):
+        if not isinstance(given, Mapping):
+            raise ArrayError(
+                f'{network}: run takes {what} by name, in a dictionary; got a '
+                f'{type(given).__name__}'
+            )
+
+
+def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
+    """Raise where two results would be written to the same memory."""
+    for number, array in enumerate(out):
+        if any(np.may_share_memory(array, other) for other in out[:number]):
+            raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
+
+
+def checked_input(value: Value, given: Any) -> np.ndarray:
+    """What a caller gives for an input, C-contiguous and aligned; copied where it is not."""
+    if type(given) is not np.ndarray:
+        try:
+            given = np.asarray(given)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ArrayError(f'input {value.name!r} is not an array: {error}') from None
+    if given.shape != value.shape:
+        raise ArrayError(
+            f'input {value.name!r} has shape {given.shape}; this network was compiled for '
+            f'{value.shape}'
+        )
+    kind = DTYPES[value.dtype]
+    if given.dtype != kind:
+        raise ArrayError(
+            f'input {value.name!r} is {given.dtype}; give {np.dtype(kind)}, such as '
+            f'x.astype({np.dtype(kind).name!r})'
+        )
+    if given.flags.c_contiguous and given.flags.aligned:
+        return given
+    return np.array(given, kind, order='C')
+
+
+def checked_result(value: Value, array: object) -> np.ndarray:
+    """What a caller gives to write a result into; refused where kernels could not."""
+    if not isinstance(array, np.ndarray):
+        raise ArrayError(f'out of {value.name!r} is a {type(array).__name__}, not a numpy array')
+    flags = array.flags
+    if array.shape != value.shape or array.dtype != DTYPES[value.dtype] or not flags.c_contiguous:
+        raise ArrayError(
+            f'out of {value.name!r} has shape {array.shape} and dtype {array.dtype}; it must be a '
+            f'C-contiguous {np.dtype(DTYPES[value.dtype])} array of shape {value.shape}'
+        )
+    if not flags.writeable or not flags.aligned:
+        raise ArrayError(
+            f'out of {value.name!r} must be writeable and aligned; allocate it with numpy.empty'
+        )
+    return array
+
+
+def release(array: np.ndarray) -> None:
+    """Let the system take back the pages of an array that a mapped file holds; they can be read
+    again. Other arrays are left alone.
+    """
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    pages = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(pages, mmap.mmap) or not hasattr(mmap, 'MADV_DONTNEED'):
+        return
+    start = array.ctypes.data - np.frombuffer(pages, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, where its allocator would keep it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None) if sys.platform == 'linux' else None
+    if trim is not None:
+        trim(0)
+
+
+def example(value: Value) -> np.ndarray:
+    """An input of order one, the same every time; zeros where it holds no fractions."""
+    kind = np.dtype(DTYPES[value.dtype])
+    if kind.kind != 'f':
+        return np.zeros(value.shape, kind)
+    return np.random.default_rng(0).standard_normal(value.shape).astype(kind)
+
+
+def typed(value: Value) -> str:
+    """'image f32[1,3,224,224]'"""
+    return f'{value.name} {value.dtype}[{",".join(map(str, value.shape))}]'
