@@ -117,6 +117,41 @@ def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     return Composed(joined, names, _given(consumer, kept, tensor))
 
 
+def put_behind(
+    producer: Group,
+    consumer: Group,
+    tensor: str,
+    storage: tuple[tuple[str, str], ...],
+    between: str,
+) -> Composed:
+    """The stages of both, one behind the other; the consumer keeps its names, and its `tensor` is
+    the producer's output, an inner tensor. Labels are joined by `between`.
+    """
+    source = producer.output
+    taken = {t.name for t in consumer.tensors}
+    names = {t.name: fresh(t.name, taken) for t in producer.tensors if t.name != source.name}
+    names[source.name] = tensor
+    used = {s.name for s in consumer.stages}
+    before = tuple(
+        replace(_with_tensors(s, names), name=fresh(s.name, used)) for s in producer.stages
+    )
+    own = tuple(
+        replace(t, name=names[t.name], role='inner' if t is source else t.role)
+        for t in producer.tensors
+    )
+    rest = tuple(t for t in consumer.tensors if t.name != tensor)
+    levels = ((names[name], level) for name, level in producer.storage)
+    joined = Group(
+        f'{producer.label}{between}{consumer.label}',
+        (*own, *rest),
+        (*before, *consumer.stages),
+        (*levels, *storage, *consumer.storage),
+    )
+    given = {t.name: names[t.name] for t in producer.tensors if t.role in ('input', 'constant')}
+    kept = {t.name: t.name for t in rest if t.role in ('input', 'constant')}
+    return Composed(joined, given, kept)
+
+
 def fresh(name: str, taken: set[str]) -> str:
     """The name, numbered where it is taken; it is taken afterwards."""
     base = name.rstrip('0123456789') or name

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ops.compose import Composed, fresh
+from tilewright.ops.compose import Composed, put_behind
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Stage
 
@@ -23,39 +23,15 @@ def put_in_front(producer: Group, consumer: Group, tensor: str) -> Composed | No
 
     The consumer keeps its names. None where the two do not fit together.
     """
-    source, made = producer.output, consumer.tensor(tensor)
-    if source.shape != made.shape or made.role != 'input':
+    source, image = producer.output, consumer.tensor(tensor)
+    if source.shape != image.shape or image.role != 'input':
         return None
     if not consumer.is_plain or consumer.stages[0] is not consumer.main:
         return None
     if any(a.tensor == tensor for s in consumer.epilogue for a in s.reads):
         return None
-    taken = {t.name for t in consumer.tensors}
-    names = {t.name: fresh(t.name, taken) for t in producer.tensors if t.name != source.name}
-    names[source.name] = tensor
-    used = {s.name for s in consumer.stages}
-    before = tuple(
-        replace(
-            s,
-            name=fresh(s.name, used),
-            write=replace(s.write, tensor=names[s.write.tensor]),
-            reads=tuple(replace(a, tensor=names[a.tensor]) for a in s.reads),
-        )
-        for s in producer.stages
-    )
-    own = tuple(
-        replace(t, name=names[t.name], role='inner' if t is source else t.role)
-        for t in producer.tensors
-    )
-    rest = tuple(t for t in consumer.tensors if t.name != tensor)
-    storage = (*((names[n], level) for n, level in producer.storage), *consumer.storage)
-    label = f'{producer.label}|{consumer.label}'
-    joined = Group(label, (*own, *rest), (*before, *consumer.stages), storage)
-    if not has_front(joined):
-        return None
-    given = {t.name: names[t.name] for t in producer.tensors if t.role in ('input', 'constant')}
-    kept = {t.name: t.name for t in rest if t.role in ('input', 'constant')}
-    return Composed(joined, given, kept)
+    made = put_behind(producer, consumer, tensor, (), '|')
+    return made if has_front(made.group) else None
 
 
 def has_front(group: Group) -> bool:
