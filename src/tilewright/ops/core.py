@@ -18,11 +18,15 @@ from tilewright.ops.winograd_error import UNIT
 
 
 def core(group: Group) -> Group:
-    """What decides the schedule of a group: a sum of products without what is around it."""
+    """What decides the schedule of a group: a sum of products without what is around it, with a
+    result of its own where it writes a part of a larger one.
+    """
     group = without_front(group)
     main = group.main
-    if not main.is_product_sum or group.stages[0] is not main or len(group.stages) == 1:
+    if not main.is_product_sum or group.stages[0] is not main:
         return group
+    if len(group.stages) == 1:
+        return _alone(group)
     if _grows(group):
         return group
     touched = {access.tensor for access in main.reads}
@@ -32,7 +36,22 @@ def core(group: Group) -> Group:
     tensors = (*(t for t in group.tensors if t.name in touched), result)
     stage = replace(main, write=replace(main.write, tensor='Out'))
     label = group.label.split('+', 1)[0]
-    return Group(label, tensors, (stage,))
+    return _alone(Group(label, tensors, (stage,)))
+
+
+def _alone(group: Group) -> Group:
+    """The group with a result as large as what it writes: branches that are joined write into one
+    tensor, each a part of it (graph/concat.py).
+    """
+    (stage,), result = group.stages, group.output
+    sizes = stage.write.extents(stage.sizes)
+    if sizes == result.shape:
+        return group
+    index = tuple(replace(e, const=0) for e in stage.write.index)
+    tensors = tuple(replace(t, shape=sizes) if t is result else t for t in group.tensors)
+    write = replace(stage.write, index=index)
+    label = group.label.partition('@')[0]
+    return Group(label, tensors, (replace(stage, write=write),), group.storage)
 
 
 def _grows(group: Group) -> bool:
