@@ -18,7 +18,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import schema_named, schemas
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.work import Need
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -36,7 +36,9 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 def sampled_kinds() -> list[tuple[str, str]]:
     """(schema, intrinsic) of all that can be sampled."""
-    return [(schema.name, intrinsic) for schema in schemas() for intrinsic in schema.sampled]
+    return [
+        (schema.name, intrinsic) for schema in GPU_SCHEMAS.values() for intrinsic in schema.sampled
+    ]
 
 
 def choices_of(schema: str, intrinsic: str) -> Mapping[str, Sequence]:
