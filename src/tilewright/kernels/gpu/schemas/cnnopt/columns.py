@@ -13,7 +13,8 @@ from tilewright.errors import InputError
 from tilewright.kernels.gpu.columns import Array, Batch, Counts, Tiling, ceil_div, reduced
 from tilewright.kernels.gpu.schemas.cnnopt.counts import other_registers
 from tilewright.kernels.gpu.schemas.cnnopt.join import ATOMICS, SECOND_PASS
-from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, WARP, Axis, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, Axis, plan
+from tilewright.kernels.gpu.work import WARP
 
 
 def count_many(batch: Batch) -> Counts:

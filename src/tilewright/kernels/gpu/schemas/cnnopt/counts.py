@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.kernels.gpu.schemas.cnnopt.join import ATOMICS, SECOND_PASS
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, CnnoptPlan, plan
-from tilewright.kernels.gpu.work import TRANSACTION, Need, Work
+from tilewright.kernels.gpu.schemas.cnnopt.plan import CnnoptPlan, plan
+from tilewright.kernels.gpu.work import TRANSACTION, WARP, Need, Work
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 

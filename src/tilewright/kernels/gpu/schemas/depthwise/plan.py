@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import Epilogue
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
+from tilewright.kernels.gpu.product import require
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Stage
@@ -126,18 +127,16 @@ def plan(group: Group, schedule: GpuSchedule) -> DepthwisePlan:
         group, image, weights, gpu_epilogue(group), rows, columns, th, tw, bh, bw, bp,
         bool(schedule['shared']),
     )  # fmt: skip
-    wrong = [
-        text
-        for text, broken in (
-            ("the intrinsic is 'fma'", schedule.intrinsic != 'fma'),
-            ('th, tw, bh, bw and bp are at least 1', min(numbers) < 1),
-            (f'th*tw*r*s is at most {MOST_STEPS}', _steps(p) > MOST_STEPS),
-            (f'a thread keeps at most {MOST_REGISTERS} numbers', _registers(p) > MOST_REGISTERS),
-        )
-        if broken
-    ]
-    if wrong:
-        raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
+    require(
+        group,
+        schedule,
+        [
+            ("the intrinsic is 'fma'", schedule.intrinsic == 'fma'),
+            ('th, tw, bh, bw and bp are at least 1', min(numbers) >= 1),
+            (f'th*tw*r*s is at most {MOST_STEPS}', _steps(p) <= MOST_STEPS),
+            (f'a thread keeps at most {MOST_REGISTERS} numbers', _registers(p) <= MOST_REGISTERS),
+        ],
+    )
     return p
 
 
