@@ -16,24 +16,22 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.errors import ModelError
+from tilewright.ops.dtypes import NUMPY
 
 OPSET = 21
 # dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
-DTYPES = {
-    'f32': np.float32,
-    'f64': np.float64,
-    'f16': np.float16,
-    'i64': np.int64,
-    'i32': np.int32,
-    'i16': np.int16,
-    'i8': np.int8,
-    'u64': np.uint64,
-    'u32': np.uint32,
-    'u16': np.uint16,
-    'u8': np.uint8,
-    'bool': np.bool_,
-}
+DTYPES = {**NUMPY, 'f16': np.float16}
 Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray'  # fmt: skip # noqa: E501
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """A name like this one that is not taken; it is then."""
+    number, made = 0, name
+    while made in taken:
+        number += 1
+        made = f'{name}#{number}'
+    taken.add(made)
+    return made
 
 
 def dtype_of(array: np.ndarray) -> str:
