@@ -24,7 +24,6 @@ from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.precision import sum_error
 from tilewright.kernels.gpu.registry import GPU_SCHEMAS, OWN, schema_named
 from tilewright.kernels.gpu.schema import GpuSchema, Table, each
-from tilewright.kernels.gpu.space import draw, excluded
 from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
@@ -39,6 +38,7 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
 from tilewright.targets.gpu.choose import choose_all
+from tilewright_lab.collect.space import draw, excluded
 
 NAME = 'row_runs'
 THREADS = 64

@@ -26,12 +26,13 @@ from tilewright.rank.gat import (
     forward,
     shapes,
 )
-from tilewright.rank.gat_files import find_gat, load_gat, load_gat_for, own_gat, save_gat
+from tilewright.rank.gat_files import find_gat, load_gat, own_gat, save_gat
 from tilewright.rank.graph_features import NODE_NAMES, graph_of, side_by_side
 from tilewright.rank.rankers import HOPELESS_S, Gat
 from tilewright.rank.statistics import NAMES, statistics_for
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.cli import model_gat
+from tilewright_lab.cli.model_gat import load_gat_for
 from tilewright_lab.collect.group_data import read_groups
 from tilewright_lab.figures import gtuner, gtuner_fig7
 from tilewright_lab.figures.gtuner import metrics_of, pairwise

@@ -1,7 +1,7 @@
 """A network as its file describes it: nodes that name their operator, over named values.
 
 Goes in: what an importer read. Comes out: a checked `Graph`, whose nodes are in an order in which
-they can run. Operators and their attributes mean what ONNX's default domain says at `OPSET`;
+they can run. Operators and their attributes mean what ONNX's default domain says at opset 21;
 importers bring older forms and other frameworks to it. Nothing here knows what an operator does.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 from tilewright.errors import ModelError
 from tilewright.ops.dtypes import NUMPY
 
-OPSET = 21
 # dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
 DTYPES = {**NUMPY, 'f16': np.float16}
 Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray'  # fmt: skip # noqa: E501

@@ -72,22 +72,6 @@ def count_many(batch: Batch) -> Counts:
     )  # fmt: skip
 
 
-def volumes(batch: Batch) -> tuple[Array, Array]:
-    """Memory transactions (global to shared, shared to register) of whole calls by CNNOpt's model,
-    as `cnnopt_volumes` has them for one schedule.
-    """
-    sample, done = plan(batch.group, batch.schedule(0)), count_many(batch)
-    (rk, ry, rx), bk = (done.tiles[f'thread_{dim}'] for dim in 'kyx'), done.tiles['block_k']
-    if sample.rows:
-        reads = ry * (sample.y.taps * slice_of(sample.x, rx) + sample.taps * rk)
-    else:
-        reads = slice_of(sample.y, ry) * slice_of(sample.x, rx) + sample.taps * rk
-    staged = ceil_div(done.staged_rows * done.staged_columns, WARP)
-    staged = staged + ceil_div(bk * sample.taps, WARP)
-    channels = done.blocks // done.split * sample.channels  # those of a split share the channels
-    return staged * channels, reads * done.warps * channels
-
-
 def slice_of(axis: Axis, outputs: Array) -> Array:
     """Inputs under neighbouring outputs, as `Axis.slice`."""
     return (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1

@@ -10,10 +10,9 @@ conventions.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from tilewright.errors import ScheduleError
@@ -50,13 +49,6 @@ def choices_of(schema: str, intrinsic: str) -> Mapping[str, Sequence]:
             f'{", ".join(" by ".join(kind) for kind in sampled_kinds())}'
         )
     return sampled[intrinsic]
-
-
-def all_schedules(schema: str, intrinsic: str = 'fma') -> Iterator[GpuSchedule]:
-    """Every combination of choices, legal or not, in a fixed order."""
-    choices = choices_of(schema, intrinsic)
-    for values in itertools.product(*choices.values()):
-        yield _schedule(schema, intrinsic, dict(zip(choices, values, strict=True)))
 
 
 def _schedule(schema: str, intrinsic: str, values: Mapping) -> GpuSchedule:
