@@ -17,7 +17,6 @@ import pytest
 
 from tilewright.errors import CompilerError, StoreError
 from tilewright.kernels.gpu.language import Kernel
-from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
 from tilewright.runtime.gpu.device import Resources
 from tilewright.runtime.pool import LostError
@@ -38,6 +37,7 @@ from tilewright_lab.collect.problems import (
 )
 from tilewright_lab.collect.rows import RowFile, journal_of, read_rows
 from tilewright_lab.collect.sets import Sets, chunks, decisions, names
+from tilewright_lab.collect.space import draw
 from tilewright_lab.compare.gpu_measure import Compiled, Meter, Row, compile_units, host_meter
 
 H200 = known_gpu('h200')

@@ -11,11 +11,9 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
-from tilewright.model.gpu.pul import balance, bound, pul
 from tilewright.model.gpu.time import (
     COSTS,
     join_cycles,
@@ -27,6 +25,8 @@ from tilewright.model.gpu.time import (
 )
 from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes
+from tilewright_lab.figures.pul import balance, bound, pul
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
 

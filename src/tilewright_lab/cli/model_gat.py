@@ -19,7 +19,6 @@ from tilewright.rank.gat_files import (
     SUFFIX,
     find_gat,
     load_gat,
-    load_gat_for,
     own_gat,
     save_gat,
     shipped_gats,
@@ -217,3 +216,15 @@ def text_of(model: GatModel) -> str:
             f'{100 * v["loss_30"]:.2f}% at 30'
         )
     return '\n'.join(lines)
+
+
+def load_gat_for(path: str, machine: GpuMachine) -> tuple[GatModel, str]:
+    """(model, a sentence): a model for another machine is used, and said to be."""
+    model = load_gat(Path(path))
+    trained = model.header['machine']
+    if trained != machine.name:
+        return model, (
+            f'{path} was trained on {trained}, and this is for {machine.name}: its ranking may be '
+            f'wrong'
+        )
+    return model, path

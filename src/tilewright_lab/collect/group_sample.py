@@ -11,7 +11,7 @@ the best by the analytical model, half are others at random, so that a model see
 proposes and what is bad. Groups of other kinds have one turn: all of the general schema.
 
 Kernels that would take seconds to compile are not drawn: more registers than a thread has by the
-estimate, or more code than kernels/gpu/space.py allows.
+estimate, or more code than tilewright_lab/collect/space.py allows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
-from tilewright.kernels.gpu.space import LARGEST_CODE, need
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
@@ -32,6 +31,7 @@ from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import MANY_JOINED, Moves, Table, tables
 from tilewright_lab.collect.group_data import Known
+from tilewright_lab.collect.space import LARGEST_CODE, need
 
 SEED = 6
 TURNS = 64

@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.suites import suite
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.space import draw
 
 SEED = 20
 PROBLEMS = 176

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS
-from tilewright.kernels.gpu.space import choices_of, sampled_kinds
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import TILES, Problem, Unit
 from tilewright_lab.collect.rows import RowFile
+from tilewright_lab.collect.space import choices_of, sampled_kinds
 from tilewright_lab.compare.gpu_measure import Row
 
 SHAPE = ('k', 'h', 'w', 'c', 'r', 'stride', 'pad')

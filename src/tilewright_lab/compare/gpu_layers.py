@@ -1,7 +1,7 @@
 """Layers on a GPU: search, check, time; finalists again beside cuDNN and others.
 
 Goes in: a group, options, a store. Comes out: a `GpuLayer`. Kernels are compiled by NVRTC in many
-processes (runtime/gpu/build.py) and run in one that may die (runtime/gpu/worker.py). Whatever is
+processes (gpu_compiler.py) and run in one that may die (runtime/gpu/worker.py). Whatever is
 measured is stored under the device, this package and the compiler, so that the same command goes on
 where it was interrupted, and later ones start from the best that is known.
 """
@@ -21,7 +21,7 @@ from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.runtime.gpu.build import Built, Compiler
+from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.session import TARGETS
 from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.measure import Measurement
@@ -33,6 +33,7 @@ from tilewright.store import tuned
 from tilewright.store.records import Record, Store
 from tilewright.targets.gpu.choose import choice_of
 from tilewright.targets.gpu.tuning import NO_THREADS, How, Memory, Place, tuned_on
+from tilewright_lab.compare.gpu_compiler import Compiler
 from tilewright_lab.compare.gpu_duel import PEERS
 from tilewright_lab.compare.gpu_results import GpuLayer
 

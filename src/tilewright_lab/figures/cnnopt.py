@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.kernels.gpu.schemas.cnnopt.columns import volumes
 from tilewright.machine.compiler import cache_dir
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.rank.features import probe
 from tilewright_lab.collect.datasets import Data, Measured, digest_of, read_data, shape_text
 from tilewright_lab.collect.problems import layers as suite_layers
+from tilewright_lab.figures.cnnopt_volumes import volumes
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.remembered import remembered
 from tilewright_lab.train.evaluate import choose, judged

@@ -187,4 +187,4 @@ def is_shipped(schedule: Schedule) -> bool:
 
 def is_extended() -> bool:
     """Whether schemas or instruction sets were registered, which other processes do not have."""
-    return SCHEMAS.is_extended or ISAS.is_extended
+    return bool(SCHEMAS.added or ISAS.added)

@@ -124,7 +124,7 @@ class GpuSchema:
     shortcut    what its algorithm saves on a group, None where it does not apply
     propose     schedules that need no search, best first (targets/gpu/choose.py)
 
-    of samples (kernels/gpu/space.py)
+    of samples (`draw` of tilewright_lab/collect/space.py)
     sampled     intrinsic -> values of each choice
     decided     values of choices -> decisions of the schedule
     need        what a block takes

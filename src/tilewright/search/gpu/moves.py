@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import schema_named, schemas
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema, Table
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops
@@ -62,7 +62,7 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
     """
     found = [
         (schema, intrinsic, schema.table)
-        for schema in schemas()
+        for schema in GPU_SCHEMAS.values()
         if schema.table is not None and _is_wanted(schema, group, machine, algorithm)
         for intrinsic in schema.intrinsics
         if machine.has(intrinsic)

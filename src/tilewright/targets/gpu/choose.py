@@ -23,7 +23,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, added, schema_named, schemas
+from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
@@ -92,7 +92,7 @@ def _key(
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
             **({'algorithm': algorithm} if algorithm != 'auto' else {}),
-            **({'schemas': added()} if added() else {}),
+            **({'schemas': GPU_SCHEMAS.added} if GPU_SCHEMAS.added else {}),
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -132,7 +132,7 @@ def _searched(
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
     pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
     # Other processes do not know schemas that were registered in this one.
-    yield from zip(slow, each(search, pieces, 1 if added() else processes), strict=True)
+    yield from zip(slow, each(search, pieces, 1 if GPU_SCHEMAS.added else processes), strict=True)
 
 
 def search(
@@ -160,7 +160,7 @@ def search(
 
 def _special(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
     """By the schema that proposes something for this group, the last registered first."""
-    for schema in reversed(schemas()):
+    for schema in reversed(tuple(GPU_SCHEMAS.values())):
         if schema is not FALLBACK:
             found = _proposed(schema, group, machine)
             if found:

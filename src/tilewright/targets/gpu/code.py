@@ -19,7 +19,7 @@ from tilewright.errors import TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
-from tilewright.machine.compiler import cache_dir
+from tilewright.machine.compiler import cache_dir, prune_files
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
@@ -141,19 +141,4 @@ def _keep(key: str, code: Code) -> None:
                 made = Path(scratch) / place.name
                 made.write_bytes(data if isinstance(data, bytes) else data.encode())
                 os.replace(made, place)
-        _prune(path.parents[1])
-
-
-def _prune(folder: Path) -> None:
-    """Remove the files that are oldest, where there are too many."""
-    files = list(folder.glob('*/*.cubin'))
-    if len(files) <= MOST_FILES:
-        return
-    ages = []
-    for path in files:
-        with contextlib.suppress(OSError):
-            ages.append((path.stat().st_mtime, path))
-    for _, path in sorted(ages)[: len(files) - MOST_FILES // 2]:
-        with contextlib.suppress(OSError):
-            path.unlink()
-            path.with_suffix('.json').unlink()
+        prune_files(path.parents[1].glob('*/*'), 2 * MOST_FILES)

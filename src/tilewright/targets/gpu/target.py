@@ -178,8 +178,6 @@ def _gpu(schedule: AnySchedule) -> GpuSchedule:
     return schedule
 
 
-GPU_TARGETS = (
-    GpuTarget('cuda', '.cu', CUDA),
-    GpuTarget('opencl', '.cl', OPENCL),
-    GpuTarget('host', '.c', HOST),
-)
+CUDA_TARGET = GpuTarget('cuda', '.cu', CUDA)
+OPENCL_TARGET = GpuTarget('opencl', '.cl', OPENCL)
+HOST_TARGET = GpuTarget('host', '.c', HOST)

@@ -2,8 +2,8 @@
 
 One file for each: cuda.py, opencl.py, host.py. Words that stand for more than a keyword (16-byte
 loads, asynchronous copies, matrix instructions) are macros or functions in `head`, under the same
-names in every dialect; docs/cucl.md lists them. A dialect from anywhere is made known by `register`
-and found by its name; a `Device` that runs it takes the value.
+names in every dialect; docs/cucl.md lists them. A dialect from anywhere is made known by
+`DIALECTS.register` and found by its name; a `Device` that runs it takes the value.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.errors import InputError
 from tilewright.kernels.gpu.language import Kernel
+from tilewright.registry import Registry
 
 
 def _nothing(_: object) -> str:
@@ -54,34 +54,9 @@ class Dialect:
     tail: Callable[[Kernel], str] = _nothing
 
 
-_DIALECTS: dict[str, Dialect] = {}
-
-
-def register(dialect: Dialect) -> Dialect:
-    """Make a dialect known in this process."""
-    if dialect.name in _DIALECTS:
-        raise InputError(
-            f'there is a dialect {dialect.name!r} already; choose another name, or unregister it'
-        )
-    _DIALECTS[dialect.name] = dialect
-    return dialect
-
-
-def unregister(name: str) -> None:
-    """Forget a dialect; kernels that were lowered stay as they are."""
-    del _DIALECTS[dialect_named(name).name]
-
-
-def dialects() -> tuple[Dialect, ...]:
-    """All that are known, in the order in which they came."""
-    return tuple(_DIALECTS.values())
-
-
-def dialect_named(name: str) -> Dialect:
-    """The dialect of a name; the error lists all names."""
-    if name not in _DIALECTS:
-        raise InputError(
-            f'{name!r} is not a dialect of CUCL; choose one of {", ".join(_DIALECTS)}, or register '
-            f'it'
-        )
-    return _DIALECTS[name]
+_FOLDER = 'tilewright.kernels.gpu.dialects'
+# The dialect of NVIDIA's OpenCL (nvidia.py) depends on the device, so it has no entry.
+DIALECTS: Registry[Dialect] = Registry(
+    'a dialect of CUCL',
+    [f'{_FOLDER}.{name}:{name.upper()}' for name in ('cuda', 'opencl', 'host')],
+)

@@ -28,59 +28,46 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.tiled.plan import WARP, TiledPlan, plan
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
+from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'tiled'
-PACK_THREADS = 256
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    packed = Buffer(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, p.column_tiles * p.bk))
-    extra = [packed]
-    if p.split > 1:
-        tile = p.bk * p.bp
-        extra.append(Buffer('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile)))
-        extra.append(Buffer('counter', ('tile',), (p.tiles,), 'i32', zeroed=True))
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
-    return Module(
-        group,
-        (*tensor_buffers(group), *extra),
-        (Step.of(main_kernel(p), **operands),),
-        (Step.of(pack_kernel(p)),),
-    )
+    sums = workspace(p.split, p.tiles, p.bk * p.bp)
+    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)])
 
 
-def pack_kernel(p: TiledPlan) -> Kernel:
+def _pack_kernel(p: TiledPlan) -> Kernel:
     """The constant operand into [batch][depth][columns], zeros where there is nothing."""
-    c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
-    width = p.column_tiles * p.bk
-    count = p.groups * p.depth * width
+    c, packed = p.contraction, p.packed
     loop = c.loop or '_none'
+    sizes = zip(('g_', 'e', c.vector), packed.sizes, strict=True)
     body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {count})',
-        '    return;',
-        *pieces.decode('flat', [('g_', p.groups), ('e', p.depth), (c.vector, width)]),
+        *pieces.decode('flat', list(sizes)),
         *(pieces.decode('g_', p.batch) if p.batch else []),
         *_depth(p, 'e', loop),
         f'const bool there = {c.vector} < {p.columns} && {loop} < {p.channels} && '
         f'window < {p.window_points};',
-        f'@{p.packed}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+        f'@{packed.name}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
     ]
-    packed = Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width), written=True)
-    grid = (-(-count // PACK_THREADS), 1, 1)
-    return Kernel('tiled_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
+    return pack_kernel('tiled_pack', p, replace(packed, written=True), body)
 
 
 def _depth(p: TiledPlan, e: str, loop: str) -> list[str]:
@@ -93,9 +80,8 @@ def _depth(p: TiledPlan, e: str, loop: str) -> list[str]:
     return [*lines, *(pieces.decode('window', p.windows) if p.windows else [])]
 
 
-def main_kernel(p: TiledPlan) -> Kernel:
+def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:
     stage, c = p.group.main, p.contraction
-    a = p.group.tensor(c.a.tensor)
     body = [
         *_place(p),
         *_loader(p),
@@ -103,17 +89,13 @@ def main_kernel(p: TiledPlan) -> Kernel:
         *(pieces.joined(*p.own, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *_store(p),
     ]
-    width = p.column_tiles * p.bk
     args = [
-        pieces.argument(a),
-        Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width)),
+        pieces.argument(p.group.tensor(c.a.tensor)),
+        p.packed,
         *pieces.epilogue_arrays(p.group, p.epilogue),
+        *sums,
+        pieces.argument(p.group.output, written=True),
     ]
-    if p.split > 1:
-        tile = p.bk * p.bp
-        args.append(Array('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile), written=True))
-        args.append(Array('counter', ('tile',), (p.tiles,), 'i32', written=True))
-    args.append(pieces.argument(p.group.output, written=True))
     wide, long = p.pitch
     shared = [('a_tile', p.stages * p.kb * long), ('b_tile', p.stages * p.kb * wide)]
     if p.split > 1:
@@ -228,31 +210,24 @@ def _accumulate(p: TiledPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     ahead = p.stages - 1
     columns, rows = p.own
-    lines = [
+    return [
         f'float acc[{columns}][{rows}];',
         *pieces.cleared(columns, rows),
-        f'for (int now = begin - {ahead}; now < end; now++) {{',
-        f'    COPY_WAIT({max(ahead - 1, 0)});',
-        '    BARRIER;',
-        f'    const int next = now + {ahead};',
-        '    if (next < end) {',
-        *(f'        {line}' for line in _copies(p)),
-        '    }',
-        '    COPY_COMMIT;',
-        *(['    COPY_WAIT(0);', '    BARRIER;'] if ahead == 0 else []),
-        '    if (now >= begin) {',
-        *(f'        {line}' for line in (_matrix if p.matrix else _multiply)(p)),
-        '    }',
-        '}',
+        *pieces.pipelined(
+            ahead,
+            [f'COPY_WAIT({max(ahead - 1, 0)});', 'BARRIER;'],
+            _copies(p),
+            ['COPY_WAIT(0);', 'BARRIER;'],
+            (_matrix if p.matrix else _multiply)(p),
+        ),
     ]
-    return lines
 
 
 def _copies(p: TiledPlan) -> list[str]:
     """Copy piece `next` of both operands into its buffer."""
     c = p.contraction
     strides, _ = access_strides(p.group, c.a)
-    slot = f'next % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('next', p.stages)
     wide, long = p.pitch
     lines = [
         f'SHARED float *const to_a = a_tile + {slot} * {p.kb * long};',
@@ -312,7 +287,7 @@ def _weight_copies(p: TiledPlan) -> list[str]:
     per_row = p.bk // 4
     width = p.column_tiles * p.bk
     lines = [
-        f'const GLOBAL float *const from_b = @{p.packed} + '
+        f'const GLOBAL float *const from_b = @{p.packed.name} + '
         f'(group * {p.depth} + next * {p.kb}) * {width} + first_column;'
     ]
     for first in range(0, fours, p.threads):
@@ -328,7 +303,7 @@ def _weight_copies(p: TiledPlan) -> list[str]:
 
 def _multiply(p: TiledPlan) -> list[str]:
     """One piece: a thread's rows and columns from shared memory, fours at a time."""
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.pitch[1]} + my_rows;',
         f'const SHARED float *const b = b_tile + {slot} * {p.kb * p.pitch[0]} + my_columns;',
@@ -361,7 +336,7 @@ def _matrix(p: TiledPlan) -> list[str]:
     Lane 4 g + t holds columns g and g + 8 and rows 2 t and 2 t + 1 of a result, depths t and t + 4
     of the operands (PTX ISA, mma.m16n8k8).
     """
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     wide, long = p.pitch
     across, down = p.tp // 8, p.tk // 16
     first_row = f'warp % {p.bp // p.tp} * {p.tp} + lane / 4'
@@ -409,12 +384,9 @@ def _fours(own: int, whole: int, i: str) -> str:
 
 def _store(p: TiledPlan) -> list[str]:
     """Through the epilogue into the result; rows outside, so that each run is decoded once."""
-    c, out = p.contraction, p.group.output
-    write = p.group.main.write
+    c = p.contraction
     columns, rows = p.own
     run = p.run if _side_by_side(p) else 1
-    places = zip(out.dims, write.index, strict=True)
-    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {rows}; j += {run}) {{',
@@ -438,12 +410,7 @@ def _store(p: TiledPlan) -> list[str]:
             if moving and lane:
                 text = text.replace(f'{item.name}_at', f'{item.name}_at + {lane}')
         values.append(text)
-    if run == 1:
-        lines.append(f'        {target} = {values[0]};')
-    elif run == 2:
-        lines.append(f'        STORE2(GLOBAL, &{target}, {", ".join(values)});')
-    else:
-        lines.append(f'        STORE4(GLOBAL, &{target}, FLOAT4({", ".join(values)}));')
+    lines.append(f'        {pieces.stored(pieces.result(p.group), values)}')
     return [*lines, *(['        }'] if tests else []), '    }', '}']
 
 
