@@ -42,7 +42,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def __init__(self, what: str, shipped: Mapping[str, T] | Iterable[T | str]) -> None:
         self.what = what
-        self._hooks = shipped
+        self._hooks: Any = shipped
         self._shipped: dict[str, T] = {}
         self._values: dict[str, T] = {}
 

@@ -23,12 +23,7 @@ from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
 from tilewright.importers.onnx import Traced, import_traced
 from tilewright.runtime.cpu.network import Compiled, Network
-from tilewright.runtime.network_arrays import (
-    CalledNetwork,
-    check_apart,
-    check_named,
-    checked_input,
-)
+from tilewright.runtime.network_arrays import CalledNetwork, check_apart, check_named, checked_input
 from tilewright.runtime.profile import Profile, TaskTime
 
 FALLBACKS = ('onnxruntime',)

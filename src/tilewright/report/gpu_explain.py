@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.registry import schema_named
 from tilewright.kernels.gpu.work import BANKS_BYTES
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
-from tilewright.model.gpu.time import GpuPrediction, predict_gpu
+from tilewright.model.gpu.time import GpuPrediction, is_priced, predict_gpu
 from tilewright.model.gpu.transactions import memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -73,7 +73,7 @@ def explained(
     name: str, group: Group, machine: GpuMachine, schedules: Sequence[GpuSchedule]
 ) -> Explanation:
     """The same of schedules that were found before, best first."""
-    working = [s for s in schedules if _is_priced(group, s, machine)]
+    working = [s for s in schedules if is_priced(group, s, machine)]
     if not working:
         raise ScheduleError(f'{group.label}: no schedule for {machine.name} was found')
     best = working[0]
@@ -87,14 +87,6 @@ def explained(
         name, group, machine, bounds, best,
         predict_gpu(group, best, machine), other and (other, predict_gpu(group, other, machine)),
     )  # fmt: skip
-
-
-def _is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
-    try:
-        predict_gpu(group, schedule, machine)
-    except ScheduleError:
-        return False
-    return True
 
 
 def explanation_text(e: Explanation) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.occupancy import Occupancy, Waves, occupancy, waves
@@ -123,6 +124,15 @@ def predict_gpu(
     """
     moved = memory_bytes(group, schedule, machine)
     return time_of(work(group, schedule, registers), machine, moved)
+
+
+def is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
+    """Whether the time model knows this schedule on the machine."""
+    try:
+        predict_gpu(group, schedule, machine)
+    except ScheduleError:
+        return False
+    return True
 
 
 def time_of(

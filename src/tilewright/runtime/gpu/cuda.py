@@ -21,15 +21,7 @@ from tilewright.machine.nvidia import nvidia_gpu
 from tilewright.runtime.gpu.batch import WARM_UP, cuda_batch
 from tilewright.runtime.gpu.compilers import complaint, resources_of
 from tilewright.runtime.gpu.cuda_graph import Launch, captured, stopwatch
-from tilewright.runtime.gpu.device import (
-    NUMPY,
-    Call,
-    Device,
-    NDArray,
-    Program,
-    Resources,
-    bytes_of,
-)
+from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program, Resources, bytes_of
 
 COPIES = 20  # calls in a graph that is timed
 CACHING = (12, 9)  # versions of NVRTC from here on keep what they compiled

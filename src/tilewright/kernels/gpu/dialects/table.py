@@ -26,6 +26,18 @@ def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
     return sorted((kind, int(columns)) for kind, columns in split)
 
 
+def matrix_units(
+    kernels: Sequence[Kernel], head: str, bf16: str, bulk: str, product: Callable[[str, int], str]
+) -> str:
+    """What kernels need of Hopper's units: the texts that all, some or bulk copies begin with, and
+    one `product` of each size.
+    """
+    wanted = warpgroup_products(kernels)
+    heads = [head] * bool(wanted) + [bf16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [bulk] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    return '\n'.join([*heads, *(product(*one) for one in wanted)])
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One target language.

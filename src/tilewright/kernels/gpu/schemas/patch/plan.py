@@ -212,6 +212,8 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
     told = dict(schedule.tiles)
+    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
+    require(group, schedule, [('every decision is at least 1', min(numbers) >= 1)])
     if schedule.schema == STRIP:
         tile = ((STRIP, schedule['bp']),)
         strip, axes = _strip(group, c, schedule['bp'])
@@ -226,9 +228,7 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
         bool(told.get('bulk', 0)), strip,
     )  # fmt: skip
     held = p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
-    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     checks = [
-        ('every decision is at least 1', min(numbers) >= 1),
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
         ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
         (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),

@@ -6,14 +6,7 @@ import numpy as np
 
 from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
 from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
-from tilewright.kernels.gpu.work import (
-    BANKS_BYTES,
-    CUT_INSTRUCTIONS,
-    WARP,
-    Need,
-    Work,
-    matrix_code,
-)
+from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
