@@ -70,7 +70,7 @@ def bench(
         typer.Option(
             '--against',
             metavar='PEERS',
-            help=f'{peers_help()} [those installed; on GPUs the first].',
+            help=f'{peers_help()} [those installed; with --target cuda the first].',
         ),
     ] = None,
     rounds: Annotated[

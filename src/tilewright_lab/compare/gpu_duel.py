@@ -4,9 +4,10 @@
 runtime/gpu/session.py with one more request:
 
     {"do": "duel", "ours": [{"schedule": {...}, "files": [...]}], "peers": {"cudnn":
-     "tilewright_lab.peers.gpu_layers:cudnn"}, "rounds": 9, "repeats": 3}
+     "tilewright_lab.peers.gpu_layers:cudnn"}, "paths": [...], "rounds": 9, "repeats": 3}
 
-Peers are functions of this session and our first schedule (peers/contestants.py). All are replayed
+Peers are functions of this session and our first schedule (peers/contestants.py), which are looked
+for in `paths` too. All are replayed
 from CUDA graphs (OpenCL: from one batch of launches), inputs and weights on the device, caches as
 the call before left them. Every answer is judged against float64.
 """
@@ -31,9 +32,10 @@ class DuelSession(Session):
     """A session that also times others."""
 
     def duel(
-        self, ours: list[dict], peers: dict[str, str], rounds: int, repeats: int
-    ) -> dict:  # fmt: skip
+        self, ours: list[dict], peers: dict[str, str], paths: list[str], rounds: int, repeats: int
+    ) -> dict:
         """Interleaved rounds (A B C A B C ...) of everything that could be prepared."""
+        sys.path += [path for path in paths if path not in sys.path]
         entrants: list[Entrant] = []
         failed: list[dict] = []
         makers: list[tuple[str, Callable[[], list[Entrant]]]] = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -249,9 +250,10 @@ class GpuBench:
             row.tuned for row in rows.values()
         )
         functions = {name: row.function for name, row in rows.items()}
+        paths = list(filter(None, sys.path))  # where a registered one is found by us
         reply = self.worker.ask(
-            group, {'do': 'duel', 'ours': ours, 'peers': functions, 'rounds': o.rounds,
-                    'repeats': o.repeats}, limit,
+            group, {'do': 'duel', 'ours': ours, 'peers': functions, 'paths': paths,
+                    'rounds': o.rounds, 'repeats': o.repeats}, limit,
         )  # fmt: skip
         if isinstance(reply, Answer):
             return (), {}, f'the comparison {reply.status}: {reply.message}'

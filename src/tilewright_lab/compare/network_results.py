@@ -12,7 +12,14 @@ from typing import Any
 
 from tilewright.errors import InputError
 from tilewright.report.grid import Grid
-from tilewright_lab.compare.results import Contestant, Ratio, geometric_mean, ratio_of
+from tilewright_lab.compare.results import (
+    Contestant,
+    Ratio,
+    failure_notes,
+    geometric_mean,
+    ratio_of,
+    some_of,
+)
 
 NAMES = {
     'torch': 'PyTorch', 'torch-compile': 'torch.compile', 'onnxruntime': 'ONNX Runtime',
@@ -177,16 +184,8 @@ def _peer_notes(name: str, results: Sequence[NetworkResult]) -> list[str]:
             chosen.setdefault(settings, []).append(network)
     version = next((f' {v}' for _, p in rows for _, v in p.versions), '')
     if chosen:
-        said = '; '.join(f'{text} ({_some(networks)})' for text, networks in chosen.items())
+        said = '; '.join(
+            f'{text} ({some_of(networks, "networks")})' for text, networks in chosen.items()
+        )
         lines.append(f'{name}{version}: {said}')
-    failed: dict[tuple[str, str], list[str]] = {}
-    for network, peer in rows:
-        if not peer.ok:
-            failed.setdefault((peer.status, peer.message), []).append(network)
-    for (status, message), networks in failed.items():
-        lines.append(f'{name} {status} on {_some(networks)}: {message}')
-    return lines
-
-
-def _some(networks: Sequence[str]) -> str:
-    return f'{len(networks)} networks' if len(networks) > 4 else ', '.join(networks)
+    return lines + failure_notes(name, rows, 'networks')

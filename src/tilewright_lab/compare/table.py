@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from tilewright.report.grid import Grid
 from tilewright_lab.compare.kinds import KINDS
-from tilewright_lab.compare.results import Contestant, LayerResult, Ratio, geometric_mean, means
+from tilewright_lab.compare.results import (
+    Contestant,
+    LayerResult,
+    Ratio,
+    failure_notes,
+    geometric_mean,
+    means,
+    some_of,
+)
 
 NAMES = {'torch': 'PyTorch', 'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO', 'tvm': 'TVM'}
 _MEANS = {
@@ -184,13 +192,7 @@ def _peer_notes(name: str, results: Sequence[LayerResult]) -> list[str]:
     lines = _used_notes(name, version, rows)
     tuned = [f'{layer} {p.tuning_s:.0f}' for layer, p in rows if p.tuning_s is not None]
     lines += [f'{name}: seconds of tuning: {", ".join(tuned)}'] * bool(tuned)
-    failed: dict[tuple[str, str], list[str]] = {}
-    for layer, peer in rows:
-        if not peer.ok:
-            failed.setdefault((peer.status, peer.message), []).append(layer)
-    for (status, message), layers in failed.items():
-        lines.append(f'{name} {status} on {_some(layers)}: {message}')
-    return lines
+    return lines + failure_notes(name, rows, 'layers')
 
 
 def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]]) -> list[str]:
@@ -199,9 +201,7 @@ def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]])
     for layer, contestant in rows:
         if contestant.ok:
             used.setdefault(contestant.algorithm or 'unknown', []).append(layer)
-    said = '; '.join(f'{algorithm} ({_some(layers)})' for algorithm, layers in used.items())
+    said = '; '.join(
+        f'{algorithm} ({some_of(layers, "layers")})' for algorithm, layers in used.items()
+    )
     return [f'{name} {version}'.rstrip() + f': {said}'] if used else []
-
-
-def _some(layers: Sequence[str]) -> str:
-    return f'{len(layers)} layers' if len(layers) > 4 else ', '.join(layers)

@@ -214,3 +214,32 @@ class Training:
             return [model.scores([m.batch], self.machine)[0].tolist() for _, m in self.part.layers]
 
         return self.memory.get({'recipe': asdict(recipe), 'seed': seed}, make)
+
+
+def table_json(
+    options: Options,
+    steps: Callable[[list[Part]], int],
+    part_json: Callable[[Part, Options, Training, list[int]], dict[str, Any]],
+    more: Callable[[list[int], list[dict]], dict[str, Any]],
+) -> dict[str, Any]:
+    """A table for JSON: `part_json` of every part, and `more` that follows from seeds and parts.
+
+    What is finished comes out, also after an interrupt. `steps` counts what is reported.
+    """
+    machine, data = machine_of(options), data_of(options)
+    parts = parts_of(data)
+    seeds = [options.seed + i for i in range(SEEDS)]
+    options.report.plan(steps(parts))
+    for note in data.notes:
+        options.report.say(note)
+    found, interrupted = [], False
+    try:
+        for part in parts:
+            found.append(part_json(part, options, Training(part, machine), seeds))
+    except KeyboardInterrupt:
+        interrupted = True
+    return {
+        'figure': options.name, 'data': data_name(options), 'machine': machine.to_json(),
+        'seeds': seeds, 'notes': list(data.notes), 'layers': found, **more(seeds, found),
+        'complete': len(found) == len(parts), 'interrupted': interrupted,
+    }  # fmt: skip

@@ -23,16 +23,7 @@ from typing import Any
 import numpy as np
 
 from tilewright_lab.collect.datasets import rows_in
-from tilewright_lab.figures.cnnopt import (
-    SEEDS,
-    Part,
-    Training,
-    data_name,
-    data_of,
-    machine_of,
-    parts_of,
-    volume_scores,
-)
+from tilewright_lab.figures.cnnopt import SEEDS, Part, Training, table_json, volume_scores
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.pictures import aligned, canvas, save
 from tilewright_lab.train.evaluate import TOPS, Ranking, means, ranking_of
@@ -44,24 +35,12 @@ MODELS = ('analytical', 'black box', 'ours')
 
 def run(options: Options) -> dict[str, Any]:
     """Train, rank, compare; comes out: JSON."""
-    machine, data = machine_of(options), data_of(options)
-    parts = parts_of(data)
-    seeds = [options.seed + i for i in range(SEEDS)]
-    options.report.plan(len(parts) * (1 + 2 * len(seeds)))
-    for note in data.notes:
-        options.report.say(note)
-    found, interrupted = [], False
-    try:
-        for part in parts:
-            found.append(_part(part, options, Training(part, machine), seeds))
-    except KeyboardInterrupt:
-        interrupted = True
-    return {
-        'figure': options.name, 'data': data_name(options), 'machine': machine.to_json(),
-        'seeds': seeds, 'tops': list(TOPS), 'notes': list(data.notes), 'layers': found,
-        'all_sets': _all_sets(found), 'complete': len(found) == len(parts),
-        'interrupted': interrupted,
-    }  # fmt: skip
+    return table_json(
+        options,
+        lambda parts: len(parts) * (1 + 2 * SEEDS),
+        _part,
+        lambda _, found: {'tops': list(TOPS), 'all_sets': _all_sets(found)},
+    )
 
 
 def _all_sets(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
