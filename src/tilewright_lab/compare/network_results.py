@@ -18,6 +18,7 @@ from tilewright_lab.compare.results import (
     failure_notes,
     geometric_mean,
     ratio_of,
+    ratio_text,
     some_of,
 )
 
@@ -118,7 +119,7 @@ def grid(
             cells.append(f'{100 * rate / peak_gflops:.1f}' if rate else '-')
         timed = {peer.name: peer for peer in result.peers}
         cells += [_time(result, timed.get(name)) for name in peers]
-        rows.append((*cells, _ratio(result.best, brief)))
+        rows.append((*cells, ratio_text(result.best, brief)))
     return Grid((*head, 'best peer / ours'), tuple(rows))
 
 
@@ -127,14 +128,6 @@ def _time(result: NetworkResult, contestant: Contestant | None) -> str:
         return '-'
     time_ms = result.time_ms(contestant)
     return contestant.status if time_ms is None else f'{time_ms:.2f}'
-
-
-def _ratio(ratio: Ratio | None, brief: bool) -> str:
-    if ratio is None:
-        return '-'
-    if brief:
-        return f'{ratio.value:.2f}'
-    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
 
 
 def table(results: Sequence[NetworkResult], peak_gflops: float | None = None) -> str:

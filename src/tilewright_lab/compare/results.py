@@ -318,6 +318,15 @@ def _resampled_medians(turns: Sequence[Sequence[float]], rng: np.random.Generato
     return np.median(rng.choice(medians, (RESAMPLES, len(medians))), axis=1)
 
 
+def ratio_text(ratio: Ratio | None, brief: bool) -> str:
+    """A cell of a table: the ratio and, unless it is brief, its interval and the peer."""
+    if ratio is None:
+        return '-'
+    if brief:
+        return f'{ratio.value:.2f}'
+    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
+
+
 def some_of(names: Sequence[str], what: str) -> str:
     """A few names, or how many of `what` they are."""
     return f'{len(names)} {what}' if len(names) > 4 else ', '.join(names)

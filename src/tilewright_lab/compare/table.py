@@ -13,10 +13,10 @@ from tilewright_lab.compare.kinds import KINDS
 from tilewright_lab.compare.results import (
     Contestant,
     LayerResult,
-    Ratio,
     failure_notes,
     geometric_mean,
     means,
+    ratio_text,
     some_of,
 )
 
@@ -62,9 +62,9 @@ def grid(
         cells += [_time(result, result.kernel('direct_first'))] * first
         timed = {peer.name: peer for peer in result.peers}
         cells += [_time(result, timed.get(name)) for name in peers]
-        cells.append(_ratio(result.best, brief))
-        cells += [_ratio(result.best_over_direct, True)] * several
-        rows.append((*cells, _ratio(result.best_direct, brief or several)))
+        cells.append(ratio_text(result.best, brief))
+        cells += [ratio_text(result.best_over_direct, True)] * several
+        rows.append((*cells, ratio_text(result.best_direct, brief or several)))
     return Grid(tuple(head), tuple(rows))
 
 
@@ -104,14 +104,6 @@ def _time(result: LayerResult, contestant: Contestant | None) -> str:
     interval = contestant.mean_interval_ms if result.flush else None
     spread = f' ±{(interval[1] - interval[0]) / 2:.3f}' if interval else ''
     return f'{time_ms:.3f}{spread}{mark}'
-
-
-def _ratio(ratio: Ratio | None, brief: bool) -> str:
-    if ratio is None:
-        return '-'
-    if brief:
-        return f'{ratio.value:.2f}'
-    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
 
 
 def kind_grid(results: Sequence[LayerResult]) -> Grid:

@@ -27,6 +27,7 @@ from tilewright.rank.features import probe
 from tilewright_lab.collect.datasets import Data, Measured, digest_of, read_data, shape_text
 from tilewright_lab.collect.problems import layers as suite_layers
 from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.pictures import canvas, save
 from tilewright_lab.figures.remembered import remembered
 from tilewright_lab.train.evaluate import choose, judged
 from tilewright_lab.train.forest import RECIPES, Recipe, Table, fit, table_of
@@ -243,3 +244,24 @@ def table_json(
         'seeds': seeds, 'notes': list(data.notes), 'layers': found, **more(seeds, found),
         'complete': len(found) == len(parts), 'interrupted': interrupted,
     }  # fmt: skip
+
+
+def plot_bars(
+    found: dict[str, Any], path: Path, label: str,
+    heights: Mapping[str, Callable[[dict[str, Any]], float]], scale: str = 'linear',
+) -> None:  # fmt: skip
+    """A picture for each part: a group of bars for each layer, one by each model's function."""
+    parts, width = found['layers'], 0.8 / len(heights)
+    figure = canvas(12, 3.2 * len(parts))
+    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
+    for axis, part in zip(axes, parts, strict=True):
+        places = np.arange(len(part['layers']))
+        for number, (model, height) in enumerate(heights.items()):
+            values = [height(row) for row in part['layers']]
+            axis.bar(places + width * number, values, width, label=model)
+        axis.set_xticks(places + 0.4 - width / 2, [row['layer'] for row in part['layers']])
+        axis.set_yscale(scale)
+        axis.set_ylabel(label)
+        axis.set_title(part['name'])
+    axes[0].legend()
+    save(figure, path)

@@ -32,9 +32,9 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.strategies import replay, search
 from tilewright.search.gpu.tune import Tried
 from tilewright_lab.collect.datasets import Measured, rows_in
-from tilewright_lab.figures.cnnopt import Part, Training, table_json
+from tilewright_lab.figures.cnnopt import Part, Training, plot_bars, table_json
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import aligned, canvas, save
+from tilewright_lab.figures.pictures import aligned
 from tilewright_lab.train.evaluate import WITHIN, ranking_of
 from tilewright_lab.train.printed import TABLE8
 
@@ -171,17 +171,8 @@ def _cell(value: float | None) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Trials to 95%, logarithmic."""
-    parts = found['layers']
-    figure = canvas(12, 3.2 * len(parts))
-    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for axis, part in zip(axes, parts, strict=True):
-        names = [row['layer'] for row in part['layers']]
-        for number, model in enumerate(('ours', 'online')):
-            heights = [statistics.fmean(one[0] for one in row[model]) for row in part['layers']]
-            axis.bar(np.arange(len(names)) + 0.4 * number, heights, 0.4, label=model)
-        axis.set_xticks(np.arange(len(names)) + 0.2, names)
-        axis.set_yscale('log')
-        axis.set_ylabel('trials to 95%')
-        axis.set_title(part['name'])
-    axes[0].legend()
-    save(figure, path)
+    heights = {
+        model: lambda row, model=model: statistics.fmean(one[0] for one in row[model])
+        for model in ('ours', 'online')
+    }
+    plot_bars(found, path, 'trials to 95%', heights, 'log')

@@ -23,9 +23,16 @@ from typing import Any
 import numpy as np
 
 from tilewright_lab.collect.datasets import rows_in
-from tilewright_lab.figures.cnnopt import SEEDS, Part, Training, table_json, volume_scores
+from tilewright_lab.figures.cnnopt import (
+    SEEDS,
+    Part,
+    Training,
+    plot_bars,
+    table_json,
+    volume_scores,
+)
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import aligned, canvas, save
+from tilewright_lab.figures.pictures import aligned
 from tilewright_lab.train.evaluate import TOPS, Ranking, means, ranking_of
 from tilewright_lab.train.forest import RECIPES
 from tilewright_lab.train.printed import TABLE9
@@ -193,16 +200,8 @@ def _spread(part: dict[str, Any], model: str) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Losses at the top 30, a group of bars for each layer."""
-    parts = found['layers']
-    figure = canvas(12, 3.2 * len(parts))
-    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for axis, part in zip(axes, parts, strict=True):
-        names = [row['layer'] for row in part['layers']]
-        for number, model in enumerate(MODELS):
-            heights = [100 * row['models'][model]['loss_30']['mean'] for row in part['layers']]
-            axis.bar(np.arange(len(names)) + 0.27 * number, heights, 0.27, label=model)
-        axis.set_xticks(np.arange(len(names)) + 0.27, names)
-        axis.set_ylabel('loss at top 30, %')
-        axis.set_title(part['name'])
-    axes[0].legend()
-    save(figure, path)
+    heights = {
+        model: lambda row, model=model: 100 * row['models'][model]['loss_30']['mean']
+        for model in MODELS
+    }
+    plot_bars(found, path, 'loss at top 30, %', heights)
