@@ -1,69 +1,67 @@
-"""`tilewright explain NETWORK`: every group of a network, its time, its bound and its reasons."""
+"""`tilewright explain NETWORK`: every group of a network, its time, its bound and its reasons.
+
+Goes in: models (names of the zoo, .onnx and .tw files) and the options. Comes out: what
+explain.py prints and writes of each, on a CPU or on a known GPU that need not be there.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tilewright.cli.compile import model_of
+from tilewright.cli.compile import model_of, read_shapes
+from tilewright.cli.explain import Explained, ExplainOptions
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
+from tilewright.graph.passes import GPU_PASSES
 from tilewright.graph.program import Program
+from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
+from tilewright.report.grid import Grid
 from tilewright.report.network import Kind, NetworkReport, network_report
 from tilewright.schedule.choice import Choice
+from tilewright.search.gpu.moves import schedule_text
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
 from tilewright.targets.cpu.cost import CpuCost
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.site import CpuSite
+from tilewright.targets.gpu.assemble import chosen_by_model
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.site import KEPT
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Asked
 
 CALLS = 20
 
 
-def run(
-    models: Sequence[str],
-    out: Output,
-    *,
-    measure: bool,
-    max_rel_err: float,
-    machine: str | None,
-    threads: int | None,
-    shapes: Mapping[str, Sequence[int]],
-    seed: int | None,
-) -> int:
-    """Explain every network; comes out: the exit code."""
-    check_early(machine, threads, max_rel_err=max_rel_err, seed=seed)
-    target = machine_of(machine, False, out)
-    if measure and (machine is not None or target.isa not in host_isas()):
-        raise InputError(f'--measure times this host; leave out --machine {machine}')
-    count = thread_count(threads, target)
-    found = []
-    with Bar(len(models)) as bar:
-        for number, model in enumerate(models):
-            bar.begin(model)
-            saved, choices = _scheduled(model, target, count, max_rel_err, shapes, bar)
-            report = _report(saved, choices, measure, bar)
-            bar.finish()
-            with bar.paused():
-                out.say(('\n' if number else '') + str(report))
-            found.append(report.to_json())
-    out.write(
-        {'spec': ','.join(models), 'seed': seed, 'measured': measure, 'machine': target.to_json(),
-         'networks': found}
-    )  # fmt: skip
-    return 0
+def on_cpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
+    """Networks on a CPU; --measure also times every task on this host."""
+    check_early(
+        options.machine, options.threads, max_rel_err=options.max_rel_err, seed=options.seed
+    )
+    machine = machine_of(options.machine, False, out)
+    if options.measure and (options.machine is not None or machine.isa not in host_isas()):
+        raise InputError(f'--measure times this host; leave out --machine {options.machine}')
+    threads, shapes = thread_count(options.threads, machine), read_shapes(options.shapes)
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        saved, choices = _scheduled(
+            models[number], machine, threads, options.max_rel_err, shapes, bar
+        )
+        report = _report(saved, choices, options.measure, bar)
+        return str(report), report.to_json()
+
+    return Explained(models, machine, explain)
 
 
 def _scheduled(
@@ -71,7 +69,7 @@ def _scheduled(
     machine: Machine,
     threads: int,
     max_rel_err: float,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, tuple[int, ...]],
     bar: Bar,
 ) -> tuple[Saved, dict[str, tuple[Choice, ...]]]:
     """What would be compiled, and the choices for each group; a .tw file has one for each."""
@@ -87,8 +85,7 @@ def _scheduled(
             return saved, {digest: (choice,) for digest, choice in saved.choices.items()}
         program = saved.program
     else:
-        given = {name: tuple(shape) for name, shape in shapes.items()}
-        program = prepare(model_of(model), given, None, CpuCost(machine, threads))
+        program = prepare(model_of(model), shapes, None, CpuCost(machine, threads))
     site = CpuSite(machine, threads)
     chosen = site.choose(program, Asked(max_rel_err=max_rel_err), bar.report)
     best = {digest: found[0] for digest, found in chosen.items()}
@@ -140,3 +137,82 @@ def _plan(group: Group, choices: Sequence[Choice], saved: Saved) -> Plan:
             decisive, saved.machine, saved.threads, candidates, max_rel_err=saved.max_rel_err
         )
     raise ScheduleError(f'{group.label}: its schedule cannot be predicted; compile it again')
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """A group of a network, and the tasks that compute it; times are of all of them together."""
+
+    label: str
+    tasks: tuple[str, ...]
+    schedule: str
+    predicted_us: float
+    bound_us: float
+    limit: str
+
+
+def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
+    """Networks on a known GPU, by the model alone: `tilewright run --profile --target` measures."""
+    given = {'measure': options.measure, 'threads': options.threads is not None}
+    wrong = [f'--{name}' for name, there in given.items() if there]
+    if wrong:
+        raise InputError(
+            f'{wrong[0]} means nothing with --machine {options.machine}, a GPU; leave it out'
+        )
+    machine, shapes = known_gpu(str(options.machine)), read_shapes(options.shapes)
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        model = models[number]
+        kinds = _gpu_kinds(model, machine, options.max_rel_err, shapes, bar)
+        said = {'name': model, 'groups': [asdict(kind) for kind in kinds]}
+        return _gpu_text(model, machine, kinds), said
+
+    return Explained(models, machine, explain)
+
+
+def _gpu_kinds(
+    model: str,
+    machine: GpuMachine,
+    max_rel_err: float,
+    shapes: Mapping[str, tuple[int, ...]],
+    bar: Bar,
+) -> list[GpuKind]:
+    """The groups of a network as they would be compiled, the longest first."""
+    if model.endswith('.tw'):
+        raise InputError(
+            f'{model} has its schedules already; `tilewright run --profile` times them'
+        )
+    program = prepare(model_of(model, None, 'cuda'), shapes, None, GpuCost(machine), GPU_PASSES)
+    groups = {task.group.digest: task.group for task in program.tasks}
+    chosen = chosen_by_model(groups, machine, KEPT, max_rel_err, bar.report)
+    kinds = []
+    for digest, group in groups.items():
+        names = tuple(task.name for task in program.tasks if task.group.digest == digest)
+        choice, count = chosen[digest][0], len(names)
+        kinds.append(
+            GpuKind(
+                group.label, names, schedule_text(choice.schedule),
+                1e6 * count * choice.predicted_s, 1e6 * count * choice.bound_s, choice.limit,
+            )
+        )  # fmt: skip
+    return sorted(kinds, key=lambda kind: -kind.predicted_us)
+
+
+def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
+    total, bound = (sum(getattr(k, name) for k in kinds) for name in ('predicted_us', 'bound_us'))
+    tasks = sum(len(kind.tasks) for kind in kinds)
+    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'schedule')
+    rows = tuple(
+        (
+            kind.label, str(len(kind.tasks)), f'{kind.predicted_us:.2f}',
+            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, kind.schedule,
+        )
+        for kind in kinds
+    )  # fmt: skip
+    return '\n'.join(
+        [
+            f'{model} on {machine.name}: {tasks} tasks of {len(kinds)} kinds, predicted one after '
+            f'the other {total:.1f} us, bound {bound:.1f} us',
+            Grid(head, rows).text(),
+        ]
+    )

@@ -26,6 +26,7 @@ from tilewright.rank.gat_files import (
 from tilewright.rank.graph_features import NODE_FEATURES
 from tilewright.rank.statistics import STATISTICS
 from tilewright.runtime.measure import Progress
+from tilewright_lab.cli.model import wrote
 from tilewright_lab.collect.group_data import GroupData, digest_of, read_groups, rows_in
 from tilewright_lab.figures.cnnopt import load_gpu
 from tilewright_lab.figures.gtuner import LEAST, METRICS, metrics_of
@@ -85,11 +86,7 @@ def run_train(
     model = fitted(table, 'training', header)
     path = output or own_gat(gpu.name)
     save_gat(model, path)
-    size = path.stat().st_size
-    out.say(text_of(model))
-    out.say(f'wrote {path} ({size / 1e6:.1f} MB)')
-    out.write({'model': str(path), 'bytes': size, 'header': dict(model.header)})
-    return 0
+    return wrote(out, path, text_of(model), model.header)
 
 
 def _validated(model: GatModel, table: GroupTable, groups: np.ndarray) -> dict[str, Any]:

@@ -50,10 +50,10 @@ from tilewright.store.choices import GPU_DECIDES, code_version
 from tilewright.targets.gpu import tuning as measure
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.tuning import How, is_searched
-from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.compare.gpu_networks import OURS, Subject, duel
 from tilewright_lab.figures import gtuner_table3_text as tables
 from tilewright_lab.figures.figures import Options, place_of
+from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.torch_graph import COPIES
 
 ROUNDS = 10  # turns of timing a network

@@ -25,7 +25,7 @@ from dataclasses import replace
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
-from tilewright.kernels.gpu.language import Kernel, Scalar
+from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module
 from tilewright.kernels.gpu.product import module_of, pack_kernel
 from tilewright.kernels.gpu.schemas.cnnopt import join as cnnopt_join
@@ -59,25 +59,20 @@ def _pack_kernel(p: CnnoptPlan) -> Kernel:
     return pack_kernel('cnnopt_pack', p, replace(p.packed, written=True), body)
 
 
-def main_kernel(p: CnnoptPlan, loose: bool = False) -> Kernel:
-    """The kernel; `loose`: its share of pieces is a number given at the call, with the grid.
-
-    So one compilation serves every split of the same tiles (data sets have many of them).
-    """
+def main_kernel(p: CnnoptPlan) -> Kernel:
     rows, columns = p.plane
     shared = [
         ('in_tile', p.stages * p.cb * rows * columns),
         ('w_tile', p.stages * p.cb * p.taps * p.block[0]),
         *cnnopt_join.shared(p),
     ]
-    body = [*_place(p, loose), *_accumulate(p), *cnnopt_join.store(p)]
+    body = [*_place(p), *_accumulate(p), *cnnopt_join.store(p)]
     return Kernel(
         f'{"s" if p.rows else "rs"}_{p.group.main.name}',
         (
             pieces.argument(p.group.tensor(p.contraction.a.tensor)),
             p.packed,
             *cnnopt_join.arguments(p),
-            *((Scalar('share'),) if loose else ()),
         ),
         '\n'.join(body),
         p.grid,
@@ -88,7 +83,7 @@ def main_kernel(p: CnnoptPlan, loose: bool = False) -> Kernel:
     )
 
 
-def _place(p: CnnoptPlan, loose: bool) -> list[str]:
+def _place(p: CnnoptPlan) -> list[str]:
     """Which tile this block owns, where it reads, and which outputs this thread holds."""
     (bk, by, bx), (rk, ry, rx) = p.block, p.registers
     (tk, _, tx), (wk, _, wx) = p.lanes, p.warps
@@ -100,7 +95,6 @@ def _place(p: CnnoptPlan, loose: bool) -> list[str]:
         for place, (e, stride) in enumerate(zip(_without(p), tensor.strides, strict=True))
         if place not in spatial and (e.terms or e.const)
     ]
-    share = 'share' if loose else str(p.share)
     return [
         *pieces.decode('BLOCK_X', [*p.images, ('tile_y', tiles_y), ('tile_x', tiles_x)]),
         f'const int group = {f"BLOCK_Y / {tiles_k}" if p.groups > 1 else "0"};',
@@ -113,8 +107,8 @@ def _place(p: CnnoptPlan, loose: bool) -> list[str]:
         f'const int my_k = warp % {wk} * {tk * rk} + lane % {tk} * {4 if rk % 4 == 0 else 1};',
         f'const int my_x = (warp / {wk} % {wx} * {tx} + lane / {tk} % {tx}) * {rx};',
         f'const int my_y = (warp / {wk * wx} * {p.lanes[1]} + lane / {tk * tx}) * {ry};',
-        f'const int begin = BLOCK_Z * {share};',
-        f'const int end = begin + {share} < {p.iterations} ? begin + {share} : {p.iterations};',
+        f'const int begin = BLOCK_Z * {p.share};',
+        f'const int end = begin + {p.share} < {p.iterations} ? begin + {p.share} : {p.iterations};',
     ]
 
 
