@@ -13,6 +13,8 @@ from tilewright.cli.compile import model_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
 from tilewright.graph.passes import GPU_PASSES
+from tilewright.kernels.gpu.schemas.library import said_of
+from tilewright.kernels.gpu.schemas.library.calls import TITLES
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.network.compile import prepare
 from tilewright.report.grid import Grid
@@ -32,6 +34,7 @@ class Kind:
     predicted_us: float
     bound_us: float
     limit: str
+    libraries: dict[str, str]
 
 
 def run(
@@ -89,6 +92,7 @@ def explained(
             Kind(
                 group.label, names, schedule_text(choice.schedule),
                 1e6 * count * choice.predicted_s, 1e6 * count * choice.bound_s, choice.limit,
+                said_of(group),
             )
         )  # fmt: skip
     return sorted(kinds, key=lambda kind: -kind.predicted_us)
@@ -97,11 +101,12 @@ def explained(
 def _text(model: str, machine: GpuMachine, kinds: Sequence[Kind]) -> str:
     total, bound = (sum(getattr(k, name) for k in kinds) for name in ('predicted_us', 'bound_us'))
     tasks = sum(len(kind.tasks) for kind in kinds)
-    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'schedule')
+    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'libraries', 'schedule')
     rows = tuple(
         (
             kind.label, str(len(kind.tasks)), f'{kind.predicted_us:.2f}',
-            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, kind.schedule,
+            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, _able(kind),
+            kind.schedule,
         )
         for kind in kinds
     )  # fmt: skip
@@ -112,3 +117,9 @@ def _text(model: str, machine: GpuMachine, kinds: Sequence[Kind]) -> str:
             Grid(head, rows).text(),
         ]
     )
+
+
+def _able(kind: Kind) -> str:
+    """The libraries that --libraries would try; why the others cannot is in the JSON."""
+    titles = [TITLES[name] for name, text in kind.libraries.items() if 'cannot' not in text]
+    return ' '.join(titles) or '-'

@@ -18,6 +18,8 @@ from tilewright.cli.options import (
     CachesName,
     Fallback,
     Json,
+    Libraries,
+    LibrariesName,
     MachineName,
     MaxRelErr,
     Seed,
@@ -104,6 +106,7 @@ def bench(
     ] = 'measure',
     fallback: Fallback = None,
     target: Target = 'cpu',
+    libraries: Libraries = LibrariesName.NONE,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -139,6 +142,7 @@ def bench(
     from tilewright.cli import gpu
     from tilewright.cli.output import Output
     from tilewright.cli.zoo import networks_of
+    from tilewright.runtime.gpu.libraries.table import check_mode
     from tilewright_lab.cli import gpu_layers
     from tilewright_lab.cli import layers as verb
     from tilewright_lab.cli import networks as bench_networks
@@ -151,15 +155,17 @@ def bench(
 
             return bench_gpu_networks.run(
                 named, Output('bench', json), target=target, against=against, device=device,
+                libraries=libraries.value,
                 tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
                 batch=batch, rounds=rounds, seed=seed, seconds=seconds,
             )  # fmt: skip
-        gpu.refuse(target, gpu.given(ctx, 'tune'))
+        gpu.refuse(target, gpu.given(ctx, 'tune', 'libraries'))
         return gpu_layers.run(
             spec, Output('bench', json), target=target, against=against, device=device,
             trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
         )  # fmt: skip
     gpu.refuse(target, gpu.given(ctx, 'device', 'trials', 'seconds'))
+    check_mode(libraries.value, target)
     networks = None if layers else networks_of(spec)
     if networks is not None:
         return bench_networks.run(

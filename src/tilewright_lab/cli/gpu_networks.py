@@ -52,6 +52,7 @@ def run(
     rounds: int,
     seed: int | None,
     seconds: float | None = None,
+    libraries: str = 'none',
 ) -> int:
     """Compile and compare network by network; comes out: the exit code.
 
@@ -81,9 +82,9 @@ def run(
     said: dict[str, Any] = {
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': trials, 'batch': batch or 1,
-        'rounds': rounds, 'copies': COPIES,
+        'rounds': rounds, 'copies': COPIES, 'libraries': libraries,
     }  # fmt: skip
-    compiling = {'target': target, 'device': device, 'trials': trials}
+    compiling = {'target': target, 'device': device, 'trials': trials, 'libraries': libraries}
     with ExitStack() as stack:
         try:
             subjects = [Subject.of(name, drawn, batch or 1) for name in networks]

@@ -2,7 +2,8 @@
 
 To add one, write a folder that exports a `GpuSchema` and name it in `OWN`; or, from outside the
 package, call `register` once, in every process that is to know it. The order is that of searches'
-draws and of the columns of learned models: append.
+draws and of the columns of learned models: append. Vendors' libraries (schemas/library) have names
+here as well, but no search draws them: they say themselves what they can do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
 from tilewright.kernels.gpu.schemas.general import GENERAL
+from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.tiled import TILED
@@ -23,11 +25,12 @@ OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRA
 FALLBACK = GENERAL  # computes every group
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 _SCHEMAS: dict[str, GpuSchema] = {one.name: one for one in OWN}
+_LIBRARIES: dict[str, GpuSchema] = {one.name: one for one in LIBRARIES}
 
 
 def register(schema: GpuSchema) -> GpuSchema:
     """Make a schema known in this process, behind all that are."""
-    if schema.name in _SCHEMAS:
+    if schema.name in _SCHEMAS or schema.name in _LIBRARIES:
         raise InputError(
             f'there is a GPU schema {schema.name!r} already; choose another name, or unregister it'
         )
@@ -56,6 +59,13 @@ def schemas() -> tuple[GpuSchema, ...]:
 
 def schema_named(name: str) -> GpuSchema:
     """The schema of a name; the error lists all names."""
+    if name in _LIBRARIES:
+        return _LIBRARIES[name]
     if name not in _SCHEMAS:
         raise ScheduleError(f'{name!r} is not a GPU schema; choose one of {", ".join(_SCHEMAS)}')
     return _SCHEMAS[name]
+
+
+def is_library(schedule: GpuSchedule) -> bool:
+    """Whether a schedule calls a vendor's library."""
+    return schedule.schema in _LIBRARIES
