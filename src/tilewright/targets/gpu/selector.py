@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.errors import MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
@@ -122,9 +122,7 @@ class _Selection:
     worker: GpuWorker
     memory: Memory
     trouble: str = 'no library proposes anything'
-
-    def __post_init__(self) -> None:
-        self.times: dict[GpuSchedule, float] = {}
+    times: dict[GpuSchedule, float] = field(default_factory=dict)
 
     def winner(self, ours: Choice | None, libraries: tuple[str, ...]) -> Choice | None:
         """The faster one; None where nothing could be timed. Without `ours` a library's."""
@@ -163,7 +161,7 @@ class _Selection:
 
     def _attempt(self, schedule: GpuSchedule, known: Mapping[str, Measurement]) -> None:
         found = known.get(schedule.digest)
-        # What failed once is not tried again; a time is of now, beside the others.
+        # A wrong answer stays wrong; a time is of now, beside the others.
         if found is None or found.ok:
             found = self._measured(schedule)
         if found.median_ms is None or (found.max_rel_err or 0.0) > self.max_rel_err:
