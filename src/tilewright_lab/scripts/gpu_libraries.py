@@ -47,9 +47,9 @@ CALLS = 50
 
 def layers() -> dict[str, Group]:
     """Name -> group: every kind that a library is asked for, small and large."""
-    three = {'c': 64, 'h': 56, 'w': 56, 'k': 64, 'r': 3, 's': 3, 'pad': 1}
-    one = {'c': 256, 'h': 14, 'w': 14, 'k': 1024, 'r': 1, 's': 1}
-    ends = {'bias': True, 'activation': 'relu'}
+    three: dict[str, Any] = {'c': 64, 'h': 56, 'w': 56, 'k': 64, 'r': 3, 's': 3, 'pad': 1}
+    one: dict[str, Any] = {'c': 256, 'h': 14, 'w': 14, 'k': 1024, 'r': 1, 's': 1}
+    ends: dict[str, Any] = {'bias': True, 'activation': 'relu'}
     return {
         '3x3': conv2d(**three),
         '3x3 bias relu': conv2d(**three, **ends),
@@ -154,7 +154,7 @@ def network(name: str, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--json', type=Path, help='write all of it here')
     parser.add_argument('--networks', default='', help='networks of the zoo, with commas')
     parser.add_argument('--batch', type=int, default=1)

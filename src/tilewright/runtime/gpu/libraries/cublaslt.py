@@ -159,8 +159,8 @@ class Product:
         shapes = [(call.m, call.k), (call.k, call.n), (call.m, call.n)]
         flipped = (*call.transposed, False)
         self.layouts = [
-            self._layout(shape[::-1] if turn else shape, lead, step)
-            for shape, turn, lead, step in zip(
+            self._layout((width, height) if turn else (height, width), lead, step)
+            for (height, width), turn, lead, step in zip(
                 shapes, flipped, call.leading, call.steps, strict=True
             )
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.language import Array, Kernel
@@ -21,7 +21,6 @@ from tilewright.schedule.gpu import GpuSchedule
 CUDNN, CUBLASLT = 'cudnn', 'cublaslt'
 TITLES = {CUDNN: 'cuDNN', CUBLASLT: 'cuBLASLt'}
 WORKSPACE, ZEROS = 'Workspace', 'Zeros'
-_Self = TypeVar('_Self', 'ConvolutionCall', 'ProductCall')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def is_library(kernel: Kernel) -> bool:
     return kernel.language in _KINDS
 
 
-def decided(call: _Self, schedule: GpuSchedule) -> _Self:
+def decided(call: AnyCall, schedule: GpuSchedule) -> AnyCall:
     """The call with what a schedule decides."""
     return replace(
         call, version=schedule['version'], algorithm=schedule['algorithm'],
@@ -131,7 +130,9 @@ def call_of(kernel: Kernel) -> AnyCall:
     """The call that a kernel holds."""
     try:
         data: dict[str, Any] = json.loads(kernel.body)
-        pairs = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        pairs: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in data.items()
+        }
         return _KINDS[kernel.language](**pairs)
     except (KeyError, TypeError, ValueError) as error:
         raise ScheduleError(f'{kernel.name} holds no call of a library: {error!r}') from None
