@@ -34,6 +34,7 @@ def run(
     target: str = 'cpu',
     device: str = '',
     check: bool | None = None,
+    libraries: str = 'none',
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
@@ -55,7 +56,8 @@ def run(
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
-                progress=bar.report, check=False if asked is None else asked, **more,
+                libraries=libraries, progress=bar.report,
+                check=False if asked is None else asked, **more,
             )  # fmt: skip
 
         network = made(fallback=fallback) if fallback else made(save=path)
@@ -83,6 +85,7 @@ def run(
             'fallback': [list(node) for node in theirs],
             'tune': tune,
             'algorithm': algorithm,
+            'libraries': libraries,
             'seconds': seconds,
             'seed': seed,
             'network': network_json(network),

@@ -18,6 +18,8 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.passes import GPU_PASSES
 from tilewright.graph.program import Program
+from tilewright.kernels.gpu.schemas.library import said_of
+from tilewright.kernels.gpu.schemas.library.calls import TITLES
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
@@ -149,6 +151,7 @@ class GpuKind:
     predicted_us: float
     bound_us: float
     limit: str
+    libraries: dict[str, str]
 
 
 def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
@@ -193,6 +196,7 @@ def _gpu_kinds(
             GpuKind(
                 group.label, names, schedule_text(choice.schedule),
                 1e6 * count * choice.predicted_s, 1e6 * count * choice.bound_s, choice.limit,
+                said_of(group),
             )
         )  # fmt: skip
     return sorted(kinds, key=lambda kind: -kind.predicted_us)
@@ -201,11 +205,12 @@ def _gpu_kinds(
 def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
     total, bound = (sum(getattr(k, name) for k in kinds) for name in ('predicted_us', 'bound_us'))
     tasks = sum(len(kind.tasks) for kind in kinds)
-    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'schedule')
+    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'libraries', 'schedule')
     rows = tuple(
         (
             kind.label, str(len(kind.tasks)), f'{kind.predicted_us:.2f}',
-            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, kind.schedule,
+            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, _able(kind),
+            kind.schedule,
         )
         for kind in kinds
     )  # fmt: skip
@@ -216,3 +221,9 @@ def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
             Grid(head, rows).text(),
         ]
     )
+
+
+def _able(kind: GpuKind) -> str:
+    """The libraries that --libraries would try; why the others cannot is in the JSON."""
+    titles = [TITLES[name] for name, text in kind.libraries.items() if 'cannot' not in text]
+    return ' '.join(titles) or '-'

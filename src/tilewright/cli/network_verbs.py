@@ -12,6 +12,8 @@ from tilewright.cli.options import (
     AlgorithmName,
     Fallback,
     Json,
+    Libraries,
+    LibrariesName,
     MaxRelErr,
     Model,
     Seed,
@@ -75,7 +77,7 @@ def zoo(
         'tilewright compile model.onnx --tune measure --trials 6',
         'tilewright compile model.onnx --shape image=1,3,224,224',
         'tilewright compile model.onnx --check',
-        'tilewright compile resnet18 --target cuda',
+        'tilewright compile resnet18 --target cuda --libraries auto',
     )
 )
 def compile(
@@ -92,6 +94,7 @@ def compile(
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
+    libraries: Libraries = LibrariesName.NONE,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -115,7 +118,7 @@ def compile(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
-        check=check,
+        check=check, libraries=libraries.value,
     )  # fmt: skip
 
 
@@ -166,6 +169,7 @@ def run(
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
+    libraries: Libraries = LibrariesName.NONE,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -181,7 +185,7 @@ def run(
         model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
-        check_file=check, tolerance=tolerance,
+        check_file=check, tolerance=tolerance, libraries=libraries.value,
     )  # fmt: skip
 
 

@@ -117,6 +117,23 @@ Fallback = Annotated[
 ]
 
 
+class LibrariesName(StrEnum):
+    """Vendors' libraries beside generated code, as `tilewright.compile` knows it."""
+
+    NONE = 'none'
+    AUTO = 'auto'
+    ONLY = 'only'
+
+
+Libraries = Annotated[
+    LibrariesName,
+    typer.Option(
+        '--libraries',
+        help='cuDNN and cuBLASLt on CUDA: not at all, where they are faster, or wherever they can.',
+    ),
+]
+
+
 class TuneName(StrEnum):
     """How kernels of a network are chosen, as `tilewright.compile` knows it."""
 

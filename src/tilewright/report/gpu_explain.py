@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.registry import schema_named
+from tilewright.kernels.gpu.schemas.library import said_of
 from tilewright.kernels.gpu.work import BANKS_BYTES
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
@@ -50,6 +51,7 @@ class Explanation:
             'runner_up': other and {
                 'schedule': other[0].to_json(), 'predicted': other[1].to_json()
             },
+            'libraries': said_of(self.group),
         }  # fmt: skip
 
 
@@ -126,4 +128,4 @@ def explanation_text(e: Explanation) -> str:
             f'runner-up of another kind: {schedule_text(schedule)}, '
             f'{1e6 * other.seconds:.2f} us, limited by {other.by}'
         )
-    return '\n'.join(lines)
+    return '\n'.join([*lines, *(f'with --libraries: {text}' for text in said_of(group).values())])

@@ -25,6 +25,7 @@ from tilewright.machine.machine import Machine
 from tilewright.machine.measure import measure_host
 from tilewright.network.arguments import TUNES
 from tilewright.ops.suites import expand_all
+from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.store.records import package_version
 from tilewright_lab.compare.journal import Journal
 from tilewright_lab.peers.contestants import peer_names, table_of
@@ -62,6 +63,7 @@ class BenchOptions:
     seconds: float | None = None
     threads: int | None = None
     seed: int | None = None
+    libraries: str = 'none'
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -92,7 +94,9 @@ def run(
     refuse(options.target, given(*(CPU_ONLY if on_gpu else GPU_ONLY)))
     networks = None if layers else networks_of(options.spec)
     if on_gpu and networks is None:
-        refuse(options.target, given('tune'))
+        refuse(options.target, given('tune', 'libraries'))
+    if not on_gpu:
+        check_mode(options.libraries, options.target)
     what = 'layers' if networks is None else 'networks'
     verb: Any = import_module(f'tilewright_lab.cli.{"gpu_" if on_gpu else ""}{what}')
     return verb.run(options, out) if networks is None else verb.run(networks, options, out)

@@ -19,6 +19,8 @@ from tilewright.cli.options import (
     CachesName,
     Fallback,
     Json,
+    Libraries,
+    LibrariesName,
     MachineName,
     MaxRelErr,
     Seed,
@@ -106,6 +108,7 @@ def bench(
     ] = 'measure',
     fallback: Fallback = None,
     target: Target = 'cpu',
+    libraries: Libraries = LibrariesName.NONE,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -144,7 +147,7 @@ def bench(
     options = verb.BenchOptions(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
-        device, trials, seconds, threads, seed,
+        device, trials, seconds, threads, seed, libraries.value,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

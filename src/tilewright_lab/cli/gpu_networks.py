@@ -61,9 +61,10 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
     said: dict[str, Any] = {
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
-        'batch': batch, 'rounds': options.rounds, 'copies': COPIES,
+        'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
     }  # fmt: skip
-    compiling = {'target': target, 'device': options.device, 'trials': options.trials}
+    compiling = {'target': target, 'device': options.device, 'trials': options.trials,
+                 'libraries': options.libraries}  # fmt: skip
     with ExitStack() as stack:
         try:
             subjects = [Subject.of(name, drawn, batch) for name in networks]

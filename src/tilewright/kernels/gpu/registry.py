@@ -2,7 +2,8 @@
 
 To add one, write a folder that exports a `GpuSchema` and name it in `OWN`; or, from outside the
 package, call `GPU_SCHEMAS.register` once, in every process that is to know it. The order is that of
-searches' draws and of the columns of learned models: append.
+searches' draws and of the columns of learned models: append. Vendors' libraries (schemas/library)
+have names here as well, but no search draws them: they say themselves what they can do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
 from tilewright.kernels.gpu.schemas.general import GENERAL
+from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.tiled import TILED
@@ -24,8 +26,16 @@ OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRA
 FALLBACK = GENERAL  # computes every group
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 GPU_SCHEMAS: Registry[GpuSchema] = Registry('a GPU schema', OWN)
+_LIBRARIES: dict[str, GpuSchema] = {one.name: one for one in LIBRARIES}
 
 
 def schema_named(name: str) -> GpuSchema:
     """The schema of a name; the error lists all names."""
+    if name in _LIBRARIES:
+        return _LIBRARIES[name]
     return GPU_SCHEMAS.named(name, ScheduleError)
+
+
+def is_library(schedule: GpuSchedule) -> bool:
+    """Whether a schedule calls a vendor's library."""
+    return schedule.schema in _LIBRARIES

@@ -19,6 +19,7 @@ from tilewright.errors import TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
+from tilewright.kernels.gpu.schemas.library.calls import is_library
 from tilewright.machine.compiler import cache_dir, prune_files
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
@@ -39,11 +40,13 @@ def programs(
     """A program for every distinct kernel."""
     wanted = list(dict.fromkeys(kernels))
     if isinstance(device, CudaDevice):
-        codes = cubins(wanted, device.architecture, report)
-        return {
+        ours = [kernel for kernel in wanted if not is_library(kernel)]
+        codes = cubins(ours, device.architecture, report)
+        found = {
             kernel: device.load(kernel, binary, '', resources)
             for kernel, (binary, resources) in codes.items()
         }
+        return found | {k: device.compile(k) for k in wanted if is_library(k)}
     made = {}
     for done, kernel in enumerate(wanted, 1):
         made[kernel] = device.compile(kernel)
