@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.kernels.cpu.front import Front
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
@@ -51,7 +52,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     sums = workspace(p.split, p.tiles, p.bk * p.bp)
-    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)])
+    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)], p.front)
 
 
 def _pack_kernel(p: TiledPlan) -> Kernel:
@@ -81,7 +82,7 @@ def _depth(p: TiledPlan, e: str, loop: str) -> list[str]:
 
 
 def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:
-    stage, c = p.group.main, p.contraction
+    stage = p.group.main
     body = [
         *_place(p),
         *_loader(p),
@@ -90,8 +91,9 @@ def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:
         *_store(p),
     ]
     args = [
-        pieces.argument(p.group.tensor(c.a.tensor)),
+        pieces.argument(p.group.tensor(p.image)),
         p.packed,
+        *_front_arrays(p),
         *pieces.epilogue_arrays(p.group, p.epilogue),
         *sums,
         pieces.argument(p.group.output, written=True),
@@ -107,7 +109,7 @@ def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:
         (p.row_tiles, p.column_tiles * p.groups, p.split),
         p.threads,
         tuple(shared),
-        helpers(p.group, p.epilogue),
+        helpers(p.group, p.epilogue, p.front),
         frozenset((['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])),
     )
 
@@ -162,9 +164,8 @@ def _loader(p: TiledPlan) -> list[str]:
     outer = {*rows, *p.contraction.batch}
     lines = []
     for i in range(_rows_per_thread(p)):
-        column = f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
         lines += [
-            f'const int row{i} = first_row + {column};',
+            f'const int row{i} = first_row + {_gathered(p, i)};',
             *pieces.decode(f'row{i}', p.rows, prefix=f'r{i}_'),
         ]
         terms = [
@@ -197,27 +198,37 @@ def _bounded(p: TiledPlan) -> list[tuple[int, Affine]]:
 
 def _inside(p: TiledPlan, i: int) -> str:
     """Whether row `i` of this thread reads inside the tensor at the current window point."""
-    shape = p.group.tensor(p.contraction.a.tensor).shape
-    windows = dict(p.windows)
     tests = [f'row{i} < {p.points}'] if p.points % p.bp else []
+    return ' && '.join([*tests, *_in_bounds(p, i)]) or 'true'
+
+
+def _in_bounds(p: TiledPlan, i: int) -> list[str]:
+    """C tests of the same, for a row that there is."""
+    shape = p.group.tensor(p.contraction.a.tensor).shape
+    windows, tests = dict(p.windows), []
     for number, expression in _bounded(p):
         terms = [scaled(n, k) for n, k in expression.terms if n in windows]
         tests.append(f'(unsigned)({total([f"at{i}_{number}", *terms])}) < {shape[number]}u')
-    return ' && '.join(tests) or 'true'
+    return tests
 
 
 def _accumulate(p: TiledPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     ahead = p.stages - 1
     columns, rows = p.own
+    arrived, alone = [f'COPY_WAIT({max(ahead - 1, 0)});'], ['COPY_WAIT(0);']
+    if p.front and ahead:
+        arrived = ['if (now >= begin) {', *pieces.indented(_changed(p, p.front, arrived)), '}']
+    elif p.front:
+        alone = ['{', *pieces.indented(_changed(p, p.front, alone)), '}']
     return [
         f'float acc[{columns}][{rows}];',
         *pieces.cleared(columns, rows),
         *pieces.pipelined(
             ahead,
-            [f'COPY_WAIT({max(ahead - 1, 0)});', 'BARRIER;'],
+            [*arrived, 'BARRIER;'],
             _copies(p),
-            ['COPY_WAIT(0);', 'BARRIER;'],
+            [*alone, 'BARRIER;'],
             (_matrix if p.matrix else _multiply)(p),
         ),
     ]
@@ -237,13 +248,8 @@ def _copies(p: TiledPlan) -> list[str]:
     step = strides.get(c.loop, 0)
     windows = [scaled(n, strides[n]) for n, _ in p.windows if strides.get(n)]
     rows = _rows_per_thread(p)
-    stride = max(p.threads // p.bp, 1)  # depths between two copies of one thread
-    copies = p.kb * p.bp // p.threads // rows
-    here = f'THREAD / {p.bp}' if p.threads > p.bp else '0'
-    column = [
-        f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
-        for i in range(rows)
-    ]
+    here, depths = _own_depths(p)
+    column = [_gathered(p, i) for i in range(rows)]
     if not p.joint:
         lines += _depth(p, f'next * {p.kb}', loop)
         lines.append(f'const int channel = {loop} + {here};')
@@ -251,17 +257,15 @@ def _copies(p: TiledPlan) -> list[str]:
         for i in range(rows):
             lines.append(f'const bool inside{i} = {_inside(p, i)};')
             start = total([f'base{i}', *windows, scaled('channel', step)])
-            lines.append(f'const GLOBAL float *const from{i} = @{c.a.tensor} + ({start});')
-            for j in range(copies):
-                d = j * stride
+            lines.append(f'const GLOBAL float *const from{i} = @{p.image} + ({start});')
+            for d in depths:
                 there = f'inside{i}' + (f' && channel + {d} < {p.channels}' if ragged else '')
                 lines.append(
                     f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
                     f'{_safe(p, f"from{i} + {d * step}", there)}, {there});'
                 )
     else:
-        for j in range(copies):
-            d = j * stride
+        for d in depths:
             lines.append('{')
             inner = [f'const int e = next * {p.kb} + {here} + {d};', *_depth(p, 'e', loop)]
             for i in range(rows):
@@ -270,7 +274,7 @@ def _copies(p: TiledPlan) -> list[str]:
                 inner += [
                     f'const bool inside{i} = {there};',
                     f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
-                    f'{_safe(p, f"@{c.a.tensor} + ({start})", f"inside{i}")}, inside{i});',
+                    f'{_safe(p, f"@{p.image} + ({start})", f"inside{i}")}, inside{i});',
                 ]
             lines += [f'    {line}' for line in inner] + ['}']
     return [*lines, *_weight_copies(p)]
@@ -278,7 +282,66 @@ def _copies(p: TiledPlan) -> list[str]:
 
 def _safe(p: TiledPlan, address: str, there: str) -> str:
     """An address that may be formed even where nothing is read."""
-    return address if there == 'true' else f'({there}) ? {address} : @{p.contraction.a.tensor}'
+    return address if there == 'true' else f'({there}) ? {address} : @{p.image}'
+
+
+def _own_depths(p: TiledPlan) -> tuple[str, range]:
+    """(the first depth of a piece that this thread copies, those behind it as offsets)."""
+    here = f'THREAD / {p.bp}' if p.threads > p.bp else '0'
+    return here, range(0, p.kb, max(p.threads // p.bp, 1))
+
+
+def _gathered(p: TiledPlan, i: int) -> str:
+    """The number of row `i` of this thread in the block's tile."""
+    return f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
+
+
+def _front_arrays(p: TiledPlan) -> list[Array]:
+    """Arguments for the numbers of what comes before the products."""
+    return [
+        Array(number.argument, tensor.dims, tensor.shape)
+        for number in (p.front.numbers if p.front else ())
+        for tensor in (p.group.tensor(number.tensor),)
+    ]
+
+
+def _changed(p: TiledPlan, front: Front, wait: Sequence[str]) -> list[str]:
+    """Wait for the copies of piece `now`, and apply what comes before the products to them.
+
+    Each thread changes what it copied itself, which it sees without a barrier; numbers are read
+    while copies are under way. What the copies filled up with zeros stays zero: padding lies behind
+    the front, and weights of channels beyond the last are zeros, which an infinity must not meet.
+    """
+    c = p.contraction
+    loop = c.loop or '_none'
+    here, depths = _own_depths(p)
+    ragged = p.channels % p.kb
+    lines = [
+        *_depth(p, f'now * {p.kb}', loop),
+        f'SHARED float *const piece = a_tile + {pieces.slot("now", p.stages)} * '
+        f'{p.kb * p.pitch[1]};',
+        f'const int channel = {loop} + {here};',
+    ]
+    for d in depths:
+        there = f'channel + {d} < {p.channels}'
+        at = pieces.index(c.a.index[1], {c.loop: f'(channel + {d})'})
+        for number in front.numbers:
+            element = f'{number.argument}[{number.place({1: at})}]'
+            known = f'{there} ? {element} : 0.0f' if ragged else element
+            lines.append(f'const float {number.name}_{d} = {known};')
+    lines += wait
+    for i in range(_rows_per_thread(p)):
+        for d in depths:
+            tests = [*([f'channel + {d} < {p.channels}'] if ragged else []), *_in_bounds(p, i)]
+            place = f'piece[({here} + {d}) * {p.pitch[1]} + {_gathered(p, i)}]'
+            lines += [
+                f'if ({" && ".join(tests)}) {{' if tests else '{',
+                *(f'    const float {n.name} = {n.name}_{d};' for n in front.numbers),
+                f'    const float value = {place};',
+                f'    {place} = {front.expression};',
+                '}',
+            ]
+    return lines
 
 
 def _weight_copies(p: TiledPlan) -> list[str]:
