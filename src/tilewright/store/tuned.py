@@ -48,7 +48,7 @@ class Where:
 
 def find(group: Group, where: Where, trials: int) -> Choice | None:
     """The fastest choice that is known of a group, or of its core; None if it must be measured."""
-    for digest in dict.fromkeys((group.digest, core(group).digest)):
+    for digest in _digests(group, where):
         kept = choices.recall(where.key(digest))
         try:
             if kept is not None and int(kept['trials']) >= trials:
@@ -61,5 +61,11 @@ def find(group: Group, where: Where, trials: int) -> Choice | None:
 def remember(group: Group, where: Where, choice: Choice, trials: int) -> None:
     """Store the winner of `trials` timed candidates, for the group and for its core."""
     answer = {'trials': trials, 'choice': choice.to_json()}
-    for digest in dict.fromkeys((group.digest, core(group).digest)):
+    for digest in _digests(group, where):
         choices.keep(where.key(digest), answer)
+
+
+def _digests(group: Group, where: Where) -> tuple[str, ...]:
+    """The group's own, and that of its core; on a GPU stages before the products decide, too."""
+    decisive = core(group, front=where.target != 'cpu')
+    return tuple(dict.fromkeys((group.digest, decisive.digest)))

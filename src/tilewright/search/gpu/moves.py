@@ -22,6 +22,7 @@ from tilewright.kernels.gpu.schema import DIRECT, GpuSchema, Table
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops
 from tilewright.model.gpu.time import COSTS
+from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -90,7 +91,7 @@ class Moves:
         if not self.machine.has(schedule.intrinsic) or not precise(self.group, schedule):
             return False, 0
         try:
-            module = generate(self.group, schedule)
+            module = generate(self._decided(schedule), schedule)
             for kernel in module.kernels:
                 self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         except ScheduleError:
@@ -99,6 +100,11 @@ class Moves:
         fixed = schema_named(schedule.schema).fixed
         decided = [step.kernel for step in module.steps if not fixed(step.kernel)]
         return enough, max(math.prod(kernel.grid) for kernel in decided)
+
+    def _decided(self, schedule: GpuSchedule) -> Group:
+        """What the schedule decides: a front that is a kernel of its own is the same for all."""
+        applied = schema_named(schedule.schema).front
+        return self.group if applied else without_front(self.group)
 
     def legal(self, schedule: GpuSchedule) -> bool:
         """Whether it can be generated and fits, and gives a block enough threads."""
