@@ -22,7 +22,7 @@ from tilewright.kernels.gpu.schema import DIRECT, GpuSchema, Table
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops
 from tilewright.model.gpu.time import COSTS
-from tilewright.ops.front import without_front
+from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -30,6 +30,7 @@ Kind = tuple[str, str]  # schema, intrinsic
 
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
+FRONTED = 4.0  # times that schemas which apply a front are drawn more often
 REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
 
 
@@ -112,8 +113,7 @@ class Moves:
 
     def draw(self, rng: random.Random) -> GpuSchedule | None:
         kinds = list(self.tables)
-        weights = [schema_named(schema).intrinsics[intrinsic] for schema, intrinsic in kinds]
-        kind = rng.choices(kinds, weights)[0]
+        kind = rng.choices(kinds, [self._weight(kind) for kind in kinds])[0]
         tiles: dict[str, int] = {}
         for names, values in self.tables[kind].items():
             tiles |= zip(names, rng.choice(values), strict=True)
@@ -122,6 +122,12 @@ class Moves:
         if not legal or rng.random() > self._promise(blocks, tiles.get('split', 1)):
             return None
         return schedule
+
+    def _weight(self, kind: Kind) -> float:
+        """How often a kind is drawn; what needs a kernel more for a front is rarely the best."""
+        schema = schema_named(kind[0])
+        often = FRONTED if schema.front and has_front(self.group) else 1.0
+        return often * schema.intrinsics[kind[1]]
 
     def _promise(self, blocks: int, split: int) -> float:
         """How readily a draw is taken: blocks that leave the machine idle are rarely the best."""
