@@ -26,6 +26,7 @@ import numpy as np
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_by
 from tilewright.model.gpu.time import predict_gpu
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array
 from tilewright.rank.files import SEARCHED, find_model, load_model
@@ -96,7 +97,8 @@ class Learned(_Fixed):
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         kinds = set(self.model.header['kinds'])
-        known = np.array([kind_of(schedule) in kinds for schedule in schedules], bool)
+        seen = not has_front(self.group)  # no data has stages before the products
+        known = np.array([seen and kind_of(schedule) in kinds for schedule in schedules], bool)
         if known.all():
             x, base = features_of(self.group, self.machine, schedules)
             return self.model.scores_of(x, base)
@@ -122,7 +124,8 @@ class Gat(_Fixed):
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         """Kernels that the data did not have by the time model."""
-        known = np.array([is_known(schedule) for schedule in schedules], bool)
+        seen = not has_front(self.group)
+        known = np.array([seen and is_known(schedule) for schedule in schedules], bool)
         if known.all():
             return self._scores(schedules)
         scores = Predicted(self.group, self.machine)(schedules)

@@ -51,7 +51,7 @@ def find(group: Group, where: Where, trials: int, exact: bool = False) -> Choice
 
     `exact`: of this very group alone, where what stands behind its sums decides as well.
     """
-    for digest in _digests(group, exact):
+    for digest in _digests(group, where, exact):
         kept = choices.recall(where.key(digest))
         try:
             if kept is not None and int(kept['trials']) >= trials:
@@ -64,11 +64,13 @@ def find(group: Group, where: Where, trials: int, exact: bool = False) -> Choice
 def remember(group: Group, where: Where, choice: Choice, trials: int, exact: bool = False) -> None:
     """Store the winner of `trials` timed candidates, for the group and for its core."""
     answer = {'trials': trials, 'choice': choice.to_json()}
-    for digest in _digests(group, exact):
+    for digest in _digests(group, where, exact):
         choices.keep(where.key(digest), answer)
 
 
-def _digests(group: Group, exact: bool) -> tuple[str, ...]:
+def _digests(group: Group, where: Where, exact: bool) -> tuple[str, ...]:
+    """The group's own, and that of its core; on a GPU stages before the products decide, too."""
     if exact:
         return (group.digest,)
-    return tuple(dict.fromkeys((group.digest, core(group).digest)))
+    decisive = core(group, front=where.target != 'cpu')
+    return tuple(dict.fromkeys((group.digest, decisive.digest)))

@@ -260,7 +260,7 @@ class _Bench:
         if network not in self.cores:
             graph = zoo.graph(network, **self.sizes(network))
             program = prepare(graph, None, None, GpuCost(self.device.machine), GPU_PASSES)
-            cores = (core(task.group) for task in program.tasks)
+            cores = (core(task.group, front=True) for task in program.tasks)
             self.cores[network] = frozenset(one.digest for one in cores if is_searched(one))
         return self.cores[network]
 

@@ -52,7 +52,9 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
     from tilewright.network.compile import prepare
     from tilewright.targets.gpu.cost import GpuCost
 
-    program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), GPU_PASSES)
+    # Learned models rank sums of products with nothing before them.
+    passes = {name: made for name, made in GPU_PASSES.items() if name != 'prologue'}
+    program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), passes)
     counts = Counter(task.group.digest for task in program.tasks)
     found = {task.group.digest: task.group for task in program.tasks}
     return {digest: (found[digest], count) for digest, count in counts.items()}

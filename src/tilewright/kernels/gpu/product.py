@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.front import Front
 from tilewright.kernels.cpu.pointwise import Epilogue
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.language import Array, Kernel
@@ -122,10 +123,12 @@ def buffers_of(arrays: Iterable[Array]) -> list[Buffer]:
 
 
 def module_of(
-    p: ProductPlan, arrays: Iterable[Array], pack: Kernel, kernels: Iterable[Kernel]
-) -> Module:
+    p: ProductPlan, arrays: Iterable[Array], pack: Kernel, kernels: Iterable[Kernel],
+    front: Front | None = None,
+) -> Module:  # fmt: skip
     """A module that packs once and then runs `kernels`, with memory for `arrays`."""
     operands = {item.name: item.tensor for item in p.epilogue.operands}
+    operands |= {number.argument: number.tensor for number in (front.numbers if front else ())}
     return Module(
         p.group,
         (*tensor_buffers(p.group), *buffers_of(arrays)),

@@ -2,7 +2,9 @@
 
 Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
 timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
-searched is the core of a group (targets/cpu/choose.py). Three kinds of groups:
+searched is the core of a group (ops/core.py). Stages before the products do: a schema applies them
+as it copies, or they are a kernel of their own, whichever is predicted to be faster. Three kinds of
+groups:
 
     sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
                        (model/gpu/time.py) in the place of a stopwatch
@@ -29,6 +31,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
 from tilewright.ops.core import core
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.runtime.pool import each
@@ -61,7 +64,7 @@ def choose_all(
     `trials`: schedules of a group that the model looks at.
     """
     looked = trials or TRIALS
-    cores = [core(group) for group in groups]
+    cores = [core(group, front=True) for group in groups]
     keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
     found: dict[str, tuple[Choice, ...]] = {}
     left: dict[str, Group] = {}
@@ -175,7 +178,11 @@ def _proposed(schema: GpuSchema, group: Group, machine: GpuMachine) -> tuple[Cho
 
 def has_products(group: Group) -> bool:
     """Whether other schemas than the general one may compute it."""
-    return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
+    return (
+        group.is_plain
+        and group.main.is_product_sum
+        and (has_front(group) or parts(group) == (group,))
+    )
 
 
 def is_thin(group: Group) -> bool:

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.epilogue import gpu_epilogue
+from tilewright.kernels.cpu.front import Front
+from tilewright.kernels.gpu.epilogue import gpu_epilogue, gpu_front
 from tilewright.kernels.gpu.language import Array
 from tilewright.kernels.gpu.product import BlockedPlan, product_of, require
 from tilewright.kernels.gpu.work import WARP
@@ -25,6 +26,12 @@ class TiledPlan(BlockedPlan):
 
     bp: int
     matrix: bool
+    front: Front | None
+
+    @property
+    def image(self) -> str:
+        """The tensor that rows are gathered from."""
+        return self.front.source if self.front else self.contraction.a.tensor
 
     @property
     def threads(self) -> int:
@@ -99,7 +106,7 @@ def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
     matrix = schedule.intrinsic == 'mma_tf32x3'
     p = TiledPlan(
         group, contraction, gpu_epilogue(group), **numbers, joint=bool(schedule['joint']),
-        matrix=matrix,
+        matrix=matrix, front=gpu_front(group),
     )  # fmt: skip
     unit = 16 if matrix else 4
     tiles = (p.bk, p.bp, p.tk, p.tp)
@@ -112,6 +119,7 @@ def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
             ('tk divides bk and tp divides bp', not (p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1))),
             (f'bk, bp, tk and tp are multiples of {unit}', not any(n % unit for n in tiles)),
             ('kb is a multiple of 8 for matrix instructions', not matrix or p.kb % 8 == 0),
+            ('joint is 0 where the image is changed as it is copied', not (p.joint and p.front)),
         ],
     )
     require(
