@@ -11,6 +11,7 @@ from tilewright.errors import InputError, ScheduleError
 from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
+from tilewright.kernels.gpu.schemas.dfg import DFG
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
 from tilewright.kernels.gpu.schemas.rows import ROWS
@@ -19,7 +20,7 @@ from tilewright.kernels.gpu.schemas.transposed import TRANSPOSED
 from tilewright.kernels.gpu.schemas.winograd import WINOGRAD
 from tilewright.schedule.gpu import GpuSchedule
 
-OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD)
+OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG)
 FALLBACK = GENERAL  # computes every group
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 _SCHEMAS: dict[str, GpuSchema] = {one.name: one for one in OWN}
