@@ -117,6 +117,10 @@ SCHEDULES = {
     'whole': GpuSchedule.of('dfg', threads=32, bn=1, bk=0, bh=0, bw=0),
     'small': GpuSchedule.of('dfg', threads=32, bn=1, bk=2, bh=2, bw=4, tk=2, tp=2, format=1),
     'tall': GpuSchedule.of('dfg', threads=64, bn=2, bk=3, bh=4, bw=4, tk=4, tp=3, format=2),
+    'staged': GpuSchedule.of('dfg', threads=32, bn=1, bk=4, bh=4, bw=4, tk=4, tp=2, ci=2),
+    'weights': GpuSchedule.of(
+        'dfg', threads=32, bn=1, bk=0, bh=2, bw=0, tk=4, tp=2, ci=2, cw=1, stages=2, format=1
+    ),
 }
 
 
