@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import rename_stage
@@ -117,21 +118,18 @@ class DfgPlan:
         return span.start.const < 0 or span.start.at(self.ends) + span.size > extent
 
 
+@lru_cache(maxsize=64)
 def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     """[Group, GpuSchedule] -> [DfgPlan]; raises ScheduleError where the schedule is not legal."""
     values = {**UNSAID, **dict(schedule.tiles), 'threads': schedule['threads']}
     _check(group, schedule, values)
-    moving = (*depends_on_inputs(group)[:-1], True)
-    ahead = tuple(p for p, runs in zip(parts(group), moving, strict=True) if not runs)
-    group = _moving(_renamed(group), tuple(p.output.name for p in ahead))
-    tile = _tile(group, values)
+    group, ahead, found = _parted(group)
+    tile = _tile(group, found[-1][1], values)
     last = {d: (group.stages[-1].sizes[d] - 1) // size * size for d, size in tile.items()}
-    found = regions(group, tile)
+    asked = regions(group, tile)
     made = tuple(
-        segment_of(group, piece, part.main, found[part.main.name], values, number, last)
-        for number, (piece, part) in enumerate(
-            zip(segments(block_graph(group)), parts(group), strict=True)
-        )
+        segment_of(group, graph, stage, asked[stage.name], values, number, last)
+        for number, (graph, stage) in enumerate(found)
     )
     graph = BlockGraph(tuple(n for s in made for n in s.graph.nodes))
     tensors = {t.name: t for t in group.tensors}
@@ -143,12 +141,26 @@ def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     return p
 
 
+@lru_cache(maxsize=64)
+def _parted(
+    group: Group,
+) -> tuple[Group, tuple[Group, ...], tuple[tuple[BlockGraph, Stage], ...]]:
+    """What no schedule changes: the group with safe names and without the parts that need no input;
+    those; and the graph and the main stage of every segment.
+    """
+    moving = (*depends_on_inputs(group)[:-1], True)
+    ahead = tuple(p for p, runs in zip(parts(group), moving, strict=True) if not runs)
+    group = _moving(_renamed(group), tuple(p.output.name for p in ahead))
+    mains = [part.main for part in parts(group)]
+    return group, ahead, tuple(zip(segments(block_graph(group)), mains, strict=True))
+
+
 def _check(group: Group, schedule: GpuSchedule, values: Mapping[str, int]) -> None:
     if not group.is_plain:
         raise ScheduleError(
             f'{group.label}: {NAME} computes float32 at affine indices only; use general'
         )
-    threads = values['threads']
+    threads, ci, two = values['threads'], values['ci'], values['stages'] == 2
     asked = [name for name, level in group.storage if level == 'global']
     wrong = [
         text
@@ -158,6 +170,7 @@ def _check(group: Group, schedule: GpuSchedule, values: Mapping[str, int]) -> No
             (f'a thread holds at most {MOST_SUMS} sums', values['tk'] * values['tp'] > MOST_SUMS),
             (f'format is one of {FORMATS}', values['format'] not in FORMATS),
             ('stages is 1 or 2', values['stages'] not in (1, 2)),
+            ('nothing is copied in stages without ci', not ci and (values['cw'] or two)),
             (f'nothing between stages is stored in memory, as {asked} should be', bool(asked)),
             ('the intrinsic is fma', schedule.intrinsic != 'fma'),
         )
@@ -193,14 +206,13 @@ def _moving(group: Group, known: Sequence[str]) -> Group:
     return Group(group.label, tensors, stages, storage)
 
 
-def _tile(group: Group, values: Mapping[str, int]) -> dict[str, int]:
+def _tile(group: Group, main: Stage, values: Mapping[str, int]) -> dict[str, int]:
     """Decisions as sizes along the last stage's dimensions; 0 is the whole of one."""
     last = group.stages[-1]
     dims = ordered(last)
     named = dict(zip(reversed(dims), reversed(BLOCK), strict=False))
     tile = {d: min(values[named[d]] if d in named else 1, last.sizes[d]) or last.sizes[d]
             for d in dims}  # fmt: skip
-    main = parts(group)[-1].main
     if main is not last:
         # Groups of channels in front of an epilogue, which sees one axis: all of it.
         for here, there in zip(last.write.index, main.write.index, strict=True):
