@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,12 @@ from devices import device
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.dfg import DFG
+from tilewright.kernels.gpu.schemas.dfg.graph import block_graph, extracted
+from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.model.gpu.time import predict_gpu
+from tilewright.model.gpu.transactions import work
 from tilewright.ops.chain import chain
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
@@ -23,6 +30,7 @@ from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.choose import search
 
 
 def conv(c: int, h: int, k: int, r: int, stride: int = 1, dilation: int = 1, **more) -> Group:
@@ -136,11 +144,60 @@ def check(group: Group, schedule: GpuSchedule, target: str = 'host') -> None:
     assert np.abs(got - want).max() <= 3e-6 * max(np.abs(want).max(), 1.0)
 
 
-@pytest.mark.parametrize('size', [7, 8, 9])
 @pytest.mark.parametrize('schedule', SCHEDULES)
 @pytest.mark.parametrize('kind', KINDS)
-def test_one_kernel_computes_the_group(kind: str, schedule: str, size: int) -> None:
-    check(KINDS[kind](size), SCHEDULES[schedule])
+def test_one_kernel_computes_the_group(kind: str, schedule: str) -> None:
+    """One size of each: below, at or above what tiles of 4 cover; all of them over the kinds."""
+    number = list(KINDS).index(kind) + list(SCHEDULES).index(schedule)
+    check(KINDS[kind](7 + number % 3), SCHEDULES[schedule])
+
+
+@pytest.mark.parametrize('size', [7, 8, 9])
+@pytest.mark.parametrize('kind', ['conv+conv', 'strided', '1x1+dw+1x1', 'attention'])
+def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
+    check(KINDS[kind](size), SCHEDULES['staged'], 'opencl')
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
+    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
+)
+@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
+def test_nvrtc_compiles_every_kind(architecture: str) -> None:
+    from tilewright.runtime.gpu.cuda import compile_cubins
+
+    names = list(SCHEDULES)
+    kernels = [
+        replace(generate(make(9), SCHEDULES[names[n % len(names)]]).steps[0].kernel, name=f'k{n}')
+        for n, make in enumerate(KINDS.values())
+    ]
+    _, _, resources = compile_cubins(kernels, architecture)
+    assert [resources[k.name].spill_bytes for k in kernels] == [0] * len(kernels)
+
+
+def test_the_graph_of_a_block() -> None:
+    """Register edges inside a part, barriers between two; a thread's part ends at its loads."""
+    graph = block_graph(KINDS['conv+conv'](8))
+    first, last = graph.stores
+    assert (first.level, last.level) == ('shared', 'global')
+    assert [pair[0] for pair in graph.barriers] == [first.name]
+    assert {'relu', 'bias', 'conv2d0'} <= {n.name for n in extracted(graph, first).nodes}
+    assert first.name not in {n.name for n in extracted(graph, last).nodes}
+
+
+def test_only_chains_are_searched() -> None:
+    """Ordinary groups are chosen as ever; chains get one kernel that the model priced."""
+    machine = known_gpu('h200')
+    assert not DFG.table(conv(3, 8, 4, 3), 'fma')
+    assert not DFG.propose(conv(3, 8, 4, 3), machine)
+    group = tied(conv(16, 28, 16, 3), conv(16, 28, 16, 3))
+    best, *_ = search(group, machine, 4, 1e-4, trials=24)
+    assert best.schedule.schema == 'dfg'
+    again = work(group, best.schedule).products * work(group, best.schedule).blocks * 64
+    assert again >= sum(s.flops for s in group.stages)
+    assert predict_gpu(group, best.schedule, machine).seconds >= (
+        schedule_bounds(group, best.schedule, machine).seconds
+    )
 
 
 def test_what_does_not_fit_names_the_edge() -> None:
@@ -148,3 +205,26 @@ def test_what_does_not_fit_names_the_edge() -> None:
     edge = group.stages[-1].reads[0].tensor
     with pytest.raises(ScheduleError, match=f'the edge {edge} .1x256x10x59. takes 604160, and'):
         generate(group, GpuSchedule.of('dfg', threads=256, bn=1, bk=0, bh=8, bw=0))
+
+
+@pytest.mark.parametrize(
+    ('changed', 'words'),
+    [
+        ({'threads': 2048}, '1 to 1024 threads'),
+        ({'tk': 16, 'tp': 16}, 'at most 128 sums'),
+        ({'stages': 2}, 'nothing is copied in stages without ci'),
+        ({'format': 3}, 'format is one of'),
+    ],
+)
+def test_schedules_that_are_refused(changed: dict[str, int], words: str) -> None:
+    tiles = {'threads': 64, 'bn': 1, 'bk': 0, 'bh': 4, 'bw': 0}
+    with pytest.raises(ScheduleError, match=words):
+        generate(KINDS['conv+conv'](8), GpuSchedule.of('dfg', **(tiles | changed)))
+
+
+def test_what_is_stored_in_memory_is_not_fused() -> None:
+    group = KINDS['conv+conv'](8)
+    edge = group.stages[-1].reads[0].tensor
+    levels = tuple((n, 'global' if n == edge else level) for n, level in group.storage)
+    with pytest.raises(ScheduleError, match='between stages is stored in memory'):
+        generate(replace(group, storage=levels), SCHEDULES['whole'])

@@ -83,7 +83,7 @@ def kernel(p: DfgPlan) -> Kernel:
 def pack_kernel(p: DfgPlan, item: Packed) -> Kernel:
     """A constant operand in the order in which it is read, zeros behind its end."""
     count = item.tensor.size
-    own, width = item.dims[-1]
+    own, _ = item.dims[-1]
     source = p.group.tensor(item.load.tensor)
     segment = next(s for s in p.segments if item in s.packed)
     at = sum_text(*steps(item.load.index, source.strides))

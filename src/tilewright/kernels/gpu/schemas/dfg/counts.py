@@ -25,7 +25,7 @@ from tilewright.ops.chain import is_chained, repetition
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-OTHER_REGISTERS = 32  # beside operands and sums: addresses, bounds, counters
+OTHER_REGISTERS = 45  # beside operands and sums: addresses, bounds, counters, loads ahead
 BANKS = 32
 COPY_INSTRUCTIONS = 10  # to find out where an element that is copied lies
 UNIT_INSTRUCTIONS = 12  # to find out where a pixel or a column of a thread begins
@@ -48,6 +48,11 @@ class SegmentCounts:
     other: float
     pieces: int
     registers: int
+    warps: int  # that have a share of it
+
+    @property
+    def instructions(self) -> float:
+        return self.products + self.reads + self.copies + self.other
 
     @property
     def coefficient(self) -> float:
@@ -85,8 +90,8 @@ def segment_counts(p: DfgPlan, segment: Segment) -> SegmentCounts:
         + warps * (UNIT_INSTRUCTIONS * (tp + tk) + STORE_INSTRUCTIONS * tk * tp)
         + COPY_INSTRUCTIONS * copies,
         pieces=turns,
-        registers=tk * tp + tp * (2 + tests[0]) + tk * (1 if reads_fours(p, segment) else 2)
-        + OTHER_REGISTERS,
+        registers=tk * tp * 5 // 4 + tp * (2 + tests[0]) + 2 * tk + OTHER_REGISTERS,
+        warps=min(warps, -(-p.threads // WARP)),
     )  # fmt: skip
 
 
@@ -108,6 +113,7 @@ def _points(p: DfgPlan, segment: Segment, warps: int) -> SegmentCounts:
         + warps * 4 * math.log2(segment.lanes),
         pieces=1,
         registers=OTHER_REGISTERS,
+        warps=min(warps, -(-p.threads // WARP)),
     )  # fmt: skip
 
 
@@ -181,6 +187,9 @@ def work_of(p: DfgPlan, registers: int | None = None) -> Work:
     for counts in found:
         for name in ('products', 'reads', 'wavefronts', 'copies', 'copied', 'other', 'pieces'):
             totals[name] += getattr(counts, name)
+    # Warps without a share wait for the others at the barrier: a block takes as much longer.
+    warps = -(-p.threads // WARP)
+    totals['other'] += sum(c.instructions * (warps / c.warps - 1) for c in found)
     two = p.staged and all(item.buffers == 2 for item in p.staged.values())
     return Work(
         p.blocks, 1, p.threads, registers or max(c.registers for c in found), p.shared_bytes,

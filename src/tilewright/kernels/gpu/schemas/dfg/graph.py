@@ -1,6 +1,6 @@
 """The data-flow graph of a thread block, as a value (DeepCuts, Sec. "Code Generator").
 
-    conv 3x3 >> conv 1x1      In, Ker0 -> combine -> store Y (shared) | load Y, Ker -> combine -> Out
+    conv 3x3 >> conv 1x1      In, Ker0 -> combine -> Y (shared)  |  Y, Ker -> combine -> Out
 
 Goes in: a group. Comes out: a `BlockGraph` of a few symbolic nodes: a node is an operation at every
 point of a stage's region, not one for each scalar, so that a graph has as many nodes as the

@@ -7,7 +7,7 @@ how threads share it, and what lies where in shared memory. Decisions, by DeepCu
     bn bk bh bw   the block's tile along the last four dimensions of the result; 0 is all of it.
                   Dimensions in front of those are walked by blocks alone
     threads       of a block
-    tk tp         sums of products that a thread holds: columns by pixels (segment.py)
+    tk tp         sums of products that a thread holds, at most: columns by pixels (segment.py)
     ci            C_input: points of a reduction whose operands are in shared memory at once; 0:
                   operands in global memory are read there, as caches have them
     cw            1: those of the operand that is read across as well (weights), 0: not those

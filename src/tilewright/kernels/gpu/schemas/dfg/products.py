@@ -39,7 +39,9 @@ from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.stage import Affine
 
 UNROLLED = 32  # points of a window that are written out
-WRITTEN = 256  # products that are written out for one turn of a loop
+# Products that are written out for one turn of a loop: compilers load ahead for all of them, into
+# registers.
+WRITTEN = 320
 
 
 def products(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
@@ -104,10 +106,10 @@ def _loops(segment: Segment, roles: Roles, combine: Combine) -> tuple[list[str],
     for position, (name, size) in enumerate(order):
         points = math.prod(n for _, n in order[position:])
         inner = math.prod(n for _, n in order[position + 1 :])
-        if name != roles.chunk and points <= UNROLLED:
+        if name != roles.chunk and points <= UNROLLED and points * each_point <= WRITTEN:
             lines.append('#pragma unroll')
-        elif (turns := min(WRITTEN // (each_point * inner), 8)) > 1:
-            lines.append(f'#pragma unroll {turns}')
+        else:
+            lines.append(f'#pragma unroll {max(min(WRITTEN // (each_point * inner), 8), 1)}')
         if name == roles.chunk and segment.staged:
             end = 'left' if size % segment.depth else str(segment.depth)
             lines += [

@@ -176,10 +176,21 @@ def segment_of(
     made = Segment(graph, stage, region, roles)
     tk = min(values['tk'], made.size(roles.columns))
     tp = min(values['tp'], made.size(roles.pixels))
-    made = replace(made, tk=tk, tp=tp)
+    made = _busy(replace(made, tk=tk, tp=tp), values['threads'])
     for role in ('across', 'along'):
         made = _with_packed(group, made, role, number, last)
     return _with_stages(group, made, values)
+
+
+def _busy(segment: Segment, threads: int) -> Segment:
+    """Fewer sums of a thread, where half of the threads would have none: pixels first, since
+    columns are read in fours.
+    """
+    while segment.tp > 1 and 2 * segment.units <= threads:
+        segment = replace(segment, tp=segment.tp // 2)
+    while segment.tk > 1 and 2 * segment.units <= threads:
+        segment = replace(segment, tk=segment.tk // 2)
+    return segment
 
 
 def _by_points(segment: Segment, threads: int) -> Segment:
