@@ -42,7 +42,7 @@ def test_what_is_in_shared_memory_moves_nothing() -> None:
     first = conv2d(c=8, h=16, w=16, k=16, r=1, s=1)
     both = tied(first, conv2d(c=16, h=16, w=16, k=8, r=3, s=3, pad=1))
     tile = {'bn': 1, 'bk': 0, 'bh': 4, 'bw': 0, 'threads': 64}
-    before, after = operator_rows(both, GpuSchedule.of('dfg', **tile))
+    before, after = operator_rows(both, GpuSchedule.of('dfg', 'fma', **tile))
     assert after.fusion == 'shared'
     assert after.transactions == 16 * 3 * 3  # eight weights at a time, no image
     # Two rows of halo are computed again.
@@ -63,8 +63,8 @@ def test_a_share_of_peak() -> None:
     both = tied(conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1),
                 conv2d(c=64, h=56, w=56, k=64, r=3, s=3, pad=1))  # fmt: skip
     tile = {'bn': 1, 'bk': 0, 'bh': 4, 'bw': 8, 'tk': 8, 'tp': 4, 'ci': 8}
-    found = fused_pul(both, GpuSchedule.of('dfg', threads=128, **tile), known_gpu('h200'))
+    found = fused_pul(both, GpuSchedule.of('dfg', 'fma', threads=128, **tile), known_gpu('h200'))
     assert 0 < found.value <= 1
     assert found.fits
-    large = GpuSchedule.of('dfg', threads=128, **(tile | {'bh': 8, 'bw': 56}))
+    large = GpuSchedule.of('dfg', 'fma', threads=128, **(tile | {'bh': 8, 'bw': 56}))
     assert not fused_pul(both, large, known_gpu('rtx2080ti')).fits

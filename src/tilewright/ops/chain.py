@@ -161,11 +161,11 @@ def _dims(stage: Stage, written: tuple[Span, ...]) -> dict[str, Span]:
         if len(expression.terms) > 1:
             dims |= {name: Span(Affine(()), stage.sizes[name]) for name in expression.names}
             continue
-        if expression.terms[0][1] != 1:
+        name, step = expression.terms[-1]
+        if step != 1:
             raise ScheduleError(
                 f'stage {stage.name} writes {stage.write.tensor} at {expression.terms}; a stage in '
                 f'front of others has to write at single iterators, every element'
             )
-        name = expression.terms[0][0]
         dims[name] = Span(replace(span.start, const=span.start.const - expression.const), span.size)
     return dims

@@ -240,7 +240,7 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         return ()
     found: dict[GpuSchedule, float] = {}
     for values in _coarse(group):
-        schedule = GpuSchedule.of(NAME, **values)
+        schedule = GpuSchedule.of(NAME, 'fma', **values)
         try:
             p = plan(group, schedule)
             check_fits(p, machine.shared_bytes_per_block)
