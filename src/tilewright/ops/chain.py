@@ -156,13 +156,12 @@ def _dims(stage: Stage, written: tuple[Span, ...]) -> dict[str, Span]:
     """The spans of a stage's dimensions that write these spans; reductions are whole."""
     dims = {name: Span(Affine(()), stage.sizes[name]) for name in stage.reduction}
     for expression, span in zip(stage.write.index, written, strict=True):
-        if not expression.terms:
+        names = expression.names
+        if len(names) != 1:
+            dims |= {name: Span(Affine(()), stage.sizes[name]) for name in names}
             continue
-        if len(expression.terms) > 1:
-            dims |= {name: Span(Affine(()), stage.sizes[name]) for name in expression.names}
-            continue
-        name, step = expression.terms[-1]
-        if step != 1:
+        (name,) = names
+        if expression.coefficient(name) != 1:
             raise ScheduleError(
                 f'stage {stage.name} writes {stage.write.tensor} at {expression.terms}; a stage in '
                 f'front of others has to write at single iterators, every element'

@@ -78,7 +78,7 @@ def segment_counts(p: DfgPlan, segment: Segment) -> SegmentCounts:
             four = FOUR if is_copied_in_fours(p, item, segment.depth) else 1
             copies += turns * elements / four / WARP
             copied += 4.0 * turns * elements
-    others = _others(p, segment)
+    others = _others(segment)
     return SegmentCounts(
         products=warps * points * tk * tp,
         reads=warps * points * (tp + y) + warps * tk * tp * len(others),
@@ -102,7 +102,7 @@ def _points(p: DfgPlan, segment: Segment, warps: int) -> SegmentCounts:
     steps = segment.reduced / segment.lanes
     conflicts = [bank_conflicts(p, segment, load) for load in loads]
     tests = sum(len(place(p, segment, load).guards) for load in loads)
-    others = len(_others(p, segment))
+    others = len(_others(segment))
     return SegmentCounts(
         products=warps * steps if segment.combine else 0.0,
         reads=warps * (steps * len(loads) + others),
@@ -117,7 +117,7 @@ def _points(p: DfgPlan, segment: Segment, warps: int) -> SegmentCounts:
     )  # fmt: skip
 
 
-def _others(p: DfgPlan, segment: Segment) -> list[Load]:
+def _others(segment: Segment) -> list[Load]:
     """What is read once for each result: operands behind the sum."""
     combined = set(segment.combine.inputs) if segment.combine else set()
     return [load for load in segment.loads if load.name not in combined]

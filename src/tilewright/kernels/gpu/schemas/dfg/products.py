@@ -174,7 +174,7 @@ def _copied(p: DfgPlan, item: Staged, depth: int, half: str) -> list[str]:
         own = scaled(f'x{axis}', four if axis == last else 1)
         moved = scaled('from', item.moves[axis])
         lines.append(f'const int y{axis} = {total([origin(span.start), moved, own])};')
-        if p.leaves(span, extent) or (item.moves[axis] and _runs_over(span, item, axis, depth, p)):
+        if p.leaves(span, extent) or (item.moves[axis] and _runs_over(p, item, axis, depth)):
             tests.append(f'(unsigned)y{axis} < {extent}u')
     at = total([scaled(f'y{a}', s) for a, s in enumerate(item.tensor.strides)])
     there = ' && '.join(tests) or 'true'
@@ -191,9 +191,9 @@ def _copied(p: DfgPlan, item: Staged, depth: int, half: str) -> list[str]:
     ]
 
 
-def _runs_over(span, item: Staged, axis: int, depth: int, p: DfgPlan) -> bool:
+def _runs_over(p: DfgPlan, item: Staged, axis: int, depth: int) -> bool:
     """Whether the last piece reaches behind the end of an axis."""
-    segment = next(s for s in p.segments if item.load.name in s.staged)
+    segment, span = next(s for s in p.segments if item.load.name in s.staged), item.window[axis]
     end = span.start.at(p.ends) + item.moves[axis] * (segment.chunks - 1) * depth + span.size
     return end > item.tensor.shape[axis]
 

@@ -179,7 +179,7 @@ def segment_of(
     made = _busy(replace(made, tk=tk, tp=tp), values['threads'])
     for role in ('across', 'along'):
         made = _with_packed(group, made, role, number, last)
-    return _with_stages(group, made, values)
+    return _with_stages(made, values)
 
 
 def _busy(segment: Segment, threads: int) -> Segment:
@@ -291,7 +291,7 @@ def _with_packed(
     )  # fmt: skip
 
 
-def _with_stages(group: Group, segment: Segment, values: Mapping[str, int]) -> Segment:
+def _with_stages(segment: Segment, values: Mapping[str, int]) -> Segment:
     """Operands in global memory that go through shared memory, in pieces of `ci`."""
     roles = segment.roles
     assert roles is not None
