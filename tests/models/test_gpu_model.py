@@ -14,6 +14,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
+from tilewright.model.gpu.pul import balance, bound, pul
 from tilewright.model.gpu.time import (
     COSTS,
     join_cycles,
@@ -26,7 +27,6 @@ from tilewright.model.gpu.time import (
 from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes
-from tilewright_lab.figures.pul import balance, bound, pul
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
 

@@ -13,6 +13,7 @@ from tilewright.kernels.gpu.schemas.cnnopt.plan import plan
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
+from tilewright.model.gpu.pul import pul
 from tilewright.model.gpu.transactions import work
 from tilewright.ops.convolution import conv2d
 from tilewright.rank.counts import batches_of, count
@@ -21,7 +22,6 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.space import draw
 from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes, volumes
-from tilewright_lab.figures.pul import pul
 from tilewright_lab.train.evaluate import means, ranking_of
 from tilewright_lab.train.forest import BLACK_BOX
 

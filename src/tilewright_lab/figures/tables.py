@@ -17,7 +17,7 @@ _WAYS = {
     'pul': 'PUL, first 1%', 'bound': 'the bound, first 1%', 'time': 'time, first 1%',
     'below the bound': 'below the bound',
 }  # fmt: skip
-_RANKERS = {'time': 'time', 'bound': 'the bound of `tilewright_lab/figures/pul.py`', 'pul': 'PUL'}
+_RANKERS = {'time': 'time', 'bound': 'the bound of `model/gpu/pul.py`', 'pul': 'PUL'}
 _COUNTS = {
     'shared_transactions': 'shared-memory transactions',
     'global_sectors': 'global sectors',

@@ -15,7 +15,7 @@
                                            well constants from other problems rank each fifth of it
 
 Rankers: `volume` is CNNOpt's analytical model (Sec. 4.3: bytes over bandwidth, the larger of two
-levels), `time` model/gpu/time.py, `pul` and `bound` figures/pul.py. Figures: Spearman's
+levels), `time` model/gpu/time.py, `pul` and `bound` model/gpu/pul.py. Figures: Spearman's
 correlation with measured times, and loss of performance (Sec. 4.1) of the best among the top 1, 5,
 10 and 30. `pruned`: the first `KEPT` of a layer's schedules by each ranker (DeepCuts keeps 1% by
 PUL), where the best stands in its order, and what the bound alone excludes once those were
@@ -41,6 +41,7 @@ from tilewright.errors import MissingError, ScheduleError
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.model.gpu.pul import bound_of, pul_of
 from tilewright.model.gpu.time import COSTS, Costs, predict_gpu, time_of
 from tilewright.model.gpu.transactions import work
 from tilewright.ops.group import Group
@@ -49,7 +50,6 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import Problem, layers
 from tilewright_lab.collect.rows import read_rows
 from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes
-from tilewright_lab.figures.pul import bound_of, pul_of
 
 TOPS = (1, 5, 10, 30)
 # PACT'22, Table 9, Analytical, 2080 Ti: loss at the top 30, in percent.

@@ -12,6 +12,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
+from tilewright.kernels.gpu.schemas.dfg import DFG
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
@@ -22,7 +23,7 @@ from tilewright.kernels.gpu.schemas.winograd import WINOGRAD
 from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
-OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD)
+OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG)
 FALLBACK = GENERAL  # computes every group
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 GPU_SCHEMAS: Registry[GpuSchema] = Registry('a GPU schema', OWN)

@@ -60,7 +60,8 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
     """(schema, intrinsic) -> its table, for those that the machine has instructions for.
 
     With the name of an algorithm its schemas are there wherever it applies, with 'direct' nowhere.
-    Multiply-adds come first, other algorithms than the direct one last.
+    Those whose table is empty are not. Multiply-adds come first, other algorithms than the direct
+    one last.
     """
     found = [
         (schema, intrinsic, schema.table)
@@ -70,7 +71,8 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
         if machine.has(intrinsic)
     ]
     found.sort(key=lambda one: (one[0].shortcut is not None, one[1] != 'fma'))
-    return {(schema.name, kind): table(group, kind) for schema, kind, table in found}
+    made = {(schema.name, kind): table(group, kind) for schema, kind, table in found}
+    return {kind: values for kind, values in made.items() if values}
 
 
 @dataclass(frozen=True)

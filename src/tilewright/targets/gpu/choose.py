@@ -3,7 +3,7 @@
 Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
 timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
 searched is the core of a group (ops/core.py). Stages before the products do: a schema applies them
-as it copies, or they are a kernel of their own, whichever is predicted to be faster. Three kinds of
+as it copies, or they are a kernel of their own, whichever is predicted to be faster. Four kinds of
 groups:
 
     sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
@@ -12,6 +12,8 @@ groups:
                        many lanes along the weights of each result
     the rest           squares for transposes, else one thread a result, with lanes where results
                        are too few for the device
+    chains             several reducing stages that are to stay on the chip: schemas that take all
+                       of them at once, walked by the model from what they propose
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
+from tilewright.ops.chain import is_chained
 from tilewright.ops.core import core
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -151,7 +154,12 @@ def search(
 
     Without `products` by schemas that move one element at a time.
     """
-    if products and has_products(group):
+    if is_chained(group):
+        together = [schema.name for schema in schemas() if schema.whole and schema is not FALLBACK]
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm, together)
+        if made:
+            return tuple(made[:top])
+    elif products and has_products(group):
         if is_thin(group):
             return _general(group, machine)[:top]
         made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
@@ -204,9 +212,10 @@ def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
 
 
 def _by_model(
-    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
-) -> list[Choice]:
-    """The best predicted of all schemas that apply, in the order of their times."""
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str,
+    only: Sequence[str] | None = None,
+) -> list[Choice]:  # fmt: skip
+    """The best predicted of all schemas that apply, or of some, in the order of their times."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
         if not is_precise(group, schedule, max_rel_err):
@@ -216,11 +225,18 @@ def _by_model(
         except ScheduleError:
             return None
 
-    space = moves(group, machine, algorithm=algorithm)
+    space = moves(group, machine, only, algorithm)
     if not space.tables:
         return []
+    starts = [
+        schedule
+        for name in only or ()
+        if (propose := schema_named(name).propose) is not None
+        for schedule in propose(group, machine)
+        if (name, schedule.intrinsic) in space.tables
+    ]
     tried = tune(
-        space, lambda schedules: [seconds(s) for s in schedules], trials=trials,
+        space, lambda schedules: [seconds(s) for s in schedules], trials=trials, starts=starts,
         seed=Random(group.digest).getrandbits(32),
     )  # fmt: skip
     best = [t.schedule for t in tried if t.seconds is not None]
