@@ -151,6 +151,9 @@ def _dims(stage: Stage, written: tuple[Span, ...]) -> dict[str, Span]:
     for expression, span in zip(stage.write.index, written, strict=True):
         if not expression.terms:
             continue
+        if len(expression.terms) > 1 and span.size >= expression.extent(stage.sizes):
+            dims |= {name: Span(Affine(()), stage.sizes[name]) for name in expression.names}
+            continue
         if len(expression.terms) != 1 or expression.terms[0][1] != 1:
             raise ScheduleError(
                 f'stage {stage.name} writes {stage.write.tensor} at {expression.terms}; a stage in '
