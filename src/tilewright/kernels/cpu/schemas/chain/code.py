@@ -10,9 +10,10 @@ Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
 from __future__ import annotations
 
 from tilewright.kernels.cpu.schemas.chain.nests import generate_nests
-from tilewright.kernels.cpu.schemas.chain.plan import ChainPlan
+from tilewright.kernels.cpu.schemas.chain.plan import NestPlan, ProductPlan
+from tilewright.kernels.cpu.schemas.chain.product import generate_product
 
 
-def generate(p: ChainPlan) -> str:
-    """[ChainPlan] -> [C source]"""
-    return generate_nests(p)
+def generate(p: NestPlan | ProductPlan) -> str:
+    """[plan] -> [C source]"""
+    return generate_product(p) if isinstance(p, ProductPlan) else generate_nests(p)

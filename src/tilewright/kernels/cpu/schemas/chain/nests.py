@@ -1,6 +1,6 @@
 """The parts of a chain as plain loops: any stride, window, combiner and expression.
 
-Goes in: a `ChainPlan`. Comes out: C, one nest for each part inside the loops over tiles, by the
+Goes in: a `NestPlan`. Comes out: C, one nest for each part inside the loops over tiles, by the
 general schema's nests (kernels/cpu/schemas/general): compilers make vectors of the innermost loops.
 """
 
@@ -11,7 +11,7 @@ from tilewright.kernels.cpu.expression import Typed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.names import TAKEN, safe_iterators
 from tilewright.kernels.cpu.nest import Nest
-from tilewright.kernels.cpu.schemas.chain.plan import ChainPlan
+from tilewright.kernels.cpu.schemas.chain.plan import NestPlan
 from tilewright.kernels.cpu.schemas.general.code import HELPERS
 from tilewright.kernels.cpu.schemas.general.nest import PieceWriter
 from tilewright.kernels.cpu.schemas.general.plan import Piece, Tables, piece_of
@@ -20,8 +20,8 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine
 
 
-def generate_nests(p: ChainPlan) -> str:
-    """[ChainPlan] -> [C source]"""
+def generate_nests(p: NestPlan) -> str:
+    """[NestPlan] -> [C source]"""
     body, functions, typed, tables = Writer(), Writer(), Typed(), Tables()
     places = abi.constant_places(p.group, '', 0)
     body.open('void tw_pack(const float *const *constants, float *packed)')
@@ -41,7 +41,7 @@ def generate_nests(p: ChainPlan) -> str:
 
 
 def _write_part(
-    p: ChainPlan, places: dict[str, int], writer: Writer, functions: Writer, typed: Typed,
+    p: NestPlan, places: dict[str, int], writer: Writer, functions: Writer, typed: Typed,
     tables: Tables,
 ) -> None:  # fmt: skip
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
@@ -62,7 +62,7 @@ def _write_part(
 
 
 def _write_nest(
-    p: ChainPlan, number: int, nest: Nest, bases: dict[str, str], writer: Writer,
+    p: NestPlan, number: int, nest: Nest, bases: dict[str, str], writer: Writer,
     functions: Writer, typed: Typed, tables: Tables,
 ) -> None:  # fmt: skip
     """One part over its region of the tile."""
@@ -91,7 +91,7 @@ def _write_nest(
 
 
 def _declare(
-    p: ChainPlan, piece: Piece, part: Group, nest: Nest, bases: dict[str, str], writer: Writer
+    p: NestPlan, piece: Piece, part: Group, nest: Nest, bases: dict[str, str], writer: Writer
 ) -> None:
     """The pointers of a part; those into scratch memory count from the tensor's own origin."""
     for place in piece.places:

@@ -1,12 +1,14 @@
 """What the chain schema decides before it writes a line.
 
 Goes in: a group of several parts (ops/chain.py) and a schedule with schema 'chain', whose levels
-tile the last part's main stage. Comes out: a `ChainPlan`, or a ScheduleError that says why the
-schedule is not legal.
+tile the last part's main stage. Comes out: a plan, or a ScheduleError that says why the schedule is
+not legal.
 
-The tile of the schedule is a tile of the result. Which region of every inner tensor it needs
-follows from the accesses (`regions`); regions lie in a thread's scratch memory, dense, and are
-computed again where tiles overlap.
+    vector ''     `NestPlan`: plain loops. The register tile is a tile of the result; which region
+                  of every inner tensor it needs follows from the accesses (`regions`). Regions lie
+                  dense in a thread's scratch memory, computed again where tiles overlap.
+    vector 'k'    `ProductPlan`: the last part by the outer schema, whose packed tile the first part
+                  computes, instead of a copy. Options `rows` and `lanes` say how.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import dataclass, replace
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.pointwise import axes_of
+from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding
+from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
 from tilewright.ops.chain import Region, is_chained, regions
 from tilewright.ops.compose import placed
 from tilewright.ops.group import Group, row_major_strides
@@ -41,7 +45,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class ChainPlan:
+class NestPlan:
     """Everything that is decided before a line is written.
 
     ranges   part -> iterator -> (first, how many), affine in the origin of the tile; those that are
@@ -110,11 +114,6 @@ def _moved(region: Region, place: Mapping[str, Affine]) -> Region:
     return Region(dims, written)
 
 
-def tile_of(schedule: Schedule) -> dict[str, int]:
-    """The tile of the result that is computed through all parts at once."""
-    return schedule.reg.tile
-
-
 def check(group: Group, schedule: Schedule) -> None:
     """Raise ScheduleError where the schedule is not legal for this schema."""
     why = why_no_chain(group)
@@ -131,10 +130,38 @@ def check(group: Group, schedule: Schedule) -> None:
         raise ScheduleError(f'{label}: {bad} cannot be cut between threads')
 
 
-def plan_chain(group: Group, schedule: Schedule) -> ChainPlan:
-    """[Group, Schedule] -> [ChainPlan]"""
+@dataclass(frozen=True)
+class ProductPlan:
+    """A chain of two parts, whose second is an outer product that reads what the first made."""
+
+    group: Group
+    schedule: Schedule
+    outer: OuterPlan
+    sliding: SlidingPlan
+
+
+def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan:
+    """[Group, Schedule] -> what will be generated: micro-kernels where there is a vector."""
     check(group, schedule)
-    stage, tile = tiled_stage(group), tile_of(schedule)
+    return _plan_product(group, schedule) if schedule.vector else _plan_nests(group, schedule)
+
+
+def _plan_product(group: Group, schedule: Schedule) -> ProductPlan:
+    cut_up = parts(group)
+    if len(cut_up) != 2:
+        raise ScheduleError(
+            f'{group.label} has {len(cut_up)} parts; with a vector dimension two are chained'
+        )
+    if not schedule.pack:
+        raise ScheduleError(
+            f'{group.label}: the schedule packs nothing; name the level whose tile is chained'
+        )
+    outer = plan_outer(cut_up[1], schedule)
+    return ProductPlan(group, schedule, outer, plan_sliding(cut_up[0], outer))
+
+
+def _plan_nests(group: Group, schedule: Schedule) -> NestPlan:
+    stage, tile = tiled_stage(group), schedule.reg.tile
     cut = [d for d in stage.reduction if tile[d] < stage.sizes[d]]
     if cut:
         raise ScheduleError(
@@ -164,4 +191,4 @@ def plan_chain(group: Group, schedule: Schedule) -> ChainPlan:
         }
         for part in cut_up
     )
-    return ChainPlan(group, schedule, cut_up, ranges, buffers, offset)
+    return NestPlan(group, schedule, cut_up, ranges, buffers, offset)

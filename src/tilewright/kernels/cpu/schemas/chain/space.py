@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tiled_stage
 from tilewright.kernels.cpu.space import Cut, even_cuts, register_order, whole_tile
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Level, Schedule
 
@@ -26,6 +28,28 @@ def nest_schedule(group: Group, isa: str, tile: Mapping[str, int], parallel: Cut
     order = register_order(stage)
     levels = (Level.of('reg', order, reg), Level.of('l1', order, whole_tile(stage, reg)))
     return Schedule('chain', isa, '', levels, parallel)
+
+
+def product_schedule(
+    group: Group, isa: str, reg: Mapping[str, int], tile: Mapping[str, int], *,
+    rows: int, lanes: int, parallel: Cut = (), order: tuple[str, ...] = (),
+) -> Schedule:  # fmt: skip
+    """The last part by micro-kernels of `reg` (vectors counted in lanes of one float), tiles of the
+    first part of `tile`; what these do not name is one point, or whole. `order` is that of register
+    tiles inside a tile.
+    """
+    stage = tiled_stage(group)
+    vector = vector_candidates(parts(group)[-1])[0]
+    inner = dict.fromkeys(stage.sizes, 1) | dict(reg)
+    whole = whole_tile(stage, inner)
+    around = {d: max(min(tile.get(d, size), size), inner[d]) for d, size in whole.items()}
+    around[vector] = -(-around[vector] // inner[vector]) * inner[vector]
+    levels = (
+        Level.of('reg', (*(order or stage.parallel), *stage.reduction), inner),
+        Level.of('l1', register_order(stage), around),
+    )
+    options = (('rows', rows), ('lanes', lanes))
+    return Schedule('chain', isa, vector, levels, parallel, 'l1', options)
 
 
 def chain_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
