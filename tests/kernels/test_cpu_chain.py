@@ -7,6 +7,7 @@ tile occurs.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from tilewright_lab.simulate.emulate import run_program
 
 
 def conv(c: int, h: int, k: int, r: int, stride: int = 1, dilation: int = 1, **more) -> Group:
-    sizes = {'w': h, 'pad': dilation * (r // 2)} | more
+    sizes: dict[str, Any] = {'w': h, 'pad': dilation * (r // 2), **more}
     return conv2d(c=c, h=h, k=k, r=r, s=r, stride=stride, dilation=dilation, **sizes)
 
 

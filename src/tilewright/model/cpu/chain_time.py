@@ -36,7 +36,7 @@ from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-NEST = 4.0  # cycles of plain loops for sums of products, over those that general_time.py counts
+NEST = 1.5  # cycles of plain loops for sums of products, over those that general_time.py counts
 NEAR = 1  # the cache that regions have to fit: the second
 
 
