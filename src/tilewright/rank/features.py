@@ -27,10 +27,10 @@ from tilewright.kernels.gpu.schema import kind_name
 from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.occupancy import QUARTERS, RESERVED_BYTES, SHARED_BYTES, WARP_REGISTERS
+from tilewright.model.gpu.pul import SHARED_LATENCY
 from tilewright.ops.group import Group
 from tilewright.rank.counts import count
 
-SHARED_LATENCY = 20.0  # LAT_shared in cycles, the value of DeepCuts' example
 VERSION = 1  # of the table's meaning: a model of another version is refused
 # By kind, a schedule whose features are written into models.
 _PROBES = {

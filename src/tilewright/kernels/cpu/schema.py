@@ -173,6 +173,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.stencil:STENCIL',
+        f'{_FOLDERS}.chain:CHAIN',
     ),
 )
 

@@ -26,8 +26,9 @@ from tilewright.model.gpu.occupancy import occupancy
 from tilewright.model.gpu.time import SCHEDULERS
 from tilewright.model.gpu.transactions import work
 from tilewright.ops.group import Group
-from tilewright.rank.features import SHARED_LATENCY
 from tilewright.schedule.gpu import GpuSchedule
+
+SHARED_LATENCY = 20.0  # LAT_shared in cycles, the value of DeepCuts' example
 
 
 @dataclass(frozen=True, slots=True)

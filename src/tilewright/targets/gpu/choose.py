@@ -155,7 +155,11 @@ def search(
     Without `products` by schemas that move one element at a time.
     """
     if is_chained(group):
-        together = [schema.name for schema in schemas() if schema.whole and schema is not FALLBACK]
+        together = [
+            schema.name
+            for schema in GPU_SCHEMAS.values()
+            if schema.whole and schema is not FALLBACK
+        ]
         made = _by_model(group, machine, top, max_rel_err, trials, algorithm, together)
         if made:
             return tuple(made[:top])
