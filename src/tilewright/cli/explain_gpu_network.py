@@ -12,13 +12,17 @@ from dataclasses import asdict, dataclass
 from tilewright.cli.compile import model_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError
-from tilewright.graph.passes import GPU_PASSES
+from tilewright.graph.passes import GPU_PASSES, passes_of
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.network.compile import prepare
 from tilewright.report.grid import Grid
+from tilewright.report.network import tried_lines
+from tilewright.search.fusion import Tried
 from tilewright.search.gpu.moves import schedule_text
+from tilewright.targets.chained import Record, with_chains
 from tilewright.targets.gpu.assemble import chosen_by_model
 from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.price import GpuPrice
 from tilewright.targets.gpu.site import KEPT
 
 
@@ -43,6 +47,7 @@ def run(
     shapes: Mapping[str, Sequence[int]],
     seed: int | None,
     given: Mapping[str, bool],
+    fuse: str | None = None,
 ) -> int:
     """Explain every network; comes out: the exit code. `given` are options of the CPU."""
     wrong = [f'--{name}' for name, there in given.items() if there]
@@ -53,11 +58,16 @@ def run(
     with Bar(len(models)) as bar:
         for number, model in enumerate(models):
             bar.begin(model)
-            kinds = explained(model, gpu, max_rel_err, shapes, bar)
+            tried: list[Tried] = []
+            kinds = explained(model, gpu, max_rel_err, shapes, bar, fuse, tried.extend)
             bar.finish()
             with bar.paused():
-                out.say(('\n' if number else '') + _text(model, gpu, kinds))
-            found.append({'name': model, 'groups': [asdict(kind) for kind in kinds]})
+                said = [_text(model, gpu, kinds), *tried_lines(tried)]
+                out.say(('\n' if number else '') + '\n'.join(said))
+            found.append(
+                {'name': model, 'groups': [asdict(kind) for kind in kinds],
+                 'tried': [one.to_json() for one in tried]}
+            )  # fmt: skip
     out.write(
         {'spec': ','.join(models), 'seed': seed, 'measured': False, 'machine': gpu.to_json(),
          'networks': found}
@@ -71,6 +81,8 @@ def explained(
     max_rel_err: float,
     shapes: Mapping[str, Sequence[int]],
     bar: Bar,
+    fuse: str | None = None,
+    record: Record | None = None,
 ) -> list[Kind]:
     """The groups of a network as they would be compiled, the longest first."""
     if model.endswith('.tw'):
@@ -78,7 +90,10 @@ def explained(
             f'{model} has its schedules already; `tilewright run --profile` times them'
         )
     sizes = {name: tuple(shape) for name, shape in shapes.items()}
-    program = prepare(model_of(model, None, 'cuda'), sizes, None, GpuCost(machine), GPU_PASSES)
+    passes = with_chains(GPU_PASSES, GpuPrice(machine, KEPT, max_rel_err).prices, record)
+    program = prepare(
+        model_of(model, None, 'cuda'), sizes, passes_of(None, fuse), GpuCost(machine), passes
+    )
     groups = {task.group.digest: task.group for task in program.tasks}
     chosen = chosen_by_model(groups, machine, KEPT, max_rel_err, bar.report)
     kinds = []

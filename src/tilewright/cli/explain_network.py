@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.cli.compile import model_of
+from tilewright.cli.compile import model_of, refuse_for_saved
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
+from tilewright.graph.passes import passes_of
 from tilewright.graph.program import Program
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
@@ -20,9 +21,10 @@ from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.report.network import Kind, NetworkReport, network_report
 from tilewright.schedule.choice import Choice
+from tilewright.search.fusion import Tried
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
-from tilewright.targets.cpu.cost import CpuCost
+from tilewright.targets.chained import Record, passes_at
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.site import CpuSite
@@ -42,6 +44,7 @@ def run(
     threads: int | None,
     shapes: Mapping[str, Sequence[int]],
     seed: int | None,
+    fuse: str | None = None,
 ) -> int:
     """Explain every network; comes out: the exit code."""
     check_early(machine, threads, max_rel_err=max_rel_err, seed=seed)
@@ -53,8 +56,11 @@ def run(
     with Bar(len(models)) as bar:
         for number, model in enumerate(models):
             bar.begin(model)
-            saved, choices = _scheduled(model, target, count, max_rel_err, shapes, bar)
-            report = _report(saved, choices, measure, bar)
+            tried: list[Tried] = []
+            saved, choices = _scheduled(
+                model, target, count, max_rel_err, shapes, bar, fuse, tried.extend
+            )  # fmt: skip
+            report = _report(saved, choices, measure, bar, tried)
             bar.finish()
             with bar.paused():
                 out.say(('\n' if number else '') + str(report))
@@ -73,14 +79,13 @@ def _scheduled(
     max_rel_err: float,
     shapes: Mapping[str, Sequence[int]],
     bar: Bar,
+    fuse: str | None,
+    record: Record,
 ) -> tuple[Saved, dict[str, tuple[Choice, ...]]]:
     """What would be compiled, and the choices for each group; a .tw file has one for each."""
+    site, asked = CpuSite(machine, threads), Asked(max_rel_err=max_rel_err)
     if model.endswith('.tw'):
-        if shapes:
-            raise InputError(
-                f'--shape means nothing with {model}, which is compiled already; leave it out, or '
-                f'name the model that it was made from'
-            )
+        refuse_for_saved(model, {'--shape': shapes, '--fuse': fuse})
         saved = network_file.read(model)
         if (saved.machine.isa, saved.threads) == (machine.isa, threads):
             saved = replace(saved, machine=machine)
@@ -88,15 +93,19 @@ def _scheduled(
         program = saved.program
     else:
         given = {name: tuple(shape) for name, shape in shapes.items()}
-        program = prepare(model_of(model), given, None, CpuCost(machine, threads))
-    site = CpuSite(machine, threads)
-    chosen = site.choose(program, Asked(max_rel_err=max_rel_err), bar.report)
+        passes = passes_at(site, asked, record)
+        program = prepare(model_of(model), given, passes_of(None, fuse), site.cost, passes)
+    chosen = site.choose(program, asked, bar.report)
     best = {digest: found[0] for digest, found in chosen.items()}
     return Saved(program, best, machine, threads, float(max_rel_err)), chosen
 
 
 def _report(
-    saved: Saved, choices: Mapping[str, tuple[Choice, ...]], measure: bool, bar: Bar
+    saved: Saved,
+    choices: Mapping[str, tuple[Choice, ...]],
+    measure: bool,
+    bar: Bar,
+    tried: Sequence[Tried],
 ) -> NetworkReport:
     program, times, total = saved.program, {}, None
     if measure:
@@ -115,7 +124,7 @@ def _report(
         )
     ]  # fmt: skip
     name = Path(program.name).name
-    return network_report(name, saved.machine, saved.threads, kinds, total)
+    return network_report(name, saved.machine, saved.threads, kinds, total, tried)
 
 
 def _tasks(program: Program) -> dict[str, tuple[str, ...]]:

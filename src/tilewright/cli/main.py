@@ -23,6 +23,7 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
+    Fuse,
     Json,
     MachineName,
     MaxRelErr,
@@ -211,6 +212,7 @@ def explain(
         list[str] | None,
         typer.Option('--shape', metavar='NAME=S', help='Sizes that a file leaves open.'),
     ] = None,
+    fuse: Fuse = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -229,6 +231,8 @@ def explain(
     networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
     if networks is None and shape:
         raise InputError(f'--shape {shape[0]} is for networks; leave it out for {spec}')
+    if networks is None and fuse is not None:
+        raise InputError(f'--fuse {fuse.value} is for networks; leave it out for {spec}')
     if networks is not None and algorithm is not AlgorithmName.AUTO:
         raise InputError(
             f'--algorithm {algorithm.value} is for layers; a network takes what is fastest within '
@@ -240,7 +244,7 @@ def explain(
 
         return explain_gpu_network.run(
             networks, Output('explain', json), machine=str(machine), max_rel_err=max_rel_err,
-            shapes=read_shapes(shape or []), seed=seed,
+            shapes=read_shapes(shape or []), seed=seed, fuse=fuse.value if fuse else None,
             given={'measure': measure, 'threads': threads is not None},
         )  # fmt: skip
     if machine in known_gpus():
@@ -254,6 +258,7 @@ def explain(
         return explain_network.run(
             networks, Output('explain', json), measure=measure, max_rel_err=max_rel_err,
             machine=machine, threads=threads, shapes=read_shapes(shape or []), seed=seed,
+            fuse=fuse.value if fuse else None,
         )  # fmt: skip
     if measure:
         raise InputError(f'--measure is for networks; time {spec} with tilewright optimize')

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.ops import epilogue_error
+from tilewright.ops.chain import is_chained
 from tilewright.ops.front import without_front
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import applies
@@ -18,7 +19,12 @@ from tilewright.ops.winograd_error import UNIT
 
 
 def core(group: Group) -> Group:
-    """What decides the schedule of a group: a sum of products without what is around it."""
+    """What decides the schedule of a group: a sum of products without what is around it.
+
+    Where several stages reduce and share tiles, all of them decide.
+    """
+    if is_chained(group):
+        return group
     group = without_front(group)
     main = group.main
     if not main.is_product_sum or group.stages[0] is not main or len(group.stages) == 1:

@@ -17,6 +17,7 @@ from tilewright.cli.options import (
     AlgorithmName,
     CachesName,
     Fallback,
+    Fuse,
     Json,
     MachineName,
     MaxRelErr,
@@ -26,6 +27,7 @@ from tilewright.cli.options import (
     Top,
     examples,
 )
+from tilewright.errors import InputError
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright_lab.cli import model_verbs
 from tilewright_lab.figures.figures import FIGURES
@@ -102,6 +104,7 @@ def bench(
         str,
         typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
     ] = 'measure',
+    fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
     batch: Annotated[
@@ -153,8 +156,9 @@ def bench(
                 named, Output('bench', json), target=target, against=against, device=device,
                 tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
                 batch=batch, rounds=rounds, seed=seed, seconds=seconds,
+                fuse=fuse.value if fuse else None,
             )  # fmt: skip
-        gpu.refuse(target, gpu.given(ctx, 'tune'))
+        gpu.refuse(target, gpu.given(ctx, 'tune', 'fuse'))
         return gpu_layers.run(
             spec, Output('bench', json), target=target, against=against, device=device,
             trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
@@ -166,8 +170,10 @@ def bench(
             networks, Output('bench', json), against=against, rounds=rounds,
             flush=flush or caches is CachesName.FLUSHED, threads=threads, seed=seed, batch=batch,
             tune=tune, max_rel_err=max_rel_err, turn_ms=turn_ms,
-            fallback=fallback.value if fallback else None,
+            fallback=fallback.value if fallback else None, fuse=fuse.value if fuse else None,
         )  # fmt: skip
+    if fuse is not None:
+        raise InputError(f'--fuse {fuse.value} is for networks; leave it out for {spec}')
     return verb.run(
         spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed, batch=batch,

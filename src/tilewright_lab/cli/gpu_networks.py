@@ -14,6 +14,7 @@ import numpy as np
 from tilewright import zoo
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
+from tilewright.graph.passes import DEFAULT_FUSION
 from tilewright.network.arguments import TUNES
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -52,6 +53,7 @@ def run(
     rounds: int,
     seed: int | None,
     seconds: float | None = None,
+    fuse: str | None = None,
 ) -> int:
     """Compile and compare network by network; comes out: the exit code.
 
@@ -81,9 +83,9 @@ def run(
     said: dict[str, Any] = {
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': trials, 'batch': batch or 1,
-        'rounds': rounds, 'copies': COPIES,
+        'rounds': rounds, 'copies': COPIES, 'fuse': fuse or DEFAULT_FUSION,
     }  # fmt: skip
-    compiling = {'target': target, 'device': device, 'trials': trials}
+    compiling = {'target': target, 'device': device, 'trials': trials, 'fuse': fuse}
     with ExitStack() as stack:
         try:
             subjects = [Subject.of(name, drawn, batch or 1) for name in networks]

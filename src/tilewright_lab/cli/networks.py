@@ -44,12 +44,14 @@ class Options:
     flush: bool = False
     batch: int | None = None
     fallback: str | None = None
+    fuse: str | None = None
 
     @property
     def compiling(self) -> dict[str, Any]:
         """What our own contestant is told."""
         told = {'tune': self.tune, 'max_rel_err': self.max_rel_err}
-        return told | ({'fallback': self.fallback} if self.fallback else {})
+        given = {'fallback': self.fallback, 'fuse': self.fuse}
+        return told | {name: value for name, value in given.items() if value}
 
 
 def peers_of(against: str | None, networks: Sequence[str]) -> tuple[str, ...]:
@@ -87,6 +89,7 @@ def run(
     max_rel_err: float,
     turn_ms: float,
     fallback: str | None = None,
+    fuse: str | None = None,
 ) -> int:
     """Compile and compare network by network; comes out: the exit code.
 
@@ -104,7 +107,7 @@ def run(
     machine = machine_of(None, True, out)
     count = threads if threads is not None else knobs.get('threads') or machine.cores
     options = Options(
-        names, count, tune, max_rel_err, rounds, turn_ms, flush, batch, fallback
+        names, count, tune, max_rel_err, rounds, turn_ms, flush, batch, fallback, fuse
     )  # fmt: skip
     journal = Journal(
         {
