@@ -20,7 +20,7 @@ from tilewright.ops.chain import is_chained
 from tilewright.ops.group import Group
 from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Prices
-from tilewright.targets.gpu.choose import choose_all
+from tilewright.targets.gpu.choose import choose_all, is_legal
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def keeps_chains(schema: GpuSchema) -> bool:
 
 def _offers(schema: GpuSchema, group: Group, machine: GpuMachine) -> bool:
     try:
-        if schema.propose is not None and schema.propose(group, machine):
+        proposed = schema.propose(group, machine) if schema.propose is not None else ()
+        if any(is_legal(group, schedule, machine) for schedule in proposed):
             return True
         return schema.table is not None and bool(schema.table(group, 'fma'))
     except ScheduleError:
