@@ -321,7 +321,7 @@ def test_groups_grow_from_what_gained_alone() -> None:
     two = find_chains(program, only(2, 3), most_reducing=2)
     assert [one.tasks for one in two.kept] == [('a', 'b')]
     assert next(one for one in two.tried if one.tasks == ('b', 'c')).why.endswith(
-        'but b saves more in another group'
+        'but more is saved with b in other groups'
     )
 
 

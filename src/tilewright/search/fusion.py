@@ -139,6 +139,7 @@ class _Search:
     most_tried: int
     gains: dict[frozenset[int], float] = field(default_factory=dict)
     _tried: dict[frozenset[int], Tried] = field(default_factory=dict)
+    _whys: dict[str, str] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
     _measured: dict[str, tuple[float, float]] = field(default_factory=dict)
     _fused: set[str] = field(default_factory=set)
@@ -177,7 +178,7 @@ class _Search:
         for numbers, task in tasks.items():
             group = task.group
             full = group.digest not in self._fused and len(self._fused) >= self.most_tried
-            why = self.prices.why_not(group)
+            why = self._why_not(group)
             if not why and full:
                 why = f'{self.most_tried} groups were tried before it, which is the limit'
             if why:
@@ -186,6 +187,11 @@ class _Search:
             self._fused.add(group.digest)
             found.append(numbers)
         return found
+
+    def _why_not(self, group: Group) -> str:
+        if group.digest not in self._whys:
+            self._whys[group.digest] = self.prices.why_not(group)
+        return self._whys[group.digest]
 
     def _is_below(self, numbers: frozenset[int], task: Task) -> bool:
         """Whether a joined group might take less time than its tasks apart."""
@@ -266,7 +272,7 @@ class _Search:
         why = f'it saves {saved:.1%}'
         if not kept:
             others = ', '.join(self._tasks[n].name for n in sorted(numbers & taken)[:3])
-            why += f', but {others} saves more in another group'
+            why += f', but more is saved with {others} in other groups'
         return replace(tried, kept=kept, why=why)
 
 

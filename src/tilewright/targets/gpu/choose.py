@@ -28,6 +28,7 @@ from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
+from tilewright.ops.chain import is_chained
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
@@ -126,7 +127,10 @@ def _searched(
     algorithm: str,
 ) -> Iterable[tuple[str, tuple[Choice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
-    slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
+    slow = [
+        key for key, group in left.items()
+        if is_chained(group) or (has_products(group) and not is_thin(group))
+    ]  # fmt: skip
     for key, group in left.items():
         if key not in slow:
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)

@@ -1,7 +1,8 @@
 """What groups cost on a GPU, for the search for chains (search/fusion.py): predicted, not measured.
 
-A group is priced by the search that will choose its kernels, and the answer is kept, so that tasks
-that stay as they are cost nothing to price.
+A task is priced by the search that will choose its kernels, and the answer is kept, so that those
+that stay as they are cost nothing to price. Chains are many, and most are refused: the model looks
+at fewer of their schedules, which makes them rather look slower than they are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tilewright.ops.group import Group
 from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Prices
 from tilewright.targets.gpu.choose import choose_all, is_legal
+
+CHAIN_TRIALS = 64  # schedules of a chain that the model looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,12 @@ class GpuPrice:
         return best.predicted_s
 
     def _choices(self, groups: Sequence[Group]) -> list[tuple[Choice, ...]]:
+        """The choices of groups that are all chains, or all tasks as they were."""
+        trials = CHAIN_TRIALS if any(map(is_chained, groups)) else None
         return choose_all(
-            groups, self.machine, self.top, self.max_rel_err, algorithm=self.algorithm
-        )
+            groups, self.machine, self.top, self.max_rel_err, trials=trials,
+            algorithm=self.algorithm,
+        )  # fmt: skip
 
     def bound(self, group: Group) -> float:
         """A launch; every sum computed once by the fastest units; what is not an inner tensor moved
@@ -82,9 +88,9 @@ def keeps_chains(schema: GpuSchema) -> bool:
 
 def _offers(schema: GpuSchema, group: Group, machine: GpuMachine) -> bool:
     try:
+        if schema.table is not None:
+            return bool(schema.table(group, 'fma'))
         proposed = schema.propose(group, machine) if schema.propose is not None else ()
-        if any(is_legal(group, schedule, machine) for schedule in proposed):
-            return True
-        return schema.table is not None and bool(schema.table(group, 'fma'))
+        return any(is_legal(group, schedule, machine) for schedule in proposed)
     except ScheduleError:
         return False
