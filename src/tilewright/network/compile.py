@@ -3,7 +3,7 @@
 [file, module]   -> read       -> [Graph]                importers
 [Graph]          -> passes     -> [Graph]                graph.fold, batch_norm, combine, ..
 [Graph]          -> lower      -> [Program]              graph.lower
-[Program]        -> passes     -> [Program]              graph.fuse, concat
+[Program]        -> passes     -> [Program]              graph.fuse, concat; targets.chained
 [Program]        -> choose     -> [choices of each group] the site (targets/site.py), by the model
 [choices]        -> tune       -> [choice of each group]  the site, where tune is 'measure'
 [choice]         -> bind       -> [Network]               the site: kernels built, memory planned
