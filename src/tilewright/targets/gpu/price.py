@@ -53,10 +53,11 @@ class GpuPrice:
         )  # fmt: skip
 
     def bound(self, group: Group) -> float:
-        """A launch; every sum computed once by the fastest units; what is not an inner tensor moved
-        once.
+        """A launch; every sum computed once, by the fastest units that kernels of chains use; all
+        but inner tensors moved once.
         """
-        kinds = {kind for one in schemas() for kind in one.intrinsics if self.machine.has(kind)}
+        able = [kind for one in schemas() if keeps_chains(one) for kind in one.intrinsics]
+        kinds = [kind for kind in able if self.machine.has(kind)]
         peak = max(compute_gflops(self.machine, kind) for kind in kinds)
         flops = sum(stage.flops for stage in group.stages if stage.combiner)
         moved = gpu_bounds(group, self.machine)
