@@ -1,4 +1,4 @@
-"""A table of named values that others may add to: schemas, instruction sets.
+"""A table of named values that others may add to: schemas, instruction sets, dialects, operators.
 
 Goes in: the values that the package brings, each itself or as a hook `'module:NAME'`, which is
 imported when it is first asked for. Comes out: a mapping from name to value, in that order and then
@@ -8,20 +8,14 @@ is complete and yet no import runs up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import cache
 from importlib import import_module
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, TilewrightError
 
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar('T', bound=Named)
+T = TypeVar('T')
 
 
 @cache
@@ -40,24 +34,36 @@ def resolve(hook: Any) -> Any:
     return _imported(hook) if isinstance(hook, str) else hook
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """name -> value. `what` is what error messages call one of them, such as 'a CPU schema'."""
+class Registry(MutableMapping[str, T], Generic[T]):
+    """name -> value. `what` is what error messages call one of them, such as 'a CPU schema'.
 
-    def __init__(self, what: str, shipped: Iterable[T | str]) -> None:
+    `shipped` are the package's own: a mapping, or values that have a `name`.
+    """
+
+    def __init__(self, what: str, shipped: Mapping[str, T] | Iterable[T | str]) -> None:
         self.what = what
-        self._hooks = tuple(shipped)
+        self._hooks: Any = shipped
         self._shipped: dict[str, T] = {}
         self._values: dict[str, T] = {}
 
     def _load(self) -> dict[str, T]:
         if not self._shipped:
-            found = [resolve(hook) for hook in self._hooks]
-            self._shipped = {value.name: value for value in found}
+            if isinstance(self._hooks, Mapping):
+                self._shipped = dict(self._hooks)
+            else:
+                found = [resolve(hook) for hook in self._hooks]
+                self._shipped = {value.name: value for value in found}
             self._values = self._shipped | self._values
         return self._values
 
     def __getitem__(self, name: str) -> T:
         return self._load()[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._load()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._load()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._load()))
@@ -65,20 +71,30 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._load())
 
-    def register(self, value: T) -> T:
-        """Add a value under its name, behind those there are."""
-        if value.name in self._load():
+    def named(self, name: str, error: type[TilewrightError] = InputError) -> T:
+        """The value of a name; the error lists all names."""
+        if name not in self:
+            raise error(self.unknown(name))
+        return self[name]
+
+    def register(self, value: T, name: str = '') -> T:
+        """Add a value under a name, its own if none is given, behind those there are."""
+        name = name or getattr(value, 'name', '')
+        if name in self:
             raise InputError(
-                f'there is {self.what} {value.name!r} already; give this one another name, or '
-                f'unregister that one first'
+                f'there is {self.what} {name!r} already; choose another name, or unregister it'
             )
-        self._values[value.name] = value
+        self[name] = value
         return value
 
     def unregister(self, name: str) -> None:
-        if name not in self._load():
-            raise InputError(self.unknown(name))
-        del self._values[name]
+        """Take back what was registered; the package's own stay."""
+        if name not in self.added:
+            raise InputError(
+                f'{name!r} was not registered as {self.what}; registered are '
+                f'{", ".join(self.added) or "none"}'
+            )
+        del self[name]
 
     def unknown(self, name: object) -> str:
         """The sentence for a name that is not in the table."""
@@ -90,6 +106,6 @@ class Registry(Mapping[str, T], Generic[T]):
         return value is not None and value is self._shipped.get(name)
 
     @property
-    def is_extended(self) -> bool:
-        """Whether something was added or taken away."""
-        return self._load() != self._shipped
+    def added(self) -> tuple[str, ...]:
+        """Names that were registered beside the package's: other processes lack them."""
+        return tuple(name for name in self if name not in self._shipped)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tilewright as tw
-from tilewright.cli import gpu
 from tilewright.cli.main import invoke
+from tilewright.cli.options import refuse
 from tilewright.errors import InputError, MissingError
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import gpu_bounds
@@ -194,6 +194,6 @@ def test_tables_keep_losing_rows() -> None:
 
 
 def test_options_of_the_other_target_are_refused() -> None:
-    gpu.refuse('cuda', {'threads': False, 'turn-ms': False})
+    refuse('cuda', {'threads': False, 'turn-ms': False})
     with pytest.raises(InputError, match='--threads, --turn-ms mean nothing with --target cuda'):
-        gpu.refuse('cuda', {'threads': True, 'top': False, 'turn-ms': True})
+        refuse('cuda', {'threads': True, 'top': False, 'turn-ms': True})

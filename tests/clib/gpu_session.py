@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 
-from tilewright.kernels.gpu.registry import register
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS
 from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.runtime.gpu.session import Session, serve
@@ -32,5 +32,5 @@ def bad(kind: str):
 
 if __name__ == '__main__':
     for kind in (*BODIES, 'hungry'):
-        register(GpuSchema(name=kind, words='misbehaves', generate=bad(kind)))
+        GPU_SCHEMAS.register(GpuSchema(name=kind, words='misbehaves', generate=bad(kind)))
     serve(Session, sys.argv[1:])

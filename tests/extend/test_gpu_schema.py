@@ -1,4 +1,4 @@
-"""A GPU schema from outside: one value and one call of `register`, and it is used like our own.
+"""A GPU schema from outside: one value and one registration, and it is used like our own.
 
 The schema: a thread computes `run` neighbouring results of a sum of products, in registers.
 """
@@ -22,9 +22,8 @@ from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.precision import sum_error
-from tilewright.kernels.gpu.registry import OWN, register, schema_named, schemas, unregister
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS, OWN, schema_named
 from tilewright.kernels.gpu.schema import GpuSchema, Table, each
-from tilewright.kernels.gpu.space import draw, excluded
 from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
@@ -39,6 +38,7 @@ from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
 from tilewright.targets.gpu.choose import choose_all
+from tilewright_lab.collect.space import draw, excluded
 
 NAME = 'row_runs'
 THREADS = 64
@@ -162,9 +162,9 @@ GROUPS = (
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    register(SCHEMA)
+    GPU_SCHEMAS.register(SCHEMA)
     yield
-    unregister(NAME)
+    GPU_SCHEMAS.unregister(NAME)
 
 
 @pytest.mark.parametrize('run', [1, 4, 5])
@@ -218,13 +218,13 @@ def test_it_is_explained() -> None:
 
 
 def test_it_is_listed_while_it_is_registered() -> None:
-    assert schemas()[-1] is schema_named(NAME) is SCHEMA
+    assert [*GPU_SCHEMAS.values()][-1] is schema_named(NAME) is SCHEMA
     with pytest.raises(ScheduleError, match=f"'nowhere' is not a GPU schema; .*, {NAME}$"):
         generate(CONV, GpuSchedule.of('nowhere'))
     with pytest.raises(InputError, match=f'{NAME!r} already; choose another name'):
-        register(SCHEMA)
-    with pytest.raises(InputError, match=f'was not registered; registered are {NAME}'):
-        unregister(OWN[0].name)
+        GPU_SCHEMAS.register(SCHEMA)
+    with pytest.raises(InputError, match=f'not registered as a GPU schema; registered are {NAME}'):
+        GPU_SCHEMAS.unregister(OWN[0].name)
     with pytest.raises(InputError, match='a name that is an identifier'):
         replace(SCHEMA, name='row runs')
 
@@ -236,11 +236,13 @@ def test_choices_of_a_network_are_kept_apart_from_those_without_it(tmp_path, mon
         return replace(_work(group, schedule, registers), blocks=1, products=1.0, reads=1.0)
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
-    eager = register(replace(SCHEMA, name='eager', intrinsics={'fma': 50.0}, work=nearly_nothing))
+    eager = GPU_SCHEMAS.register(
+        replace(SCHEMA, name='eager', intrinsics={'fma': 50.0}, work=nearly_nothing)
+    )
     try:
         (chosen,) = choose_all([CONV], H200, 1, 1e-4, trials=24)
     finally:
-        unregister(eager.name)
+        GPU_SCHEMAS.unregister(eager.name)
     assert chosen[0].schedule.schema == eager.name
     (without,) = choose_all([CONV], H200, 1, 1e-4, trials=24)
     assert without[0].schedule.schema != eager.name

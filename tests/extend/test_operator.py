@@ -181,7 +181,7 @@ def test_it_is_listed_until_it_is_taken_back() -> None:
     operator = register(NAME, Operator(lowered), domain=DOMAIN, family='Own')
     try:
         assert FAMILIES['Own'] == {f'{DOMAIN}::{NAME}': operator}
-        with pytest.raises(InputError, match='already; unregister'):
+        with pytest.raises(InputError, match='already; choose another name'):
             register(NAME, operator, domain=DOMAIN)
     finally:
         unregister(NAME, domain=DOMAIN)

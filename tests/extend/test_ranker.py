@@ -39,7 +39,7 @@ def registered(monkeypatch):
     monkeypatch.setattr(ranked, 'LOOKED_AT', 60)
     rankers.register(NAME, FewDecisions)
     yield
-    rankers.unregister(NAME)
+    rankers.RANKERS.unregister(NAME)
 
 
 def test_candidates_come_in_the_order_of_a_registered_ranker(registered):
@@ -56,5 +56,5 @@ def test_a_registered_ranker_is_listed(registered):
 
 
 def test_names_of_the_package_are_taken():
-    with pytest.raises(InputError, match="'forest' is a model of the package"):
+    with pytest.raises(InputError, match="there is a model 'forest' already"):
         rankers.register('forest', FewDecisions)

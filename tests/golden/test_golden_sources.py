@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.schemas.chain.space import nest_schedule, product_schedule
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
 from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
+from tilewright.ops.chain import chain
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
@@ -42,6 +44,16 @@ POOLED = max_pool((1, 3, 6, 9), windows((6, 9), 3, 2, 1))
 LINES = softmax((4, 20))
 MOVING = stacked_product((6, 10), (10, 12))
 BLOCKED = blocked(conv2d(c=4, h=4, w=6, k=16, r=1, s=3, pad=(0, 1)), {'In': 4, 'Out': 8})
+
+
+def tied(first: Group, second: Group) -> Group:
+    made = chain(first, second, 'In')
+    assert made is not None
+    return made.group
+
+
+CHAINED = tied(DEPTHWISE, conv2d(c=6, h=7, w=9, k=8, r=1, s=1, bias=True, activation='relu'))
+CHAINED_POOL = tied(SMALL, max_pool((1, 20, 4, 5), windows((4, 5), 3, 2, 1)))
 
 
 def packed(
@@ -88,6 +100,13 @@ CASES: dict[str, tuple[Group, Schedule]] = {
     'general_matmul': (PRODUCT, general_schedule(PRODUCT, 'portable', 1, 1)),
     'general_pool': (POOLED, general_schedule(POOLED, 'portable', 2, 1)),
     'general_softmax': (LINES, general_schedule(LINES, 'portable', 2, 1)),
+    'chain_depthwise': (
+        CHAINED,
+        product_schedule(
+            CHAINED, 'avx2', {'w': 6, 'k': 8}, {'h': 4}, rows=2, lanes=8, parallel=(('h', 2),)
+        ),
+    ),
+    'chain_pool': (CHAINED_POOL, nest_schedule(CHAINED_POOL, 'portable', {'h': 1})),
     'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),
 }
 

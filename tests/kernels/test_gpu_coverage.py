@@ -31,6 +31,7 @@ STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
+    'dfg': GpuSchedule.of('dfg', threads=64, bn=1, bk=8, bh=4, bw=8, tk=4, tp=2),
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),

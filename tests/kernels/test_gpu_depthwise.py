@@ -14,7 +14,6 @@ from devices import device
 import tilewright as tw
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
-from tilewright.kernels.gpu.schemas.depthwise.plan import schedules as depthwise_schedules
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
@@ -23,6 +22,7 @@ from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.compare.first_choice import depthwise_schedules
 
 
 def groups() -> dict[str, Group]:

@@ -187,6 +187,15 @@ def test_rows_under_a_strip_are_counted_from_its_pixels() -> None:
         plan(tw.matmul(m=16, n=16, k=16), GpuSchedule.of('strip', 'mma_tf32x3', bp=8, **tiles))
 
 
+def test_a_tile_of_nothing_is_refused_in_one_sentence() -> None:
+    group = tw.conv2d(n=1, c=16, h=8, w=8, k=16, r=3, s=3, pad=1)
+    tiles = {'bk': 16, 'tk': 16, 'tp': 8, 'kb': 8, 'stages': 1, 'split': 1, 'joint': 0}
+    with pytest.raises(ScheduleError, match='every decision is at least 1'):
+        plan(group, GpuSchedule.of('patch', 'mma_tf32x3', bn=1, bh=8, bw=0, **tiles))
+    with pytest.raises(ScheduleError, match='a block of 0 threads; give at least one'):
+        generate(group, GpuSchedule.of('general', threads=0))
+
+
 def test_ways_of_copying_that_do_not_go_together() -> None:
     group = tw.conv2d(n=1, c=16, h=8, w=8, k=16, r=3, s=3, pad=1)
     tiles = {'bp': 64, 'bk': 16, 'tk': 16, 'tp': 64, 'kb': 8, 'split': 1, 'joint': 0}

@@ -16,11 +16,12 @@ import tilewright as tw
 from tilewright.errors import InputError, MissingError
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu import session as gpu_session
-from tilewright.runtime.gpu.build import Compiler, build, read
+from tilewright.runtime.gpu.build import read
 from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.store.records import Store
+from tilewright_lab.compare.gpu_compiler import Compiler, build
 from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
 
 GROUP = tw.conv2d(c=4, h=8, w=8, k=8, r=3, s=3, pad=1)

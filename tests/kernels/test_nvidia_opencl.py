@@ -26,12 +26,12 @@ from tilewright.kernels.gpu.dialects.nvidia import (
 )
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import ALIGNED, Array, Kernel, lower
-from tilewright.kernels.gpu.space import excluded
 from tilewright.machine.gpu import GpuMachine, known_by, known_gpu
 from tilewright.machine.nvidia import nvidia_gpu
 from tilewright.runtime.gpu.opencl_nvidia import OWN_SHARED_BYTES, find_route, register_limit
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
+from tilewright_lab.collect.space import excluded
 
 GROUP = tw.conv2d(c=16, h=14, w=14, k=64, r=3, s=3, pad=1, bias=True, activation='relu')
 TILED = {'bk': 32, 'bp': 32, 'tk': 16, 'tp': 16, 'kb': 16, 'stages': 3, 'split': 2, 'joint': 0}

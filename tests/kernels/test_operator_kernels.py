@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from counted import counted_mean
 from devices import device
+from winograd_stages import lower, matrices
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -31,7 +32,6 @@ from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 from tilewright.ops.windows import windows
-from tilewright.ops.winograd import lower, matrices
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
@@ -23,6 +22,7 @@ from tilewright_lab.collect.group_data import (
     decisions,
     file_name,
 )
+from tilewright_lab.collect.space import draw
 
 HOPPER = known_gpu('h200')
 

@@ -17,22 +17,22 @@ from tilewright.rank import safetensors
 from tilewright.rank.gat import (
     HEAD,
     HEADS,
-    HOPELESS,
     JOINED,
     NUMPY,
     VARIANTS,
-    Gat,
     GatModel,
     attend,
     embed,
     forward,
     shapes,
 )
-from tilewright.rank.gat_files import find_gat, load_gat, load_gat_for, own_gat, save_gat
+from tilewright.rank.gat_files import find_gat, load_gat, own_gat, save_gat
 from tilewright.rank.graph_features import NODE_NAMES, graph_of, side_by_side
+from tilewright.rank.rankers import HOPELESS_S, Gat
 from tilewright.rank.statistics import NAMES, statistics_for
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.cli import model_gat
+from tilewright_lab.cli.model_gat import load_gat_for
 from tilewright_lab.collect.group_data import read_groups
 from tilewright_lab.figures import gtuner, gtuner_fig7
 from tilewright_lab.figures.gtuner import metrics_of, pairwise
@@ -323,7 +323,7 @@ def test_schemas_that_it_has_not_seen_go_by_the_time_model(model) -> None:
     mixed = ranker([seen[0], other, *seen[1:], wild])
     np.testing.assert_allclose(mixed[[0, 2, 3]], ranker(seen), rtol=1e-6)
     assert mixed[1] == math.log(predict_gpu(group, other, HOPPER).seconds)
-    assert mixed[4] == HOPELESS
+    assert mixed[4] == math.log(HOPELESS_S)
     with pytest.raises(InputError, match="nothing of the schema 'winograd'"):
         statistics_for(group, HOPPER, [other])
 

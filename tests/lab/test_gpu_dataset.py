@@ -1,4 +1,4 @@
-"""GPU data sets without a GPU: problems, files, units compiled and checked on the host."""
+"""GPU data sets without a GPU: problems, files, families compiled and checked on the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -17,28 +18,36 @@ import pytest
 
 from tilewright.errors import CompilerError, StoreError
 from tilewright.kernels.gpu.language import Kernel
-from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import known_gpu
 from tilewright.runtime.gpu.device import Resources
 from tilewright.runtime.pool import LostError
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
-from tilewright_lab.collect.layers import Flow
+from tilewright_lab.collect.collector import Collector
+from tilewright_lab.collect.compiled import Compiled, Family, Translate, compile_families
+from tilewright_lab.collect.layers import (
+    LAYERS,
+    by_definition,
+    decisions,
+    group_of,
+    layout,
+    names,
+)
+from tilewright_lab.collect.meter import Meter, Row, host_meter
 from tilewright_lab.collect.problems import (
     SAMPLED,
+    LayerSource,
     Problem,
-    Source,
-    Unit,
     by_tiles,
+    families_of,
     layer_sources,
     layers,
     random_problems,
     train_sources,
-    units_of,
 )
 from tilewright_lab.collect.rows import RowFile, journal_of, read_rows
-from tilewright_lab.collect.sets import Sets, chunks, decisions, names
-from tilewright_lab.compare.gpu_measure import Compiled, Meter, Row, compile_units, host_meter
+from tilewright_lab.collect.sets import RowSets, chunks
+from tilewright_lab.collect.space import draw
 
 H200 = known_gpu('h200')
 SMALL = Problem(32, 6, 8, 4, 3, 1, 0)
@@ -81,8 +90,8 @@ def test_the_sets_are_large_enough() -> None:
     """Counted where that is quick: a training set of 20,000 needs 125 of each of 160 problems."""
     sources = train_sources(160)
     assert len({s.problem.shape for s in sources}) == 160
-    some = [u for s in sources[:24] for u in units_of(s, H200)]
-    per_problem = sum(len(u.schedules) for u in some) / len({u.problem.shape for u in some})
+    some = [f for s in sources[:24] for f in families_of(s, H200)]
+    per_problem = sum(len(f.schedules) for f in some) / len({f.of.shape for f in some})
     assert per_problem * 160 > 20_000
     frozen = layer_sources([('rs', 'fma'), ('tiled', 'fma')], ('R12', 'Y18'))
     assert [(s.schema, s.count, s.problem.pad) for s in frozen] == [
@@ -92,12 +101,14 @@ def test_the_sets_are_large_enough() -> None:
         assert sum(count for (s, _), (count, _) in SAMPLED.items() if s == schema) >= 1000
 
 
-def test_units_hold_all_splits_of_a_tile() -> None:
+def test_families_hold_all_splits_of_a_tile() -> None:
     found, _ = factor_space(SMALL.group, H200, 'rs')
-    units = by_tiles(SMALL, found)
-    assert sorted(s.digest for u in units for s in u.schedules) == sorted(s.digest for s in found)
-    for unit in units:
-        assert [s['split'] for s in unit.schedules] == [1, 2, 4]
+    found_families = by_tiles(SMALL, found)
+    assert sorted(s.digest for f in found_families for s in f.schedules) == sorted(
+        s.digest for s in found
+    )
+    for family in found_families:
+        assert [s['split'] for s in family.schedules] == [1, 2, 4]
 
 
 def test_rows_are_journalled_and_packed(tmp_path: Path) -> None:
@@ -133,8 +144,12 @@ def translated(kernels: Sequence[Kernel]) -> tuple[bytes, dict[str, Resources]]:
     return b'', {kernel.name: Resources(40, 0) for kernel in kernels}
 
 
+def compiled(some: Sequence[Family], translate: Translate) -> list[Compiled]:
+    return compile_families(some[0].of.group, some, translate)
+
+
 def meter(times: list[int]) -> Meter:
-    made = host_meter()
+    made = host_meter(partial(by_definition, group_of))
 
     def seconds(calls: object) -> float:
         times.append(1)
@@ -148,7 +163,7 @@ def rs_schedules() -> list[GpuSchedule]:
     return factor_space(SMALL.group, H200, 'rs')[0]
 
 
-def units() -> list[Unit]:
+def some_families() -> list[Family]:
     strided = Problem(32, 4, 5, 3, 3, 2, 1)
     plain = rs_schedules()
     rows, _ = factor_space(SMALL.group, H200, 's')
@@ -157,14 +172,14 @@ def units() -> list[Unit]:
     return [
         by_tiles(SMALL, plain)[3],
         by_tiles(SMALL, rows)[0],
-        Unit(strided, (tiled,)),
-        Unit(strided, (GpuSchedule.of('general', threads=64),)),
+        Family(strided, (tiled,)),
+        Family(strided, (GpuSchedule.of('general', threads=64),)),
     ]
 
 
-def test_units_are_compiled_together_and_once_for_all_splits() -> None:
-    first, second, *others = units()
-    (made,) = compile_units((first, by_tiles(SMALL, rs_schedules())[5]), translated)
+def test_families_are_compiled_together_and_once_for_all_splits() -> None:
+    first, second, *others = some_families()
+    (made,) = compiled((first, by_tiles(SMALL, rs_schedules())[5]), translated)
     names = [kernel.name for kernel, _ in made.kernels]
     assert len(set(names)) == len(names)
     assert [n.rpartition('_')[0] for n in names[:4]] == [
@@ -173,7 +188,7 @@ def test_units_are_compiled_together_and_once_for_all_splits() -> None:
     assert 5 <= len(names) <= 7  # what both need is compiled once
     times: list[int] = []
     on = meter(times)
-    rest = [one for unit in (second, *others) for one in compile_units((unit,), translated)]
+    rest = [one for family in (second, *others) for one in compiled((family,), translated)]
     rows = [row for one in (made, *rest) for row in on.measure(one)]
     assert [row.status for row in rows] == ['ok'] * len(rows)
     assert [row.schedule for row in rows] == [s for one in (made, *rest) for s in one.schedules]
@@ -183,17 +198,17 @@ def test_units_are_compiled_together_and_once_for_all_splits() -> None:
 
 
 def test_a_wrong_result_and_a_refused_schedule_are_rows() -> None:
-    unit = units()[2]
-    (made,) = compile_units((unit,), translated)
+    family = some_families()[2]
+    (made,) = compiled((family,), translated)
     on = meter([])
     assert [row.status for row in on.measure(made)] == ['ok']
     # The main kernel left out: the result stays NaN.
     (part,) = made.parts
     idle = replace(part, variants=tuple(replace(v, steps=()) for v in part.variants))
     assert [row.status for row in on.measure(replace(made, parts=(idle,)))] == ['wrong']
-    tiles = dict(unit.schedules[0].tiles) | {'split': 99}
-    impossible = Unit(unit.problem, (GpuSchedule('tiled', tuple(tiles.items())),))
-    (refused,) = compile_units((impossible, unit), translated)
+    tiles = dict(family.schedules[0].tiles) | {'split': 99}
+    impossible = Family(family.of, (GpuSchedule('tiled', tuple(tiles.items())),))
+    (refused,) = compiled((impossible, family), translated)
     assert [row.status for row in on.measure(refused)] == ['refused', 'ok']
     assert 'at most' in refused.refused[0][1]
     # More registers than a block can have.
@@ -205,9 +220,7 @@ def test_a_wrong_result_and_a_refused_schedule_are_rows() -> None:
 def test_what_is_compiled_together_is_told_apart_where_that_fails() -> None:
     first, second = (by_tiles(SMALL, rs_schedules())[i] for i in (3, 5))
     bad = {
-        kernel
-        for kernel, _ in compile_units((second,), translated)[0].kernels
-        if 'rs_' in kernel.name
+        kernel for kernel, _ in compiled((second,), translated)[0].kernels if 'rs_' in kernel.name
     }
     bodies = {kernel.body for kernel in bad}
 
@@ -216,7 +229,7 @@ def test_what_is_compiled_together_is_told_apart_where_that_fails() -> None:
             raise CompilerError('refused')
         return translated(kernels)
 
-    one, other = compile_units((first, second), picky)
+    one, other = compiled((first, second), picky)
     assert one.schedules == list(first.schedules)
     assert not one.refused
     assert [s for s, _ in other.refused] == list(second.schedules)
@@ -239,11 +252,11 @@ class Instant:
 
 
 def test_a_measurement_that_takes_its_process_down_is_found(tmp_path: Path) -> None:
-    crew, sets, said = Instant(4), Sets(tmp_path, 'layers'), []
-    flow = Flow((), sets, H200, say=said.append)
+    crew, sets, said = Instant(4), RowSets(tmp_path, layout('layers')), []
+    flow = Collector(LAYERS, (), sets, H200, say=said.append)
     chosen = by_tiles(SMALL, rs_schedules())[3:5]
     waiting: dict[Future, Compiled] = {}
-    for made in compile_units(chosen, translated):
+    for made in compiled(chosen, translated):
         waiting[crew.submit(None, made)] = made
     while waiting:
         future, made = waiting.popitem()
@@ -260,12 +273,14 @@ def test_a_measurement_that_takes_its_process_down_is_found(tmp_path: Path) -> N
 
 def test_the_whole_flow_runs_without_a_gpu_and_goes_on(tmp_path: Path) -> None:
     """Drawn, compiled and measured in processes; cut off, then again to the end."""
-    chosen = [Source(SMALL, 'rs', 'fma', 1), Source(SMALL, 'general', 'fma', 2)]
+    chosen = [LayerSource(SMALL, 'rs', 'fma', 1), LayerSource(SMALL, 'general', 'fma', 2)]
     said: list[str] = []
 
-    def flow(seconds: float) -> Flow:
-        sets = Sets(tmp_path, 'train')
-        return Flow(chosen, sets, H200, 'host', '', 1, 4, seconds, said.append)
+    def flow(seconds: float) -> Collector:
+        sets = RowSets(tmp_path, layout('train'))
+        return Collector(
+            LAYERS, chosen, sets, H200, 'host', '', 1, 4, seconds, say=said.append
+        )  # fmt: skip
 
     assert not flow(0.0).run()
     whole = flow(120.0)
@@ -290,14 +305,14 @@ def script() -> ModuleType:
 
 
 def test_a_second_run_leaves_out_what_was_measured(tmp_path: Path) -> None:
-    unit = units()[0]
-    sets = Sets(tmp_path, 'layers')
-    assert sets.left(unit) == unit
+    family = some_families()[0]
+    sets = RowSets(tmp_path, layout('layers'))
+    assert sets.claimed(family) == family
     on = meter([])
-    for row in list(on.measure(compile_units((unit,), translated)[0]))[:2]:
+    for row in list(on.measure(compiled((family,), translated)[0]))[:2]:
         sets.add(row)
     sets.close()
-    left = Sets(tmp_path, 'layers').left(unit)
+    left = RowSets(tmp_path, layout('layers')).claimed(family)
     assert left is not None
     assert [s['split'] for s in left.schedules] == [4]
     (row, _) = read_rows(tmp_path / 'layers-rs.csv.gz')
@@ -307,7 +322,7 @@ def test_a_second_run_leaves_out_what_was_measured(tmp_path: Path) -> None:
 
 def test_chunks_are_of_one_problem_and_schema() -> None:
     rs = by_tiles(SMALL, rs_schedules())[:5]
-    found = chunks([*rs, *units()[1:]], 3)
+    found = chunks([*rs, *some_families()[1:]], 3)
     assert [len(chunk) for chunk in found] == [3, 2, 1, 1, 1]
 
 
@@ -330,11 +345,11 @@ def test_sources_of_the_command(tmp_path: Path) -> None:
     trained = tool.sources(Namespace(set='train', problems=2))
     assert len({s.problem.shape for s in trained}) == 2
     assert np.isfinite([s.problem.flops for s in trained]).all()
-    assert all(isinstance(s, Source) for s in trained)
+    assert all(isinstance(s, LayerSource) for s in trained)
 
 
 def test_an_intrinsic_makes_up_for_what_the_other_has_not_got() -> None:
     plain = replace(H200, instructions=())
-    source = Source(layers()['R6'], 'tiled', 'fma', 3, besides=('mma_tf32x3', 5))
-    assert len(units_of(source, plain)) == 8
-    assert len(units_of(source, H200)) == 3
+    source = LayerSource(layers()['R6'], 'tiled', 'fma', 3, besides=('mma_tf32x3', 5))
+    assert len(families_of(source, plain)) == 8
+    assert len(families_of(source, H200)) == 3

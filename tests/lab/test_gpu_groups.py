@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -24,22 +25,27 @@ from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.device import Resources
 from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright_lab.collect.group_code import compile_families, loosened
+from tilewright_lab.collect.collector import Collector
+from tilewright_lab.collect.compiled import (
+    Compiled,
+    Family,
+    compile_families,
+    loosened,
+    untranslated,
+)
 from tilewright_lab.collect.group_data import DECISIONS, Known, catalogue_text, read_groups, rows_in
-from tilewright_lab.collect.group_meter import GroupMeter, GroupRow
 from tilewright_lab.collect.group_sample import (
     SHARES,
     SPLITS,
-    Family,
-    Source,
+    GroupSource,
     families,
     has_products,
     sources,
 )
-from tilewright_lab.collect.groups import GroupFlow, GroupSets, chunks
-from tilewright_lab.collect.layers import untranslated
+from tilewright_lab.collect.groups import GROUPS, LAYOUT, by_reference
+from tilewright_lab.collect.meter import Row, host_meter
 from tilewright_lab.collect.rows import read_rows
-from tilewright_lab.compare.gpu_measure import Compiled, host_meter
+from tilewright_lab.collect.sets import RowSets, chunks
 
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=10, w=10, k=32, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -57,17 +63,17 @@ def with_split(schedule: GpuSchedule, split: int) -> GpuSchedule:
 
 @pytest.fixture(scope='module')
 def drawn() -> list[Family]:
-    return families(Source(LAYER.digest, 1), LAYER, H200)
+    return families(GroupSource(LAYER.digest, 1), LAYER, H200)
 
 
 def test_a_turn_has_every_schema_and_is_the_same_again(drawn: list[Family]) -> None:
-    assert drawn == families(Source(LAYER.digest, 1), LAYER, H200)
+    assert drawn == families(GroupSource(LAYER.digest, 1), LAYER, H200)
     counts = Counter(family.kind for family in drawn)
     for kind, count in SHARES.items():
         if kind[0] != 'depthwise':
             assert count <= counts[kind] <= 2 * count
     assert ('depthwise', 'fma') not in counts
-    other = families(Source(LAYER.digest, 2), LAYER, H200)
+    other = families(GroupSource(LAYER.digest, 2), LAYER, H200)
     shared = {s for f in other for s in f.schedules} & {s for f in drawn for s in f.schedules}
     assert len(shared) < 5
 
@@ -83,12 +89,12 @@ def test_a_family_differs_in_its_split_alone(drawn: list[Family]) -> None:
 
 
 def test_other_groups_have_one_turn_of_the_general_schema() -> None:
-    found = families(Source(POOL.digest, 0), POOL, H200)
+    found = families(GroupSource(POOL.digest, 0), POOL, H200)
     assert {family.kind for family in found} == {('general', 'fma')}
     lanes = {family.schedules[0]['lanes'] for family in found}
     assert lanes == {1, 2, 4}  # a window of four
     assert not has_products(POOL)
-    assert families(Source(POOL.digest, 1), POOL, H200) == []
+    assert families(GroupSource(POOL.digest, 1), POOL, H200) == []
 
 
 def test_turns_mix_groups_and_feature_some_that_are_tested() -> None:
@@ -158,8 +164,8 @@ def test_one_family_that_is_refused_leaves_the_others() -> None:
     assert len(said) == 3
 
 
-def measured(made: Compiled[str]) -> list[GroupRow]:
-    return list(GroupMeter(host_meter(), {CONV.digest: CONV}).measure(made))
+def measured(made: Compiled[str]) -> list[Row]:
+    return list(host_meter(partial(by_reference, {CONV.digest: CONV}.get), stay=True).measure(made))
 
 
 def test_families_are_right_on_the_host_and_wrong_ones_are_seen() -> None:
@@ -178,17 +184,17 @@ def test_families_are_right_on_the_host_and_wrong_ones_are_seen() -> None:
 
 
 def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
-    sets = GroupSets(tmp_path)
+    sets = RowSets(tmp_path, LAYOUT)
     family = Family(CONV.digest, tuple(with_split(TILED, n) for n in (2, 4, 8)))
     assert sets.claimed(family) == family
     assert sets.claimed(family) is None
-    sets.add(GroupRow(CONV.digest, family.schedules[0], 'ok', 7.25, 64, 0))
-    sets.add(GroupRow(CONV.digest, family.schedules[1], 'crashed'))
-    again = GroupSets(tmp_path)  # the first was killed: its rows are in a journal
+    sets.add(Row(CONV.digest, family.schedules[0], 'ok', 7.25, 64, 0))
+    sets.add(Row(CONV.digest, family.schedules[1], 'crashed'))
+    again = RowSets(tmp_path, LAYOUT)  # the first was killed: its rows are in a journal
     left = again.claimed(family)
     assert left is not None
     assert left.schedules == family.schedules[2:]
-    again.add(GroupRow(CONV.digest, family.schedules[2], 'ok', 5.0))
+    again.add(Row(CONV.digest, family.schedules[2], 'ok', 5.0))
     again.close()
     (tmp_path / 'groups.json').write_text(
         catalogue_text({CONV.digest: Known(CONV, 'train', {'vgg11': 1})})
@@ -209,7 +215,7 @@ class Lossy:
         if self.deadly in made.schedules:
             future.set_exception(LostError('it had not ended'))
         else:
-            future.set_result([GroupRow(made.of, s, 'ok', 1.0) for s in made.schedules])
+            future.set_result([Row(made.of, s, 'ok', 1.0) for s in made.schedules])
         return future
 
 
@@ -218,7 +224,7 @@ def test_a_schedule_that_breaks_the_device_is_found(tmp_path: Path) -> None:
     plain = Family(CONV.digest, (GpuSchedule.of('general', threads=64),))
     (made,) = compile_families(CONV, (family, plain), untranslated)
     crew = Lossy(family.schedules[1])
-    flow = GroupFlow([], GroupSets(tmp_path), H200, say=lambda _: None)
+    flow = Collector(GROUPS, [], RowSets(tmp_path, LAYOUT), H200, say=lambda _: None)
     waiting = {crew.submit(None, made): made}
     while waiting:
         future = next(iter(waiting))
@@ -244,11 +250,11 @@ def test_a_run_on_the_host(tmp_path: Path) -> None:
     group = elementwise(ACTIVATIONS['relu'], (1, 2, 3, 4), name='relu')
     known = {group.digest: Known(group, 'test', {'resnet18': 1})}
     (tmp_path / 'groups.json').write_text(catalogue_text(known))
-    sets = GroupSets(tmp_path)
+    sets = RowSets(tmp_path, LAYOUT)
     first = GpuSchedule.of('general', threads=32, lanes=1)
-    sets.add(GroupRow(group.digest, first, 'ok', 1.0))  # a run before this one was cut off
-    flow = GroupFlow(
-        list(sources(known, 0, 1)), GroupSets(tmp_path), H200, 'host', '', 1,
+    sets.add(Row(group.digest, first, 'ok', 1.0))  # a run before this one was cut off
+    flow = Collector(
+        GROUPS, list(sources(known, 0, 1)), RowSets(tmp_path, LAYOUT), H200, 'host', '', 1,
         seconds=120.0, say=lambda _: None,
     )  # fmt: skip
     assert flow.run()

@@ -10,17 +10,16 @@ import pytest
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
-from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.compare.gpu_networks import (
-    OURS,
     GpuNetworkResult,
     Subject,
-    check_peers,
     duel,
     mean_ratio,
     table,
     verdict,
 )
+from tilewright_lab.peers.contestants import OURS, Entrant
+from tilewright_lab.peers.peers import check_names
 
 IMAGE = np.zeros((1, 3, 4, 4), np.float32)
 WANT = np.array([[1.0, -2.0]])
@@ -100,7 +99,7 @@ def test_neither_onnx_nor_a_solver_is_needed() -> None:
 
 def test_names_are_checked_before_anything_is_done(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(InputError, match='choose from torch, inductor'):
-        check_peers(['cudnn'])
+        check_names(['cudnn'], 'network', 'gpu')
     assert invoke(['bench', 'resnet18', '--target', 'host', '--against', 'cudnn']) == 2
     assert invoke(['bench', 'resnet18', '--target', 'host', '--tune', 'guess']) == 2
     assert invoke(['bench', 'model.onnx', '--target', 'host']) == 2

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from groups import HOPPER, fused
 
-from tilewright.kernels.gpu.space import draw
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.pooling import max_pool
@@ -20,6 +19,7 @@ from tilewright.rank.footprints import footprints, tiling_of, touched
 from tilewright.rank.graph_features import NODE_FEATURES, NODE_NAMES, graph_of, side_by_side
 from tilewright.rank.statistics import NAMES, STATISTICS, probe, statistics_for, statistics_of
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.space import draw
 
 STRIDED = conv2d(c=6, h=17, w=17, k=8, r=3, s=3, stride=2, pad=1)
 LAYER = conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)

@@ -20,11 +20,13 @@ from tilewright.machine.detect import describe_host
 from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import nominal_machine
 from tilewright_lab.cli import networks as bench_networks
+from tilewright_lab.cli.bench import peers_of
 from tilewright_lab.compare.network_results import NetworkResult, grid, mean_ratio, table
 from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
 from tilewright_lab.compare.results import Contestant
-from tilewright_lab.peers import networks as network_contestants
-from tilewright_lab.peers.networks import PEERS, absence
+from tilewright_lab.peers import peers
+from tilewright_lab.peers.contestants import OURS, peer_names
+from tilewright_lab.peers.peers import Peer, absence
 
 pytest.importorskip('onnxruntime')
 needs_compiler = pytest.mark.skipif(
@@ -34,7 +36,7 @@ QUICK = {'rounds': 1, 'turn_ms': 1.0}
 
 
 def skip_if_absent(name):
-    sentence = absence(name)
+    sentence = absence(name, 'network')
     if sentence:
         pytest.skip(sentence)
 
@@ -63,7 +65,11 @@ def subject(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    'name', [pytest.param(n, marks=[pytest.mark.slow] * (n == 'torch-compile')) for n in PEERS]
+    'name',
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == 'torch-compile'))
+        for n in peer_names('network')
+    ],
 )
 def test_every_peer_answers_right(name, subject):
     skip_if_absent(name)
@@ -122,7 +128,8 @@ for line in sys.stdin:
 )
 def test_an_answer_that_is_not_right_has_no_time(subject, how, status, words):
     told = []
-    with NetworkArena([], 1, [sys.executable, '-c', IMPOSTOR, how]) as arena:
+    impostor = Peer(OURS, 1, command=[sys.executable, '-c', IMPOSTOR, how])
+    with NetworkArena([], 1, impostor) as arena:
         result = compare_network(
             subject, arena, progress=lambda *words: told.append(words), **QUICK
         )
@@ -135,16 +142,16 @@ def test_an_answer_that_is_not_right_has_no_time(subject, how, status, words):
 
 
 def test_a_peer_that_is_missing_keeps_its_row(subject, monkeypatch):
-    found = network_contestants.importlib.util.find_spec
+    found = peers.importlib.util.find_spec
     monkeypatch.setattr(
-        network_contestants.importlib.util, 'find_spec',
+        peers.importlib.util, 'find_spec',
         lambda name: None if name == 'openvino' else found(name),
     )  # fmt: skip
     with NetworkArena(['openvino'], 1, None) as arena:
         (peer,) = compare_network(subject, arena, **QUICK).peers
     assert peer.status == 'missing'
     assert 'needs the package openvino' in peer.message
-    monkeypatch.setattr(network_contestants.importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(MissingError, match='answers are checked against ONNX Runtime'):
         NetworkArena([], 1, None).oracle(subject)
 
@@ -230,14 +237,14 @@ def test_what_a_spec_names():
 
 
 def test_peers_that_can_take_part():
-    assert bench_networks.peers_of('torch, openvino', ['resnet18']) == ('torch', 'openvino')
+    assert peers_of('torch, openvino', 'network') == ('torch', 'openvino')
     with pytest.raises(InputError, match='torch cannot read x'):
-        bench_networks.peers_of('torch', ['resnet18', 'x.onnx'])
+        peers_of('torch', 'network', ['x.onnx'])
     with pytest.raises(InputError, match="peer 'tvm' is not known on networks"):
-        bench_networks.peers_of('tvm', ['resnet18'])
+        peers_of('tvm', 'network')
     with pytest.raises(InputError, match='names no peer'):
-        bench_networks.peers_of(',', ['resnet18'])
-    assert 'torch' not in bench_networks.peers_of(None, ['x.onnx'])
+        peers_of(',', 'network')
+    assert 'torch' not in peers_of(None, 'network', ['x.onnx'])
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from tilewright_lab.compare.layers import Arena, Entry, compare, compare_kernels
 from tilewright_lab.compare.results import Contestant, LayerResult, geometric_mean, ratio_of
 from tilewright_lab.compare.table import table
 from tilewright_lab.peers import peers
-from tilewright_lab.peers.peers import TUNED, Peer, PeerError, peer_names, process_state
+from tilewright_lab.peers.contestants import peer_names, table_of
+from tilewright_lab.peers.peers import Peer, PeerError, process_state
 
 GROUP = conv2d(c=2, h=5, w=6, k=3, r=3, s=3, pad=1)
 # Our kernel's side of the comparison: GROUP by the definition, in the kernels' binary interface.
@@ -86,7 +87,7 @@ def fake(body):
 REPLY = 'print(json.dumps({"status": "ok", "echo": request}), flush=True)'
 
 
-@pytest.mark.parametrize('name', [name for name in peer_names() if name not in TUNED])
+@pytest.mark.parametrize('name', [name for name in peer_names() if not table_of()[name].tuned])
 @pytest.mark.parametrize(
     'group',
     [
@@ -240,7 +241,7 @@ def test_names():
 def test_a_comparison_has_a_row_for_everyone(monkeypatch):
     skip_if_absent('onnxruntime')
     absent = peers.absence
-    monkeypatch.setattr(peers, 'absence', lambda n: 'not here' if n == 'torch' else absent(n))
+    monkeypatch.setattr(peers, 'absence', lambda n, *_: 'not here' if n == 'torch' else absent(n))
     told = []
     with Arena(('onnxruntime', 'torch'), 1) as arena:
         result = compare(

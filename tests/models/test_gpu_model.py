@@ -11,7 +11,6 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
@@ -27,6 +26,7 @@ from tilewright.model.gpu.time import (
 )
 from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
 

@@ -9,10 +9,7 @@ import pytest
 
 from tilewright.errors import InputError
 from tilewright.kernels.gpu.columns import Batch, Counts
-from tilewright.kernels.gpu.schemas.cnnopt.columns import volumes
-from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import plan
-from tilewright.kernels.gpu.space import draw
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
@@ -20,10 +17,13 @@ from tilewright.model.gpu.pul import pul
 from tilewright.model.gpu.transactions import work
 from tilewright.ops.convolution import conv2d
 from tilewright.rank.counts import batches_of, count
-from tilewright.rank.features import BLACK_BOX, FEATURES, NAMES, View, matrix_of
+from tilewright.rank.features import FEATURES, NAMES, View, matrix_of
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.space import draw
+from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes, volumes
 from tilewright_lab.train.evaluate import means, ranking_of
+from tilewright_lab.train.forest import BLACK_BOX
 
 TURING = known_gpu('rtx2080ti')
 HOPPER = known_gpu('h200')

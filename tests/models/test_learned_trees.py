@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.rank.trees import Ensemble, Settings, grow, mean_of
+from tilewright.rank.trees import Ensemble, Settings, grow
+from tilewright_lab.train.forest import mean_of
 
 
 def table(rows: int = 600, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -152,6 +152,21 @@ def test_breeding_stays_legal_in_a_space_without_a_list(monkeypatch: pytest.Monk
     assert all(space.legal(child) for child in children if child is not None)
 
 
+def test_many_trials_still_breed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few candidates are left for a turn, a generation follows its first population."""
+    group = conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)
+    space, turns = moves(group, known_gpu('h200'), ['tiled']), []
+    monkeypatch.setattr(strategies, 'POPULATION', 12)
+    monkeypatch.setattr(
+        strategies, '_children', lambda state, parents, seen: turns.append(len(parents)) or []
+    )
+    search(
+        space, lambda some: [1.0] * len(some), 'genetic', trials=12, batch=4, sampled=15,
+        model=Analytical(group, known_gpu('h200')),
+    )  # fmt: skip
+    assert len(turns) == 3
+
+
 def test_neighbours_of_a_list_differ_in_one_decision() -> None:
     space = Listed(SPACE)
     some = SPACE[len(SPACE) // 2]

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from winograd_stages import lower, matrices
 
 from tilewright.errors import InputError, SpecError
 from tilewright.kernels.cpu.generate import generate
@@ -30,12 +31,11 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.ops.winograd import applies, geometry, lower, matmul_stage, matrices
+from tilewright.ops.winograd import applies, geometry, matmul_stage
 from tilewright.ops.winograd_error import (
     VARIANCE,
     direct_error,
     predicted_error,
-    square_error,
     transform_error,
 )
 from tilewright.ops.winograd_matrices import check, transform
@@ -249,8 +249,11 @@ def test_the_error_of_a_trivial_transform_is_that_of_the_sum():
 
 
 def test_errors_grow_with_the_tile_and_the_channels():
-    assert square_error(2, 3, 64) < square_error(4, 3, 64) < square_error(7, 3, 64) < 1e-4
-    assert square_error(4, 3, 64) < square_error(4, 3, 512)
+    tiles = {m: transform(m, 3) for m in (2, 4, 7)}
+    errors = [transform_error(f, f, 64) for f in tiles.values()]
+    assert errors == sorted(errors)
+    assert errors[-1] < 1e-4
+    assert errors[1] < transform_error(tiles[4], tiles[4], 512)
     assert predicted_error(conv2d(c=4, h=9, w=9, k=4, r=3, s=3, dilation=2), 4) == float('inf')
 
 

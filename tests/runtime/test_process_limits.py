@@ -11,9 +11,10 @@ import pytest
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
-from tilewright.runtime.gpu.build import Built, Compiler
+from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.pool import LostError, Pool
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.compare.gpu_compiler import Compiler
 
 GROUP = tw.conv2d(c=4, h=8, w=8, k=8, r=3, s=3, pad=1)
 SCHEDULE = GpuSchedule.of('general', threads=64)

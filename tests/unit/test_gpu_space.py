@@ -15,7 +15,6 @@ from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import ALIGNED
 from tilewright.kernels.gpu.matrix_units import CUT, TERM
 from tilewright.kernels.gpu.precision import precise, sum_error
-from tilewright.kernels.gpu.space import all_schedules, draw, excluded, need, sampled_kinds
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import predicted_error
@@ -23,6 +22,7 @@ from tilewright.ops.winograd_matrices import transform
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import moves
 from tilewright_lab.collect.cnnopt_space import CONSTRAINTS, factor_space
+from tilewright_lab.collect.space import choices_of, draw, excluded, need, sampled_kinds
 
 H200, TURING = known_gpu('h200'), known_gpu('rtx2080ti')
 GROUP = tw.conv2d(c=16, h=14, w=14, k=64, r=3, s=3, pad=1)
@@ -158,7 +158,11 @@ def test_transforms_that_lose_too_much_are_refused() -> None:
 
 
 def test_all_schedules_of_the_general_schema() -> None:
-    every = list(all_schedules('general'))
+    choices = choices_of('general', 'fma')
+    every = [
+        GpuSchedule.of('general', **dict(zip(choices, values, strict=True)))
+        for values in itertools.product(*choices.values())
+    ]
     found, _ = draw(GROUP, H200, 'general', 'fma', 1000, 1)
     legal = [s for s in every if excluded(GROUP, s, H200) is None]
     assert sorted(found, key=str) == sorted(legal, key=str)

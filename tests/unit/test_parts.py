@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from winograd_stages import lower
 
 import tilewright as tw
 from tilewright.ops.describe import group_of
@@ -16,7 +17,6 @@ from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, const, read, var
 from tilewright.ops.windows import windows
-from tilewright.ops.winograd import lower
 
 
 def names(group: Group) -> list[list[str]]:

@@ -36,6 +36,7 @@ def run(
     device: str = '',
     check: bool | None = None,
     fuse: str | None = None,
+    libraries: str = 'none',
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
@@ -57,7 +58,8 @@ def run(
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
-                fuse=fuse, progress=bar.report, check=False if asked is None else asked, **more,
+                fuse=fuse, libraries=libraries, progress=bar.report,
+                check=False if asked is None else asked, **more,
             )  # fmt: skip
 
         network = made(fallback=fallback) if fallback else made(save=path)
@@ -86,6 +88,7 @@ def run(
             'tune': tune,
             'algorithm': algorithm,
             'fuse': fuse or DEFAULT_FUSION,
+            'libraries': libraries,
             'seconds': seconds,
             'seed': seed,
             'network': network_json(network),

@@ -1,44 +1,133 @@
-"""`tilewright explain`: where the time goes, why this schedule, what is left above the bound."""
+"""`tilewright explain`: where the time goes, why this schedule, what is left above the bound.
+
+Dispatches on what it is given: layers here, networks and .tw files in explain_network.py, each on a
+CPU or, where --machine names one, on a GPU. Nothing is measured or compiled unless --measure asks
+for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from tilewright.cli.optimize import check_early, layer_json, layers_of, machine_of
-from tilewright.cli.output import Output
+from tilewright.cli.output import Bar, Output
+from tilewright.cli.zoo import networks_of
+from tilewright.errors import InputError
+from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
+from tilewright.machine.machine import Machine
 from tilewright.pipeline import optimize
 from tilewright.report.explain import explain_plan, explanation
+from tilewright.report.gpu_explain import explain_gpu, explanation_text
 
 CANDIDATES = 5
 
 
-def run(
-    spec: str,
-    out: Output,
-    *,
-    algorithm: str,
-    max_rel_err: float,
-    machine: str | None,
-    threads: int | None,
-    seed: int | None,
-) -> int:
-    """Explain every layer that `spec` names, by the model alone; comes out: the exit code."""
-    check_early(machine, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
-    layers = layers_of(spec, out).layers
-    target = machine_of(machine, False, out)
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    """What is asked, as the command line has it; `layers`: a network's name means its layers."""
+
+    spec: str
+    algorithm: str
+    max_rel_err: float
+    layers: bool
+    measure: bool
+    shapes: tuple[str, ...]
+    machine: str | None
+    threads: int | None
+    seed: int | None
+    fuse: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.machine in known_gpus()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is to be explained, one by one: `explain` gives the text and the JSON of a number."""
+
+    names: Sequence[str]
+    machine: Machine | GpuMachine
+    explain: Callable[[int, Bar], tuple[str, dict]]
+
+
+def run(options: ExplainOptions, out: Output) -> int:
+    """Explain everything that `spec` names; comes out: the exit code."""
+    networks = None if options.layers else networks_of(options.spec, ('.onnx', '.tw'))
+    if networks is None:
+        _check_layers(options)
+        asked = _gpu_layers(options, out) if options.on_gpu else _cpu_layers(options, out)
+    else:
+        from tilewright.cli import explain_network
+
+        if options.algorithm != 'auto':
+            raise InputError(
+                f'--algorithm {options.algorithm} is for layers; a network takes what is fastest '
+                f'within --max-rel-err'
+            )
+        on = explain_network.on_gpu if options.on_gpu else explain_network.on_cpu
+        asked = on(networks, options, out)
     found = []
-    for number, (name, group, count) in enumerate(layers):
-        plan = optimize(
-            group, target, CANDIDATES, False, threads, algorithm=algorithm, max_rel_err=max_rel_err
-        )
-        text = explain_plan(plan)
-        out.say(('\n' if number else '') + (text if name == group.label else f'{name}: {text}'))
-        found.append(layer_json(name, count, plan) | {'explanation': explanation(plan)})
+    with Bar(len(asked.names)) as bar:
+        for number, name in enumerate(asked.names):
+            bar.begin(name)
+            text, said = asked.explain(number, bar)
+            bar.finish()
+            with bar.paused():
+                out.say(('\n' if number else '') + text)
+            found.append(said)
     out.write(
         {
-            'spec': spec,
-            'seed': seed,
-            'measured': False,
-            'machine': target.to_json(),
-            'layers': found,
+            'spec': options.spec if networks is None else ','.join(networks),
+            'seed': options.seed,
+            'measured': options.measure,
+            'machine': asked.machine.to_json(),
+            'layers' if networks is None else 'networks': found,
         }
     )
     return 0
+
+
+def _check_layers(options: ExplainOptions) -> None:
+    if options.shapes:
+        raise InputError(
+            f'--shape {options.shapes[0]} is for networks; leave it out for {options.spec}'
+        )
+    if options.fuse is not None:
+        raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
+    if options.measure:
+        raise InputError(f'--measure is for networks; time {options.spec} with tilewright optimize')
+
+
+def _cpu_layers(options: ExplainOptions, out: Output) -> Explained:
+    check_early(
+        options.machine, options.threads, algorithm=options.algorithm,
+        max_rel_err=options.max_rel_err, seed=options.seed,
+    )  # fmt: skip
+    layers = layers_of(options.spec, out).layers
+    machine = machine_of(options.machine, False, out)
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        name, group, count = layers[number]
+        plan = optimize(
+            group, machine, CANDIDATES, False, options.threads, algorithm=options.algorithm,
+            max_rel_err=options.max_rel_err,
+        )  # fmt: skip
+        text = explain_plan(plan)
+        said = layer_json(name, count, plan) | {'explanation': explanation(plan)}
+        return text if name == group.label else f'{name}: {text}', said
+
+    return Explained([name for name, _, _ in layers], machine, explain)
+
+
+def _gpu_layers(options: ExplainOptions, out: Output) -> Explained:
+    layers = layers_of(options.spec, out).layers
+    machine = known_gpu(str(options.machine))
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        name, group, _ = layers[number]
+        explained = explain_gpu(name, group, machine)
+        return explanation_text(explained), explained.to_json()
+
+    return Explained([name for name, _, _ in layers], machine, explain)

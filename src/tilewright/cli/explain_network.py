@@ -1,75 +1,73 @@
-"""`tilewright explain NETWORK`: every group of a network, its time, its bound and its reasons."""
+"""`tilewright explain NETWORK`: every group of a network, its time, its bound and its reasons.
+
+Goes in: models (names of the zoo, .onnx and .tw files) and the options. Comes out: what
+explain.py prints and writes of each, on a CPU or on a known GPU that need not be there.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tilewright.cli.compile import model_of, refuse_for_saved
+from tilewright.cli.compile import model_of, read_shapes, refuse_for_saved
+from tilewright.cli.explain import Explained, ExplainOptions
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
-from tilewright.graph.passes import passes_of
+from tilewright.graph.passes import GPU_PASSES, passes_of
 from tilewright.graph.program import Program
+from tilewright.kernels.gpu.schemas.library import said_of
+from tilewright.kernels.gpu.schemas.library.calls import TITLES
+from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.report.network import Kind, NetworkReport, network_report
+from tilewright.report.grid import Grid
+from tilewright.report.network import Kind, NetworkReport, network_report, tried_lines
 from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Tried
+from tilewright.search.gpu.moves import schedule_text
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
-from tilewright.targets.chained import Record, passes_at
+from tilewright.targets.chained import Record, passes_at, with_chains
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.site import CpuSite
+from tilewright.targets.gpu.assemble import chosen_by_model
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.price import GpuPrice
+from tilewright.targets.gpu.site import KEPT
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Asked
 
 CALLS = 20
 
 
-def run(
-    models: Sequence[str],
-    out: Output,
-    *,
-    measure: bool,
-    max_rel_err: float,
-    machine: str | None,
-    threads: int | None,
-    shapes: Mapping[str, Sequence[int]],
-    seed: int | None,
-    fuse: str | None = None,
-) -> int:
-    """Explain every network; comes out: the exit code."""
-    check_early(machine, threads, max_rel_err=max_rel_err, seed=seed)
-    target = machine_of(machine, False, out)
-    if measure and (machine is not None or target.isa not in host_isas()):
-        raise InputError(f'--measure times this host; leave out --machine {machine}')
-    count = thread_count(threads, target)
-    found = []
-    with Bar(len(models)) as bar:
-        for number, model in enumerate(models):
-            bar.begin(model)
-            tried: list[Tried] = []
-            saved, choices = _scheduled(
-                model, target, count, max_rel_err, shapes, bar, fuse, tried.extend
-            )  # fmt: skip
-            report = _report(saved, choices, measure, bar, tried)
-            bar.finish()
-            with bar.paused():
-                out.say(('\n' if number else '') + str(report))
-            found.append(report.to_json())
-    out.write(
-        {'spec': ','.join(models), 'seed': seed, 'measured': measure, 'machine': target.to_json(),
-         'networks': found}
-    )  # fmt: skip
-    return 0
+def on_cpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
+    """Networks on a CPU; --measure also times every task on this host."""
+    check_early(
+        options.machine, options.threads, max_rel_err=options.max_rel_err, seed=options.seed
+    )
+    machine = machine_of(options.machine, False, out)
+    if options.measure and (options.machine is not None or machine.isa not in host_isas()):
+        raise InputError(f'--measure times this host; leave out --machine {options.machine}')
+    threads, shapes = thread_count(options.threads, machine), read_shapes(options.shapes)
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        tried: list[Tried] = []
+        saved, choices = _scheduled(
+            models[number], machine, threads, options.max_rel_err, shapes, bar, options.fuse,
+            tried.extend,
+        )  # fmt: skip
+        report = _report(saved, choices, options.measure, bar, tried)
+        return str(report), report.to_json()
+
+    return Explained(models, machine, explain)
 
 
 def _scheduled(
@@ -77,7 +75,7 @@ def _scheduled(
     machine: Machine,
     threads: int,
     max_rel_err: float,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, tuple[int, ...]],
     bar: Bar,
     fuse: str | None,
     record: Record,
@@ -92,9 +90,8 @@ def _scheduled(
             return saved, {digest: (choice,) for digest, choice in saved.choices.items()}
         program = saved.program
     else:
-        given = {name: tuple(shape) for name, shape in shapes.items()}
         passes = passes_at(site, asked, record)
-        program = prepare(model_of(model), given, passes_of(None, fuse), site.cost, passes)
+        program = prepare(model_of(model), shapes, passes_of(None, fuse), site.cost, passes)
     chosen = site.choose(program, asked, bar.report)
     best = {digest: found[0] for digest, found in chosen.items()}
     return Saved(program, best, machine, threads, float(max_rel_err)), chosen
@@ -149,3 +146,103 @@ def _plan(group: Group, choices: Sequence[Choice], saved: Saved) -> Plan:
             decisive, saved.machine, saved.threads, candidates, max_rel_err=saved.max_rel_err
         )
     raise ScheduleError(f'{group.label}: its schedule cannot be predicted; compile it again')
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """A group of a network, and the tasks that compute it; times are of all of them together."""
+
+    label: str
+    tasks: tuple[str, ...]
+    schedule: str
+    predicted_us: float
+    bound_us: float
+    limit: str
+    libraries: dict[str, str]
+
+
+def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
+    """Networks on a known GPU, by the model alone: `tilewright run --profile --target` measures."""
+    given = {'measure': options.measure, 'threads': options.threads is not None}
+    wrong = [f'--{name}' for name, there in given.items() if there]
+    if wrong:
+        raise InputError(
+            f'{wrong[0]} means nothing with --machine {options.machine}, a GPU; leave it out'
+        )
+    machine, shapes = known_gpu(str(options.machine)), read_shapes(options.shapes)
+
+    def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        model = models[number]
+        tried: list[Tried] = []
+        kinds = _gpu_kinds(
+            model, machine, options.max_rel_err, shapes, bar, options.fuse, tried.extend
+        )
+        said = {
+            'name': model,
+            'groups': [asdict(kind) for kind in kinds],
+            'tried': [one.to_json() for one in tried],
+        }
+        return '\n'.join([_gpu_text(model, machine, kinds), *tried_lines(tried)]), said
+
+    return Explained(models, machine, explain)
+
+
+def _gpu_kinds(
+    model: str,
+    machine: GpuMachine,
+    max_rel_err: float,
+    shapes: Mapping[str, tuple[int, ...]],
+    bar: Bar,
+    fuse: str | None,
+    record: Record,
+) -> list[GpuKind]:
+    """The groups of a network as they would be compiled, the longest first."""
+    if model.endswith('.tw'):
+        raise InputError(
+            f'{model} has its schedules already; `tilewright run --profile` times them'
+        )
+    passes = with_chains(GPU_PASSES, GpuPrice(machine, KEPT, max_rel_err).prices, record)
+    program = prepare(
+        model_of(model, None, 'cuda'), shapes, passes_of(None, fuse), GpuCost(machine), passes
+    )
+    groups = {task.group.digest: task.group for task in program.tasks}
+    chosen = chosen_by_model(groups, machine, KEPT, max_rel_err, bar.report)
+    kinds = []
+    for digest, group in groups.items():
+        names = tuple(task.name for task in program.tasks if task.group.digest == digest)
+        choice, count = chosen[digest][0], len(names)
+        kinds.append(
+            GpuKind(
+                group.label, names, schedule_text(choice.schedule),
+                1e6 * count * choice.predicted_s, 1e6 * count * choice.bound_s, choice.limit,
+                said_of(group),
+            )
+        )  # fmt: skip
+    return sorted(kinds, key=lambda kind: -kind.predicted_us)
+
+
+def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
+    total, bound = (sum(getattr(k, name) for k in kinds) for name in ('predicted_us', 'bound_us'))
+    tasks = sum(len(kind.tasks) for kind in kinds)
+    head = ('group', 'tasks', 'us', 'share', 'bound us', 'limit', 'libraries', 'schedule')
+    rows = tuple(
+        (
+            kind.label, str(len(kind.tasks)), f'{kind.predicted_us:.2f}',
+            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, _able(kind),
+            kind.schedule,
+        )
+        for kind in kinds
+    )  # fmt: skip
+    return '\n'.join(
+        [
+            f'{model} on {machine.name}: {tasks} tasks of {len(kinds)} kinds, predicted one after '
+            f'the other {total:.1f} us, bound {bound:.1f} us',
+            Grid(head, rows).text(),
+        ]
+    )
+
+
+def _able(kind: GpuKind) -> str:
+    """The libraries that --libraries would try; why the others cannot is in the JSON."""
+    titles = [TITLES[name] for name, text in kind.libraries.items() if 'cannot' not in text]
+    return ' '.join(titles) or '-'

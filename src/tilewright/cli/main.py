@@ -34,6 +34,8 @@ from tilewright.cli.options import (
     Threads,
     Top,
     examples,
+    given,
+    refuse,
 )
 from tilewright.errors import InputError, TilewrightError
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
@@ -106,10 +108,8 @@ def machine(
     from tilewright.cli.output import Output
 
     if target != 'cpu':
-        from tilewright.cli import gpu
-
-        gpu.refuse(target, gpu.given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
-        return gpu.machine(Output('machine', json), target=target, seed=seed)
+        refuse(target, given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
+        return verb.run_target(Output('machine', json), target=target, seed=seed)
     return verb.run(
         Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
         seed=seed,
@@ -164,7 +164,6 @@ def optimize(
     that was interrupted goes on where it stopped. --no-measure never times anything and always
     gives the same source.
     """
-    from tilewright.cli import gpu
     from tilewright.cli import optimize as verb
     from tilewright.cli.output import Output
     from tilewright.machine.gpu import known_gpus
@@ -173,7 +172,7 @@ def optimize(
         target = 'cuda'
     if target == 'cpu':
         verb.check_model(model)
-        gpu.refuse(target, gpu.given(ctx, 'device'))
+        refuse(target, given(ctx, 'device'))
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
@@ -225,47 +224,12 @@ def explain(
     """
     from tilewright.cli import explain as verb
     from tilewright.cli.output import Output
-    from tilewright.cli.zoo import networks_of
-    from tilewright.machine.gpu import known_gpus
 
-    networks = None if layers else networks_of(spec, ('.onnx', '.tw'))
-    if networks is None and shape:
-        raise InputError(f'--shape {shape[0]} is for networks; leave it out for {spec}')
-    if networks is None and fuse is not None:
-        raise InputError(f'--fuse {fuse.value} is for networks; leave it out for {spec}')
-    if networks is not None and algorithm is not AlgorithmName.AUTO:
-        raise InputError(
-            f'--algorithm {algorithm.value} is for layers; a network takes what is fastest within '
-            f'--max-rel-err'
-        )
-    if machine in known_gpus() and networks is not None:
-        from tilewright.cli import explain_gpu_network
-        from tilewright.cli.compile import read_shapes
-
-        return explain_gpu_network.run(
-            networks, Output('explain', json), machine=str(machine), max_rel_err=max_rel_err,
-            shapes=read_shapes(shape or []), seed=seed, fuse=fuse.value if fuse else None,
-            given={'measure': measure, 'threads': threads is not None},
-        )  # fmt: skip
-    if machine in known_gpus():
-        from tilewright.cli import gpu
-
-        return gpu.explain(spec, Output('explain', json), machine=str(machine), seed=seed)
-    if networks is not None:
-        from tilewright.cli import explain_network
-        from tilewright.cli.compile import read_shapes
-
-        return explain_network.run(
-            networks, Output('explain', json), measure=measure, max_rel_err=max_rel_err,
-            machine=machine, threads=threads, shapes=read_shapes(shape or []), seed=seed,
-            fuse=fuse.value if fuse else None,
-        )  # fmt: skip
-    if measure:
-        raise InputError(f'--measure is for networks; time {spec} with tilewright optimize')
-    return verb.run(
-        spec, Output('explain', json), algorithm=algorithm.value, max_rel_err=max_rel_err,
-        machine=machine, threads=threads, seed=seed,
+    options = verb.ExplainOptions(
+        spec, algorithm.value, max_rel_err, layers, measure, tuple(shape or ()), machine, threads,
+        seed, fuse.value if fuse else None,
     )  # fmt: skip
+    return verb.run(options, Output('explain', json))
 
 
 app.add_typer(network_verbs.verbs)

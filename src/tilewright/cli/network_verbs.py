@@ -13,6 +13,8 @@ from tilewright.cli.options import (
     Fallback,
     Fuse,
     Json,
+    Libraries,
+    LibrariesName,
     MaxRelErr,
     Model,
     Seed,
@@ -76,7 +78,7 @@ def zoo(
         'tilewright compile model.onnx --tune measure --trials 6',
         'tilewright compile model.onnx --shape image=1,3,224,224',
         'tilewright compile model.onnx --check',
-        'tilewright compile resnet18 --target cuda',
+        'tilewright compile resnet18 --target cuda --libraries auto',
     )
 )
 def compile(
@@ -94,6 +96,7 @@ def compile(
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
+    libraries: Libraries = LibrariesName.NONE,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -117,7 +120,7 @@ def compile(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
-        check=check, fuse=fuse.value if fuse else None,
+        check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
     )  # fmt: skip
 
 
@@ -169,6 +172,7 @@ def run(
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
+    libraries: Libraries = LibrariesName.NONE,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -185,6 +189,7 @@ def run(
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
         check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
+        libraries=libraries.value,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tilewright.errors import InputError
 from tilewright.machine.known import known_names
 
 SPEC_HELP = (
@@ -34,6 +35,22 @@ class AlgorithmName(StrEnum):
     AUTO = 'auto'
     DIRECT = 'direct'
     WINOGRAD = 'winograd'
+
+
+def given(ctx: typer.Context, *names: str) -> dict[str, bool]:
+    """Which of these options stand on the command line."""
+    sources = {name: ctx.get_parameter_source(name.replace('-', '_')) for name in names}
+    return {
+        name: source is not None and source.name == 'COMMANDLINE'
+        for name, source in sources.items()
+    }
+
+
+def refuse(target: str, given: dict[str, bool]) -> None:
+    """Raise InputError where options that mean nothing on a target were given, by their names."""
+    wrong = [f'--{name}' for name, there in given.items() if there]
+    if wrong:
+        raise InputError(f'{", ".join(wrong)} mean nothing with --target {target}; leave them out')
 
 
 def examples(*lines: str) -> str:
@@ -114,6 +131,23 @@ Fuse = Annotated[
         '--fuse',
         help='Operators that share kernels: none, element by element ones, all [elementwise].',
         show_default=False,
+    ),
+]
+
+
+class LibrariesName(StrEnum):
+    """Vendors' libraries beside generated code, as `tilewright.compile` knows it."""
+
+    NONE = 'none'
+    AUTO = 'auto'
+    ONLY = 'only'
+
+
+Libraries = Annotated[
+    LibrariesName,
+    typer.Option(
+        '--libraries',
+        help='cuDNN and cuBLASLt on CUDA: not at all, where they are faster, or wherever they can.',
     ),
 ]
 

@@ -23,16 +23,8 @@ from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
 from tilewright.importers.onnx import Traced, import_traced
 from tilewright.runtime.cpu.network import Compiled, Network
-from tilewright.runtime.network_arrays import (
-    by_position,
-    check_apart,
-    check_named,
-    checked_input,
-    example,
-    results_by_position,
-    signature,
-)
-from tilewright.runtime.profile import Profile, TaskTime, explain_network
+from tilewright.runtime.network_arrays import CalledNetwork, check_apart, check_named, checked_input
+from tilewright.runtime.profile import Profile, TaskTime
 
 FALLBACKS = ('onnxruntime',)
 
@@ -58,7 +50,7 @@ class Ran:
         return self.runs.run({name: values[name] for name in self.reads})
 
 
-class MixedNetwork:
+class MixedNetwork(CalledNetwork):
     """A network with nodes of ONNX Runtime in it. Called as `Network` is.
 
     Pieces are networks and sessions; both may be called from several threads.
@@ -101,21 +93,6 @@ class MixedNetwork:
     def scratch_bytes(self) -> int:
         return sum(network.scratch_bytes for network in self.networks)
 
-    def __call__(
-        self,
-        *arrays: np.ndarray,
-        out: np.ndarray | Sequence[np.ndarray] | None = None,
-        **named: np.ndarray,
-    ) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Results in the network's order: an array if there is one, else a tuple."""
-        given = by_position(self.name, self.inputs, arrays)
-        twice = sorted(given.keys() & named)
-        if twice:
-            raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
-        wanted = results_by_position(self.name, [o.name for o in self.outputs], out)
-        results = tuple(self.run({**given, **named}, wanted).values())
-        return results[0] if len(results) == 1 else results
-
     def run(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
@@ -156,9 +133,6 @@ class MixedNetwork:
         values: dict[str, Any] = {v.name: checked_input(v, arrays[v.name]) for v in self.inputs}
         return values | self._constants
 
-    def _signature(self) -> str:
-        return signature(self.inputs)
-
     def time(self, arrays: Mapping[str, np.ndarray], repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls."""
         seconds = []
@@ -170,10 +144,7 @@ class MixedNetwork:
 
     def profile(self, *arrays: np.ndarray, calls: int = 20) -> Profile:
         """The time of every task of ours, and of every piece of ONNX Runtime."""
-        if not isinstance(calls, int) or calls < 1:
-            raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
-        given = arrays or tuple(map(example, self.inputs))
-        named = by_position(self.name, self.inputs, given)
+        named = self._examples(arrays, calls)
         total = 1e3 * float(np.median(self.time(named, calls + 2)[2:]))
         values, tasks, start = self._values(named, {}), [], 0.0
         for piece in self.pieces:
@@ -194,10 +165,6 @@ class MixedNetwork:
         ms = 1e3 * float(np.median(seconds))
         label = piece.runs.what
         return [TaskTime(piece.nodes[0], label, piece.nodes, 'theirs', ms, 0.0, ms, ms, '', 0.0)]
-
-    def explain(self, *arrays: np.ndarray, calls: int = 20) -> str:
-        """Where the time goes; measured now. ONNX Runtime's pieces have no bound but their time."""
-        return explain_network(self.profile(*arrays, calls=calls))
 
     def __repr__(self) -> str:
         counted = Counter(op for op, _ in self.theirs)

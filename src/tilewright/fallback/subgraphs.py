@@ -17,11 +17,11 @@ such that ONNX Runtime understands it in a model of its own:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from tilewright.graph.graph import fresh_name
 from tilewright.importers.onnx_tensors import array_of
 
 
@@ -70,11 +70,11 @@ def ready(
     folder  where external data may lie
     """
     inside = (name for proto in protos for graph in graphs_of(proto) for name in _all_names(graph))
-    names = _Names({*taken, *inside})
+    names = {*taken, *inside}
     return tuple(_ready(proto, taken, names, folder) for proto in protos)
 
 
-def _ready(proto: NodeProto, taken: Set[str], names: _Names, folder: Path | None) -> NodeProto:
+def _ready(proto: NodeProto, taken: Set[str], names: set[str], folder: Path | None) -> NodeProto:
     made = NodeProto()
     made.CopyFrom(proto)
     inner = list(graphs_of(made))
@@ -86,25 +86,10 @@ def _ready(proto: NodeProto, taken: Set[str], names: _Names, folder: Path | None
     return made
 
 
-def _name_results(proto: NodeProto, names: _Names) -> None:
+def _name_results(proto: NodeProto, names: set[str]) -> None:
     for number, name in enumerate(proto.output):
         if not name:
-            proto.output[number] = names.fresh('unused')
-
-
-@dataclass
-class _Names:
-    """Names that are in use."""
-
-    taken: set[str]
-
-    def fresh(self, name: str) -> str:
-        number, made = 0, name
-        while made in self.taken:
-            number += 1
-            made = f'{name}#{number}'
-        self.taken.add(made)
-        return made
+            proto.output[number] = fresh_name('unused', names)
 
 
 def _all_names(graph: GraphProto) -> Iterator[str]:
@@ -123,13 +108,13 @@ def _defined(graph: GraphProto) -> Iterator[str]:
         yield from (name for name in node.output if name)
 
 
-def _rename(graph: GraphProto, outer: Mapping[str, str], taken: Set[str], names: _Names) -> None:
+def _rename(graph: GraphProto, outer: Mapping[str, str], taken: Set[str], names: set[str]) -> None:
     """Give what the graph defines new names where they are taken outside; `outer` are the names
     that were exchanged around it.
     """
     own = set(_defined(graph))
     new = {name: to for name, to in outer.items() if name not in own}
-    new |= {name: names.fresh(name) for name in sorted(own & taken)}
+    new |= {name: fresh_name(name, names) for name in sorted(own & taken)}
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = new.get(value.name, value.name)
     for sparse in graph.sparse_initializer:

@@ -1,7 +1,7 @@
 """A network as its file describes it: nodes that name their operator, over named values.
 
 Goes in: what an importer read. Comes out: a checked `Graph`, whose nodes are in an order in which
-they can run. Operators and their attributes mean what ONNX's default domain says at `OPSET`;
+they can run. Operators and their attributes mean what ONNX's default domain says at opset 21;
 importers bring older forms and other frameworks to it. Nothing here knows what an operator does.
 """
 
@@ -16,24 +16,21 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.errors import ModelError
+from tilewright.ops.dtypes import NUMPY
 
-OPSET = 21
 # dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
-DTYPES = {
-    'f32': np.float32,
-    'f64': np.float64,
-    'f16': np.float16,
-    'i64': np.int64,
-    'i32': np.int32,
-    'i16': np.int16,
-    'i8': np.int8,
-    'u64': np.uint64,
-    'u32': np.uint32,
-    'u16': np.uint16,
-    'u8': np.uint8,
-    'bool': np.bool_,
-}
+DTYPES = {**NUMPY, 'f16': np.float16}
 Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray'  # fmt: skip # noqa: E501
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """A name like this one that is not taken; it is then."""
+    number, made = 0, name
+    while made in taken:
+        number += 1
+        made = f'{name}#{number}'
+    taken.add(made)
+    return made
 
 
 def dtype_of(array: np.ndarray) -> str:

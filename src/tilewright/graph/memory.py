@@ -22,7 +22,6 @@ from tilewright.graph.graph import DTYPES
 from tilewright.graph.program import Program
 
 ALIGNMENT = 64
-KINDS = ('arena', 'input', 'output', 'constant')
 
 
 @dataclass(frozen=True, slots=True)

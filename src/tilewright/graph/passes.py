@@ -51,9 +51,10 @@ PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'layout': assign_layouts,
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
-# On a GPU images are not changed as they are copied, and branches run side by side.
+# On a GPU branches run side by side.
 GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'fuse': lambda program, cost: fuse(by_levels(program), cost),
+    'prologue': put_before,
     'concat': lambda program, _: concat(program),
     'chain': unchained,
 }

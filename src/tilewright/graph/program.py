@@ -12,7 +12,7 @@ shape of the same memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -131,6 +131,16 @@ class Program:
             if first <= at:
                 at = max(at, behind)
         return root in spans and at >= end
+
+    def packed(self, task: Task) -> Iterator[str]:
+        """The constants that a task's kernel packs ahead of time, in the group's order."""
+        for tensor in task.group.with_role('constant'):
+            name = self.base(task.operands[tensor.name])
+            if name not in self.constants:
+                raise ModelError(
+                    f'task {task.name} packs {name!r} ahead of time, which is not a constant'
+                )
+            yield name
 
     def place(self, value: str) -> tuple[str, int]:
         """(the value whose memory this is in the end, at which element of it)."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx.helper import np_dtype_to_tensor_dtype
 
-from tilewright.graph.graph import DTYPES, Node, Value
+from tilewright.graph.graph import DTYPES, Node, Value, fresh_name
 
 FLOATS = ('f32', 'f64', 'f16')
 _TORCH = {
@@ -54,12 +54,7 @@ class Emitter:
     taken: set[str] = field(default_factory=set)
 
     def fresh(self, name: str) -> str:
-        number, made = 0, name
-        while made in self.taken:
-            number += 1
-            made = f'{name}#{number}'
-        self.taken.add(made)
-        return made
+        return fresh_name(name, self.taken)
 
     def constant(self, array: np.ndarray, name: str = 'constant') -> str:
         made = self.fresh(name)

@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tilewright.errors import ModelError
-from tilewright.graph.graph import Attribute, Graph, Node, Value, dtype_of, in_order
+from tilewright.graph.graph import Attribute, Graph, Node, Value, dtype_of, fresh_name, in_order
 from tilewright.importers.onnx_opsets import NEWEST, OLDEST, modernise, unchanged
 from tilewright.importers.onnx_tensors import array_of, element_type
 from tilewright.importers.shapes import by_name, checked_shape, given_shapes
@@ -207,15 +208,6 @@ class _Importer:
         self.taken.add(name)
         self.constants[name] = array
 
-    def _fresh(self, name: str) -> str:
-        """A name like this one that nothing has."""
-        number, made = 0, name
-        while made in self.taken:
-            number += 1
-            made = f'{name}#{number}'
-        self.taken.add(made)
-        return made
-
     def _inputs(self) -> tuple[Value, ...]:
         """The values that callers give. Files before IR 4 list their constants among them."""
         given = [info for info in self.proto.input if info.name not in self.constants]
@@ -311,7 +303,7 @@ class _Importer:
             if node.op == 'Constant':
                 self._constant(node.outputs[0], self._value(node))
                 continue
-            modern = modernise(node, opset, self._fresh)
+            modern = modernise(node, opset, partial(fresh_name, taken=self.taken))
             self.nodes += modern.nodes
             self.numbers |= {made.name: number for made in modern.nodes}
             for name, array in modern.constants.items():

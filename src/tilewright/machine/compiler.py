@@ -22,6 +22,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -194,6 +195,20 @@ def _prune_sometimes() -> None:
     if _builds % _PRUNE_EVERY == 0:
         prune()
     _builds += 1
+
+
+def prune_files(files: Iterable[Path], most: int) -> None:
+    """Where there are more than `most` files, remove those that were not used for the longest time
+    until half as many are left.
+    """
+    listed = list(files)
+    ages = []
+    for path in listed if len(listed) > most else ():
+        with contextlib.suppress(OSError):
+            ages.append((path.stat().st_mtime, path))
+    for _, path in sorted(ages)[: len(listed) - most // 2]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def prune(limit_bytes: int = CACHE_LIMIT_BYTES, keep_seconds: float = KEEP_SECONDS) -> int:

@@ -46,13 +46,13 @@ class Isa:
     arch: str
     vector_bytes: int
     registers: int
-    fma_per_cycle: int
-    fma_latency_cycles: int
-    fma_chain_cycles: int
-    loads_per_cycle: int
-    compiler_flags: tuple[str, ...]
-    required_flags: tuple[str, ...]
     emit: Emitter | str
+    fma_per_cycle: int = 2
+    fma_latency_cycles: int = 4
+    fma_chain_cycles: int = 4
+    loads_per_cycle: int = 2
+    compiler_flags: tuple[str, ...] = ()
+    required_flags: tuple[str, ...] = ()
     probe: str = 'portable'
     by_lane: bool = False
     turns: bool = False
@@ -92,10 +92,6 @@ _ROWS = (
         arch='x86_64',
         vector_bytes=64,
         registers=32,
-        fma_per_cycle=2,
-        fma_latency_cycles=4,
-        fma_chain_cycles=4,
-        loads_per_cycle=2,
         compiler_flags=('-mavx512f', '-mavx512vl', '-mavx512dq', '-mavx512bw', '-mfma'),
         required_flags=('avx512f', 'avx512vl', 'avx512dq', 'avx512bw', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
@@ -106,10 +102,6 @@ _ROWS = (
         arch='x86_64',
         vector_bytes=32,
         registers=16,
-        fma_per_cycle=2,
-        fma_latency_cycles=4,
-        fma_chain_cycles=4,
-        loads_per_cycle=2,
         compiler_flags=('-mavx2', '-mfma'),
         required_flags=('avx2', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
@@ -120,11 +112,7 @@ _ROWS = (
         arch='aarch64',
         vector_bytes=16,
         registers=32,
-        fma_per_cycle=2,
-        fma_latency_cycles=4,
         fma_chain_cycles=2,
-        loads_per_cycle=2,
-        compiler_flags=(),
         required_flags=('asimd',),
         emit='tilewright.kernels.cpu.isa.neon:emit',
         probe='neon',
@@ -140,9 +128,6 @@ _ROWS = (
         fma_per_cycle=1,
         fma_latency_cycles=8,
         fma_chain_cycles=8,
-        loads_per_cycle=2,
-        compiler_flags=(),
-        required_flags=(),
         emit='tilewright.kernels.cpu.isa.portable:emit',
         turns=True,
     ),

@@ -6,6 +6,7 @@
 [Program]        -> passes     -> [Program]              graph.fuse, concat; targets.chained
 [Program]        -> choose     -> [choices of each group] the site (targets/site.py), by the model
 [choices]        -> tune       -> [choice of each group]  the site, where tune is 'measure'
+[choice]         -> select     -> [choice of each group]  the site, where libraries may compete
 [choice]         -> bind       -> [Network]               the site: kernels built, memory planned
 [Network]        -> check      -> [Network], or an error check
 """
@@ -52,6 +53,7 @@ from tilewright.network.arguments import (
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
 from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.runtime.network_arrays import give_back
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
@@ -87,6 +89,7 @@ def compile(
     device: str = '',
     fallback: str | None = None,
     check: bool | Check | None = None,
+    libraries: str = 'none',
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -121,12 +124,18 @@ def compile(
     check    True: run it once on random data and compare it with ONNX Runtime, PyTorch or our own
              reference before it is handed out; a `Check` says on which data. None: where kernels
              are timed. What differs is a CheckError that names the pass or the task.
+    libraries  of vendors, on CUDA: cuDNN for convolutions, cuBLASLt for products, where they are
+             installed. 'none': generated code alone. 'auto': each group by whichever is faster,
+             timed on the device whatever `tune` says: the library's algorithms beside the kernel
+             of ours that was chosen. 'only': the library wherever it can compute a group.
     """
     check_words(target, tune, trials, machine, save)
+    check_mode(libraries, target)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse)
-    asked = Asked(tune, trials, float(max_rel_err), how_of(target, tune, model, search, algorithm))
+    how = how_of(target, tune, model, search, algorithm)
+    asked = Asked(tune, trials, float(max_rel_err), how, libraries)
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
     if is_saved(network):
@@ -134,7 +143,7 @@ def compile(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
             passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
             tune=tune != 'model', algorithm=algorithm != 'auto',
-            max_rel_err=max_rel_err != DEFAULT_LIMIT,
+            max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
@@ -162,6 +171,9 @@ def compile(
     if tune == 'measure':
         best = site.tune(program, chosen, asked, progress)
         clock.say('measured')
+    if libraries != 'none':
+        best = site.select(program, best, asked, progress)
+        clock.say('selected')
     if algorithm == 'winograd':
         schemas = {digest: choice.schedule.schema for digest, choice in best.items()}
         warn_without_winograd(program, schemas, max_rel_err)

@@ -76,8 +76,8 @@ def regions(group: Group, tile: Mapping[str, int]) -> dict[str, Region]:
     """The region of every stage, by its name, for a tile of the last stage's parallel dimensions.
 
     A dimension that `tile` does not name is whole. An axis that readers need in ranges which move
-    differently with the tile is whole, too. ScheduleError for a stage that writes at other than
-    single iterators.
+    differently with the tile is whole, too, and so is one that several iterators write together.
+    ScheduleError for a stage in front of others that leaves gaps in what it writes.
     """
     last = group.stages[-1]
     sizes = {name: min(tile.get(name, size), size) for name, size in last.sizes.items()}
@@ -92,7 +92,14 @@ def regions(group: Group, tile: Mapping[str, int]) -> dict[str, Region]:
             dims = own
             written = tuple(_span(e, own) for e in stage.write.index)
         else:
-            written = needed[stage.write.tensor]
+            shape = group.tensor(stage.write.tensor).shape
+            # Groups of channels: several iterators walk one axis, which is then computed whole.
+            written = tuple(
+                Span(Affine(()), extent) if len(e.terms) > 1 else span
+                for e, span, extent in zip(
+                    stage.write.index, needed[stage.write.tensor], shape, strict=True
+                )
+            )
             dims = _dims(stage, written)
         found[stage.name] = Region(dims, written)
         for access in stage.reads:
@@ -149,13 +156,15 @@ def _dims(stage: Stage, written: tuple[Span, ...]) -> dict[str, Span]:
     """The spans of a stage's dimensions that write these spans; reductions are whole."""
     dims = {name: Span(Affine(()), stage.sizes[name]) for name in stage.reduction}
     for expression, span in zip(stage.write.index, written, strict=True):
-        if not expression.terms:
+        names = expression.names
+        if len(names) != 1:
+            dims |= {name: Span(Affine(()), stage.sizes[name]) for name in names}
             continue
-        if len(expression.terms) != 1 or expression.terms[0][1] != 1:
+        (name,) = names
+        if expression.coefficient(name) != 1:
             raise ScheduleError(
                 f'stage {stage.name} writes {stage.write.tensor} at {expression.terms}; a stage in '
-                f'front of others has to write at single iterators'
+                f'front of others has to write at single iterators, every element'
             )
-        name = expression.terms[0][0]
         dims[name] = Span(replace(span.start, const=span.start.const - expression.const), span.size)
     return dims

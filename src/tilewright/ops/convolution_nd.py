@@ -21,17 +21,7 @@ from tilewright.ops.convolution import conv2d
 from tilewright.ops.describe import Shape, group_of, label_of, typed
 from tilewright.ops.group import Group
 from tilewright.ops.moving import positions
-from tilewright.ops.stage import (
-    Access,
-    Dim,
-    Stage,
-    Table,
-    access,
-    affine,
-    call,
-    read,
-    var,
-)
+from tilewright.ops.stage import Access, Dim, Stage, Table, access, affine, call, read, var
 from tilewright.ops.windows import Window, axis_names
 
 

@@ -22,20 +22,6 @@ import numpy as np
 if TYPE_CHECKING:
     from tilewright.ops.stage import Expr
 
-# dtype -> bytes of an element
-DTYPES = {
-    'f32': 4,
-    'f64': 8,
-    'i64': 8,
-    'i32': 4,
-    'i16': 2,
-    'i8': 1,
-    'u64': 8,
-    'u32': 4,
-    'u16': 2,
-    'u8': 1,
-    'bool': 1,
-}
 NUMPY = {
     'f32': np.float32,
     'f64': np.float64,
@@ -49,6 +35,7 @@ NUMPY = {
     'u8': np.uint8,
     'bool': np.bool_,
 }
+DTYPES = {name: np.dtype(kind).itemsize for name, kind in NUMPY.items()}  # bytes of an element
 FLOATS = ('f32', 'f64')
 TRUTHS = frozenset({'eq', 'lt', 'le', 'gt', 'ge', 'and', 'or', 'xor', 'not', 'isnan', 'isinf'})
 # Functions with a meaning for floats alone; whole numbers are converted first.

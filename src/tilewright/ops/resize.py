@@ -18,17 +18,7 @@ import numpy as np
 from tilewright.ops.describe import Shape, group_of, label_of, names_of
 from tilewright.ops.group import Group
 from tilewright.ops.moving import move, positions
-from tilewright.ops.stage import (
-    Access,
-    Dim,
-    Stage,
-    Table,
-    access,
-    affine,
-    call,
-    read,
-    var,
-)
+from tilewright.ops.stage import Access, Dim, Stage, Table, access, affine, call, read, var
 
 COORDINATES = (
     'half_pixel', 'half_pixel_symmetric', 'pytorch_half_pixel', 'align_corners', 'asymmetric',

@@ -21,6 +21,7 @@ from tilewright.errors import SpecError
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
 from tilewright.ops.pointwise import ACTIVATIONS
+from tilewright.ops.windows import Window
 
 FIELDS = ('g', 'mb', 'ic', 'oc', *(kind + axis for kind in 'ioksdp' for axis in 'dhw'))
 _POSITIVE = frozenset(FIELDS) - {'pd', 'ph', 'pw', 'dd', 'dh', 'dw'}
@@ -139,20 +140,8 @@ def read_layer(text: str) -> Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _Axis(Window):
     """One spatial axis with every number filled in."""
-
-    size: int
-    taps: int
-    stride: int
-    dilation: int
-    before: int
-    after: int
-    out: int
-
-    @property
-    def span(self) -> int:
-        return (self.taps - 1) * self.dilation + 1
 
     @property
     def symmetric(self) -> int:

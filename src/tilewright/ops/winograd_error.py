@@ -36,7 +36,7 @@ import numpy as np
 from tilewright.ops.epilogue_error import final_error
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import Tile, applies, geometry
-from tilewright.ops.winograd_matrices import Transform, transform
+from tilewright.ops.winograd_matrices import Transform
 
 UNIT = 2.0**-24
 # Mean square of a rounding error relative to the rounded number, over logarithmically distributed
@@ -88,9 +88,3 @@ def predicted_error(group: Group, m: Tile) -> float:
         return math.inf
     shape = geometry(group, m)
     return final_error(group, transform_error(shape.down, shape.across, shape.c))
-
-
-def square_error(m: int, r: int, channels: int) -> float:
-    """`transform_error` of F(m x m, r x r) with the default points."""
-    f = transform(m, r)
-    return transform_error(f, f, channels)

@@ -314,7 +314,6 @@ FEATURES: tuple[Feature, ...] = (
     _share('idle_share', 'fma_us / least_us', lambda v: v.fma_us / v.least_us),
 )  # fmt: skip
 NAMES = tuple(f.name for f in FEATURES)
-BLACK_BOX = tuple(f.name for f in FEATURES if f.group != 'analytical')
 
 
 def matrix_of(batch: Batch, machine: GpuMachine) -> tuple[Array, Array]:

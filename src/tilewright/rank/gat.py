@@ -29,13 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import InputError, ScheduleError
+from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array
 from tilewright.rank.graph_features import Graphs, graph_of, side_by_side
-from tilewright.rank.statistics import is_known, statistics_for
+from tilewright.rank.statistics import statistics_for
 from tilewright.schedule.gpu import GpuSchedule
 
 GRAPH_WIDTH = 136
@@ -44,7 +43,6 @@ HEADS = 4
 HEAD = JOINED // HEADS
 MLP = (200, 100, 20, 1)
 LEAK = 0.2  # slope below 0 of a masked layer's scores
-HOPELESS = math.log(1e3)  # of what cannot be generated, and is to come last
 _FAR = 1e9
 _AT_ONCE = 1024  # rows of one pass: bounds the memory of an answer
 Tensor = Any  # an array of numpy or of torch
@@ -255,39 +253,3 @@ class GatModel:
         x, base = statistics_for(group, machine, schedules)
         which = np.zeros(len(schedules), int)
         return self.log_seconds(x, base, side_by_side([graph_of(group)]), which)
-
-
-@dataclass(frozen=True)
-class Gat:
-    """A ranker as searches ask it (rank/rankers.py has the others)."""
-
-    group: Group
-    machine: GpuMachine
-    model: GatModel
-
-    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        """Log seconds; of kernels that the data did not have by the time model."""
-        known = np.array([is_known(schedule) for schedule in schedules], bool)
-        if known.all():
-            return self._scores(schedules)
-        scores = np.array([self._predicted(schedule) for schedule in schedules])
-        if known.any():
-            scores[known] = self._scores([s for s in schedules if is_known(s)])
-        return scores
-
-    def _scores(self, schedules: Sequence[GpuSchedule]) -> Array:
-        try:
-            return self.model.scores(self.group, self.machine, schedules)
-        except ScheduleError:
-            if len(schedules) == 1:
-                return np.array([HOPELESS])
-            return np.concatenate([self._scores([schedule]) for schedule in schedules])
-
-    def _predicted(self, schedule: GpuSchedule) -> float:
-        try:
-            return math.log(predict_gpu(self.group, schedule, self.machine).seconds)
-        except ScheduleError:
-            return HOPELESS
-
-    def learned(self, tried: Sequence[object]) -> Gat:
-        return self

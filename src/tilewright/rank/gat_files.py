@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.machine.gpu import GpuMachine
 from tilewright.rank import safetensors
 from tilewright.rank.counts import Array
 from tilewright.rank.files import own_folder
@@ -129,15 +128,3 @@ def find_gat(machine: str) -> tuple[GatModel, str] | None:
         with resources.as_file(at) as path:
             return load_gat(path), f'{name}, shipped'
     return None
-
-
-def load_gat_for(path: str, machine: GpuMachine) -> tuple[GatModel, str]:
-    """(model, a sentence): a model for another machine is used, and said to be."""
-    model = load_gat(Path(path))
-    trained = model.header['machine']
-    if trained != machine.name:
-        return model, (
-            f'{path} was trained on {trained}, and this is for {machine.name}: its ranking may be '
-            f'wrong'
-        )
-    return model, path

@@ -4,10 +4,11 @@
     Predicted    the time model of all kinds (model/gpu/time.py): what searches have without
                  learning
     Learned      a `LearnedModel`; kinds of kernels that it has not seen by the time model
+    Gat          a `GatModel`, the same
 
-Those that learn from a run's own measurements are in rank/online.py, the graph-attention model's
-in rank/gat.py. `ranker_for` chooses by name: analytical, forest, gat, or auto: a learned model
-where one knows the machine, else the analytical ranking, and it says so.
+Those that learn from a run's own measurements are in rank/online.py. `ranker_for` chooses by name:
+analytical, forest, gat, or auto: a learned model where one knows the machine, else the analytical
+ranking, and it says so. `register` adds another name.
 """
 
 from __future__ import annotations
@@ -16,53 +17,37 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_by
 from tilewright.model.gpu.time import predict_gpu
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array
 from tilewright.rank.files import SEARCHED, find_model, load_model
-from tilewright.rank.gat import Gat
+from tilewright.rank.gat import GatModel
 from tilewright.rank.gat_files import find_gat
 from tilewright.rank.model import LearnedModel
 from tilewright.rank.online import Trial, features_of
+from tilewright.rank.statistics import is_known
+from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
-NAMES = ('analytical', 'forest', 'gat', 'auto')
-# Rankers from elsewhere: name -> what makes one for a group on a machine.
-_ADDED: dict[str, Callable[[Group, GpuMachine], AnyRanker]] = {}
 _Found = TypeVar('_Found')
 HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
 
 
-class AnyRanker(Protocol):
+class Ranker(Protocol):
     """Scores of schedules of one group, lowest first; `learned` gives one that has seen results."""
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array: ...
 
-    def learned(self, tried: Sequence[Trial]) -> AnyRanker: ...
-
-
-def register(name: str, make: Callable[[Group, GpuMachine], AnyRanker]) -> None:
-    """Add a ranker that `model=name` and `--model name` then mean; not one of `NAMES`."""
-    if name in NAMES or name.endswith('.npz'):
-        raise InputError(f'{name!r} is a model of the package; give the ranker another name')
-    _ADDED[name] = make
-
-
-def unregister(name: str) -> None:
-    del _ADDED[name]
-
-
-def ranker_names() -> tuple[str, ...]:
-    """What `model` may be, beside the file of a model."""
-    return (*NAMES, *_ADDED)
+    def learned(self, tried: Sequence[Trial]) -> Ranker: ...
 
 
 def kind_of(schedule: GpuSchedule) -> str:
@@ -72,25 +57,27 @@ def kind_of(schedule: GpuSchedule) -> str:
 
 
 @dataclass(frozen=True)
-class Analytical:
-    """The ranking by analytical time."""
+class _Fixed:
+    """A ranker that measurements do not change."""
 
     group: Group
     machine: GpuMachine
 
-    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        return features_of(self.group, self.machine, schedules)[1]
-
-    def learned(self, tried: Sequence[Trial]) -> Analytical:
+    def learned(self, tried: Sequence[Trial]) -> Self:
         return self
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """The ranking by the time model: log seconds."""
+class Analytical(_Fixed):
+    """The ranking by analytical time."""
 
-    group: Group
-    machine: GpuMachine
+    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
+        return features_of(self.group, self.machine, schedules)[1]
+
+
+@dataclass(frozen=True)
+class Predicted(_Fixed):
+    """The ranking by the time model: log seconds."""
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         return np.array([self._one(schedule) for schedule in schedules])
@@ -101,21 +88,17 @@ class Predicted:
         except ScheduleError:
             return math.log(HOPELESS_S)
 
-    def learned(self, tried: Sequence[Trial]) -> Predicted:
-        return self
-
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(_Fixed):
     """The ranking by a learned model."""
 
-    group: Group
-    machine: GpuMachine
     model: LearnedModel
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         kinds = set(self.model.header['kinds'])
-        known = np.array([kind_of(schedule) in kinds for schedule in schedules], bool)
+        seen = not has_front(self.group)  # no data has stages before the products
+        known = np.array([seen and kind_of(schedule) in kinds for schedule in schedules], bool)
         if known.all():
             x, base = features_of(self.group, self.machine, schedules)
             return self.model.scores_of(x, base)
@@ -132,11 +115,31 @@ class Learned:
         start = base if self.model.header['recipe']['analytical'] else 0.0
         return self.model.time(x[:, self.model.features]) + start
 
-    def learned(self, tried: Sequence[Trial]) -> Learned:
-        return self
 
+@dataclass(frozen=True)
+class Gat(_Fixed):
+    """The ranking by the graph-attention model: log seconds."""
 
-Ranker = AnyRanker
+    model: GatModel
+
+    def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
+        """Kernels that the data did not have by the time model."""
+        seen = not has_front(self.group)
+        known = np.array([seen and is_known(schedule) for schedule in schedules], bool)
+        if known.all():
+            return self._scores(schedules)
+        scores = Predicted(self.group, self.machine)(schedules)
+        if known.any():
+            scores[known] = self._scores([s for s in schedules if is_known(s)])
+        return scores
+
+    def _scores(self, schedules: Sequence[GpuSchedule]) -> Array:
+        try:
+            return self.model.scores(self.group, self.machine, schedules)
+        except ScheduleError:
+            if len(schedules) == 1:
+                return np.array([math.log(HOPELESS_S)])
+            return np.concatenate([self._scores([schedule]) for schedule in schedules])
 
 
 @dataclass(frozen=True)
@@ -166,41 +169,68 @@ def names_of(machine: GpuMachine) -> tuple[str, ...]:
     return tuple(dict.fromkeys((machine.name, machine.name if known is None else known.name)))
 
 
+def _analytical(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
+    plain = Predicted if kind == SEARCHED else Analytical
+    return ChosenRanker(plain(group, machine), 'analytical', 'the analytical model')
+
+
+def _gat(group: Group, machine: GpuMachine, _kind: str) -> ChosenRanker:
+    graph, bad = _first(find_gat, machine)
+    if graph is None:
+        raise InputError(
+            bad
+            or f'no graph-attention model knows {machine.name}; train one (tilewright model '
+            f'train --model gat), or choose the model analytical, forest or auto'
+        )
+    return ChosenRanker(Gat(group, machine, graph[0]), 'gat', _instead(graph[1], bad), bool(bad))
+
+
+def _forest(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
+    found, why = _trees(group, machine, kind)
+    if found is None:
+        raise InputError(f'{why}; choose the model analytical or auto')
+    return found
+
+
+def _auto(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
+    found, why = _trees(group, machine, kind)
+    note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
+    return found or replace(_analytical(group, machine, kind), note=note, fell_back=True)
+
+
+def _trees(group: Group, machine: GpuMachine, kind: str) -> tuple[ChosenRanker | None, str]:
+    """The learned model of a kind of kernels, or why there is none."""
+    what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
+    found, bad = _first(lambda known: find_model(known, kind), machine)
+    if found is None:
+        return None, bad or f'no learned model knows {what} on {machine.name}'
+    ranker = Learned(group, machine, found[0])
+    return ChosenRanker(ranker, 'forest', _instead(found[1], bad), bool(bad)), ''
+
+
+# Name -> what makes the ranker of a group on a machine for a kind of kernels.
+RANKERS: Registry[Callable[[Group, GpuMachine, str], ChosenRanker]] = Registry(
+    'a model', {'analytical': _analytical, 'forest': _forest, 'gat': _gat, 'auto': _auto}
+)
+
+
+def register(name: str, make: Callable[[Group, GpuMachine], Ranker]) -> None:
+    """Add a ranker, which `model=name` and `--model name` then mean."""
+    note = f'the registered model {name}'
+    RANKERS.register(lambda group, on, _kind: ChosenRanker(make(group, on), name, note), name)
+
+
 def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
     """[analytical | forest | gat | auto | a file .npz] -> [ChosenRanker] for a kind of kernels
 
     The kind `SEARCHED` stands for all kernels that a search proposes.
     """
-    plain = Predicted if kind == SEARCHED else Analytical
-    if name == 'analytical':
-        return ChosenRanker(plain(group, machine), name, 'the analytical model')
     if name.endswith('.npz'):
-        model = load_model_for(name, machine)
-        return ChosenRanker(Learned(group, machine, model[0]), 'forest', model[1])
-    if name in _ADDED:
-        return ChosenRanker(_ADDED[name](group, machine), name, f'the registered model {name}')
-    if name not in NAMES:
-        known = ', '.join(ranker_names())
-        raise InputError(f'{name!r} is not a model; choose one of {known}, or name a file .npz')
-    if name == 'gat':
-        graph, bad = _first(find_gat, machine)
-        if graph is None:
-            raise InputError(
-                bad
-                or f'no graph-attention model knows {machine.name}; train one (tilewright model '
-                f'train --model gat), or choose the model analytical, forest or auto'
-            )
-        return ChosenRanker(Gat(group, machine, graph[0]), name, _instead(graph[1], bad), bool(bad))
-    what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
-    found, bad = _first(lambda known: find_model(known, kind), machine)
-    if found is not None:
-        ranker = Learned(group, machine, found[0])
-        return ChosenRanker(ranker, 'forest', _instead(found[1], bad), bool(bad))
-    why = bad or f'no learned model knows {what} on {machine.name}'
-    if name == 'forest':
-        raise InputError(f'{why}; choose the model analytical or auto')
-    note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
-    return ChosenRanker(plain(group, machine), 'analytical', note, True)
+        model, note = load_model_for(name, machine)
+        return ChosenRanker(Learned(group, machine, model), 'forest', note)
+    if name not in RANKERS:
+        raise InputError(f'{RANKERS.unknown(name)}, or name a file .npz')
+    return RANKERS[name](group, machine, kind)
 
 
 def _first(find: Callable[[str], _Found | None], machine: GpuMachine) -> tuple[_Found | None, str]:

@@ -15,7 +15,6 @@ The same seed and data give the same ensemble. Asking needs no compiler.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -253,22 +252,3 @@ def _ranked(x: Array, gain: Array, begins: Array, settings: Settings, seed: int)
             raise MemoryError
         grown.add(g, h, settings.rate, scores)
     return grown.ensemble(0.0)
-
-
-def sum_of(ensembles: Sequence[Ensemble], share: float = 1.0) -> Ensemble:
-    """One ensemble that answers with `share` times the sum of several."""
-    starts = np.cumsum([0, *(len(e.feature) for e in ensembles[:-1])]).astype(np.int32)
-    pairs = list(zip(ensembles, starts, strict=True))
-    return Ensemble(
-        np.concatenate([e.roots + start for e, start in pairs]),
-        np.concatenate([e.feature for e in ensembles]),
-        np.concatenate([e.threshold for e in ensembles]),
-        np.concatenate([e.left + start for e, start in pairs]),
-        np.concatenate([np.float32(share) * e.value for e in ensembles]),
-        share * sum(e.offset for e in ensembles),
-    )
-
-
-def mean_of(ensembles: Sequence[Ensemble]) -> Ensemble:
-    """One ensemble whose answer is the mean of several."""
-    return sum_of(ensembles, 1 / len(ensembles))

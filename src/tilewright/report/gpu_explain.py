@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.registry import schema_named
+from tilewright.kernels.gpu.schemas.library import said_of
 from tilewright.kernels.gpu.work import BANKS_BYTES
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import GpuBounds, gpu_bounds, schedule_bounds
-from tilewright.model.gpu.time import GpuPrediction, predict_gpu
+from tilewright.model.gpu.time import GpuPrediction, is_priced, predict_gpu
 from tilewright.model.gpu.transactions import memory_bytes
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -50,6 +51,7 @@ class Explanation:
             'runner_up': other and {
                 'schedule': other[0].to_json(), 'predicted': other[1].to_json()
             },
+            'libraries': said_of(self.group),
         }  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def explained(
     name: str, group: Group, machine: GpuMachine, schedules: Sequence[GpuSchedule]
 ) -> Explanation:
     """The same of schedules that were found before, best first."""
-    working = [s for s in schedules if _is_priced(group, s, machine)]
+    working = [s for s in schedules if is_priced(group, s, machine)]
     if not working:
         raise ScheduleError(f'{group.label}: no schedule for {machine.name} was found')
     best = working[0]
@@ -87,14 +89,6 @@ def explained(
         name, group, machine, bounds, best,
         predict_gpu(group, best, machine), other and (other, predict_gpu(group, other, machine)),
     )  # fmt: skip
-
-
-def _is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
-    try:
-        predict_gpu(group, schedule, machine)
-    except ScheduleError:
-        return False
-    return True
 
 
 def explanation_text(e: Explanation) -> str:
@@ -134,4 +128,4 @@ def explanation_text(e: Explanation) -> str:
             f'runner-up of another kind: {schedule_text(schedule)}, '
             f'{1e6 * other.seconds:.2f} us, limited by {other.by}'
         )
-    return '\n'.join(lines)
+    return '\n'.join([*lines, *(f'with --libraries: {text}' for text in said_of(group).values())])

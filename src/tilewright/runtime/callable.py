@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,15 +12,11 @@ from tilewright.ops.group import Group
 from tilewright.runtime.cpu.kernel import Kernel, aligned_empty
 
 
-class BuiltGroup:
-    """A compiled group. `conv(x)` allocates the result, `conv(x, out=y)` writes into y.
+class Bound:
+    """A group with those of its constants that were given ahead; the others come with each call."""
 
-    Constants given at construction are packed once. Those that are not must come with every call,
-    by name, and are packed again each time. Calls from several threads take turns.
-    """
-
-    def __init__(self, kernel: Kernel, group: Group, constants: Mapping[str, np.ndarray]) -> None:
-        self.group, self._kernel = group, kernel
+    def __init__(self, group: Group, constants: Mapping[str, np.ndarray]) -> None:
+        self.group = group
         self._inputs = [t.name for t in group.with_role('input')]
         wanted = {t.name for t in group.with_role('constant')}
         unknown = set(constants) - wanted
@@ -30,6 +26,31 @@ class BuiltGroup:
             )
         self._constants = dict(constants)
         self._missing = sorted(wanted - set(constants))
+
+    def _check(self, inputs: Sequence[np.ndarray], constants: Mapping[str, np.ndarray]) -> None:
+        """Raise unless a call has every input, and exactly the constants that are missing."""
+        if len(inputs) != len(self._inputs):
+            raise ArrayError(
+                f'{self.group.label} takes {len(self._inputs)} inputs ({", ".join(self._inputs)}), '
+                f'got {len(inputs)}'
+            )
+        if sorted(constants) != self._missing:
+            raise ArrayError(
+                f'{self.group.label} was built without {self._missing}, called with '
+                f'{sorted(constants)}; pass exactly the constants that were not built in'
+            )
+
+
+class BuiltGroup(Bound):
+    """A compiled group. `conv(x)` allocates the result, `conv(x, out=y)` writes into y.
+
+    Constants given at construction are packed once. Those that are not must come with every call,
+    by name, and are packed again each time. Calls from several threads take turns.
+    """
+
+    def __init__(self, kernel: Kernel, group: Group, constants: Mapping[str, np.ndarray]) -> None:
+        super().__init__(group, constants)
+        self._kernel = kernel
         self._packed = None if self._missing else kernel.pack(self._constants)
 
     def __call__(
@@ -44,16 +65,7 @@ class BuiltGroup:
             and self._kernel.run_again(inputs, packed, out)
         ):
             return out
-        if len(inputs) != len(self._inputs):
-            raise ArrayError(
-                f'{self.group.label} takes {len(self._inputs)} inputs ({", ".join(self._inputs)}), '
-                f'got {len(inputs)}'
-            )
-        if sorted(constants) != self._missing:
-            raise ArrayError(
-                f'{self.group.label} was built without {self._missing}, called with '
-                f'{sorted(constants)}; pass exactly the constants that were not built in'
-            )
+        self._check(inputs, constants)
         if packed is None:
             packed = self._kernel.pack({**self._constants, **constants})
         if out is None:

@@ -11,14 +11,16 @@ import ctypes
 import math
 import mmap
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ArrayError
+from tilewright.errors import ArrayError, InputError
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.runtime.cpu.kernel import aligned_empty
+from tilewright.runtime.profile import Profile, explain_network
 
 
 def contiguous(array: np.ndarray, value: Value) -> np.ndarray:
@@ -158,3 +160,52 @@ def example(value: Value) -> np.ndarray:
 def typed(value: Value) -> str:
     """'image f32[1,3,224,224]'"""
     return f'{value.name} {value.dtype}[{",".join(map(str, value.shape))}]'
+
+
+class CalledNetwork(ABC):
+    """What every network does with the arrays of a caller, whatever runs it."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Any, ...]  # each has a name
+
+    @abstractmethod
+    def run(
+        self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Results by name. Those in `out` are written there, the others into new arrays."""
+
+    @abstractmethod
+    def profile(self, *arrays: np.ndarray, calls: int = 20) -> Profile:
+        """The time of every task, over some calls on these inputs, or on random ones."""
+
+    def __call__(
+        self,
+        *arrays: np.ndarray,
+        out: np.ndarray | Sequence[np.ndarray] | None = None,
+        **named: np.ndarray,
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Results in the network's order: an array if there is one, else a tuple.
+
+        Inputs by position, or by name where names can be words of Python; `run` takes any name.
+        """
+        given = by_position(self.name, self.inputs, arrays)
+        twice = sorted(given.keys() & named)
+        if twice:
+            raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
+        wanted = results_by_position(self.name, [v.name for v in self.outputs], out)
+        results = tuple(self.run({**given, **named}, wanted).values())
+        return results[0] if len(results) == 1 else results
+
+    def explain(self, *arrays: np.ndarray, calls: int = 20) -> str:
+        """Where the time goes, what bounds it, what is left; measured now."""
+        return explain_network(self.profile(*arrays, calls=calls))
+
+    def _signature(self) -> str:
+        return signature(self.inputs)
+
+    def _examples(self, arrays: Sequence[np.ndarray], calls: int) -> dict[str, np.ndarray]:
+        """Inputs for a profile of some calls: those given, or else random ones."""
+        if not isinstance(calls, int) or calls < 1:
+            raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
+        return by_position(self.name, self.inputs, arrays or tuple(map(example, self.inputs)))

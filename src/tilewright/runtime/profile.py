@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,15 @@ class TaskTime:
     bound_ms: float
     limit: str
     start_ms: float
+
+    @classmethod
+    def of(cls, task: Any, kernel: Any, ms: float, start_ms: float) -> TaskTime:
+        """A task that took so long, by the kernel that computes it and has its prediction."""
+        return cls(
+            task.name, kernel.group.label, task.origin, kernel.schedule.schema, ms,
+            kernel.group.flops / max(1e6 * ms, 1e-9), 1e3 * kernel.predicted_s,
+            1e3 * kernel.bound_s, kernel.limit, start_ms,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

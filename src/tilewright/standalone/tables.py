@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.errors import ModelError
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.memory import Memory, Place
-from tilewright.graph.program import Program, Task
+from tilewright.graph.program import Program
 
 ALIGNMENT = 64
 
@@ -146,7 +145,7 @@ def tables(program: Program, memory: Memory) -> Tables:
     kernels = list(dict.fromkeys(task.group.digest for task in program.tasks))
     packs: dict[tuple[str, tuple[str, ...]], None] = {}
     for task in program.tasks:
-        packs[task.group.digest, tuple(_packed(program, task))] = None
+        packs[task.group.digest, tuple(program.packed(task))] = None
     operands = [
         memory.places[task.operands[tensor.name]]
         for task in program.tasks
@@ -172,7 +171,7 @@ def tables(program: Program, memory: Memory) -> Tables:
 
     listed, steps, first = list(packs), [], 0
     for task in program.tasks:
-        key = (task.group.digest, tuple(_packed(program, task)))
+        key = (task.group.digest, tuple(program.packed(task)))
         count = len(task.group.with_role('input'))
         result = where(memory.places[task.result])
         steps.append((kernels.index(key[0]), listed.index(key), first, count, result))
@@ -218,17 +217,6 @@ def sum_of(pieces: Iterable[np.ndarray]) -> int:
         total += int((words * odd).sum(dtype=np.uint64))
         first += words.size
     return total % 2**64
-
-
-def _packed(program: Program, task: Task) -> Iterable[str]:
-    """The constants that a task's kernel packs, in the group's order."""
-    for tensor in task.group.with_role('constant'):
-        name = program.base(task.operands[tensor.name])
-        if name not in program.constants:
-            raise ModelError(
-                f'task {task.name} packs {name!r} ahead of time, which is not a constant'
-            )
-        yield name
 
 
 def _bytes(program: Program, value: str) -> int:

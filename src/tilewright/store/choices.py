@@ -20,7 +20,7 @@ from typing import Any
 
 from tilewright import knobs
 from tilewright.errors import TilewrightError
-from tilewright.machine.compiler import cache_dir
+from tilewright.machine.compiler import cache_dir, prune_files
 from tilewright.schedule.choice import Choice
 from tilewright.version import VERSION
 
@@ -82,7 +82,7 @@ def keep(key: str, answer: Any) -> None:
     with contextlib.suppress(OSError):
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _prune(path.parents[1])
+            prune_files(path.parents[1].glob('*/*.json'), MOST_FILES)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix='tmp') as scratch:
             made = Path(scratch) / path.name
             made.write_text(json.dumps(answer))
@@ -91,17 +91,3 @@ def keep(key: str, answer: Any) -> None:
 
 def _path(key: str) -> Path:
     return cache_dir() / 'chosen' / key[:2] / f'{key}.json'
-
-
-def _prune(folder: Path) -> None:
-    """Remove the answers that were not used for the longest time."""
-    files = list(folder.glob('*/*.json'))
-    if len(files) <= MOST_FILES:
-        return
-    ages = []
-    for path in files:
-        with contextlib.suppress(OSError):
-            ages.append((path.stat().st_mtime, path))
-    for _, path in sorted(ages)[: len(files) - MOST_FILES // 2]:
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -21,10 +21,10 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ ALIGNMENT = 64
 MOST_HEADER_BYTES = 256 << 20
 _HEAD_BYTES = len(MAGIC) + 8 + 32
 _CHUNK = 1 << 20
-_T = TypeVar('_T')
 _PLAIN = re.compile(r'[A-Za-z0-9_.+@:,=#>/ -]*')
 
 
@@ -175,20 +174,11 @@ def _program_json(program: Program) -> dict:
 
 def read(path: str | os.PathLike[str]) -> Saved:
     """Read a file; whatever is wrong with it is one sentence."""
-    return _read(path, _saved)
-
-
-def target_of(path: str | os.PathLike[str]) -> str:
-    """What the network of a file runs on."""
-    return _read(path, lambda where, file, header, start: str(header.get('target', 'cpu')))
-
-
-def _read(path: str | os.PathLike[str], use: Callable[[Path, Any, dict, int], _T]) -> _T:
     where = Path(path)
     try:
         with open(where, 'rb') as file:
             header, start = _header(where, file)
-            return use(where, file, header, start)
+            return _saved(where, file, header, start)
     except OSError as error:
         raise ModelError(f'{where} cannot be read: {error.strerror or error}') from None
     except _RefusedError:

@@ -46,9 +46,12 @@ class Where:
         )  # fmt: skip
 
 
-def find(group: Group, where: Where, trials: int) -> Choice | None:
-    """The fastest choice that is known of a group, or of its core; None if it must be measured."""
-    for digest in dict.fromkeys((group.digest, core(group).digest)):
+def find(group: Group, where: Where, trials: int, exact: bool = False) -> Choice | None:
+    """The fastest choice that is known of a group, or of its core; None if it must be measured.
+
+    `exact`: of this very group alone, where what stands behind its sums decides as well.
+    """
+    for digest in _digests(group, where, exact):
         kept = choices.recall(where.key(digest))
         try:
             if kept is not None and int(kept['trials']) >= trials:
@@ -58,8 +61,16 @@ def find(group: Group, where: Where, trials: int) -> Choice | None:
     return None
 
 
-def remember(group: Group, where: Where, choice: Choice, trials: int) -> None:
+def remember(group: Group, where: Where, choice: Choice, trials: int, exact: bool = False) -> None:
     """Store the winner of `trials` timed candidates, for the group and for its core."""
     answer = {'trials': trials, 'choice': choice.to_json()}
-    for digest in dict.fromkeys((group.digest, core(group).digest)):
+    for digest in _digests(group, where, exact):
         choices.keep(where.key(digest), answer)
+
+
+def _digests(group: Group, where: Where, exact: bool) -> tuple[str, ...]:
+    """The group's own, and that of its core; on a GPU stages before the products decide, too."""
+    if exact:
+        return (group.digest,)
+    decisive = core(group, front=where.target != 'cpu')
+    return tuple(dict.fromkeys((group.digest, decisive.digest)))

@@ -6,6 +6,7 @@
     ordered   [Program]          -> [Program]                     tasks in the order they will run
     choose    [Program]          -> [choices of each group]       by the model
     tune      [choices]          -> [the fastest of each group]   by measuring
+    select    [choice of each]   -> [choice of each]              a vendor's library where asked
     bind      [Program, choices] -> [Network]                     generated, built, bound to memory
     adopt     [Saved]            -> [choice of each group]        of a .tw file, or anew
 """
@@ -35,6 +36,7 @@ class Asked:
     """How the kernels of a network are chosen.
 
     tune     'model' or 'measure'
+    libraries  of vendors that may compete: 'none', 'auto' or 'only' (targets/gpu/selector.py)
     trials   kernels of each group that are timed; None: as many as the target takes
     how      what ranks and searches them on a GPU, and the algorithm of convolutions anywhere
     """
@@ -43,6 +45,7 @@ class Asked:
     trials: int | None = None
     max_rel_err: float = DEFAULT_LIMIT
     how: How = field(default_factory=How)
+    libraries: str = 'none'
 
     @property
     def algorithm(self) -> str:
@@ -84,6 +87,11 @@ class Site(Protocol):
     def tune(
         self, program: Program, chosen: Choices, asked: Asked, progress: Report | None = None
     ) -> dict[str, Choice]: ...
+
+    def select(
+        self, program: Program, best: Mapping[str, Choice], asked: Asked,
+        progress: Report | None = None,
+    ) -> dict[str, Choice]: ...  # fmt: skip
 
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tilewright.errors import InputError
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.registry import Registry
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import AnySchedule
 from tilewright.store.records import Store
@@ -100,20 +100,17 @@ class Target(Protocol):
         ...
 
 
-_TARGETS: dict[str, Target] = {}
-
-
-def register(target: Target) -> None:
-    """Add a target, or replace the one of its name."""
-    _TARGETS[target.name] = target
-
-
-def target_names() -> tuple[str, ...]:
-    return tuple(_TARGETS)
+TARGETS: Registry[Target] = Registry(
+    'a target',
+    (
+        'tilewright.targets.cpu.target:CPU_TARGET',
+        'tilewright.targets.gpu.target:CUDA_TARGET',
+        'tilewright.targets.gpu.target:OPENCL_TARGET',
+        'tilewright.targets.gpu.target:HOST_TARGET',
+    ),
+)
 
 
 def target_of(name: str) -> Target:
     """The target of a name; raises InputError for one that is not known."""
-    if name not in _TARGETS:
-        raise InputError(f'target is {name!r}; choose one of {", ".join(_TARGETS)}')
-    return _TARGETS[name]
+    return TARGETS.named(name)

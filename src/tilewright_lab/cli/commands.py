@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,8 @@ from tilewright.cli.options import (
     Fallback,
     Fuse,
     Json,
+    Libraries,
+    LibrariesName,
     MachineName,
     MaxRelErr,
     Seed,
@@ -26,11 +29,12 @@ from tilewright.cli.options import (
     Threads,
     Top,
     examples,
+    given,
 )
-from tilewright.errors import InputError
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright_lab.cli import model_verbs
 from tilewright_lab.figures.figures import FIGURES
+from tilewright_lab.peers.contestants import peers_help
 
 verbs = typer.Typer()
 
@@ -69,8 +73,7 @@ def bench(
         typer.Option(
             '--against',
             metavar='PEERS',
-            help='torch, onnxruntime, openvino [those installed]; tvm; torch-compile on networks; '
-            'on a GPU cudnn, and torch, inductor for networks.',
+            help=f'{peers_help()} [those installed; with --target cuda the first].',
         ),
     ] = None,
     rounds: Annotated[
@@ -107,6 +110,7 @@ def bench(
     fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
+    libraries: Libraries = LibrariesName.NONE,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -115,13 +119,13 @@ def bench(
         str, typer.Option('--device', metavar='D', help='A GPU by a part of its name [the first].')
     ] = '',
     trials: Annotated[
-        int,
+        int | None,
         typer.Option(
             '--trials',
             metavar='N',
-            help='Schedules to try for each layer on a GPU; of a network, 32 for each group.',
+            help='Schedules to try on a GPU: for each layer [128], or group of a network [32].',
         ),
-    ] = 128,
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -139,46 +143,15 @@ def bench(
     docs/measuring.md says what is counted. A peer that is not installed keeps its column and makes
     the exit code 3.
     """
-    from tilewright.cli import gpu
     from tilewright.cli.output import Output
-    from tilewright.cli.zoo import networks_of
-    from tilewright_lab.cli import gpu_layers
-    from tilewright_lab.cli import layers as verb
-    from tilewright_lab.cli import networks as bench_networks
+    from tilewright_lab.cli import bench as verb
 
-    if target != 'cpu':
-        gpu.refuse(target, gpu.given(ctx, *gpu_layers.CPU_ONLY))
-        named = None if layers else networks_of(spec)
-        if named is not None:
-            from tilewright_lab.cli import gpu_networks as bench_gpu_networks
-
-            return bench_gpu_networks.run(
-                named, Output('bench', json), target=target, against=against, device=device,
-                tune=tune, trials=trials if gpu.given(ctx, 'trials')['trials'] else None,
-                batch=batch, rounds=rounds, seed=seed, seconds=seconds,
-                fuse=fuse.value if fuse else None,
-            )  # fmt: skip
-        gpu.refuse(target, gpu.given(ctx, 'tune', 'fuse'))
-        return gpu_layers.run(
-            spec, Output('bench', json), target=target, against=against, device=device,
-            trials=trials, seconds=seconds, batch=batch, rounds=rounds, seed=seed,
-        )  # fmt: skip
-    gpu.refuse(target, gpu.given(ctx, 'device', 'trials', 'seconds'))
-    networks = None if layers else networks_of(spec)
-    if networks is not None:
-        return bench_networks.run(
-            networks, Output('bench', json), against=against, rounds=rounds,
-            flush=flush or caches is CachesName.FLUSHED, threads=threads, seed=seed, batch=batch,
-            tune=tune, max_rel_err=max_rel_err, turn_ms=turn_ms,
-            fallback=fallback.value if fallback else None, fuse=fuse.value if fuse else None,
-        )  # fmt: skip
-    if fuse is not None:
-        raise InputError(f'--fuse {fuse.value} is for networks; leave it out for {spec}')
-    return verb.run(
-        spec, Output('bench', json), against=against, rounds=rounds, flush=flush, top=top,
-        algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed, batch=batch,
-        caches=caches.value, direct=direct, turn_ms=turn_ms, tvm_trials=tvm_trials,
+    options = verb.BenchOptions(
+        spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
+        algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
+        device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
     )  # fmt: skip
+    return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 
 
 @verbs.command(

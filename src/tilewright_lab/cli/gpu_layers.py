@@ -3,60 +3,42 @@
 from __future__ import annotations
 
 import math
-import secrets
-import sys
 
-from tilewright.cli.gpu import peak_text
+from tilewright.cli.machine import peak_text
+from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, MissingError, TilewrightError
-from tilewright.ops.suites import expand_all
 from tilewright.store.records import open_store
+from tilewright_lab.cli.bench import BenchOptions, layers_of, progress, words_of
 from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
 from tilewright_lab.compare.gpu_results import GpuLayer, GpuTable, geometric_mean
 
-INTERRUPTED = 130
-
-# Options of `bench` that say nothing about a GPU.
-CPU_ONLY = (
-    'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
-    'threads',
-)  # fmt: skip
+DEFAULT_PEERS = {'cuda': 'cudnn', 'opencl': 'general', 'host': 'general'}
+TRIALS = 128
 
 
-def run(
-    spec: str,
-    out: Output,
-    *,
-    target: str,
-    against: str | None = None,
-    device: str = '',
-    trials: int = 128,
-    seconds: float | None = None,
-    batch: int | None = None,
-    rounds: int = 9,
-    seed: int | None = None,
-) -> int:
+def run(options: BenchOptions, out: Output) -> int:
     """Search and compare layer by layer; comes out: the exit code.
 
     Whatever is finished is reported, also after an interrupt; losing rows stay.
     """
-    default = {'cuda': 'cudnn', 'opencl': 'general', 'host': 'general'}.get(target, 'cudnn')
-    names = tuple(n.strip() for n in (against or default).split(',') if n.strip())
-    options = GpuOptions(
-        target, device, names, trials, math.inf if seconds is None else seconds, rounds=rounds
-    )
-    options.check()
-    expansion = expand_all(spec, batch)
-    for skipped in expansion.skipped:
-        out.warn(f'line {skipped.line} is left out: {skipped.reason}')
+    target, batch, seconds = options.target, options.batch, options.seconds
+    names = tuple(words_of(options.against or DEFAULT_PEERS.get(target, 'cudnn')))
+    trials = TRIALS if options.trials is None else options.trials
+    wanted = GpuOptions(
+        target, options.device, names, trials, math.inf if seconds is None else seconds,
+        rounds=options.rounds,
+    )  # fmt: skip
+    wanted.check()
     layers = [
-        (name if batch is None else f'{name}@{batch}', group) for name, group, _ in expansion.layers
+        (name if batch is None else f'{name}@{batch}', group)
+        for name, group, _ in layers_of(options, out)
     ]
-    drawn = secrets.randbits(32) if seed is None else seed
+    drawn = options.drawn_seed
     done: list[GpuLayer] = []
     code = 0
     table = GpuTable([name for name, _ in layers], names)
-    with open_store() as store, GpuBench(options, store, drawn, say=_progress) as arena:
+    with open_store() as store, GpuBench(wanted, store, drawn, say=progress) as arena:
         out.say(f'{arena.opened.device} ({target}), peak {peak_text(arena.opened.machine)}')
         out.say(table.head())
         try:
@@ -70,7 +52,7 @@ def run(
                             names[0], message=str(error),
                         )
                     )  # fmt: skip
-                _progress('')
+                progress('')
                 out.say(table.row(done[-1]))
         except KeyboardInterrupt:
             out.warn(
@@ -82,21 +64,15 @@ def run(
     out.say(table.foot(done))
     out.write(
         {
-            'spec': spec, 'batch': batch, 'seed': drawn, 'target': target,
+            'spec': options.spec, 'batch': batch, 'seed': drawn, 'target': target,
             'device': opened.device, 'machine': opened.machine.to_json(),
             'device_versions': opened.versions, 'peers': list(names), 'trials': trials,
-            'seconds': seconds, 'rounds': rounds, 'complete': len(done) == len(layers),
+            'seconds': seconds, 'rounds': options.rounds, 'complete': len(done) == len(layers),
             'geometric_mean': {name: geometric_mean(done, name) for name in names},
             'layers': [layer.to_json() for layer in done],
         }
     )  # fmt: skip
     return code or _exit_code(done, names, out)
-
-
-def _progress(text: str) -> None:
-    """A line that the next one replaces, on a terminal."""
-    if sys.stderr.isatty():
-        print(f'\r\033[K{text}', end='', file=sys.stderr, flush=True)
 
 
 def _exit_code(done: list[GpuLayer], names: tuple[str, ...], out: Output) -> int:

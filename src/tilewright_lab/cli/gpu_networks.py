@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,93 +10,76 @@ from typing import Any
 import numpy as np
 
 from tilewright import zoo
+from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.graph.passes import DEFAULT_FUSION
-from tilewright.network.arguments import TUNES
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.recorded import Recorded, recorded
 from tilewright.runtime.gpu.session import open_device
 from tilewright.search.gpu.moves import schedule_text
-from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.cli.bench import BenchOptions, progress, words_of
 from tilewright_lab.compare.gpu_networks import (
     INDUCTOR,
-    OURS,
     GpuNetworkResult,
     Subject,
-    check_peers,
     duel,
     mean_ratio,
     table,
 )
+from tilewright_lab.peers.contestants import OURS, Entrant
 from tilewright_lab.peers.inductor import FILL_S, LIMIT_S, Folder, Rivals
+from tilewright_lab.peers.peers import check_names
 from tilewright_lab.peers.torch_graph import COPIES
 
-INTERRUPTED = 130
 ALONE = 5  # times of a task alone
 DEFAULT_PEERS = {'cuda': 'torch'}
 
 
-def run(
-    networks: Sequence[str],
-    out: Output,
-    *,
-    target: str,
-    against: str | None,
-    device: str,
-    tune: str,
-    trials: int | None,
-    batch: int | None,
-    rounds: int,
-    seed: int | None,
-    seconds: float | None = None,
-    fuse: str | None = None,
-) -> int:
+def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
     """Compile and compare network by network; comes out: the exit code.
 
     Whatever is finished is reported, also after an interrupt, and is in the JSON file as soon as a
     network is; losing rows stay. Inductor prepares all networks first, for at most `seconds`: where
     it does not end, a row says so.
     """
-    named = against if against is not None else DEFAULT_PEERS.get(target, '')
-    peers = check_peers([name.strip() for name in named.split(',') if name.strip()])
+    target, tune = options.target, options.tune
+    named = options.against if options.against is not None else DEFAULT_PEERS.get(target, '')
+    peers = check_names(words_of(named), 'network', 'gpu')
     unknown = [name for name in networks if name not in zoo.NAMES]
     if unknown:
         raise InputError(
             f'{unknown[0]!r} is not a network of the zoo, and others cannot be compared on a GPU; '
             f'choose from {", ".join(zoo.NAMES)}'
         )
-    if tune not in TUNES:
-        raise InputError(f'--tune {tune!r}; choose one of {", ".join(TUNES)}')
-    if rounds < 1:
-        raise InputError(f'rounds is {rounds}; at least 1 is needed')
-    if seconds is not None and not seconds > 0:
-        raise InputError(f'--seconds {seconds}; inductor needs more than 0')
-    limit = seconds or LIMIT_S
-    opened = open_device(target, device)
-    drawn = secrets.randbits(32) if seed is None else seed
+    options.check()
+    limit = options.seconds or LIMIT_S
+    opened = open_device(target, options.device)
+    drawn, batch = options.drawn_seed, options.batch or 1
     out.say(f'{opened.name} ({target})')
     code, done = 0, []
     said: dict[str, Any] = {
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
-        'machine': opened.machine.to_json(), 'tune': tune, 'trials': trials, 'batch': batch or 1,
-        'rounds': rounds, 'copies': COPIES, 'fuse': fuse or DEFAULT_FUSION,
+        'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
+        'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
+        'fuse': options.fuse or DEFAULT_FUSION,
     }  # fmt: skip
-    compiling = {'target': target, 'device': device, 'trials': trials, 'fuse': fuse}
+    compiling = {'target': target, 'device': options.device, 'trials': options.trials,
+                 'libraries': options.libraries, 'fuse': options.fuse}  # fmt: skip
     with ExitStack() as stack:
         try:
-            subjects = [Subject.of(name, drawn, batch or 1) for name in networks]
+            subjects = [Subject.of(name, drawn, batch) for name in networks]
             rivals = None
             if INDUCTOR in peers and target == 'cuda':
                 rivals = stack.enter_context(
                     Rivals(Folder.of(opened.name), min(FILL_S, limit / 2), limit)
                 )
-                said['inductor'] = rivals.begin(subjects, _progress)
+                said['inductor'] = rivals.begin(subjects, progress)
             for subject in subjects:
                 ours = _ours(subject, compiling, ('model', tune) if tune != 'model' else ('model',))
-                done.append(duel(subject, ours, peers, rounds, _progress, rivals))
-                _progress('')
+                done.append(duel(subject, ours, peers, options.rounds, progress, rivals))
+                progress('')
                 ours_us, ratio = done[-1].ours_us or 0.0, done[-1].ratio or 0.0
                 out.say(f'{subject.name}: ours {ours_us:.1f} us, ratio {ratio:.3f}')
                 if out.json_file != '-':
@@ -182,14 +163,8 @@ def _timed(net: GpuNetwork, stream: Recorded, repeats: int) -> list[float]:
     return stream.time(repeats, COPIES)
 
 
-def _told(progress: Any) -> None:
-    _progress(f'{progress.stage} {progress.key} {progress.done}/{progress.total}')
-
-
-def _progress(text: str) -> None:
-    """A line that the next one replaces, on a terminal."""
-    if sys.stderr.isatty():
-        print(f'\r\033[K{text}', end='', file=sys.stderr, flush=True)
+def _told(state: Any) -> None:
+    progress(f'{state.stage} {state.key} {state.done}/{state.total}')
 
 
 def _exit_code(done: Sequence[GpuNetworkResult]) -> int:

@@ -1,16 +1,14 @@
-"""`tilewright bench`: optimised kernels against other libraries, layer by layer."""
+"""`tilewright bench LAYERS`: optimised kernels against other libraries, layer by layer."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilewright.cli.optimize import (
-    INTERRUPTED,
     check_early,
     interrupted,
     layer_json,
@@ -19,21 +17,24 @@ from tilewright.cli.optimize import (
     not_working,
 )
 from tilewright.cli.output import Bar, Output
-from tilewright.errors import CheckError, InputError, MissingError
-from tilewright.machine.detect import describe_host
+from tilewright.errors import CheckError
 from tilewright.machine.machine import Machine
-from tilewright.machine.measure import measure_host
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
 from tilewright.pipeline import optimize
-from tilewright.store.records import Store, open_store, package_version
+from tilewright.store.records import Store, open_store
 from tilewright.targets.plan import Candidate, Plan
-from tilewright_lab.compare.journal import Journal
+from tilewright_lab.cli.bench import (
+    BenchOptions,
+    Resumed,
+    layers_of,
+    missing_code,
+    peaks_now,
+    peers_of,
+)
 from tilewright_lab.compare.kinds import KINDS
 from tilewright_lab.compare.layers import Arena, Entry, compare_kernels
 from tilewright_lab.compare.results import Bounds, LayerResult, family_of, means
 from tilewright_lab.compare.table import table
-from tilewright_lab.peers.peers import TUNED, absence, check_names, peer_names
 from tilewright_lab.peers.tvm_environment import schedules_folder
 
 # Caches: how they are before a call, and what is recorded under which key of a layer.
@@ -41,133 +42,42 @@ CACHES = {'warm': ('warm',), 'flushed': ('flushed',), 'both': ('warm', 'flushed'
 KEYS = ('comparison', 'comparison_flushed')
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is compared, and how long: everything that a comparison depends on but its layers."""
-
-    names: tuple[str, ...]
-    caches: str = 'warm'
-    rounds: int = 7
-    turn_ms: float = 100.0
-    top: int = 5
-    algorithm: str = 'auto'
-    direct: bool = True
-    max_rel_err: float = 1e-4
-    threads: int | None = None
-    tvm_trials: int = 200
-
-    def check(self) -> None:
-        if self.caches not in CACHES:
-            raise InputError(
-                f'caches is {self.caches!r}; they are one of {", ".join(CACHES)} before a call'
-            )
-        if self.rounds < 1:
-            raise InputError(f'rounds is {self.rounds}; at least 1 is needed')
-        if not self.turn_ms > 0:
-            raise InputError(f'turn_ms is {self.turn_ms}; a turn takes more than 0 ms')
-        if self.tvm_trials < 1:
-            raise InputError(f'tvm_trials is {self.tvm_trials}; at least 1 is needed')
-
-
-def peers_of(against: str | None) -> tuple[str, ...]:
-    """Names of peers: those asked for, or else all that are installed and need no tuning."""
-    if against is not None:
-        names = [name.strip() for name in against.split(',') if name.strip()]
-        if not names:
-            known = ', '.join(peer_names())
-            raise InputError(f'--against {against!r} names no peer; choose from {known}')
-        return check_names(names)
-    usual = [name for name in peer_names() if name not in TUNED]
-    installed = tuple(name for name in usual if not absence(name))
-    if not installed:
-        raise MissingError(
-            f'no peer is installed to compare with; install one of {", ".join(usual)}, such as '
-            f"by pip install 'tilewright[bench]'"
-        )
-    return installed
-
-
-def run(
-    spec: str,
-    out: Output,
-    *,
-    against: str | None,
-    rounds: int,
-    flush: bool = False,
-    caches: str = 'warm',
-    top: int,
-    algorithm: str,
-    max_rel_err: float,
-    threads: int | None,
-    seed: int | None,
-    batch: int | None = None,
-    direct: bool = True,
-    turn_ms: float = 100.0,
-    tvm_trials: int = 200,
-) -> int:
+def run(options: BenchOptions, out: Output) -> int:
     """Tune and compare layer by layer; comes out: the exit code.
 
     Whatever is finished is reported, also after an interrupt, and the same command then goes on
     from there; a layer of which no candidate works is reported as such, and the others go on.
     """
-    check_early(None, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
-    options = Options(
-        peers_of(against), 'flushed' if flush and caches == 'warm' else caches, rounds, turn_ms,
-        top, algorithm, direct, max_rel_err, threads, tvm_trials,
+    check_early(
+        None, options.threads, top=options.top, algorithm=options.algorithm,
+        max_rel_err=options.max_rel_err, seed=options.seed,
     )  # fmt: skip
     options.check()
-    layers = layers_of(spec, batch, out)
+    if options.flush and options.caches == 'warm':
+        options = replace(options, caches='flushed')
+    names = peers_of(options.against, 'layer')
+    layers = layers_of(options, out)
     machine = machine_of(None, True, out)
-    journal = Journal(
-        {
-            'spec': spec, 'batch': batch, 'seed': seed, 'package': package_version(),
-            'machine': machine.fingerprint or machine.name, 'options': repr(options),
-        }
-    )  # fmt: skip
-    if journal.layers:
-        out.warn(
-            f'{len(journal.layers)} of {len(layers)} layers were compared before an interrupt; '
-            f'going on from there, {journal.path}'
-        )
-    drawn = int(journal.header.get('seed', secrets.randbits(32) if seed is None else seed))
-    journal.begin({'seed': drawn})
-    code = 0
-    done: list[dict] = []
+    resumed = Resumed('layers', [name for name, _, _ in layers], options, machine, out, peers=names)
     with open_store() as store, Bar(len(layers)) as bar, ExitStack() as stack:
-        bench = _Bench(options, machine, drawn, store, bar, out, stack)
-        try:
-            for name, group, count in layers:
-                bar.begin(name)
-                if name not in journal.layers:
-                    journal.add(bench.layer(name, group, count))
-                done.append(journal.layers[name])
-                bar.finish()
-        except KeyboardInterrupt:
-            out.warn(interrupted(len(done), len(layers), store))
-            code = INTERRUPTED
-    found = _report(spec, out, options, machine, drawn, done, layers, journal)
+        bench = _Bench(options, names, machine, resumed.seed, store, bar, out, stack)
+        done, code = resumed.each(
+            lambda number: bench.layer(*layers[number]), bar,
+            lambda count: interrupted(count, len(layers), store),
+        )  # fmt: skip
+    found = _report(out, options, names, machine, resumed.seed, done, len(layers))
+    resumed.close(done)
     return code or found
-
-
-def layers_of(spec: str, batch: int | None, out: Output) -> tuple[tuple[str, Group, int], ...]:
-    """The layers that a spec names, at another batch size if one is given.
-
-    Lines of shape lists that are no 2-D convolutions are reported.
-    """
-    expansion = expand_all(spec, batch)
-    for skipped in expansion.skipped:
-        out.warn(f'line {skipped.line} is left out: {skipped.reason}')
-    return expansion.layers
 
 
 class _Bench:
     """What is kept from layer to layer: the store, and the contestants' processes."""
 
     def __init__(
-        self, options: Options, machine: Machine, seed: int, store: Store, bar: Bar, out: Output,
-        stack: ExitStack,
+        self, options: BenchOptions, names: tuple[str, ...], machine: Machine, seed: int,
+        store: Store, bar: Bar, out: Output, stack: ExitStack,
     ) -> None:  # fmt: skip
-        self.options, self.machine, self.seed = options, machine, seed
+        self.options, self.names, self.machine, self.seed = options, names, machine, seed
         self.store, self.bar, self.out, self.stack = store, bar, out, stack
         self.arena: Arena | None = None
 
@@ -188,7 +98,7 @@ class _Bench:
             found |= layer_json(name, count, plan)
         if self.arena is None:
             tvm = {'trials': options.tvm_trials, 'cache': str(schedules_folder())}
-            arena = Arena(options.names, plan.threads, {'tvm': tvm})
+            arena = Arena(self.names, plan.threads, {'tvm': tvm})
             self.arena = self.stack.enter_context(arena)
         results = compare_kernels(
             group, self._entries(name, plan, direct), self.arena, caches=CACHES[options.caches],
@@ -251,19 +161,18 @@ def _is_direct(candidate: Candidate) -> bool:
     return family_of(candidate.schedule.schema) == 'direct'
 
 
-def _keys(options: Options) -> Sequence[str]:
+def _keys(options: BenchOptions) -> Sequence[str]:
     return KEYS[: len(CACHES[options.caches])]
 
 
 def _report(
-    spec: str,
     out: Output,
-    options: Options,
+    options: BenchOptions,
+    names: tuple[str, ...],
     machine: Machine,
     seed: int,
     done: list[dict],
-    layers: Sequence[tuple[str, Group, int]],
-    journal: Journal,
+    asked: int,
 ) -> int:
     """Print the tables and write the JSON; comes out: the exit code."""
     tables = {
@@ -279,10 +188,10 @@ def _report(
     if shown:
         out.say('\n\n'.join(shown))
     data: dict[str, Any] = {
-        'spec': spec, 'seed': seed, 'rounds': options.rounds, 'turn_ms': options.turn_ms,
-        'peers': list(options.names), 'caches': options.caches, 'top': options.top,
+        'spec': options.spec, 'seed': seed, 'rounds': options.rounds, 'turn_ms': options.turn_ms,
+        'peers': list(names), 'caches': options.caches, 'top': options.top,
         'algorithm': options.algorithm, 'machine': machine.to_json(), 'peak': peaks,
-        'complete': len(done) == len(layers),
+        'complete': len(done) == asked,
     }  # fmt: skip
     for key, found in tables.items():
         suffix = key.removeprefix('comparison')
@@ -293,32 +202,13 @@ def _report(
             if (chosen := [result for result in found if result.kind == kind])
         }
     out.write(data | {'layers': done})
-    if len(done) == len(layers):
-        journal.complete()
     failed = any(layer[KEYS[0]] is None for layer in done)
-    found = exit_code([r for found in tables.values() for r in found], options.names, out)
+    found = exit_code([r for found in tables.values() for r in found], names, out)
     return CheckError.exit_code if failed else found
-
-
-def peaks_now(machine: Machine, threads: int) -> dict[str, float]:
-    """The FMA peak at this thread count: the machine file's, this run's, and the larger of them.
-
-    Disturbances only lower a peak, so shares of the larger one are never flattered.
-    """
-    now = measure_host(describe_host(), machine.isa).machine.peak_gflops(threads)
-    stored = machine.peak_gflops(threads)
-    return {
-        'machine_file_gflops_per_s': stored,
-        'this_run_gflops_per_s': now,
-        'used_gflops_per_s': max(stored, now),
-    }
 
 
 def exit_code(results: list[LayerResult], names: tuple[str, ...], out: Output) -> int:
     """1 when an answer of ours was wrong, 3 when a peer that was asked for is missing."""
     if any(not kernel.ok for result in results for kernel in (result.ours, *result.others)):
         return CheckError.exit_code
-    missing = [sentence for name in names if (sentence := absence(name))]
-    for sentence in missing:
-        out.warn(sentence)
-    return MissingError.exit_code if missing else 0
+    return missing_code(names, 'layer', out)

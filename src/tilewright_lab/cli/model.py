@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,10 +67,15 @@ def run_train(
     model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
     path = output or own_folder() / f'{name_of(gpu.name, [kind])}.npz'
     save_model(model, path)
+    return wrote(out, path, _text(model), model.header)
+
+
+def wrote(out: Output, path: Path, text: str, header: Mapping[str, Any]) -> int:
+    """Report a model that was written; comes out: the exit code."""
     size = path.stat().st_size
-    out.say(_text(model))
+    out.say(text)
     out.say(f'wrote {path} ({size / 1e6:.1f} MB)')
-    out.write({'model': str(path), 'bytes': size, 'header': dict(model.header)})
+    out.write({'model': str(path), 'bytes': size, 'header': dict(header)})
     return 0
 
 

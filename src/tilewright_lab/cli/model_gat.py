@@ -19,7 +19,6 @@ from tilewright.rank.gat_files import (
     SUFFIX,
     find_gat,
     load_gat,
-    load_gat_for,
     own_gat,
     save_gat,
     shipped_gats,
@@ -27,6 +26,7 @@ from tilewright.rank.gat_files import (
 from tilewright.rank.graph_features import NODE_FEATURES
 from tilewright.rank.statistics import STATISTICS
 from tilewright.runtime.measure import Progress
+from tilewright_lab.cli.model import wrote
 from tilewright_lab.collect.group_data import GroupData, digest_of, read_groups, rows_in
 from tilewright_lab.figures.cnnopt import load_gpu
 from tilewright_lab.figures.gtuner import LEAST, METRICS, metrics_of
@@ -86,11 +86,7 @@ def run_train(
     model = fitted(table, 'training', header)
     path = output or own_gat(gpu.name)
     save_gat(model, path)
-    size = path.stat().st_size
-    out.say(text_of(model))
-    out.say(f'wrote {path} ({size / 1e6:.1f} MB)')
-    out.write({'model': str(path), 'bytes': size, 'header': dict(model.header)})
-    return 0
+    return wrote(out, path, text_of(model), model.header)
 
 
 def _validated(model: GatModel, table: GroupTable, groups: np.ndarray) -> dict[str, Any]:
@@ -217,3 +213,15 @@ def text_of(model: GatModel) -> str:
             f'{100 * v["loss_30"]:.2f}% at 30'
         )
     return '\n'.join(lines)
+
+
+def load_gat_for(path: str, machine: GpuMachine) -> tuple[GatModel, str]:
+    """(model, a sentence): a model for another machine is used, and said to be."""
+    model = load_gat(Path(path))
+    trained = model.header['machine']
+    if trained != machine.name:
+        return model, (
+            f'{path} was trained on {trained}, and this is for {machine.name}: its ranking may be '
+            f'wrong'
+        )
+    return model, path

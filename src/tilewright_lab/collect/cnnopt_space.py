@@ -23,7 +23,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, CnnoptPlan, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import CnnoptPlan, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule

@@ -37,11 +37,11 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.rows import RESULT
 
 FORMAT = 1
 PARTS = ('train', 'test')
 STATUSES = ('ok', 'wrong', 'refused', 'crashed')
-RESULT = ('status', 'time_us', 'registers', 'spill_bytes')
 LARGEST_LOSS = 0.5  # share of a file's lines that may be unreadable
 _REGISTER_TILES = (
     'rk', 'ry', 'rx', 'cb', 'stages', 'split', 'join', 'tk', 'ty', 'tx', 'wk', 'wy', 'wx',

@@ -1,9 +1,9 @@
 """Which schedules of fused groups are measured, and in which order: the same on every machine.
 
 Goes in: the groups of a catalogue (tilewright_lab/collect/group_data.py), a GPU. Comes out:
-`Source`s, turn by turn, so that a run that is cut off leaves about as much of every group; and of
-each source its `Family`s. A family is a schedule with its splits: they share their compiled kernels
-(tilewright_lab/collect/group_code.py), and compiling takes most of the time.
+`GroupSource`s, turn by turn, so that a run that is cut off leaves about as much of every group; and
+of each source its `Family`s. A family is a schedule with its splits: they share their compiled
+kernels (tilewright_lab/collect/compiled.py), and compiling takes most of the time.
 
 One turn of a group with a sum of products has a few families of every schema that applies, out of
 `POOL` times as many that are drawn from the space that is searched (search/gpu/moves.py): half are
@@ -11,7 +11,7 @@ the best by the analytical model, half are others at random, so that a model see
 proposes and what is bad. Groups of other kinds have one turn: all of the general schema.
 
 Kernels that would take seconds to compile are not drawn: more registers than a thread has by the
-estimate, or more code than kernels/gpu/space.py allows.
+estimate, or more code than tilewright_lab/collect/space.py allows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
-from tilewright.kernels.gpu.space import LARGEST_CODE, need
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import MANY_JOINED, Moves, Table, tables
+from tilewright_lab.collect.compiled import Family
 from tilewright_lab.collect.group_data import Known
+from tilewright_lab.collect.space import LARGEST_CODE, need
 
 SEED = 6
 TURNS = 64
@@ -52,26 +53,21 @@ RARELY = 4  # turns until the other tested groups have part again
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GroupSource:
     """One turn of a group."""
 
     digest: str
     turn: int
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Schedules of one group that differ in their split alone where there are several."""
-
-    digest: str
-    schedules: tuple[GpuSchedule, ...]
-
     @property
-    def kind(self) -> tuple[str, str]:
-        return self.schedules[0].schema, self.schedules[0].intrinsic
+    def stage(self) -> str:
+        """How far a run is."""
+        return f'turn {self.turn}'
 
 
-def sources(known: Mapping[str, Known], first: int = 0, turns: int = TURNS) -> Iterator[Source]:
+def sources(
+    known: Mapping[str, Known], first: int = 0, turns: int = TURNS
+) -> Iterator[GroupSource]:
     """Turns from the first on: all groups once, then those with large spaces again and again.
 
     Within a turn groups follow each other by their digest, which mixes networks and parts.
@@ -81,7 +77,7 @@ def sources(known: Mapping[str, Known], first: int = 0, turns: int = TURNS) -> I
         for digest in sorted(known):
             often = known[digest].part == 'train' or digest in featured or not turn % RARELY
             if turn == 0 or (often and has_products(known[digest].group)):
-                yield Source(digest, turn)
+                yield GroupSource(digest, turn)
 
 
 def _featured(known: Mapping[str, Known]) -> set[str]:
@@ -102,8 +98,8 @@ def has_products(group: Group) -> bool:
     return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
 
 
-def families(source: Source, group: Group, machine: GpuMachine) -> list[Family]:
-    """[Source] -> [Family], the same every time; quick beside compiling them."""
+def families(source: GroupSource, group: Group, machine: GpuMachine) -> list[Family[str]]:
+    """[GroupSource] -> [Family], the same every time; quick beside compiling them."""
     random = Random(f'{SEED} {source.digest} {source.turn}')
     found = [(schedule,) for schedule in _general(group, machine)] if source.turn == 0 else []
     if has_products(group):

@@ -1,182 +1,111 @@
-"""From sources of schedules to rows: drawn and compiled in many processes, measured in one.
+"""The data set of layers: how problems are drawn, checked and written.
 
-Goes in: `Source`s, the files of a set, a time limit. Comes out: rows, written one by one. Any
-process may die or hang (runtime/pool.py): a compilation that is lost is `refused`, a
-measurement `crashed`, found schedule by schedule, and the run goes on. What was measured before is
-left out, so that the same command goes on where it was cut off.
+A row is written with the sizes of its problem; what is right is computed on the device by the
+definition of a convolution (tilewright_lab/collect/oracle.py). What a row means is in the folder's
+README.md, which is written with the first rows.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
 from pathlib import Path
 
-from tilewright.errors import StoreError
-from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS
 from tilewright.machine.gpu import GpuMachine
-from tilewright.runtime.gpu.device import Resources
-from tilewright.runtime.pool import Pool
-from tilewright.version import VERSION
-from tilewright_lab.collect.problems import Problem, Source, Unit, units_of
-from tilewright_lab.collect.sets import README, Sets, chunks
-from tilewright_lab.compare.gpu_lost import compiled_or_refused, rows_or_again
-from tilewright_lab.compare.gpu_measure import (
-    Compiled,
-    Meter,
-    Row,
-    Translate,
-    compile_units,
-    cubins,
-    cuda_meter,
-    host_meter,
-)
+from tilewright.ops.group import Group
+from tilewright.runtime.gpu.device import Call, Device
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.collector import GroupOf, Recipe
+from tilewright_lab.collect.compiled import Family
+from tilewright_lab.collect.meter import Present, grid_of, placed
+from tilewright_lab.collect.oracle import direct
+from tilewright_lab.collect.problems import TILES, LayerSource, Problem, families_of
+from tilewright_lab.collect.sets import Layout
+from tilewright_lab.collect.space import choices_of, sampled_kinds
 
-COMPILE_LIMIT_S = 120.0  # of a chunk
-MEASURE_LIMIT_S = 60.0
-DRAWN_AHEAD = 6  # sources whose units are drawn before they are needed
-READY = 48  # chunks that may wait for the device
-SHOW_S = 15.0
+SHAPE = ('k', 'h', 'w', 'c', 'r', 'stride', 'pad')
+README = """\
+# Measured GPU schedules
 
-_translate: Translate
-_meter: Meter
+`layers-*.csv.gz`: CNNOpt's 20 layers, frozen. `train-*.csv.gz`: random problems, none of them a
+layer. Written by `python -m tilewright_lab.scripts.gpu_dataset`; the machine is in `dataset.json`.
 
+| column | meaning |
+|---|---|
+| k h w c r stride | output channels, height and width, input channels, square window, stride |
+| pad | 0: the input was padded before, as CNNOpt measured; else padding on all sides |
+| then | the decisions of the schedule, by the names of the schema (`src/tilewright/kernels/gpu/`) |
+| status | `ok`, `wrong`, `refused`, `crashed` (below) |
+| time_us | a whole call, zeroing included: median of replays of a CUDA graph, data in L2 |
+| registers, spill_bytes | of the main kernel, by the compiler |
 
-def untranslated(kernels: Sequence[Kernel]) -> tuple[bytes, dict[str, Resources]]:
-    """No machine code: what a meter on the host takes."""
-    return b'', {kernel.name: Resources() for kernel in kernels}
+`wrong`: an element is off by more than 1e-4, by the rule of runtime/verify.py. `refused`: the
+schedule cannot be generated or compiled, or does not fit the device. `crashed`: the device gave an
+error, or the kernel did not end.
 
-
-def begin_compiling(architecture: str) -> None:
-    """What a compiling process does first; no architecture: nothing is compiled."""
-    global _translate
-    _translate = cubins(architecture) if architecture else untranslated
+Batch 1, fp32, NCHW; weights packed ahead. rs and s: lanes, tiles and splits by CNNOpt's conventions
+(`src/tilewright_lab/collect/cnnopt_space.py`), parts joined by atomics into a zeroed result.
+"""
 
 
-def compiled(units: Sequence[Unit]) -> list[Compiled[Problem]]:
-    return compile_units(units, _translate)
+def names(schema: str, intrinsic: str) -> tuple[str, ...]:
+    """Decisions of a schema, as columns."""
+    if schema in TILES:
+        return DECISIONS
+    pairs = {'columns': ('bk', 'tk')}
+    return tuple(n for name in choices_of(schema, intrinsic) for n in pairs.get(name, (name,)))
 
 
-def begin_measuring(target: str) -> None:
-    global _meter
-    _meter = cuda_meter() if target == 'cuda' else host_meter()
+def decisions(schedule: GpuSchedule) -> tuple[int, ...]:
+    return tuple(schedule[name] for name in names(schedule.schema, schedule.intrinsic))
 
 
-def measured(made: Compiled[Problem]) -> list[Row]:
-    """Rows of some units. A device that gives errors is not used again: this process ends."""
-    try:
-        return list(_meter.measure(made))
-    except StoreError as error:
-        print(error, flush=True)
-        os._exit(1)
+def layout(name: str) -> Layout[Problem]:
+    """How the rows of a set, `layers` or `train`, are written."""
+
+    def file_name(schema: str, intrinsic: str) -> str:
+        several = sum(known == schema for known, _ in sampled_kinds()) > 1
+        label = f'{schema}-{intrinsic}' if several else schema
+        return f'{name}-{label}.csv.gz'
+
+    def cells(problem: Problem) -> tuple[int, ...]:
+        return tuple(getattr(problem, column) for column in SHAPE)
+
+    return Layout(file_name, SHAPE, cells, names, decisions)
 
 
-def machine_of() -> dict:
-    """The device that this process measures on."""
-    return _meter.device.machine.to_json()
+def group_of(problem: Problem) -> Group:
+    return problem.group
 
 
-@dataclass
-class Flow:
-    """One run over the sources of a set.
+def groups_in(folder: Path) -> GroupOf[Problem]:
+    """Problems need no catalogue: they say what they compute."""
+    return group_of
 
-    target         'cuda', or 'host' where there is no GPU: everything but the times is the same
-    architecture   what is compiled for; '' compiles nothing
-    """
 
-    sources: Sequence[Source]
-    sets: Sets
-    machine: GpuMachine
-    target: str = 'cuda'
-    architecture: str = 'sm_90a'
-    workers: int = 0
-    chunk: int = 8
-    seconds: float = 540.0
-    say: Callable[[str], object] = print
-    counts: Counter[str] = field(default_factory=Counter)
-    _units: deque[tuple[Unit, ...]] = field(default_factory=deque)
-    _drawing: deque[Future] = field(default_factory=deque)
+def draw(
+    source: LayerSource, group_of: GroupOf[Problem], machine: GpuMachine
+) -> list[Family[Problem]]:
+    return families_of(source, machine)
 
-    def run(self) -> bool:
-        """Whether nothing is left."""
-        end = time.monotonic() + self.seconds
-        size = self.workers or max((os.cpu_count() or 2) - 1, 1)
-        left = deque(self.sources)
-        compiling: dict[Future, tuple[Unit, ...]] = {}
-        measuring: dict[Future, Compiled[Problem]] = {}
-        shown = time.monotonic()
-        with (
-            Pool(
-                size, limit=COMPILE_LIMIT_S, begin=begin_compiling, words=(self.architecture,)
-            ) as makers,
-            Pool(
-                1,
-                limit=MEASURE_LIMIT_S,
-                begin=begin_measuring,
-                words=(self.target,),
-                background=False,
-            ) as device,
-        ):
-            try:
-                self._describe(device)
-                while time.monotonic() < end:
-                    self._feed(makers, left, compiling, size, len(measuring))
-                    if not compiling and not measuring and not self._drawing and not left:
-                        return True
-                    waiting = {*compiling, *measuring, *self._drawing}
-                    finished, _ = wait(waiting, 0.5, FIRST_COMPLETED)
-                    for future in finished & compiling.keys():
-                        for made in self._made(future, compiling.pop(future)):
-                            measuring[device.submit(measured, made)] = made
-                    for future in finished & measuring.keys():
-                        self._rows(device, future, measuring.pop(future), measuring)
-                    if time.monotonic() - shown > SHOW_S:
-                        shown = time.monotonic()
-                        self.say(f'{self._state()}, {end - shown:.0f} s left')
-                return False
-            finally:
-                self.sets.close()
 
-    def _state(self) -> str:
-        return ', '.join(f'{count} {status}' for status, count in sorted(self.counts.items()))
+def by_definition(group_of: GroupOf[Problem], device: Device) -> Callable[[Problem], Present]:
+    """What puts a problem on a device, its result by the definition."""
+    program = device.compile(direct())
 
-    def _describe(self, device: Pool) -> None:
-        """The machine, and what rows mean, beside the rows."""
-        told = device.submit(machine_of).result() | {'tilewright': VERSION}
-        folder: Path = self.sets.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'dataset.json').write_text(json.dumps(told, indent=1) + '\n')
-        (folder / 'README.md').write_text(README)
+    def prepare(problem: Problem) -> Present:
+        group = group_of(problem)
+        tensors, _ = placed(device, group)
+        result = tensors[group.output.name]
+        numbers = {'stride': problem.stride, 'pad': problem.pad}
+        device.launch(Call(program, tensors | numbers, grid_of(math.prod(result.sizes))))
+        return Present.of(device, group, tensors, result.numpy())
 
-    def _feed(
-        self, makers: Pool, left: deque[Source], compiling: dict, size: int, ready: int
-    ) -> None:
-        """Keep the compilers busy, but not so far ahead that everything waits for the device."""
-        while left and len(self._drawing) < DRAWN_AHEAD:
-            self._drawing.append(makers.submit(units_of, left.popleft(), self.machine))
-        while self._drawing and self._drawing[0].done():
-            units = self._drawing.popleft().result()
-            open_ = [u for u in map(self.sets.left, units) if u is not None]
-            self.counts['known'] += sum(len(u.schedules) for u in units)
-            self.counts['known'] -= sum(len(u.schedules) for u in open_)
-            self._units.extend(chunks(open_, self.chunk))
-        while self._units and len(compiling) < 3 * size and ready < READY:
-            chunk = self._units.popleft()
-            compiling[makers.submit(compiled, chunk)] = chunk
+    return prepare
 
-    def _made(self, future: Future, chunk: tuple[Unit, ...]) -> list[Compiled[Problem]]:
-        schedules = [schedule for unit in chunk for schedule in unit.schedules]
-        return compiled_or_refused(future, chunk[0].problem, schedules)
 
-    def _rows(self, device: Pool, future: Future, made: Compiled[Problem], measuring: dict) -> None:
-        def again(part: Compiled[Problem]) -> None:
-            measuring[device.submit(measured, part)] = part
-
-        for row in rows_or_again(future, made, Row, again, self.say):
-            self.sets.add(row)
-            self.counts[row.status] += 1
+LAYERS: Recipe[Problem] = Recipe(
+    groups_in, draw, by_definition, stay=False, busy=False, ahead=6, ready=48,
+    compile_limit_s=120.0, measure_limit_s=60.0, readme=README,
+)  # fmt: skip

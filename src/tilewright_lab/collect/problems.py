@@ -1,6 +1,6 @@
 """What the GPU data sets measure: problems, and schedules of each, the same on every machine.
 
-Goes in: the name of a set. Comes out: `Unit`s, schedules that share their compiled kernels. Sets:
+Goes in: the name of a set. Comes out: `Family`s, schedules that share their compiled kernels. Sets:
 
     layers   the 20 layers of CNNOpt's table. Schemas rs and s: the complete factor-tile space under
              that paper's conventions (tilewright_lab/collect/cnnopt_space.py), on inputs padded
@@ -15,13 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from tilewright.kernels.gpu.space import draw
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.suites import suite
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
+from tilewright_lab.collect.compiled import Family
+from tilewright_lab.collect.space import draw
 
 SEED = 20
 PROBLEMS = 176
@@ -78,14 +79,6 @@ class Problem:
         return replace(self, pad=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Schedules of one problem that differ in `split` alone where there are several."""
-
-    problem: Problem
-    schedules: tuple[GpuSchedule, ...]
-
-
 def layers() -> dict[str, Problem]:
     """CNNOpt's layers by name."""
     found = {}
@@ -129,18 +122,18 @@ def _largest_prime(n: int) -> int:
     return largest
 
 
-def by_tiles(problem: Problem, schedules: list[GpuSchedule]) -> list[Unit]:
-    """Schedules that differ in their split alone become one unit."""
+def by_tiles(problem: Problem, schedules: list[GpuSchedule]) -> list[Family[Problem]]:
+    """Schedules that differ in their split alone become one family."""
     groups: dict[tuple, list[GpuSchedule]] = {}
     for schedule in schedules:
         tiles = tuple(pair for pair in schedule.tiles if pair[0] != 'split')
         groups.setdefault(tiles, []).append(schedule)
-    return [Unit(problem, tuple(members)) for members in groups.values()]
+    return [Family(problem, tuple(members)) for members in groups.values()]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where units come from: one problem and schema. `count` is of units; 0 takes all of them.
+class LayerSource:
+    """Where families come from: one problem and schema. `count` is of families; 0 takes all.
 
     `besides` is another intrinsic of the schema with its count: what that has not got is made up
     for here, so that a schema has as many as it should.
@@ -153,30 +146,35 @@ class Source:
     seed: int = SEED
     besides: tuple[str, int] | None = None
 
+    @property
+    def stage(self) -> str:
+        """How far a run is."""
+        return f'{self.schema}/{self.intrinsic}'
 
-def units_of(source: Source, machine: GpuMachine) -> list[Unit]:
-    """[Source] -> [Unit]; takes some seconds for large samples, so processes share the work."""
+
+def families_of(source: LayerSource, machine: GpuMachine) -> list[Family[Problem]]:
+    """[LayerSource] -> [Family]; takes some seconds where samples are large."""
     problem = source.problem
     if source.schema in TILES:
-        units = by_tiles(problem, factor_space(problem.group, machine, source.schema)[0])
+        found = by_tiles(problem, factor_space(problem.group, machine, source.schema)[0])
         if not source.count:
-            return units
+            return found
         random = Random(f'{source.seed} {source.schema} {problem}')
-        return random.sample(units, min(source.count, len(units)))
+        return random.sample(found, min(source.count, len(found)))
     count = source.count
     if source.besides:
         other, wanted = source.besides
         have, _ = draw(problem.group, machine, source.schema, other, wanted, source.seed)
         count += wanted - len(have)
     found, _ = draw(problem.group, machine, source.schema, source.intrinsic, count, source.seed)
-    return [Unit(problem, (schedule,)) for schedule in found]
+    return [Family(problem, (schedule,)) for schedule in found]
 
 
-def layer_sources(kinds: list[tuple[str, str]], names: tuple[str, ...] = ()) -> list[Source]:
+def layer_sources(kinds: list[tuple[str, str]], names: tuple[str, ...] = ()) -> list[LayerSource]:
     """The frozen set: schema by schema, layer by layer."""
     chosen = [problem for name, problem in layers().items() if not names or name in names]
     return [
-        Source(problem.prepadded, schema, intrinsic, 0)
+        LayerSource(problem.prepadded, schema, intrinsic, 0)
         if schema in TILES
         else _sampled(problem, schema, intrinsic)
         for schema, intrinsic in kinds
@@ -188,25 +186,25 @@ def layer_sources(kinds: list[tuple[str, str]], names: tuple[str, ...] = ()) -> 
 _FILLS = {('tiled', 'fma'): 'mma_tf32x3', ('patch', 'mma_tf32x3'): 'wgmma_tf32x3'}
 
 
-def _sampled(problem: Problem, schema: str, intrinsic: str) -> Source:
+def _sampled(problem: Problem, schema: str, intrinsic: str) -> LayerSource:
     other = _FILLS.get((schema, intrinsic))
     besides = (other, SAMPLED[schema, other][0]) if other else None
     count = SAMPLED[schema, intrinsic][0]
-    return Source(problem, schema, intrinsic, count, besides=besides)
+    return LayerSource(problem, schema, intrinsic, count, besides=besides)
 
 
-def train_sources(count: int = PROBLEMS, seed: int = SEED) -> list[Source]:
+def train_sources(count: int = PROBLEMS, seed: int = SEED) -> list[LayerSource]:
     """The training set, problem by problem, so that any part of it has all schemas."""
     return [
         source
         for problem in random_problems(count, seed)
         for source in (
             *(
-                Source(problem.prepadded, schema, 'fma', tiles, seed)
+                LayerSource(problem.prepadded, schema, 'fma', tiles, seed)
                 for schema, tiles in TILES.items()
             ),
             *(
-                Source(problem, schema, intrinsic, samples, seed)
+                LayerSource(problem, schema, intrinsic, samples, seed)
                 for (schema, intrinsic), (_, samples) in SAMPLED.items()
             ),
         )

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tilewright.errors import StoreError
 
+RESULT = ('status', 'time_us', 'registers', 'spill_bytes')  # the last columns of GPU data sets
+
 
 class RowFile:
     """Rows of one kind: appended one by one, read back as dictionaries of text."""

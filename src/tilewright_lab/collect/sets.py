@@ -1,115 +1,97 @@
-"""The files of a GPU data set: one for each schema, and what they hold already.
+"""The files of a GPU data set: one for each schema and intrinsic, and what they hold already.
 
-Goes in: a folder and the name of a set. Comes out: `Sets`, which takes rows and says what is left
-of a unit. What a row means is in the folder's README.md, which is written with the first rows.
+Goes in: a folder and a `Layout`, which says how files and columns are called. Comes out: `RowSets`,
+which takes rows and says what is left of a family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
-from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS
-from tilewright.kernels.gpu.space import choices_of, sampled_kinds
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright_lab.collect.problems import TILES, Problem, Unit
-from tilewright_lab.collect.rows import RowFile
-from tilewright_lab.compare.gpu_measure import Row
+from tilewright_lab.collect.compiled import Family, Of
+from tilewright_lab.collect.meter import Row
+from tilewright_lab.collect.rows import RESULT, RowFile
 
-SHAPE = ('k', 'h', 'w', 'c', 'r', 'stride', 'pad')
-RESULT = ('status', 'time_us', 'registers', 'spill_bytes')
-README = """\
-# Measured GPU schedules
-
-`layers-*.csv.gz`: CNNOpt's 20 layers, frozen. `train-*.csv.gz`: random problems, none of them a
-layer. Written by `python -m tilewright_lab.scripts.gpu_dataset`; the machine is in `dataset.json`.
-
-| column | meaning |
-|---|---|
-| k h w c r stride | output channels, height and width, input channels, square window, stride |
-| pad | 0: the input was padded before, as CNNOpt measured; else padding on all sides |
-| then | the decisions of the schedule, by the names of the schema (`src/tilewright/kernels/gpu/`) |
-| status | `ok`, `wrong`, `refused`, `crashed` (below) |
-| time_us | a whole call, zeroing included: median of replays of a CUDA graph, data in L2 |
-| registers, spill_bytes | of the main kernel, by the compiler |
-
-`wrong`: an element is off by more than 1e-4, by the rule of runtime/verify.py. `refused`: the
-schedule cannot be generated or compiled, or does not fit the device. `crashed`: the device gave an
-error, or the kernel did not end.
-
-Batch 1, fp32, NCHW; weights packed ahead. rs and s: lanes, tiles and splits by CNNOpt's conventions
-(`src/tilewright_lab/collect/cnnopt_space.py`), parts joined by atomics into a zeroed result.
-"""
+LIGHT = {'general': 4, 'rows': 4, 'depthwise': 3}  # families that compile in the time of one
 
 
-def names(schema: str, intrinsic: str) -> tuple[str, ...]:
-    """Decisions of a schema, as columns."""
-    if schema in TILES:
-        return DECISIONS
-    pairs = {'columns': ('bk', 'tk')}
-    return tuple(n for name in choices_of(schema, intrinsic) for n in pairs.get(name, (name,)))
+@dataclass(frozen=True, slots=True)
+class Layout(Generic[Of]):
+    """How rows are written.
+
+    file_name   (schema, intrinsic) -> the file's name
+    subject     columns that say what was measured, and `cells` their values
+    names       (schema, intrinsic) -> columns of a schedule's decisions, and `decisions` the values
+    """
+
+    file_name: Callable[[str, str], str]
+    subject: tuple[str, ...]
+    cells: Callable[[Of], tuple[object, ...]]
+    names: Callable[[str, str], tuple[str, ...]]
+    decisions: Callable[[GpuSchedule], tuple[int, ...]]
+
+    def columns(self, schema: str, intrinsic: str) -> tuple[str, ...]:
+        return (*self.subject, *self.names(schema, intrinsic), *RESULT)
+
+    def key(self, of: Of, schedule: GpuSchedule) -> tuple[str, ...]:
+        """What makes a row one of its own, as text."""
+        return tuple(map(str, (*self.cells(of), *self.decisions(schedule))))
 
 
-def decisions(schedule: GpuSchedule) -> tuple[int, ...]:
-    return tuple(schedule[name] for name in names(schedule.schema, schedule.intrinsic))
+class RowSets(Generic[Of]):
+    """The files of a set, one for each schema and intrinsic, and what they hold already."""
 
-
-def shape(problem: Problem) -> tuple[int, ...]:
-    return tuple(getattr(problem, name) for name in SHAPE)
-
-
-class Sets:
-    """The files of one set, one for each schema and intrinsic."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
+    def __init__(self, folder: Path, layout: Layout[Of]) -> None:
+        self.folder, self.layout = folder, layout
         self.files: dict[tuple[str, str], RowFile] = {}
-        self.done: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+        self.done: dict[tuple[str, str], set[tuple[str, ...]]] = {}
 
-    def file(self, schema: str, intrinsic: str) -> RowFile:
-        kind = (schema, intrinsic)
+    def file(self, kind: tuple[str, str]) -> RowFile:
         if kind not in self.files:
-            several = sum(known == schema for known, _ in sampled_kinds()) > 1
-            label = f'{schema}-{intrinsic}' if several else schema
-            path = self.folder / f'{self.name}-{label}.csv.gz'
-            key = (*SHAPE, *names(schema, intrinsic))
-            file = RowFile(path, (*key, *RESULT))
+            columns = self.layout.columns(*kind)
+            file = RowFile(self.folder / self.layout.file_name(*kind), columns)
             self.files[kind] = file
-            self.done[kind] = {tuple(int(row[c]) for c in key) for row in file.rows}
+            key = columns[: -len(RESULT)]
+            self.done[kind] = {tuple(row[name] for name in key) for row in file.rows}
         return self.files[kind]
 
-    def left(self, unit: Unit) -> Unit | None:
-        """The unit without what was measured before."""
-        first = unit.schedules[0]
-        kind = (first.schema, first.intrinsic)
-        self.file(*kind)
-        of = shape(unit.problem)
-        open_ = tuple(s for s in unit.schedules if (*of, *decisions(s)) not in self.done[kind])
-        return Unit(unit.problem, open_) if open_ else None
+    def claimed(self, family: Family[Of]) -> Family[Of] | None:
+        """The family without what was measured or claimed before."""
+        self.file(family.kind)
+        done = self.done[family.kind]
+        open_ = []
+        for schedule in family.schedules:
+            key = self.layout.key(family.of, schedule)
+            if key not in done:
+                done.add(key)
+                open_.append(schedule)
+        return Family(family.of, tuple(open_)) if open_ else None
 
-    def add(self, row: Row) -> None:
-        file = self.file(row.schedule.schema, row.schedule.intrinsic)
+    def add(self, row: Row[Of]) -> None:
+        schedule = row.schedule
         taken = ['' if v is None else v for v in (row.registers, row.spill_bytes)]
         micro = '' if row.time_us is None else f'{row.time_us:.3f}'
-        file.add(*shape(row.problem), *decisions(row.schedule), row.status, micro, *taken)
+        self.file((schedule.schema, schedule.intrinsic)).add(
+            *self.layout.key(row.of, schedule), row.status, micro, *taken
+        )
 
     def close(self) -> None:
         for file in self.files.values():
             file.pack()
 
 
-def chunks(units: Sequence[Unit], size: int) -> list[tuple[Unit, ...]]:
-    """Units of one problem and schema, some at a time: one compilation each."""
-    made: list[list[Unit]] = []
-    for unit in units:
-        first = unit.schedules[0]
-        key = (unit.problem, first.schema, first.intrinsic)
+def chunks(families: Sequence[Family[Of]], size: int) -> list[tuple[Family[Of], ...]]:
+    """Families of one subject and schema, some at a time: one compilation each."""
+    made: list[list[Family[Of]]] = []
+    for family in families:
         last = made[-1] if made else []
-        same = bool(last) and key == (
-            last[0].problem, last[0].schedules[0].schema, last[0].schedules[0].intrinsic
-        )  # fmt: skip
-        if same and len(last) < size:
-            last.append(unit)
+        same = bool(last) and (last[0].of, last[0].kind) == (family.of, family.kind)
+        if same and len(last) < size * LIGHT.get(family.kind[0], 1):
+            last.append(family)
         else:
-            made.append([unit])
+            made.append([family])
     return [tuple(chunk) for chunk in made]

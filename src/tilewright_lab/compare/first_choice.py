@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
-from tilewright.kernels.gpu.schemas.depthwise.plan import schedules as depthwise_schedules
+from tilewright.kernels.gpu.schemas.depthwise.plan import NAME, kept_registers, plan, roles
 from tilewright.kernels.gpu.schemas.transposed import code as transposed
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -65,3 +66,36 @@ def _tiled(group: Group, machine: GpuMachine) -> GpuSchedule | None:
     return GpuSchedule.of(
         'tiled', bk=bk, bp=bp, tk=4, tp=4, kb=kb, stages=2, split=split, joint=int(joint)
     )
+
+
+def depthwise_schedules(group: Group, machine: GpuMachine) -> Iterator[GpuSchedule]:
+    """The legal space on a machine: small tiles first; blocks of about 64 to 256 threads."""
+    _, _, rows, columns = roles(group)
+    seen = set()
+    for th, tw, threads, shared in (
+        (th, tw, threads, shared)
+        for th in (1, 2, 4, 8)
+        for tw in (1, 2, 4, 8)
+        for threads in (64, 128, 256)
+        for shared in (0, 1)
+    ):
+        down, across = -(-rows.outputs // th), -(-columns.outputs // tw)
+        for bw in {min(across, wide) for wide in (4, 8, 16, 32, 64)}:
+            for bh in {min(down, high) for high in (1, 2, 4, 8, 16)}:
+                if bw * bh > threads:
+                    continue
+                made = GpuSchedule.of(
+                    NAME, th=th, tw=tw, bh=bh, bw=bw, bp=threads // (bw * bh), shared=shared
+                )
+                if made not in seen and _fits(group, made, machine):
+                    seen.add(made)
+                    yield made
+
+
+def _fits(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
+    try:
+        p = plan(group, schedule)
+        machine.fits(NAME, p.threads, 4 * p.shared_floats, kept_registers(p))
+    except ScheduleError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Layers on a GPU: search, check, time; finalists again beside cuDNN and others.
 
 Goes in: a group, options, a store. Comes out: a `GpuLayer`. Kernels are compiled by NVRTC in many
-processes (runtime/gpu/build.py) and run in one that may die (runtime/gpu/worker.py). Whatever is
+processes (gpu_compiler.py) and run in one that may die (runtime/gpu/worker.py). Whatever is
 measured is stored under the device, this package and the compiler, so that the same command goes on
 where it was interrupted, and later ones start from the best that is known.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.runtime.gpu.build import Built, Compiler
+from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.session import TARGETS
 from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.measure import Measurement
@@ -33,13 +34,14 @@ from tilewright.store import tuned
 from tilewright.store.records import Record, Store
 from tilewright.targets.gpu.choose import choice_of
 from tilewright.targets.gpu.tuning import NO_THREADS, How, Memory, Place, tuned_on
-from tilewright_lab.compare.gpu_duel import PEERS
+from tilewright_lab.compare.gpu_compiler import Compiler
 from tilewright_lab.compare.gpu_results import GpuLayer
+from tilewright_lab.peers.contestants import peer_names, table_of
 
 DUEL = ('-m', 'tilewright_lab.compare.gpu_duel')
 HINTS = 6
 HOPELESS = 3.0  # a candidate this much slower than the best is not timed further
-INDUCTOR_LIMIT_S = 600.0
+TUNING_LIMIT_S = 600.0  # of a peer that tunes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ class GpuOptions:
     def check(self) -> None:
         if self.target not in TARGETS:
             raise InputError(f'--target {self.target!r}; choose one of {", ".join(TARGETS)}')
+        known = [name for name in peer_names('layer', 'gpu') if name != self.target]
         for name in self.peers:
-            if name not in PEERS or name == self.target:
-                known = ', '.join(p for p in PEERS if p != self.target)
-                raise InputError(f'--against {name!r} on {self.target}; choose from {known}')
+            if name not in known:
+                raise InputError(
+                    f'--against {name!r} on {self.target}; choose from {", ".join(known)}'
+                )
         for name in ('trials', 'seconds', 'finalists', 'rounds', 'repeats'):
             if not getattr(self, name) > 0:
                 raise InputError(f'{name} is {getattr(self, name)}; it must be above 0')
@@ -242,12 +246,15 @@ class GpuBench:
             if built is None or not built.error:
                 files = built.to_json() if built else None
                 ours.append({'schedule': one.schedule.to_json(), 'files': files})
-        limit = self.worker.time_limit * (2 + len(ours)) + INDUCTOR_LIMIT_S * (
-            'inductor' in o.peers
+        rows = {name: table_of('layer', 'gpu')[name] for name in o.peers}
+        limit = self.worker.time_limit * (2 + len(ours)) + TUNING_LIMIT_S * sum(
+            row.tuned for row in rows.values()
         )
+        functions = {name: row.function for name, row in rows.items()}
+        paths = list(filter(None, sys.path))  # where a registered one is found by us
         reply = self.worker.ask(
-            group, {'do': 'duel', 'ours': ours, 'peers': list(o.peers), 'rounds': o.rounds,
-                    'repeats': o.repeats}, limit,
+            group, {'do': 'duel', 'ours': ours, 'peers': functions, 'paths': paths,
+                    'rounds': o.rounds, 'repeats': o.repeats}, limit,
         )  # fmt: skip
         if isinstance(reply, Answer):
             return (), {}, f'the comparison {reply.status}: {reply.message}'

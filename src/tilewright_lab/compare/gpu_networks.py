@@ -1,12 +1,8 @@
 """Whole networks on one GPU, ours beside PyTorch's: prepared, checked, timed in turns.
 
 Goes in: a network of the zoo, an image, ours as an `Entrant`. Comes out: `GpuNetworkResult`s with
-every sample, and their table. Peers, each a CUDA graph, TF32 off, weights and image on the device:
-
-    torch      the module as it is, and with batch normalisations folded, NCHW and channels_last, by
-               cuDNN in benchmark mode without a limit; the fastest of the four is the rival
-    inductor   torch.compile in max-autotune mode with frozen weights (else without), in a process
-               of its own (inductor.py); its first call is its tuning time
+every sample, and their table. Peers (peers/gpu_networks.py) have TF32 off, weights and image on the
+device.
 
 Contestants are prepared one after the other and then timed in turns, when nothing compiles any
 more. Answers are judged against PyTorch in float64.
@@ -14,7 +10,6 @@ more. Answers are judged against PyTorch in float64.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -23,17 +18,15 @@ from typing import Any
 import numpy as np
 
 from tilewright import zoo
-from tilewright.errors import CompilerError, InputError, MissingError, TilewrightError
+from tilewright.errors import CompilerError, MissingError, TilewrightError
 from tilewright.report.grid import Grid
 from tilewright.runtime import verify
-from tilewright_lab.compare.gpu_duel import Entrant, library_versions
 from tilewright_lab.compare.results import geometric_mean
+from tilewright_lab.peers.contestants import OURS, Entrant, table_of
 from tilewright_lab.peers.inductor import Rivals
-from tilewright_lab.peers.torch_graph import COPIES, replayed, torch_on_gpu
+from tilewright_lab.peers.torch_graph import COPIES, library_versions
 
 INDUCTOR = 'inductor'
-PEERS = ('torch', INDUCTOR)
-OURS = 'tilewright'
 REPEATS = 5
 
 Say = Callable[[str], object]
@@ -92,7 +85,8 @@ class GpuNetworkResult:
     @property
     def ratio(self) -> float | None:
         """The fastest peer over ours."""
-        peers = [t for name in PEERS if (t := self.time_us(name)) is not None]
+        names = dict.fromkeys(c['name'].split('/')[0] for c in self.contestants)
+        peers = [t for n in names if n != OURS and (t := self.time_us(n)) is not None]
         return min(peers) / self.ours_us if peers and self.ours_us else None
 
     def to_json(self) -> dict:
@@ -119,9 +113,7 @@ def duel(
     makers: list[tuple[str, Callable[[], list[Entrant]]]] = [
         (OURS, lambda make=make: [make()]) for make in ours
     ]
-    makers += [(name, lambda n=name: _of_peer(n, subject)) for name in peers if name != INDUCTOR]
-    if INDUCTOR in peers:
-        makers.append((INDUCTOR, lambda: _of_inductor(rivals, subject, failed)))
+    makers += [(name, lambda n=name: _of_peer(n, subject, rivals, failed)) for name in peers]
     for name, make in makers:
         say(f'{subject.name}: preparing {name}')
         try:
@@ -174,54 +166,21 @@ def verdict(got: np.ndarray, want: np.ndarray) -> dict:
     }
 
 
-def check_peers(names: Sequence[str]) -> tuple[str, ...]:
-    for name in names:
-        if name not in PEERS:
-            raise InputError(
-                f'--against {name!r} on networks of a GPU; choose from {", ".join(PEERS)}'
-            )
-    return tuple(dict.fromkeys(names))
-
-
-def _of_peer(name: str, subject: Subject) -> list[Entrant]:
-    """A peer's entrants; whatever it raises is said in one sentence."""
-    torch = torch_on_gpu()
+def _of_peer(
+    name: str, subject: Subject, rivals: Rivals | None, failed: list[dict]
+) -> list[Entrant]:
+    """A peer's entrants, what did not work added to `failed`; whatever it raises is said in one
+    sentence.
+    """
     try:
-        return _peer(torch, subject)
+        found, rows = table_of('network', 'gpu')[name].load()(subject, rivals)
     except TilewrightError:
         raise
     except Exception as error:
         said = ' '.join(str(error).split())[:200] or type(error).__name__
         raise CompilerError(f'{name} failed: {said}') from error
-
-
-def _of_inductor(rivals: Rivals | None, subject: Subject, failed: list[dict]) -> list[Entrant]:
-    """Inductor's entrant; what did not work is added to what failed."""
-    if rivals is None:
-        raise MissingError('inductor runs on CUDA devices only')
-    found, rows = rivals.entrants(subject)
     failed += rows
     return found
-
-
-def _peer(torch: Any, subject: Subject) -> list[Entrant]:
-    module = zoo.torch_module(**subject.arguments).cuda()
-    made = []
-    for folded in (False, True):
-        chosen = _folded(torch, module) if folded else module
-        for layout in ('contiguous_format', 'channels_last'):
-            format_ = getattr(torch, layout)
-            own = copy.deepcopy(chosen).to(memory_format=format_)
-            x = torch.from_numpy(subject.image).cuda().contiguous(memory_format=format_)
-            settings = {'layout': layout, 'folded': folded, 'cudnn.benchmark': True}
-            made.append(replayed(torch, f'torch/{layout}{folded:d}', own, x, settings))
-    return made
-
-
-def _folded(torch: Any, module: Any) -> Any:
-    """The module with batch normalisations in the weights of the convolutions before them."""
-    optimization: Any = import_module('torch.fx.experimental.optimization')
-    return optimization.fuse(copy.deepcopy(module).eval())
 
 
 def mean_ratio(results: Sequence[GpuNetworkResult]) -> float | None:

@@ -29,7 +29,8 @@ from tilewright.ops.specs import parse_conv
 from tilewright.runtime import verify
 from tilewright_lab.compare.results import Contestant, LayerResult
 from tilewright_lab.compare.rounds import Rounds
-from tilewright_lab.peers.peers import OURS, TUNED, Peer, PeerError, check_names
+from tilewright_lab.peers.contestants import OURS, table_of
+from tilewright_lab.peers.peers import Peer, PeerError, check_names
 
 # A contestant tries its settings for as long as this rate allows, beside the usual limit.
 SLOW_FLOPS_PER_S = 1e8
@@ -184,7 +185,8 @@ class _Run:
             request |= {'library': str(entry.library), 'algorithm': entry.algorithm}
         if name in self.arena.options:
             request['options'] = dict(self.arena.options[name])
-        limit_s = TUNING_LIMIT_S if name in TUNED else self.limit_s
+        row = table_of().get(name)
+        limit_s = TUNING_LIMIT_S if row is not None and row.tuned else self.limit_s
         try:
             reply = peer.ask(request, limit_s, self.progress)
         except PeerError as error:

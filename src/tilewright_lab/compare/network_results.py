@@ -12,7 +12,15 @@ from typing import Any
 
 from tilewright.errors import InputError
 from tilewright.report.grid import Grid
-from tilewright_lab.compare.results import Contestant, Ratio, geometric_mean, ratio_of
+from tilewright_lab.compare.results import (
+    Contestant,
+    Ratio,
+    failure_notes,
+    geometric_mean,
+    ratio_of,
+    ratio_text,
+    some_of,
+)
 
 NAMES = {
     'torch': 'PyTorch', 'torch-compile': 'torch.compile', 'onnxruntime': 'ONNX Runtime',
@@ -111,7 +119,7 @@ def grid(
             cells.append(f'{100 * rate / peak_gflops:.1f}' if rate else '-')
         timed = {peer.name: peer for peer in result.peers}
         cells += [_time(result, timed.get(name)) for name in peers]
-        rows.append((*cells, _ratio(result.best, brief)))
+        rows.append((*cells, ratio_text(result.best, brief)))
     return Grid((*head, 'best peer / ours'), tuple(rows))
 
 
@@ -120,14 +128,6 @@ def _time(result: NetworkResult, contestant: Contestant | None) -> str:
         return '-'
     time_ms = result.time_ms(contestant)
     return contestant.status if time_ms is None else f'{time_ms:.2f}'
-
-
-def _ratio(ratio: Ratio | None, brief: bool) -> str:
-    if ratio is None:
-        return '-'
-    if brief:
-        return f'{ratio.value:.2f}'
-    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
 
 
 def table(results: Sequence[NetworkResult], peak_gflops: float | None = None) -> str:
@@ -177,16 +177,8 @@ def _peer_notes(name: str, results: Sequence[NetworkResult]) -> list[str]:
             chosen.setdefault(settings, []).append(network)
     version = next((f' {v}' for _, p in rows for _, v in p.versions), '')
     if chosen:
-        said = '; '.join(f'{text} ({_some(networks)})' for text, networks in chosen.items())
+        said = '; '.join(
+            f'{text} ({some_of(networks, "networks")})' for text, networks in chosen.items()
+        )
         lines.append(f'{name}{version}: {said}')
-    failed: dict[tuple[str, str], list[str]] = {}
-    for network, peer in rows:
-        if not peer.ok:
-            failed.setdefault((peer.status, peer.message), []).append(network)
-    for (status, message), networks in failed.items():
-        lines.append(f'{name} {status} on {_some(networks)}: {message}')
-    return lines
-
-
-def _some(networks: Sequence[str]) -> str:
-    return f'{len(networks)} networks' if len(networks) > 4 else ', '.join(networks)
+    return lines + failure_notes(name, rows, 'networks')

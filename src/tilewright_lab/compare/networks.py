@@ -11,10 +11,7 @@ hangs or answers wrong keeps its row, which says so.
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,9 +26,9 @@ from tilewright.runtime import verify
 from tilewright_lab.compare.network_results import NetworkResult
 from tilewright_lab.compare.results import Contestant
 from tilewright_lab.compare.rounds import Rounds, Tell
+from tilewright_lab.peers.contestants import ORACLE, OURS, Arrays
 from tilewright_lab.peers.network_process import load, save
-from tilewright_lab.peers.networks import ORACLE, Arrays, absence, check_names
-from tilewright_lab.peers.peers import OURS, Peer, PeerError
+from tilewright_lab.peers.peers import Peer, PeerError, absence, check_names
 
 # Compiling a network and trying its settings takes minutes with some peers; signs of life renew it.
 PREPARE_LIMIT_S = 1800.0
@@ -102,15 +99,17 @@ def _random(path: Path, value: Any, batch: int | None, rng: np.random.Generator)
 class NetworkArena:
     """The contestants' processes, kept from network to network; use it in a `with` statement.
 
-    `ours` is the command that starts our own contestant, None where only peers are compared.
+    `ours` is our own contestant, None where only peers are compared.
     """
 
-    def __init__(self, names: Sequence[str], threads: int, ours: Sequence[str] | None) -> None:
+    def __init__(self, names: Sequence[str], threads: int, ours: Peer | None) -> None:
         if threads < 1:
             raise InputError(f'threads is {threads}; at least 1 is needed')
         self.threads = threads
-        self.peers = {name: _peer(name, threads) for name in check_names(names)}
-        self.ours = None if ours is None else Peer(OURS, threads, command=ours)
+        self.peers = {
+            name: Peer(name, threads, work='network') for name in check_names(names, 'network')
+        }
+        self.ours = ours
 
     def __enter__(self) -> NetworkArena:
         return self
@@ -121,10 +120,11 @@ class NetworkArena:
 
     def oracle(self, subject: Subject) -> Arrays:
         """What the network should answer."""
-        sentence = absence(ORACLE)
+        sentence = absence(ORACLE, 'network')
         if sentence:
             raise MissingError(f'answers are checked against ONNX Runtime: {sentence}')
-        with _peer(ORACLE, self.threads) as peer, tempfile.TemporaryDirectory() as folder:
+        oracle = Peer(ORACLE, self.threads, work='network')
+        with oracle as peer, tempfile.TemporaryDirectory() as folder:
             try:
                 peer.ask(_request(subject, {}, self.threads, Path(folder)), PREPARE_LIMIT_S)
                 return _answers(peer, Path(folder))
@@ -133,17 +133,6 @@ class NetworkArena:
                     f'{subject.name}: ONNX Runtime, which answers are checked against, '
                     f'{error.status}: {error.message}'
                 ) from None
-
-
-def command_of(module: str, name: str) -> list[str]:
-    """The command of a contestant's process."""
-    # The death signal follows the thread that starts the child, so only the main one asks.
-    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-    return [sys.executable, '-P', '-m', module, name, str(parent)]
-
-
-def _peer(name: str, threads: int) -> Peer:
-    return Peer(name, threads, command=command_of('tilewright_lab.peers.network_process', name))
 
 
 def _request(
@@ -218,7 +207,7 @@ class _Run:
 
     def prepare(self, name: str) -> Contestant:
         """Have a contestant choose its settings, and check its answer."""
-        sentence = '' if name == OURS else absence(name)
+        sentence = '' if name == OURS else absence(name, 'network')
         if sentence:
             return Contestant(name, 'missing', sentence)
         options = self.options if name == OURS else {}

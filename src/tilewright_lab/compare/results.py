@@ -318,6 +318,32 @@ def _resampled_medians(turns: Sequence[Sequence[float]], rng: np.random.Generato
     return np.median(rng.choice(medians, (RESAMPLES, len(medians))), axis=1)
 
 
+def ratio_text(ratio: Ratio | None, brief: bool) -> str:
+    """A cell of a table: the ratio and, unless it is brief, its interval and the peer."""
+    if ratio is None:
+        return '-'
+    if brief:
+        return f'{ratio.value:.2f}'
+    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
+
+
+def some_of(names: Sequence[str], what: str) -> str:
+    """A few names, or how many of `what` they are."""
+    return f'{len(names)} {what}' if len(names) > 4 else ', '.join(names)
+
+
+def failure_notes(name: str, rows: Sequence[tuple[str, Contestant]], what: str) -> list[str]:
+    """A line for each kind of failure of a peer, with the layers or networks that it failed on."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for where, peer in rows:
+        if not peer.ok:
+            failed.setdefault((peer.status, peer.message), []).append(where)
+    return [
+        f'{name} {status} on {some_of(places, what)}: {message}'
+        for (status, message), places in failed.items()
+    ]
+
+
 def ratio_of(ours: Contestant, peer: Contestant, flush: bool = False) -> Ratio:
     """Ratio of medians, or of means with flushed caches, and its interval; both must be ok."""
     rng = np.random.default_rng(0)

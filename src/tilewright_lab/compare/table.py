@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from tilewright.report.grid import Grid
 from tilewright_lab.compare.kinds import KINDS
-from tilewright_lab.compare.results import Contestant, LayerResult, Ratio, geometric_mean, means
+from tilewright_lab.compare.results import (
+    Contestant,
+    LayerResult,
+    failure_notes,
+    geometric_mean,
+    means,
+    ratio_text,
+    some_of,
+)
 
 NAMES = {'torch': 'PyTorch', 'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO', 'tvm': 'TVM'}
 _MEANS = {
@@ -54,9 +62,9 @@ def grid(
         cells += [_time(result, result.kernel('direct_first'))] * first
         timed = {peer.name: peer for peer in result.peers}
         cells += [_time(result, timed.get(name)) for name in peers]
-        cells.append(_ratio(result.best, brief))
-        cells += [_ratio(result.best_over_direct, True)] * several
-        rows.append((*cells, _ratio(result.best_direct, brief or several)))
+        cells.append(ratio_text(result.best, brief))
+        cells += [ratio_text(result.best_over_direct, True)] * several
+        rows.append((*cells, ratio_text(result.best_direct, brief or several)))
     return Grid(tuple(head), tuple(rows))
 
 
@@ -96,14 +104,6 @@ def _time(result: LayerResult, contestant: Contestant | None) -> str:
     interval = contestant.mean_interval_ms if result.flush else None
     spread = f' ±{(interval[1] - interval[0]) / 2:.3f}' if interval else ''
     return f'{time_ms:.3f}{spread}{mark}'
-
-
-def _ratio(ratio: Ratio | None, brief: bool) -> str:
-    if ratio is None:
-        return '-'
-    if brief:
-        return f'{ratio.value:.2f}'
-    return f'{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] {ratio.peer}'
 
 
 def kind_grid(results: Sequence[LayerResult]) -> Grid:
@@ -184,13 +184,7 @@ def _peer_notes(name: str, results: Sequence[LayerResult]) -> list[str]:
     lines = _used_notes(name, version, rows)
     tuned = [f'{layer} {p.tuning_s:.0f}' for layer, p in rows if p.tuning_s is not None]
     lines += [f'{name}: seconds of tuning: {", ".join(tuned)}'] * bool(tuned)
-    failed: dict[tuple[str, str], list[str]] = {}
-    for layer, peer in rows:
-        if not peer.ok:
-            failed.setdefault((peer.status, peer.message), []).append(layer)
-    for (status, message), layers in failed.items():
-        lines.append(f'{name} {status} on {_some(layers)}: {message}')
-    return lines
+    return lines + failure_notes(name, rows, 'layers')
 
 
 def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]]) -> list[str]:
@@ -199,9 +193,7 @@ def _used_notes(name: str, version: str, rows: Sequence[tuple[str, Contestant]])
     for layer, contestant in rows:
         if contestant.ok:
             used.setdefault(contestant.algorithm or 'unknown', []).append(layer)
-    said = '; '.join(f'{algorithm} ({_some(layers)})' for algorithm, layers in used.items())
+    said = '; '.join(
+        f'{algorithm} ({some_of(layers, "layers")})' for algorithm, layers in used.items()
+    )
     return [f'{name} {version}'.rstrip() + f': {said}'] if used else []
-
-
-def _some(layers: Sequence[str]) -> str:
-    return f'{len(layers)} layers' if len(layers) > 4 else ', '.join(layers)

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.kernels.gpu.schemas.cnnopt.columns import volumes
 from tilewright.machine.compiler import cache_dir
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.rank.features import probe
 from tilewright_lab.collect.datasets import Data, Measured, digest_of, read_data, shape_text
 from tilewright_lab.collect.problems import layers as suite_layers
+from tilewright_lab.figures.cnnopt_volumes import volumes
 from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.pictures import canvas, save
 from tilewright_lab.figures.remembered import remembered
 from tilewright_lab.train.evaluate import choose, judged
 from tilewright_lab.train.forest import RECIPES, Recipe, Table, fit, table_of
@@ -214,3 +215,53 @@ class Training:
             return [model.scores([m.batch], self.machine)[0].tolist() for _, m in self.part.layers]
 
         return self.memory.get({'recipe': asdict(recipe), 'seed': seed}, make)
+
+
+def table_json(
+    options: Options,
+    steps: Callable[[list[Part]], int],
+    part_json: Callable[[Part, Options, Training, list[int]], dict[str, Any]],
+    more: Callable[[list[int], list[dict]], dict[str, Any]],
+) -> dict[str, Any]:
+    """A table for JSON: `part_json` of every part, and `more` that follows from seeds and parts.
+
+    What is finished comes out, also after an interrupt. `steps` counts what is reported.
+    """
+    machine, data = machine_of(options), data_of(options)
+    parts = parts_of(data)
+    seeds = [options.seed + i for i in range(SEEDS)]
+    options.report.plan(steps(parts))
+    for note in data.notes:
+        options.report.say(note)
+    found, interrupted = [], False
+    try:
+        for part in parts:
+            found.append(part_json(part, options, Training(part, machine), seeds))
+    except KeyboardInterrupt:
+        interrupted = True
+    return {
+        'figure': options.name, 'data': data_name(options), 'machine': machine.to_json(),
+        'seeds': seeds, 'notes': list(data.notes), 'layers': found, **more(seeds, found),
+        'complete': len(found) == len(parts), 'interrupted': interrupted,
+    }  # fmt: skip
+
+
+def plot_bars(
+    found: dict[str, Any], path: Path, label: str,
+    heights: Mapping[str, Callable[[dict[str, Any]], float]], scale: str = 'linear',
+) -> None:  # fmt: skip
+    """A picture for each part: a group of bars for each layer, one by each model's function."""
+    parts, width = found['layers'], 0.8 / len(heights)
+    figure = canvas(12, 3.2 * len(parts))
+    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
+    for axis, part in zip(axes, parts, strict=True):
+        places = np.arange(len(part['layers']))
+        for number, (model, height) in enumerate(heights.items()):
+            values = [height(row) for row in part['layers']]
+            axis.bar(places + width * number, values, width, label=model)
+        axis.set_xticks(places + 0.4 - width / 2, [row['layer'] for row in part['layers']])
+        axis.set_yscale(scale)
+        axis.set_ylabel(label)
+        axis.set_title(part['name'])
+    axes[0].legend()
+    save(figure, path)

@@ -32,17 +32,9 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.strategies import replay, search
 from tilewright.search.gpu.tune import Tried
 from tilewright_lab.collect.datasets import Measured, rows_in
-from tilewright_lab.figures.cnnopt import (
-    SEEDS,
-    Part,
-    Training,
-    data_name,
-    data_of,
-    machine_of,
-    parts_of,
-)
+from tilewright_lab.figures.cnnopt import Part, Training, plot_bars, table_json
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import aligned, canvas, save
+from tilewright_lab.figures.pictures import aligned
 from tilewright_lab.train.evaluate import WITHIN, ranking_of
 from tilewright_lab.train.printed import TABLE8
 
@@ -53,24 +45,12 @@ BATCH = 16
 
 def run(options: Options) -> dict[str, Any]:
     """Rank, and search in replay; comes out: JSON."""
-    machine, data = machine_of(options), data_of(options)
-    parts = parts_of(data)
-    seeds = [options.seed + i for i in range(SEEDS)]
-    options.report.plan(sum(len(part.layers) for part in parts) + len(parts))
-    for note in data.notes:
-        options.report.say(note)
-    found, interrupted = [], False
-    try:
-        for part in parts:
-            found.append(_part(part, options, Training(part, machine), seeds))
-    except KeyboardInterrupt:
-        interrupted = True
-    return {
-        'figure': options.name, 'data': data_name(options), 'machine': machine.to_json(),
-        'seeds': seeds, 'online_seeds': seeds[:ONLINE_SEEDS], 'online_batch': BATCH,
-        'notes': list(data.notes), 'layers': found, 'complete': len(found) == len(parts),
-        'interrupted': interrupted,
-    }  # fmt: skip
+    return table_json(
+        options,
+        lambda parts: sum(len(part.layers) for part in parts) + len(parts),
+        _part,
+        lambda seeds, _: {'online_seeds': seeds[:ONLINE_SEEDS], 'online_batch': BATCH},
+    )
 
 
 def _part(part: Part, options: Options, training: Training, seeds: list[int]) -> dict[str, Any]:
@@ -191,17 +171,8 @@ def _cell(value: float | None) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Trials to 95%, logarithmic."""
-    parts = found['layers']
-    figure = canvas(12, 3.2 * len(parts))
-    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for axis, part in zip(axes, parts, strict=True):
-        names = [row['layer'] for row in part['layers']]
-        for number, model in enumerate(('ours', 'online')):
-            heights = [statistics.fmean(one[0] for one in row[model]) for row in part['layers']]
-            axis.bar(np.arange(len(names)) + 0.4 * number, heights, 0.4, label=model)
-        axis.set_xticks(np.arange(len(names)) + 0.2, names)
-        axis.set_yscale('log')
-        axis.set_ylabel('trials to 95%')
-        axis.set_title(part['name'])
-    axes[0].legend()
-    save(figure, path)
+    heights = {
+        model: lambda row, model=model: statistics.fmean(one[0] for one in row[model])
+        for model in ('ours', 'online')
+    }
+    plot_bars(found, path, 'trials to 95%', heights, 'log')

@@ -27,14 +27,12 @@ from tilewright_lab.figures.cnnopt import (
     SEEDS,
     Part,
     Training,
-    data_name,
-    data_of,
-    machine_of,
-    parts_of,
+    plot_bars,
+    table_json,
     volume_scores,
 )
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import aligned, canvas, save
+from tilewright_lab.figures.pictures import aligned
 from tilewright_lab.train.evaluate import TOPS, Ranking, means, ranking_of
 from tilewright_lab.train.forest import RECIPES
 from tilewright_lab.train.printed import TABLE9
@@ -44,24 +42,12 @@ MODELS = ('analytical', 'black box', 'ours')
 
 def run(options: Options) -> dict[str, Any]:
     """Train, rank, compare; comes out: JSON."""
-    machine, data = machine_of(options), data_of(options)
-    parts = parts_of(data)
-    seeds = [options.seed + i for i in range(SEEDS)]
-    options.report.plan(len(parts) * (1 + 2 * len(seeds)))
-    for note in data.notes:
-        options.report.say(note)
-    found, interrupted = [], False
-    try:
-        for part in parts:
-            found.append(_part(part, options, Training(part, machine), seeds))
-    except KeyboardInterrupt:
-        interrupted = True
-    return {
-        'figure': options.name, 'data': data_name(options), 'machine': machine.to_json(),
-        'seeds': seeds, 'tops': list(TOPS), 'notes': list(data.notes), 'layers': found,
-        'all_sets': _all_sets(found), 'complete': len(found) == len(parts),
-        'interrupted': interrupted,
-    }  # fmt: skip
+    return table_json(
+        options,
+        lambda parts: len(parts) * (1 + 2 * SEEDS),
+        _part,
+        lambda _, found: {'tops': list(TOPS), 'all_sets': _all_sets(found)},
+    )
 
 
 def _all_sets(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -214,16 +200,8 @@ def _spread(part: dict[str, Any], model: str) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Losses at the top 30, a group of bars for each layer."""
-    parts = found['layers']
-    figure = canvas(12, 3.2 * len(parts))
-    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for axis, part in zip(axes, parts, strict=True):
-        names = [row['layer'] for row in part['layers']]
-        for number, model in enumerate(MODELS):
-            heights = [100 * row['models'][model]['loss_30']['mean'] for row in part['layers']]
-            axis.bar(np.arange(len(names)) + 0.27 * number, heights, 0.27, label=model)
-        axis.set_xticks(np.arange(len(names)) + 0.27, names)
-        axis.set_ylabel('loss at top 30, %')
-        axis.set_title(part['name'])
-    axes[0].legend()
-    save(figure, path)
+    heights = {
+        model: lambda row, model=model: 100 * row['models'][model]['loss_30']['mean']
+        for model in MODELS
+    }
+    plot_bars(found, path, 'loss at top 30, %', heights)

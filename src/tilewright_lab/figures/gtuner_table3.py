@@ -50,10 +50,10 @@ from tilewright.store.choices import GPU_DECIDES, code_version
 from tilewright.targets.gpu import tuning as measure
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.tuning import How, is_searched
-from tilewright_lab.compare.gpu_duel import Entrant
 from tilewright_lab.compare.gpu_networks import OURS, Subject, duel
 from tilewright_lab.figures import gtuner_table3_text as tables
 from tilewright_lab.figures.figures import Options, place_of
+from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.torch_graph import COPIES
 
 ROUNDS = 10  # turns of timing a network
@@ -260,7 +260,7 @@ class _Bench:
         if network not in self.cores:
             graph = zoo.graph(network, **self.sizes(network))
             program = prepare(graph, None, None, GpuCost(self.device.machine), GPU_PASSES)
-            cores = (core(task.group) for task in program.tasks)
+            cores = (core(task.group, front=True) for task in program.tasks)
             self.cores[network] = frozenset(one.digest for one in cores if is_searched(one))
         return self.cores[network]
 

@@ -9,10 +9,11 @@ interrupted, and a changed model finds its samples there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import InputError
 from tilewright.machine.compiler import cache_dir, compiler, compiler_version
@@ -26,7 +27,7 @@ from tilewright.store.records import package_version
 from tilewright_lab.figures.collect import collect, finals
 from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, read
 from tilewright_lab.figures.evaluate import deciding
-from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.figures import Options, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,40 @@ def source(options: Options) -> Iterator[Source]:
     head = DataSet(machine, options.threads, options.seed, versions)
     with Recorder(data_file(head), head) as recorder:
         yield Source(machine, recorder.data, recorder.path, recorder)
+
+
+def figure(
+    options: Options, retime: bool, row_of: Callable[[Priced, Source], dict],
+    line: Callable[[dict], str], more: Callable[[list[dict]], dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """A figure of MOpt for JSON: the rows of its layers, each said as soon as it is there, and
+    `more` that follows from them. What is finished comes out, also after an interrupt.
+    """
+    rows: list[dict] = []
+    interrupted = False
+    with source(options) as found:
+        try:
+            for priced in layers(options, found, retime):
+                row = row_of(priced, found)
+                rows.append(row)
+                options.report.say(line(row))
+        except KeyboardInterrupt:
+            interrupted = True
+        return {
+            'figure': options.name,
+            'layers_asked': options.layers,
+            'samples_asked': options.samples,
+            'threads': found.data.threads,
+            'seed': found.data.seed,
+            'machine': found.machine.to_json(),
+            'measured_on': found.data.machine.name,
+            'data': place_of(found.path),
+            'data_versions': found.data.versions,
+            'complete': not interrupted,
+            'interrupted': interrupted,
+            **more(rows),
+            'layers': rows,
+        }
 
 
 def data_file(head: DataSet) -> Path:

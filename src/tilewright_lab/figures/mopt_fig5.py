@@ -15,8 +15,8 @@ from typing import Any
 
 from tilewright.runtime.measure import moved
 from tilewright_lab.figures.evaluate import NOISE_FACTOR, TOPS, Evaluation, evaluate
-from tilewright_lab.figures.figures import Options, place_of
-from tilewright_lab.figures.measured import Priced, layers, source
+from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.measured import Priced, figure
 from tilewright_lab.figures.pictures import aligned, canvas, save, short
 
 PAPER_WORST_PERCENT = 4.5
@@ -28,31 +28,13 @@ TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 def run(options: Options) -> dict[str, Any]:
     """Measure (or read) the samples of every layer, and evaluate the model on them."""
-    rows: list[dict] = []
-    interrupted = False
-    with source(options) as found:
-        try:
-            for priced in layers(options, found, retime=True):
-                row = layer_json(priced, found.data.threads)
-                rows.append(row)
-                options.report.say(_line(row))
-        except KeyboardInterrupt:
-            interrupted = True
-        return {
-            'figure': options.name,
-            'layers_asked': options.layers,
-            'samples_asked': options.samples,
-            'threads': found.data.threads,
-            'seed': found.data.seed,
-            'machine': found.machine.to_json(),
-            'measured_on': found.data.machine.name,
-            'data': place_of(found.path),
-            'data_versions': found.data.versions,
-            'complete': not interrupted,
-            'interrupted': interrupted,
-            **summary(rows),
-            'layers': rows,
-        }
+    return figure(
+        options,
+        True,
+        lambda priced, found: layer_json(priced, found.data.threads),
+        _line,
+        summary,
+    )
 
 
 def layer_json(priced: Priced, threads: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from tilewright.machine.machine import Machine
 from tilewright_lab.figures.evaluate import spearman
-from tilewright_lab.figures.figures import Options, Reporter, place_of
-from tilewright_lab.figures.measured import Priced, layers, source
+from tilewright_lab.figures.figures import Options, Reporter
+from tilewright_lab.figures.measured import Priced, figure
 from tilewright_lab.figures.pictures import aligned, canvas, save, short
 from tilewright_lab.figures.replay import Traffic, traffic
 
@@ -30,31 +30,13 @@ SIMULATED = (
 
 def run(options: Options) -> dict[str, Any]:
     """Measure (or read) the samples of every layer, and simulate each of them."""
-    rows: list[dict] = []
-    interrupted = False
-    with source(options) as found:
-        try:
-            for priced in layers(options, found, retime=False):
-                row = layer_json(priced, found.machine, options.samples, options.report)
-                rows.append(row)
-                options.report.say(_line(row))
-        except KeyboardInterrupt:
-            interrupted = True
-        return {
-            'figure': options.name,
-            'layers_asked': options.layers,
-            'samples_asked': options.samples,
-            'threads': found.data.threads,
-            'seed': found.data.seed,
-            'machine': found.machine.to_json(),
-            'measured_on': found.data.machine.name,
-            'data': place_of(found.path),
-            'data_versions': found.data.versions,
-            'simulated': SIMULATED,
-            'complete': not interrupted,
-            'interrupted': interrupted,
-            'layers': rows,
-        }
+    return figure(
+        options,
+        False,
+        lambda priced, found: layer_json(priced, found.machine, options.samples, options.report),
+        _line,
+        lambda rows: {'simulated': SIMULATED},
+    )
 
 
 def layer_json(priced: Priced, machine: Machine, samples: int, report: Reporter) -> dict[str, Any]:

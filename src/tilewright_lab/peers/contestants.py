@@ -1,16 +1,21 @@
-"""The contestants: how PyTorch, ONNX Runtime, OpenVINO and our own kernel compute one layer.
+"""The table of contestants, and what each is given and gives: layers or networks, on CPU or GPU.
 
-Goes in: a `Job` (the problem, its float32 NCHW arrays, the output buffer, the thread count). Comes
-out: `Variant`, which can be called. A contestant yields several: its documented settings that may
-matter; peer_process.py times them and keeps the fastest. Each library is imported only here and in
-libraries.py, only in a process of its own, and only when it is a contestant.
+A contestant is a row of `CONTESTANTS`: a name, what it can run, and a function by its name,
+'module:function', which is imported where the contestant runs:
+
+    work      device   the function                            where
+    layer     cpu      () -> (settings, Job -> Variant) each   a process of its own, process.py
+    network   cpu      the same with NetworkJob and -Variant   the same, network_process.py
+    layer     gpu      (session, ours) -> [Entrant]            the process of compare/gpu_duel.py
+    network   gpu      (subject, rivals) -> [Entrant], [row]   this one, compare/gpu_networks.py
+
+A contestant on a CPU yields several variants: its documented settings that may matter. All are
+timed, and the fastest is kept. `--against`, its help and its errors follow from this table.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,14 +27,11 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
-from tilewright.ops.pointwise import LEAKY_SLOPE
 from tilewright.runtime import verify
-from tilewright.runtime.callable import BuiltGroup
-from tilewright.runtime.cpu.kernel import Kernel, pool
-from tilewright_lab.peers import libraries
 
-# Longer than evicting the caches takes: our threads are awake then, as those of libraries are.
-SPIN_US = 20_000
+Arrays = dict[str, np.ndarray]
+OURS = 'tilewright'
+ORACLE = 'oracle'
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,280 +85,169 @@ class Variant:
     tuning_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkJob:
+    """One network to prepare.
+
+    model    the ONNX file
+    zoo      the arguments of `zoo.torch_module`, where the network is one of the zoo
+    outputs  buffers to write results into, by name; those of the oracle are empty
+    options  what our own contestant is told; `progress` is told what is done
+    """
+
+    model: Path
+    zoo: Mapping[str, Any] | None
+    inputs: Arrays
+    outputs: Arrays
+    threads: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, int, int], object] = lambda what, done, total: None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkVariant:
+    """A contestant with one choice of settings. `run` computes the network once, `result` gives
+    the answers of the last run, `algorithm` what the library says it does."""
+
+    job: NetworkJob
+    run: Callable[[], object]
+    result: Callable[[], Arrays]
+    algorithm: Callable[[], str] = lambda: ''
+
+
+@dataclass(slots=True)
+class Entrant:
+    """One contestant, ready: `time(repeats)` in seconds for each, `answer()` in NCHW.
+
+    keep   what a captured graph reads and writes has to live as long as the graph
+    """
+
+    name: str
+    time: Callable[[int], list[float]]
+    answer: Callable[[], np.ndarray]
+    settings: dict[str, Any] = field(default_factory=dict)
+    tuning_s: float | None = None
+    close: Callable[[], object] = lambda: None
+    turns: list[list[float]] = field(default_factory=list)
+    verdict: dict = field(default_factory=dict)
+    keep: object = None
+
+    def to_json(self) -> dict:
+        samples = [s for turn in self.turns for s in turn]
+        return {
+            'name': self.name,
+            'settings': self.settings,
+            'tuning_s': self.tuning_s,
+            'median_us': 1e6 * statistics.median(samples) if samples else None,
+            'samples_us': [[1e6 * s for s in turn] for turn in self.turns],
+            **self.verdict,
+        }
+
+
 Variants = Iterator[tuple[dict[str, Any], Callable[[Job], Variant]]]
+NetworkVariants = Iterator[tuple[dict[str, Any], Callable[[NetworkJob], NetworkVariant]]]
 
 
-def torch_variants() -> Variants:
-    torch: Any = import_module('torch')
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A row of the table: one contestant on one kind of work.
 
-    torch.set_grad_enabled(False)
-    torch.set_num_interop_threads(1)
-    yield {'mode': 'plain'}, _torch_plain
-    yield {'mode': 'channels_last'}, _torch_channels_last
-    if torch.backends.mkldnn.is_available():
-        yield {'mode': 'prepacked (mkldnn reordered weights)'}, _torch_prepacked
-    yield {'mode': 'traced, frozen, optimize_for_inference'}, _torch_frozen
+    function   'module:function', as the module's docstring says
+    packages   what it needs, and `extra` the extra of this package that brings it
+    peer       False for ours, and for the oracle that answers are checked against
+    tuned      it searches by measuring, for minutes: it takes part only when asked for by name
+    reads      whether it takes .onnx files; others run networks of the zoo alone
+    """
 
+    function: str
+    packages: tuple[str, ...] = ()
+    extra: str = 'bench'
+    peer: bool = True
+    tuned: bool = False
+    reads: bool = False
 
-def _torch_parts(job: Job) -> tuple[Any, Any, Any, dict[str, Any], Callable[[Any], Any]]:
-    """Tensors, convolution arguments and the epilogue; asymmetric padding is a step of its own."""
-    torch: Any = import_module('torch')
-    functional = torch.nn.functional
-
-    torch.set_num_threads(job.threads)
-    conv = job.conv
-    x, weight = (torch.from_numpy(job.arrays[name]) for name in ('In', 'Ker'))
-    bias = torch.from_numpy(job.arrays['Bias']) if conv.bias else None
-    top, left, bottom, right = conv.pad
-    symmetric = (top, left) == (bottom, right)
-    arguments = {
-        'stride': conv.stride,
-        'padding': (top, left) if symmetric else (0, 0),
-        'dilation': conv.dilation,
-        'groups': conv.groups,
-    }
-    after = {
-        None: lambda y: y,
-        'relu': torch.relu_,
-        'relu6': lambda y: functional.hardtanh(y, 0.0, 6.0, inplace=True),
-        'leaky_relu': lambda y: functional.leaky_relu(y, LEAKY_SLOPE, inplace=True),
-        'sigmoid': torch.sigmoid_,
-        'tanh': torch.tanh_,
-        'silu': lambda y: functional.silu(y, inplace=True),
-    }[conv.activation]
-    if not symmetric:
-        arguments['pad'] = (left, right, top, bottom)
-    return x, weight, bias, arguments, after
+    def load(self) -> Callable[..., Any]:
+        return imported(self.function)
 
 
-def _torch_variant(job: Job, call: Callable[[], Any]) -> Variant:
-    run, result = libraries.torch_run(call)
-    return Variant(job, run, result, lambda: _onednn_says(run))
+def imported(function: str) -> Callable[..., Any]:
+    """'module:function' -> the function."""
+    module, _, name = function.partition(':')
+    return getattr(import_module(module), name)
 
 
-def _padded(arguments: dict[str, Any]) -> Callable[[Any], Any]:
-    functional: Any = import_module('torch.nn.functional')
-
-    pad = arguments.pop('pad', None)
-    return (lambda x: x) if pad is None else (lambda x: functional.pad(x, pad))
-
-
-def _torch_plain(job: Job) -> Variant:
-    functional: Any = import_module('torch.nn.functional')
-
-    x, weight, bias, arguments, after = _torch_parts(job)
-    pad = _padded(arguments)
-    return _torch_variant(job, lambda: after(functional.conv2d(pad(x), weight, bias, **arguments)))
-
-
-def _torch_channels_last(job: Job) -> Variant:
-    torch: Any = import_module('torch')
-    functional = torch.nn.functional
-
-    x, weight, bias, arguments, after = _torch_parts(job)
-    pad, layout = _padded(arguments), torch.channels_last
-    weight = weight.contiguous(memory_format=layout)
-
-    def call() -> Any:
-        blocked = pad(x).contiguous(memory_format=layout)
-        return after(functional.conv2d(blocked, weight, bias, **arguments))
-
-    return _torch_variant(job, call)
-
-
-def _torch_prepacked(job: Job) -> Variant:
-    torch: Any = import_module('torch')
-
-    x, weight, bias, arguments, after = _torch_parts(job)
-    pad = _padded(arguments)
-    padding, stride, dilation, groups = (
-        list(arguments['padding']),
-        list(arguments['stride']),
-        list(arguments['dilation']),
-        arguments['groups'],
-    )
-    packed = torch.ops.mkldnn._reorder_convolution_weight(
-        weight, padding, stride, dilation, groups, list(pad(x).shape)
-    )
-
-    def call() -> Any:
-        y = torch.ops.mkldnn._convolution_pointwise(
-            pad(x), packed, bias, padding, stride, dilation, groups, 'none', [], ''
-        )
-        return after(y)
-
-    return _torch_variant(job, call)
-
-
-def _torch_frozen(job: Job) -> Variant:
-    torch: Any = import_module('torch')
-    functional = torch.nn.functional
-
-    x, weight, bias, arguments, after = _torch_parts(job)
-    pad = _padded(arguments)
-
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(weight, requires_grad=False)
-            self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
-
-        def forward(self, x: Any) -> Any:
-            return after(functional.conv2d(pad(x), self.weight, self.bias, **arguments))
-
-    traced = torch.jit.trace(Layer().eval(), x, check_trace=False)
-    frozen: Any = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
-    return _torch_variant(job, lambda: frozen(x))
-
-
-def _onednn_says(run: Callable[[], object]) -> str:
-    """The implementation that oneDNN names for the convolution in one verbose call."""
-    torch: Any = import_module('torch')
-
-    with tempfile.TemporaryFile() as log:
-        sys.stdout.flush()
-        saved = os.dup(1)
-        os.dup2(log.fileno(), 1)
-        try:
-            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-                run()
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
-        log.seek(0)
-        lines = log.read().decode(errors='replace').splitlines()
-    words = [line.split(',') for line in lines if ',exec,' in line and ',convolution,' in line]
-    return words[0][words[0].index('convolution') + 1] if words else 'aten (no oneDNN call)'
-
-
-def onnx_model(job: Job) -> bytes:
-    """The layer as an ONNX model with constant weights."""
-    onnx: Any = import_module('onnx')
-    helper, numpy_helper = onnx.helper, onnx.numpy_helper
-
-    conv = job.conv
-    names = ['x', 'w', 'b'] if conv.bias else ['x', 'w']
-    last = 'y' if conv.activation is None else 'acc'
-    nodes = [
-        helper.make_node(
-            'Conv', names, [last], kernel_shape=[conv.r, conv.s], strides=list(conv.stride),
-            pads=list(conv.pad), dilations=list(conv.dilation), group=conv.groups,
-        )
-    ]  # fmt: skip
-    weights = [numpy_helper.from_array(job.arrays['Ker'], 'w')]
-    if conv.bias:
-        weights.append(numpy_helper.from_array(job.arrays['Bias'], 'b'))
-    if conv.activation == 'relu6':
-        for name, value in (('low', 0.0), ('high', 6.0)):
-            weights.append(numpy_helper.from_array(np.float32(value), name))
-        nodes.append(helper.make_node('Clip', ['acc', 'low', 'high'], ['y']))
-    elif conv.activation == 'leaky_relu':
-        nodes.append(helper.make_node('LeakyRelu', ['acc'], ['y'], alpha=LEAKY_SLOPE))
-    elif conv.activation == 'silu':
-        nodes.append(helper.make_node('Sigmoid', ['acc'], ['gate']))
-        nodes.append(helper.make_node('Mul', ['acc', 'gate'], ['y']))
-    elif conv.activation is not None:
-        nodes.append(helper.make_node(conv.activation.capitalize(), ['acc'], ['y']))
-    x, y = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (('x', job.arrays['In'].shape), ('y', job.out.shape))
-    )
-    graph = helper.make_graph(nodes, 'layer', [x], [y], weights)
-    opset = helper.make_opsetid('', 17)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
-
-
-def onnxruntime_variants() -> Variants:
-    for settings in libraries.onnxruntime_settings():
-        yield settings, lambda job, settings=settings: _onnxruntime(job, settings)
-
-
-def _onnxruntime(job: Job, settings: Mapping[str, Any]) -> Variant:
-    def session(path: str = '') -> Any:
-        entries = {libraries.SPINNING: settings[libraries.SPINNING]}
-        return libraries.onnxruntime_session(model, job.threads, entries, optimized_to=path)
-
-    def algorithm() -> str:
-        """MLAS does not say which kernel it takes, only the layout; none of them is Winograd's."""
-        onnx: Any = import_module('onnx')
-
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / 'optimized.onnx')
-            session(path)
-            nodes = onnx.load(path).graph.node
-        blocked = any(n.op_type == 'Conv' and 'nchwc' in n.domain for n in nodes)
-        return 'mlas_nchwc' if blocked else 'mlas_nchw'
-
-    model = onnx_model(job)
-    chosen = session()
-    binding = chosen.io_binding()
-    x, y = job.arrays['In'], job.out
-    binding.bind_input('x', 'cpu', 0, np.float32, x.shape, x.ctypes.data)
-    binding.bind_output('y', 'cpu', 0, np.float32, y.shape, y.ctypes.data)
-    return Variant(job, lambda: chosen.run_with_iobinding(binding), lambda: job.out, algorithm)
-
-
-def openvino_variants() -> Variants:
-    for settings in libraries.openvino_settings():
-        yield settings, lambda job, settings=settings: _openvino(job, settings)
-
-
-def _openvino(job: Job, settings: dict[str, Any]) -> Variant:
-    ov: Any = import_module('openvino')
-
-    compiled = libraries.openvino_compiled(onnx_model(job), job.threads, settings)
-    request = compiled.create_infer_request()
-    request.set_input_tensor(ov.Tensor(job.arrays['In'], shared_memory=True))
-    request.set_output_tensor(ov.Tensor(job.out, shared_memory=True))
-
-    return Variant(
-        job,
-        libraries.openvino_run(request),
-        lambda: job.out,
-        lambda: next(libraries.openvino_primitives(compiled), ''),
-    )
-
-
-def tilewright_variants() -> Variants:
-    yield {'TILEWRIGHT_SPIN_US': SPIN_US}, _tilewright
-
-
-def _tilewright(job: Job) -> Variant:
-    pool().tw_pool_spin(SPIN_US)
-    built = BuiltGroup(Kernel.load(Path(job.library or ''), job.group), job.group, job.constants)
-    inputs = tuple(job.inputs[t.name] for t in job.group.with_role('input'))
-    return Variant(
-        job,
-        lambda: built(*inputs, out=job.out),
-        lambda: job.out,
-        lambda: f'tilewright_{job.algorithm}',
-    )
-
-
-def tvm_variants() -> Variants:
-    from tilewright_lab.peers.tvm import tuned
-
-    yield {'search': 'MetaSchedule', 'cost_model': 'xgb'}, tuned
-
-
-# Name -> (what gives its variants, packages that it needs). A text 'module:function' is imported
-# where the contestant runs, in a process of its own.
-CONTESTANTS: dict[str, tuple[Callable[[], Variants] | str, tuple[str, ...]]] = {
-    'torch': (torch_variants, ('torch',)),
-    'onnxruntime': (onnxruntime_variants, ('onnxruntime', 'onnx')),
-    'openvino': (openvino_variants, ('openvino', 'onnx')),
-    'tvm': (tvm_variants, ('tvm', 'xgboost')),
-    'tilewright': (tilewright_variants, ()),
+Place = tuple[str, str]  # (work, device)
+PLACES: dict[Place, str] = {
+    ('layer', 'cpu'): 'layers', ('network', 'cpu'): 'networks', ('layer', 'gpu'): 'a GPU',
+    ('network', 'gpu'): 'networks of a GPU',
+}  # fmt: skip
+_LAYERS = 'tilewright_lab.peers.layers'
+_NETWORKS = 'tilewright_lab.peers.networks'
+_GPU_LAYERS = 'tilewright_lab.peers.gpu_layers'
+_GPU_NETWORKS = 'tilewright_lab.peers.gpu_networks'
+CONTESTANTS: dict[Place, dict[str, Registration]] = {
+    ('layer', 'cpu'): {
+        'torch': Registration(f'{_LAYERS}:torch_variants', ('torch',), 'torch'),
+        'onnxruntime': Registration(f'{_LAYERS}:onnxruntime_variants', ('onnxruntime', 'onnx')),
+        'openvino': Registration(f'{_LAYERS}:openvino_variants', ('openvino', 'onnx')),
+        'tvm': Registration(f'{_LAYERS}:tvm_variants', ('tvm', 'xgboost'), tuned=True),
+        OURS: Registration(f'{_LAYERS}:tilewright_variants', peer=False),
+    },
+    ('network', 'cpu'): {
+        'torch': Registration(f'{_NETWORKS}:torch_variants', ('torch',), 'torch'),
+        'torch-compile': Registration(f'{_NETWORKS}:torch_compile_variants', ('torch',), 'torch'),
+        'onnxruntime': Registration(
+            f'{_NETWORKS}:onnxruntime_variants', ('onnxruntime',), reads=True
+        ),
+        'openvino': Registration(f'{_NETWORKS}:openvino_variants', ('openvino',), reads=True),
+        ORACLE: Registration(f'{_NETWORKS}:oracle_variants', ('onnxruntime',), peer=False),
+        OURS: Registration(f'{_NETWORKS}:tilewright_variants', peer=False, reads=True),
+    },
+    ('layer', 'gpu'): {
+        'cudnn': Registration(f'{_GPU_LAYERS}:cudnn'),
+        'cudnn_tf32': Registration(f'{_GPU_LAYERS}:cudnn_tf32'),
+        'inductor': Registration(f'{_GPU_LAYERS}:inductor', tuned=True),
+        'general': Registration(f'{_GPU_LAYERS}:general'),
+        'cuda': Registration(f'{_GPU_LAYERS}:cuda'),
+        'opencl': Registration(f'{_GPU_LAYERS}:opencl'),
+    },
+    ('network', 'gpu'): {
+        'torch': Registration(f'{_GPU_NETWORKS}:torch'),
+        'inductor': Registration(f'{_GPU_NETWORKS}:inductor', tuned=True),
+    },
 }
 
 
-def register(name: str, variants: str, packages: tuple[str, ...] = ()) -> None:
-    """Add a peer by the name of a function, 'module:function', that its process imports."""
-    module, _, function = variants.partition(':')
-    if not module or not function:
-        raise InputError(f'variants is {variants!r}; give the name of a function, module:function')
-    CONTESTANTS[name] = (variants, packages)
+def table_of(work: str = 'layer', device: str = 'cpu') -> dict[str, Registration]:
+    """The contestants on one kind of work, by name."""
+    if (work, device) not in CONTESTANTS:
+        known = ', '.join(map('/'.join, CONTESTANTS))
+        raise InputError(f'there are no contestants on {work}/{device}; choose from {known}')
+    return CONTESTANTS[work, device]
 
 
-def unregister(name: str) -> None:
-    del CONTESTANTS[name]
+def register(
+    name: str, function: str, packages: tuple[str, ...] = (), work: str = 'layer',
+    device: str = 'cpu', **more: Any,
+) -> None:  # fmt: skip
+    """Add a peer by the name of a function, 'module:function'; `more` are fields of its row."""
+    module, _, attribute = function.partition(':')
+    if not module or not attribute:
+        raise InputError(f'function is {function!r}; give the name of a function, module:function')
+    table_of(work, device)[name] = Registration(function, packages, **more)
+
+
+def unregister(name: str, work: str = 'layer', device: str = 'cpu') -> None:
+    del table_of(work, device)[name]
+
+
+def peer_names(work: str = 'layer', device: str = 'cpu') -> tuple[str, ...]:
+    """All peers on one kind of work, those that were registered included."""
+    return tuple(name for name, row in table_of(work, device).items() if row.peer)
+
+
+def peers_help() -> str:
+    """All peers, for people."""
+    return '; '.join(
+        f'on {said}: {", ".join(peer_names(*place))}' for place, said in PLACES.items()
+    )

@@ -34,7 +34,7 @@ import numpy as np
 from tilewright.errors import CompilerError, MissingError
 from tilewright.machine.compiler import cache_dir
 from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_word
-from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.inductor_process import FAILED, OK, TOO_LARGE, Marks, sentence
 
 FILL_S = 150.0

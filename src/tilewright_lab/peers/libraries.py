@@ -2,7 +2,7 @@
 
 Goes in: a model, the thread count, settings. Comes out: sessions of ONNX Runtime, compiled models
 of OpenVINO, calls of PyTorch; and the settings of each that may matter, of which a contestant tries
-all (contestants.py, network_contestants.py). A library is imported in the functions that use it.
+all (layers.py, networks.py). A library is imported in the functions that use it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from importlib import import_module
 from typing import Any
 
 SPINNING = 'session.intra_op.allow_spinning'
+# Of our own threads. Longer than evicting the caches takes: they are awake then, as those of
+# libraries are.
+SPIN_US = 20_000
 
 
 def onnxruntime_settings() -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
-"""One contestant on networks in a process of its own: `-m tilewright_lab.peers.network_process
-NAME`.
+"""One contestant on networks in a process of its own: `-m tilewright_lab.peers.network_process`.
 
-It is asked as `peer_process` is, in JSON lines; arrays go through files:
+It is started and asked as process.py is, in JSON lines; arrays go through files:
 
     {"do": "prepare", "model": "x.onnx", "zoo": {...} or null, "inputs": "x.npz",
      "outputs": {"scores": [[1, 1000], "float32"]}, "threads": 2, "options": {...}}
@@ -9,8 +8,6 @@ It is asked as `peer_process` is, in JSON lines; arrays go through files:
       -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
     {"do": "answer", "path": "y.npz"}     one call into poisoned outputs, which are written there
     {"do": "time", "repeats": 20, "warm": 3, "flush": false}  -> {"status": "ok", "samples_ms": ..}
-
-Our own contestant is started from above this package, by a server with variants of its own.
 """
 
 from __future__ import annotations
@@ -20,21 +17,15 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.runtime import verify
-from tilewright_lab.peers import process as peer_process
-from tilewright_lab.peers.networks import (
-    CONTESTANTS,
-    Arrays,
-    Make,
-    NetworkJob,
-    NetworkVariant,
-)
-from tilewright_lab.peers.process import Server, Trial, estimate, fastest
+from tilewright_lab.peers.contestants import Arrays, NetworkJob, NetworkVariant
+from tilewright_lab.peers.process import Server, Trial, estimate, fastest, main
 
 
 def save(path: str | Path, arrays: Arrays) -> None:
@@ -58,7 +49,7 @@ def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, A
     """The fastest variant of a network, and the report: with the seconds until its first answer."""
     numbers = itertools.count()
 
-    def attempt(make: Make) -> Trial:
+    def attempt(make: Callable[[NetworkJob], NetworkVariant]) -> Trial:
         job.progress('trying settings', next(numbers), len(variants))
         gc.collect()  # networks are large: one that was given up is gone before the next is built
         begin = time.perf_counter()
@@ -79,8 +70,6 @@ def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, A
 
 class NetworkServer(Server):
     """Networks: models and arrays from files."""
-
-    contestants = CONTESTANTS
 
     def prepare(
         self,
@@ -110,4 +99,4 @@ class NetworkServer(Server):
 
 
 if __name__ == '__main__':
-    peer_process.main(sys.argv[1:], NetworkServer)
+    main(sys.argv[1:], NetworkServer)

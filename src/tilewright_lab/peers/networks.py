@@ -1,9 +1,8 @@
-"""The contestants on whole networks: PyTorch, torch.compile, ONNX Runtime and OpenVINO.
+"""How PyTorch, torch.compile, ONNX Runtime, OpenVINO and we ourselves run a network on a CPU.
 
 Goes in: a `NetworkJob` (the model, its inputs, the output buffers, the thread count). Comes out:
-`NetworkVariant`, which can be called. As with layers (contestants.py), a contestant yields several:
-its documented settings that may matter; network_process.py times them and keeps the fastest. Each
-library is imported only here and in libraries.py, only in a process of its own.
+`NetworkVariant`, which can be called; contestants.py has the table. Each library is imported only
+here and in libraries.py, only in a process of its own.
 
 PyTorch cannot read ONNX files, so it takes part in networks of the zoo alone, by the module that is
 made from the same layers and weights.
@@ -13,59 +12,21 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tilewright import zoo
 from tilewright.errors import InputError
+from tilewright.runtime.cpu.kernel import pool
+from tilewright.runtime.measure import Progress
 from tilewright_lab.peers import libraries
-
-Arrays = dict[str, np.ndarray]
-ORACLE = 'oracle'
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkJob:
-    """One network to prepare.
-
-    model    the ONNX file
-    zoo      the arguments of `zoo.torch_module`, where the network is one of the zoo
-    outputs  buffers to write results into, by name; those of the oracle are empty
-    options  what our own contestant is told; `progress` is told what is done
-    """
-
-    model: Path
-    zoo: Mapping[str, Any] | None
-    inputs: Arrays
-    outputs: Arrays
-    threads: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    progress: Callable[[str, int, int], object] = lambda what, done, total: None
+from tilewright_lab.peers.contestants import Arrays, NetworkJob, NetworkVariant, NetworkVariants
+from tilewright_lab.peers.libraries import SPIN_US
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkVariant:
-    """A contestant with one choice of settings. `run` computes the network once, `result` gives
-    the answers of the last run, `algorithm` what the library says it does."""
-
-    job: NetworkJob
-    run: Callable[[], object]
-    result: Callable[[], Arrays]
-    algorithm: Callable[[], str] = lambda: ''
-
-
-Make = Callable[[NetworkJob], NetworkVariant]
-Variants = Iterator[tuple[dict[str, Any], Make]]
-
-
-def torch_variants() -> Variants:
+def torch_variants() -> NetworkVariants:
     torch: Any = import_module('torch')
 
     torch.set_num_interop_threads(1)
@@ -75,7 +36,7 @@ def torch_variants() -> Variants:
             yield settings, lambda job, settings=settings: _torch(job, settings)
 
 
-def torch_compile_variants() -> Variants:
+def torch_compile_variants() -> NetworkVariants:
     for mode in ('default', 'max-autotune'):
         settings = {
             'backend': 'inductor', 'mode': mode, 'freezing': True, 'memory_format': 'contiguous'
@@ -129,7 +90,7 @@ def _torch_call(torch: Any, module: Any, image: Any, settings: Mapping[str, Any]
     return frozen
 
 
-def onnxruntime_variants() -> Variants:
+def onnxruntime_variants() -> NetworkVariants:
     for settings in libraries.onnxruntime_settings():
         yield settings, lambda job, settings=settings: _onnxruntime(job, settings)
 
@@ -146,7 +107,7 @@ def _onnxruntime(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant
     )
 
 
-def oracle_variants() -> Variants:
+def oracle_variants() -> NetworkVariants:
     """What is right: ONNX Runtime without its optimisations, into arrays of its own."""
     yield {'optimizations': False}, _oracle
 
@@ -162,7 +123,7 @@ def _oracle(job: NetworkJob) -> NetworkVariant:
     return NetworkVariant(job, run, lambda: kept[0])
 
 
-def openvino_variants() -> Variants:
+def openvino_variants() -> NetworkVariants:
     for settings in libraries.openvino_settings():
         yield settings, lambda job, settings=settings: _openvino(job, settings)
 
@@ -186,37 +147,29 @@ def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
     return NetworkVariant(job, run, lambda: job.outputs, algorithm)
 
 
-Contestants = Mapping[str, tuple[Callable[[], Variants], tuple[str, ...]]]
-CONTESTANTS: Contestants = {
-    'torch': (torch_variants, ('torch',)),
-    'torch-compile': (torch_compile_variants, ('torch',)),
-    'onnxruntime': (onnxruntime_variants, ('onnxruntime',)),
-    'openvino': (openvino_variants, ('openvino',)),
-    ORACLE: (oracle_variants, ('onnxruntime',)),
-}
-PEERS = tuple(name for name in CONTESTANTS if name != ORACLE)
-FROM_FILES = ('onnxruntime', 'openvino')  # those that read ONNX files
-_EXTRA = {'torch': 'torch', 'onnxruntime': 'bench', 'openvino': 'bench'}
+def tilewright_variants() -> NetworkVariants:
+    """Ours: compiled in the process that is timed, as the peers are."""
+    yield {'TILEWRIGHT_SPIN_US': SPIN_US}, _tilewright
 
 
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names in order, each known; the same name twice is once."""
-    chosen = tuple(dict.fromkeys(names))
-    for name in chosen:
-        if name not in PEERS:
-            raise InputError(
-                f'peer {name!r} is not known on networks; choose from {", ".join(PEERS)}'
-            )
-    return chosen
+def _tilewright(job: NetworkJob) -> NetworkVariant:
+    """`options` of the job are those of `tilewright.compile`: tune, trials, max_rel_err."""
+    from tilewright.network.compile import compile as compile_network
 
+    def tell(state: Progress) -> None:
+        job.progress(state.stage, state.done, state.total)
 
-def absence(name: str) -> str:
-    """A sentence that says what is missing for a peer, '' when it is installed."""
-    _, packages = CONTESTANTS[name]
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            return (
-                f'peer {name} needs the package {package}, which is not installed; '
-                f"pip install 'tilewright[{_EXTRA[package]}]'"
-            )
-    return ''
+    pool().tw_pool_spin(SPIN_US)
+    network = compile_network(
+        job.model,
+        threads=job.threads,
+        shapes={name: array.shape for name, array in job.inputs.items()},
+        check=False,  # answers are compared with the peers'
+        progress=tell,
+        **job.options,
+    )
+    schemas = Counter(network.kernels[task.digest].schedule.schema for task in network.tasks)
+    said = ', '.join(f'{count} x {schema}' for schema, count in sorted(schemas.items()))
+    return NetworkVariant(
+        job, lambda: network.run(job.inputs, job.outputs), lambda: job.outputs, lambda: said
+    )

@@ -1,9 +1,9 @@
 """The parent's side of contestants: each in a process of its own, stopped unless it is asked.
 
-Goes in: names. Comes out: `Peer`, whose `ask` lets its process run (SIGCONT), exchanges one request
-and one reply, and stops it again (SIGSTOP). So at most one contestant ever runs, and its thread
-pool cannot steal time from another's, however it spins. Nothing is left in a pipe while it is
-stopped.
+Goes in: names of contestants.py's table. Comes out: `Peer`, whose `ask` lets its process run
+(SIGCONT), exchanges one request and one reply, and stops it again (SIGSTOP). So at most one
+contestant ever runs, and its thread pool cannot steal time from another's, however it spins.
+Nothing is left in a pipe while it is stopped.
 
 A contestant that is not installed, fails, crashes or hangs raises `PeerError`, which names it. One
 that needs an environment of its own (tvm) is run by that environment's interpreter.
@@ -25,13 +25,13 @@ from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
 from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_word
 from tilewright_lab.peers import tvm_environment
-from tilewright_lab.peers.contestants import CONTESTANTS
+from tilewright_lab.peers.contestants import PLACES, peer_names, table_of
 
-OURS = 'tilewright'
-# Peers that search by measuring before they can compute, for minutes: only when asked for by name.
-TUNED = ('tvm',)
 START_LIMIT_S = 120.0
-_EXTRA = {'torch': 'torch', 'onnxruntime': 'bench', 'openvino': 'bench'}
+MODULES = {
+    'layer': 'tilewright_lab.peers.process',
+    'network': 'tilewright_lab.peers.network_process',
+}
 _STOP_LIMIT_S = 10.0
 
 
@@ -43,31 +43,30 @@ class PeerError(TilewrightError):
         self.name, self.status, self.message = name, status, message
 
 
-def peer_names() -> tuple[str, ...]:
-    """All peers, those that were registered included."""
-    return tuple(name for name in CONTESTANTS if name != OURS)
-
-
-def check_names(names: Iterable[str]) -> tuple[str, ...]:
+def check_names(
+    names: Iterable[str], work: str = 'layer', device: str = 'cpu'
+) -> tuple[str, ...]:  # fmt: skip
     """Names in order, each known; the same name twice is once."""
-    chosen = tuple(dict.fromkeys(names))
+    chosen, known = tuple(dict.fromkeys(names)), peer_names(work, device)
     for name in chosen:
-        if name not in peer_names():
-            known = ', '.join(peer_names())
-            raise InputError(f'peer {name!r} is not known; choose from {known}')
+        if name not in known:
+            where = PLACES[work, device]
+            raise InputError(
+                f'peer {name!r} is not known on {where}; choose from {", ".join(known)}'
+            )
     return chosen
 
 
-def absence(name: str) -> str:
-    """A sentence that says what is missing for a peer, '' when it is installed."""
+def absence(name: str, work: str = 'layer') -> str:
+    """A sentence that says what is missing for a peer on a CPU, '' when it is installed."""
     if name == 'tvm':
         return tvm_environment.absence()
-    _, packages = CONTESTANTS[name]
-    for package in packages:
+    row = table_of(work)[name]
+    for package in row.packages:
         if importlib.util.find_spec(package) is None:
             return (
                 f'peer {name} needs the package {package}, which is not installed; '
-                f"pip install 'tilewright[{_EXTRA.get(name, 'bench')}]'"
+                f"pip install 'tilewright[{row.extra}]'"
             )
     return ''
 
@@ -82,9 +81,11 @@ def process_state(pid: int) -> str:
 class Peer:
     """One contestant's process, started by the first request and again after each death."""
 
-    def __init__(self, name: str, threads: int, *, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, name: str, threads: int, *, work: str = 'layer', command: Sequence[str] | None = None
+    ) -> None:
         """`command` replaces the process that is started, for contestants from elsewhere."""
-        self.name, self.threads = name, threads
+        self.name, self.threads, self.work = name, threads, work
         self.versions: dict[str, str] = {}
         self._command = command
         self._child: Child | None = None
@@ -132,15 +133,17 @@ class Peer:
         return reply
 
     def _start(self) -> None:
-        sentence = '' if self._command else absence(self.name)
+        sentence = '' if self._command else absence(self.name, self.work)
         if sentence:
             raise PeerError(self.name, 'missing', sentence)
-        words = ['-P', '-m', 'tilewright_lab.peers.process', self.name, parent_word()]
-        variants = CONTESTANTS[self.name][0] if self.name in CONTESTANTS else ''
-        words += [variants] if isinstance(variants, str) and variants else []
+        command, function = self._command, ''
+        if command is None:
+            row = table_of(self.work)[self.name]
+            function = row.function
+            words = ['-P', '-m', MODULES[self.work], parent_word(), function, *row.packages]
+            command = [_interpreter(self.name), *words]
         self._child = Child(
-            command=self._command or [_interpreter(self.name), *words],
-            environment=_environment(self.name, self.threads),
+            command=command, environment=_environment(self.name, function, self.threads)
         )
         greeting = self._receive(START_LIMIT_S)
         if greeting.get('status') != 'ok':
@@ -188,7 +191,7 @@ def _interpreter(name: str) -> str:
     return sys.executable if foreign is None else str(foreign)
 
 
-def _environment(name: str, threads: int) -> dict[str, str]:
+def _environment(name: str, function: str, threads: int) -> dict[str, str]:
     """What every contestant's process gets.
 
     The C allocator keeps the pages that it has: a library that allocates its result in each call
@@ -196,7 +199,7 @@ def _environment(name: str, threads: int) -> dict[str, str]:
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('DNNL_', 'ONEDNN_', 'OMP_'))}
     paths = [package_paths()['PYTHONPATH']]
-    if isinstance(CONTESTANTS.get(name, ('', ()))[0], str):
+    if not function.startswith('tilewright_lab.'):
         paths += filter(None, sys.path)  # where a registered one is found by us
     if name == 'tvm':
         # Packages of this interpreter are not for another one; this package alone is.

@@ -1,4 +1,4 @@
-"""One contestant in a process of its own: `python -m tilewright_lab.peers.process NAME`.
+"""One contestant on layers in a process of its own: `python -m tilewright_lab.peers.process`.
 
 Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting):
 
@@ -14,18 +14,15 @@ Goes in, as JSON lines on standard input; comes out, one JSON line for each (fir
 
 Everyone gets the same float32 NCHW arrays, is called from Python, and leaves an NCHW result;
 weights are constant and may be packed ahead. When a layer is prepared, all variants of a contestant
-(contestants.py) are timed briefly; the fastest is kept, and what was tried is reported. What a
-library prints goes to the log, never into the replies.
+are timed briefly; the fastest is kept, and what was tried is reported. What a library prints goes
+to the log, never into the replies. Arguments are those of `main`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -33,14 +30,15 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 
 from tilewright.errors import CheckError, TilewrightError
 from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
-from tilewright_lab.peers.contestants import CONTESTANTS, Job, Variant, register
+from tilewright.runtime.child import die_with
+from tilewright_lab.peers.contestants import Job, Variant, imported
 
 TRIAL_S = 0.15
 TRIAL_CALLS = 30
@@ -188,12 +186,12 @@ class Server:
     Servers add `prepare`, which sets both, and `answer`.
     """
 
-    contestants: ClassVar[Mapping[str, tuple[Callable[[], Iterable[Any]] | str, tuple[str, ...]]]]
-
-    def __init__(self, name: str, report: Callable[[str, int, int], object]) -> None:
-        self.report = report
-        start, self.packages = self.contestants[name]
-        self.variants = list((imported(start) if isinstance(start, str) else start)())
+    def __init__(
+        self, function: str, packages: Iterable[str], report: Callable[[str, int, int], object]
+    ) -> None:
+        """`function` gives the variants, by its name 'module:function'."""
+        self.report, self.packages = report, tuple(packages)
+        self.variants = list(imported(function)())
         for package in self.packages:
             __import__(package)
         self.job: Any = None
@@ -211,16 +209,8 @@ class Server:
         return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
 
 
-def imported(hook: str) -> Callable[[], Iterable[Any]]:
-    """'module:function' -> the function."""
-    module, _, function = hook.partition(':')
-    return getattr(importlib.import_module(module), function)
-
-
 class LayerServer(Server):
     """Layers: a convolution by its label, on random data by its seed."""
-
-    contestants = CONTESTANTS
 
     def prepare(
         self,
@@ -258,8 +248,9 @@ def sentence(error: Exception) -> str:
 
 
 def serve(
-    name: str, requests: IO[bytes], replies: IO[bytes], server_of: Callable[..., Any] = LayerServer
-) -> None:
+    server_of: Callable[..., Server], function: str, packages: Iterable[str],
+    requests: IO[bytes], replies: IO[bytes],
+) -> None:  # fmt: skip
     """Greet, then answer requests until the input ends: by the methods of a server."""
 
     def reply(answer: dict) -> None:
@@ -270,7 +261,7 @@ def serve(
         reply({'status': 'progress', 'what': what, 'done': done, 'total': total})
 
     try:
-        server = server_of(name, report)
+        server = server_of(function, packages, report)
         reply({'status': 'ok', **server.hello()})
     except Exception as error:
         reply({'status': 'failed', 'message': sentence(error)})
@@ -283,21 +274,15 @@ def serve(
             reply({'status': 'failed', 'message': sentence(error)})
 
 
-def main(words: list[str], server_of: Callable[..., Any] = LayerServer) -> None:
-    """The child. Arguments: a contestant, the parent's process id (0: do not watch it), and for one
-    that was registered 'module:function'.
+def main(words: list[str], server_of: Callable[..., Server] = LayerServer) -> None:
+    """The child. Arguments: the parent's process id (0: do not watch it), 'module:function' that
+    gives the contestant's variants, and the packages that it needs.
     """
-    name, parent = words[0], int(words[1]) if len(words) > 1 else 0
-    if parent and sys.platform == 'linux':
-        # A stopped process does not notice that its input has ended: be killed with the parent.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(0)
-    if len(words) > 2:
-        register(name, words[2])
+    parent, (function, *packages) = int(words[0]), words[1:]
+    die_with(parent)  # a stopped process does not notice that its input has ended
     requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
     os.dup2(2, 1)
-    serve(name, requests, replies, server_of)
+    serve(server_of, function, packages, requests, replies)
 
 
 if __name__ == '__main__':

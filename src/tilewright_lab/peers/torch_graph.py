@@ -1,25 +1,27 @@
-"""PyTorch on a GPU as a contestant: set up for float32, and a module as a CUDA graph that is timed.
+"""PyTorch on a GPU as a contestant: how it is set up, and its calls as a CUDA graph, timed.
 
-Goes in: a module and its input. Comes out: an `Entrant` (gpu_duel.py). A sample is `COPIES` replays
-between two events of the device, over their number: launching a graph is counted, Python is not.
+Goes in: a function without arguments. Comes out: an `Entrant` (contestants.py). A sample is some
+replays of the graph between two events of the device, over the number of calls: Python is not
+counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import MissingError
-from tilewright_lab.compare.gpu_duel import Entrant
+from tilewright_lab.peers.contestants import Entrant
 
-COPIES = 10
+COPIES = 10  # replays of a network in one sample: launching a graph is counted
 WARM_UP = 3
 
 
-def torch_on_gpu() -> Any:
-    """PyTorch without gradients and TF32, cuDNN in benchmark mode without a limit."""
+def torch_on_gpu(tf32: bool = False) -> Any:
+    """PyTorch without gradients, cuDNN in benchmark mode without a limit."""
     try:
         torch: Any = import_module('torch')
     except ImportError:
@@ -29,21 +31,42 @@ def torch_on_gpu() -> Any:
     torch.set_grad_enabled(False)
     cudnn = torch.backends.cudnn
     cudnn.benchmark, cudnn.benchmark_limit = True, 0
-    cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     return torch
 
 
-def replayed(torch: Any, name: str, module: Any, x: Any, settings: dict) -> Entrant:
-    """A module on an image as a CUDA graph."""
+def library_versions() -> dict[str, str]:
+    """Versions of PyTorch and what it brings; nothing where it cannot take part."""
+    try:
+        torch = torch_on_gpu()
+    except MissingError:
+        return {}
+    return {
+        'torch': torch.__version__,
+        'cudnn': str(torch.backends.cudnn.version()),
+        'torch_cuda': str(torch.version.cuda),
+    }
+
+
+def replayed(
+    torch: Any,
+    name: str,
+    run: Callable[[], Any],
+    settings: dict,
+    calls: int = 1,
+    replays: int = COPIES,
+) -> Entrant:
+    """A function of PyTorch as a CUDA graph of `calls` calls, `replays` times in a sample."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):  # benchmark mode chooses the algorithms here
-            module(x)
+            run()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
+    graph, result = torch.cuda.CUDAGraph(), None
     with torch.cuda.graph(graph):
-        result = module(x)
+        for _ in range(calls):
+            result = run()
 
     def time_it(repeats: int) -> list[float]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -52,16 +75,17 @@ def replayed(torch: Any, name: str, module: Any, x: Any, settings: dict) -> Entr
         seconds = []
         for _ in range(repeats):
             start.record()
-            for _ in range(COPIES):
+            for _ in range(replays):
                 graph.replay()
             end.record()
             torch.cuda.synchronize()
-            seconds.append(start.elapsed_time(end) * 1e-3 / COPIES)
+            seconds.append(start.elapsed_time(end) * 1e-3 / (calls * replays))
         return seconds
 
     def answer() -> np.ndarray:
         graph.replay()
         torch.cuda.synchronize()
+        assert result is not None
         return result.contiguous().cpu().numpy()
 
-    return Entrant(name, time_it, answer, {**settings, 'allow_tf32': False}, keep=(module, x))
+    return Entrant(name, time_it, answer, settings, keep=run)

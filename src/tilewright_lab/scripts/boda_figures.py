@@ -44,12 +44,12 @@ from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.suites import expand
-from tilewright.runtime.gpu.build import Compiler
 from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.runtime.worker import Answer
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import schedule_text
 from tilewright_lab.compare.first_choice import first_choice
+from tilewright_lab.compare.gpu_compiler import Compiler
 
 SESSION = ('-m', 'tilewright_lab.peers.gpu_runtimes')
 WITHIN = 1.10

@@ -10,15 +10,13 @@
         twice
 
 Run again with the same arguments until it says that nothing is left. Files: bench/results/h200/,
-one for each set and schema (src/tilewright_lab/collect/sets.py); rows are in a journal beside a
+one for each set and schema (src/tilewright_lab/collect/layers.py); rows are in a journal beside a
 file until the end of a run. plan, status and check need no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import tempfile
 import time
 from collections import Counter
@@ -26,19 +24,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright.machine.gpu import known_gpu
-from tilewright_lab.collect.layers import Flow
+from tilewright_lab.collect.compiled import compile_families, cubins
+from tilewright_lab.collect.layers import LAYERS, SHAPE, layout
 from tilewright_lab.collect.problems import (
     SAMPLED,
     TILES,
+    LayerSource,
     Problem,
-    Source,
+    families_of,
     layer_sources,
     train_sources,
-    units_of,
 )
 from tilewright_lab.collect.rows import read_rows
-from tilewright_lab.collect.sets import SHAPE, Sets, chunks
-from tilewright_lab.compare.gpu_measure import compile_units, cubins
+from tilewright_lab.collect.sets import chunks
+from tilewright_lab.scripts.collecting import (
+    check_on_host,
+    collect,
+    collector,
+    has_nvrtc,
+    parser_of,
+)
 
 KINDS = [*((schema, 'fma') for schema in TILES), *SAMPLED]
 TIMING_S = 2.5e-3  # of one configuration on the device: check, warm-up, three runs
@@ -57,36 +62,29 @@ def kinds(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def sources(options: argparse.Namespace) -> list[Source]:
+def sources(options: argparse.Namespace) -> list[LayerSource]:
     if options.set == 'train':
         return train_sources(options.problems)
     return layer_sources(kinds(options.schemas), tuple(filter(None, options.layers.split(','))))
 
 
 def measure(options: argparse.Namespace) -> int:
-    flow = Flow(
-        sources(options), Sets(options.out, options.set), known_gpu(options.machine),
-        options.target, options.architecture, options.workers, options.chunk, options.seconds,
-        lambda text: print(text, flush=True),
-    )  # fmt: skip
-    began = time.monotonic()
-    whole = flow.run()
-    print(dict(flow.counts), f'in {time.monotonic() - began:.0f} s:',
-          'nothing is left' if whole else 'run again for the rest')  # fmt: skip
-    return 0
+    return collect(collector(options, LAYERS, layout(options.set), sources(options)))
 
 
-def compile_seconds(some: Sequence[Source], machine_name: str, architecture: str) -> float | None:
+def compile_seconds(
+    some: Sequence[LayerSource], machine_name: str, architecture: str
+) -> float | None:
     """Core-seconds of one schedule, compiled here in a chunk; None without NVRTC."""
-    if importlib.util.find_spec('cuda') is None:
+    if not has_nvrtc():
         return None
-    units = units_of(some[0], known_gpu(machine_name))
-    chunk = chunks(units[:: max(len(units) // 6, 1)][:6], 6)[0]
-    translate = cubins(architecture)
-    compile_units(chunk[:1], translate)  # the compiler starts
+    drawn = families_of(some[0], known_gpu(machine_name))
+    chunk = chunks(drawn[:: max(len(drawn) // 6, 1)][:6], 6)[0]
+    group, translate = some[0].problem.group, cubins(architecture)
+    compile_families(group, chunk[:1], translate)  # the compiler starts
     began = time.monotonic()
-    compile_units(chunk, translate)
-    return (time.monotonic() - began) / sum(len(unit.schedules) for unit in chunk)
+    compile_families(group, chunk, translate)
+    return (time.monotonic() - began) / sum(len(family.schedules) for family in chunk)
 
 
 def show_plan(options: argparse.Namespace) -> int:
@@ -95,11 +93,11 @@ def show_plan(options: argparse.Namespace) -> int:
     for name in ('layers', 'train'):
         chosen = sources(argparse.Namespace(**vars(options) | {'set': name}))
         counts: Counter[tuple[str, str]] = Counter()
-        by_kind: dict[tuple[str, str], list[Source]] = {}
+        by_kind: dict[tuple[str, str], list[LayerSource]] = {}
         for source in chosen:
             kind = (source.schema, source.intrinsic)
             by_kind.setdefault(kind, []).append(source)
-            counts[kind] += sum(len(unit.schedules) for unit in units_of(source, machine))
+            counts[kind] += sum(len(family.schedules) for family in families_of(source, machine))
         print(name, len({source.problem.shape for source in chosen}), 'problems,',
               sum(counts.values()), 'schedules')  # fmt: skip
         total = 0.0
@@ -129,46 +127,25 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Every kind of schedule on small problems, compiled where NVRTC is there, run by the host;
-    the second run must find nothing to do, and all answers must be right.
-    """
-    architecture = options.architecture if importlib.util.find_spec('cuda') else ''
+    """Every kind of schedule on small problems, twice, on the host."""
     chosen = [
-        Source(problem.prepadded if schema in TILES else problem, schema, intrinsic, 2)
+        LayerSource(problem.prepadded if schema in TILES else problem, schema, intrinsic, 2)
         for problem in SMALL
         for schema, intrinsic in KINDS
     ]
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(2):
-            flow = Flow(
-                chosen, Sets(Path(folder), 'layers'), known_gpu(options.machine), 'host',
-                architecture, options.workers or os.cpu_count() or 1, options.chunk,
-                options.seconds, lambda text: print(text, flush=True),
-            )  # fmt: skip
-            whole = flow.run()
-            print('run', turn + 1, dict(flow.counts), 'whole' if whole else 'cut off')
-            done = flow.counts['ok']
-            if not whole or flow.counts['wrong'] or (turn and done) or not (turn or done):
-                return 1
-        show_status(argparse.Namespace(out=Path(folder)))
-    return 0
+        options.out = Path(folder)
+        if not check_on_host(options, LAYERS, layout('layers'), chosen):
+            return 1
+        return show_status(options)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, seconds=540.0, chunk=8, out='bench/results/h200')
     parser.add_argument('set', choices=['layers', 'train', 'plan', 'status', 'check'])
     parser.add_argument('--schemas', default='rs,s,tiled,patch,general')
     parser.add_argument('--layers', default='', help='names such as R2,Y4; all where empty')
     parser.add_argument('--problems', type=int, default=176)
-    parser.add_argument('--seconds', type=float, default=540.0)
-    parser.add_argument('--workers', type=int, default=0)
-    parser.add_argument('--chunk', type=int, default=8, help='units of one compilation')
-    parser.add_argument('--machine', default='h200', help='whose limits the spaces keep')
-    parser.add_argument('--architecture', default='sm_90a')
-    parser.add_argument('--target', default='cuda', choices=['cuda', 'host'])
-    parser.add_argument('--out', type=Path, default=Path('bench/results/h200'))
     options = parser.parse_args()
     verbs = {'plan': show_plan, 'status': show_status, 'check': check}
     return verbs.get(options.set, measure)(options)

@@ -15,8 +15,6 @@ before once more to know what is left; `--first-turn` leaves out those that are 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -24,7 +22,7 @@ from pathlib import Path
 
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.ops.group import Group
-from tilewright_lab.collect.group_code import compile_families
+from tilewright_lab.collect.compiled import compile_families, cubins
 from tilewright_lab.collect.group_data import (
     DECISIONS,
     Known,
@@ -32,10 +30,10 @@ from tilewright_lab.collect.group_data import (
     file_name,
     read_catalogue,
 )
-from tilewright_lab.collect.group_sample import Source, families, has_products, sources
-from tilewright_lab.collect.groups import GroupFlow, GroupSets
+from tilewright_lab.collect.group_sample import GroupSource, families, has_products, sources
+from tilewright_lab.collect.groups import GROUPS, LAYOUT
 from tilewright_lab.collect.rows import read_rows
-from tilewright_lab.compare.gpu_measure import cubins
+from tilewright_lab.scripts.collecting import check_on_host, collect, collector, parser_of
 
 # GTuner's split (Sec. 4.1), as far as networks of the zoo go.
 NETWORKS = {
@@ -54,7 +52,9 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
     from tilewright.network.compile import prepare
     from tilewright.targets.gpu.cost import GpuCost
 
-    program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), GPU_PASSES)
+    # Learned models rank sums of products with nothing before them.
+    passes = {name: made for name, made in GPU_PASSES.items() if name != 'prologue'}
+    program = prepare(zoo.graph(name, **small), None, None, GpuCost(machine), passes)
     counts = Counter(task.group.digest for task in program.tasks)
     found = {task.group.digest: task.group for task in program.tasks}
     return {digest: (found[digest], count) for digest, count in counts.items()}
@@ -89,16 +89,7 @@ def write_list(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     known = read_catalogue(options.out)
     chosen = {d: one for d, one in known.items() if options.part in ('', one.part)}
-    flow = GroupFlow(
-        list(sources(chosen, options.first_turn)), GroupSets(options.out),
-        known_gpu(options.machine), options.target, options.architecture, options.workers,
-        options.chunk, options.seconds, say=lambda text: print(text, flush=True),
-    )  # fmt: skip
-    began = time.monotonic()
-    whole = flow.run()
-    print(f'{flow.state()} in {time.monotonic() - began:.0f} s:',
-          'nothing is left' if whole else 'run again for more')  # fmt: skip
-    return 0
+    return collect(collector(options, GROUPS, LAYOUT, list(sources(chosen, options.first_turn))))
 
 
 def show_plan(options: argparse.Namespace) -> int:
@@ -113,7 +104,9 @@ def show_plan(options: argparse.Namespace) -> int:
     translate = cubins(options.architecture)
     began = time.process_time()
     for digest in chosen:
-        for family in families(Source(digest, options.first_turn), known[digest].group, machine):
+        for family in families(
+            GroupSource(digest, options.first_turn), known[digest].group, machine
+        ):
             begin = time.process_time()
             (one,) = compile_families(known[digest].group, (family,), translate)
             refused += [text for _, text in one.refused]
@@ -159,53 +152,34 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Small groups, compiled where NVRTC is there, run by the host; the second run must find
-    nothing to do, and all answers must be right.
-    """
+    """Small groups, twice, on the host."""
     machine = known_gpu(options.machine)
     found = {}
     for part, name in zip(('train', 'test'), CHECKED, strict=True):
         for digest, (group, count) in groups_of(name, machine, image=32, width=16).items():
             found.setdefault(digest, Known(group, part, {name: count}))
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
+        options.out = Path(folder)
         few = dict(list(found.items())[:: max(len(found) // options.groups, 1)])
-        (out / 'groups.json').write_text(catalogue_text(few))
-        for turn in range(2):
-            flow = GroupFlow(
-                list(sources(few, 0, 1)), GroupSets(out), machine, 'host',
-                options.architecture if importlib.util.find_spec('cuda') else '',
-                options.workers or os.cpu_count() or 1, 1, options.seconds, options.seconds,
-                lambda text: print(text, flush=True),
-            )  # fmt: skip
-            whole = flow.run()
-            print('run', turn + 1, dict(flow.counts), 'whole' if whole else 'cut off')
-            done = flow.counts['ok']
-            if not whole or flow.counts['wrong'] or (turn and done) or not (turn or done):
-                return 1
-        show_status(argparse.Namespace(out=out))
-    return 0
+        (options.out / 'groups.json').write_text(catalogue_text(few))
+        chosen = list(sources(few, 0, 1))
+        if not check_on_host(
+            options, GROUPS, LAYOUT, chosen, chunk=1, patience=options.seconds
+        ):  # fmt: skip
+            return 1
+        return show_status(options)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, seconds=330.0, chunk=3, out='bench/results/h200/groups')
     verbs = {
         'list': write_list, 'measure': measure, 'plan': show_plan, 'status': show_status,
         'check': check,
     }  # fmt: skip
     parser.add_argument('verb', choices=list(verbs))
-    parser.add_argument('--seconds', type=float, default=330.0)
     parser.add_argument('--first-turn', type=int, default=0)
     parser.add_argument('--part', default='', choices=['', *NETWORKS], help='measure this alone')
-    parser.add_argument('--workers', type=int, default=0)
-    parser.add_argument('--chunk', type=int, default=3, help='families of one compilation')
     parser.add_argument('--groups', type=int, default=6, help='of plan and check')
-    parser.add_argument('--machine', default='h200', help='whose limits the spaces keep')
-    parser.add_argument('--architecture', default='sm_90a')
-    parser.add_argument('--target', default='cuda', choices=['cuda', 'host'])
-    parser.add_argument('--out', type=Path, default=Path('bench/results/h200/groups'))
     options = parser.parse_args()
     return verbs[options.verb](options)
 

@@ -38,7 +38,6 @@ from random import Random
 
 from tilewright import knobs
 from tilewright.errors import MissingError, ScheduleError
-from tilewright.kernels.gpu.schemas.cnnopt.counts import cnnopt_volumes
 from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, plan
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine, known_gpu
@@ -50,6 +49,7 @@ from tilewright.ops.suites import expand_all
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import Problem, layers
 from tilewright_lab.collect.rows import read_rows
+from tilewright_lab.figures.cnnopt_volumes import cnnopt_volumes
 
 TOPS = (1, 5, 10, 30)
 # PACT'22, Table 9, Analytical, 2080 Ti: loss at the top 30, in percent.

@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -36,20 +37,20 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.occupancy import occupancy, waves
 from tilewright.model.gpu.transactions import work
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright_lab.collect.compiled import Compiled, Family, compile_families, cubins
+from tilewright_lab.collect.layers import SHAPE, by_definition, group_of
+from tilewright_lab.collect.meter import Meter, cuda_meter
 from tilewright_lab.collect.problems import (
     SAMPLED,
     SEED,
     TILES,
+    LayerSource,
     Problem,
-    Source,
-    Unit,
+    families_of,
     layers,
-    units_of,
 )
 from tilewright_lab.collect.rows import read_rows
-from tilewright_lab.collect.sets import SHAPE
 from tilewright_lab.compare.gpu_counters import METRICS, command, parse, pearson, wanted
-from tilewright_lab.compare.gpu_measure import Compiled, Meter, compile_units, cubins, cuda_meter
 
 PREFIX = 'profiled'
 MAIN = f'{PREFIX}[0-9]+_(rs|s|tiled|patch|general)_conv2d'  # not what packs or zeroes
@@ -94,10 +95,10 @@ def choose(folder: Path, machine: GpuMachine) -> list[dict]:
             if schema not in OF_EACH:
                 continue
             of = flat if schema in TILES else problem
-            units = units_of(Source(of, schema, intrinsic, 40), machine)
+            drawn = families_of(LayerSource(of, schema, intrinsic, 40), machine)
             random = Random(f'{SEED} {name} {schema} {intrinsic}')
-            some = random.sample(units, min(OF_EACH[schema], len(units)))
-            chosen += [_entry(name, 'sample', of, random.choice(unit.schedules)) for unit in some]
+            some = random.sample(drawn, min(OF_EACH[schema], len(drawn)))
+            chosen += [_entry(name, 'sample', of, random.choice(one.schedules)) for one in some]
     return chosen
 
 
@@ -113,8 +114,9 @@ def prepared(chosen: Sequence[dict]) -> list[Compiled]:
 
     def one(number: int) -> Compiled:
         entry = chosen[number]
-        unit = Unit(Problem(**entry['problem']), (GpuSchedule.from_json(entry['schedule']),))
-        return compile_units((unit,), translate, f'{PREFIX}{number}_')[0]
+        problem, schedule = Problem(**entry['problem']), GpuSchedule.from_json(entry['schedule'])
+        family = Family(problem, (schedule,))
+        return compile_families(problem.group, (family,), translate, f'{PREFIX}{number}_')[0]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(one, range(len(chosen))))
@@ -124,7 +126,7 @@ def run(path: Path, out: Path | None) -> None:
     """Check and time all schedules, or, under the profiler, launch each of them once."""
     chosen = json.loads(path.read_text())
     made = prepared(chosen)
-    meter: Meter = cuda_meter()
+    meter: Meter = cuda_meter(partial(by_definition, group_of))
     if out is None:
         meter.seconds = lambda calls: 0.0
     found = []

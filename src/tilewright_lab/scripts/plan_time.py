@@ -140,7 +140,9 @@ def gpu_planner(name: str) -> tuple[Plan, Callable[[Graph], list[Group]]]:
         program = prepare(graph, None, None, GpuCost(machine), GPU_PASSES)
         return list(distinct(program).values())
 
-    return lambda group: choose.search(core(group), machine, KEPT, DEFAULT_LIMIT), groups
+    return lambda group: choose.search(
+        core(group, front=True), machine, KEPT, DEFAULT_LIMIT
+    ), groups
 
 
 def plan_all(

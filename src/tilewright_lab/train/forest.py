@@ -24,12 +24,13 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.rank.counts import Array
-from tilewright.rank.features import BLACK_BOX, NAMES, VERSION, matrix_of
+from tilewright.rank.features import FEATURES, NAMES, VERSION, matrix_of
 from tilewright.rank.model import LearnedModel
-from tilewright.rank.trees import Settings, grow, mean_of, sum_of
+from tilewright.rank.trees import Ensemble, Settings, grow
 from tilewright_lab.collect.datasets import LEAST_ROWS, Measured, digest_of
 
 GAIN = 2.0
+BLACK_BOX = tuple(f.name for f in FEATURES if f.group != 'analytical')
 FOREST = Settings('forest', trees=60, leaves=4000, least=3, bag=0.63, features=0.33)
 BOOSTED = Settings('boosted', trees=200, leaves=31, least=10, rate=0.08, features=0.4)
 RANKED = Settings(
@@ -173,3 +174,22 @@ def calibrated(
     trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
     header = {**model.header, 'calibrated_on': machine.name, 'calibrated_rows': len(table)}
     return LearnedModel(sum_of([model.time, trees]), model.rank, header)
+
+
+def sum_of(ensembles: Sequence[Ensemble], share: float = 1.0) -> Ensemble:
+    """One ensemble that answers with `share` times the sum of several."""
+    starts = np.cumsum([0, *(len(e.feature) for e in ensembles[:-1])]).astype(np.int32)
+    pairs = list(zip(ensembles, starts, strict=True))
+    return Ensemble(
+        np.concatenate([e.roots + start for e, start in pairs]),
+        np.concatenate([e.feature for e in ensembles]),
+        np.concatenate([e.threshold for e in ensembles]),
+        np.concatenate([e.left + start for e, start in pairs]),
+        np.concatenate([np.float32(share) * e.value for e in ensembles]),
+        share * sum(e.offset for e in ensembles),
+    )
+
+
+def mean_of(ensembles: Sequence[Ensemble]) -> Ensemble:
+    """One ensemble whose answer is the mean of several."""
+    return sum_of(ensembles, 1 / len(ensembles))

@@ -8,7 +8,6 @@ tests/extend/test_operator.py is an example.
 
 from __future__ import annotations
 
-from tilewright.errors import InputError
 from tilewright.graph.lowering import (
     convolution,
     elementwise,
@@ -23,6 +22,7 @@ from tilewright.graph.lowering import (
     shape,
 )
 from tilewright.graph.lowering.reader import Operator
+from tilewright.registry import Registry
 
 FAMILIES: dict[str, dict[str, Operator]] = {
     'Convolution': convolution.OPERATORS,
@@ -36,10 +36,10 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Gathers': gathers.OPERATORS,
     'Resizing': resize.OPERATORS,
 }
-OPERATORS: dict[str, Operator] = {
-    name: operator for family in FAMILIES.values() for name, operator in family.items()
-}
-_OWN = frozenset(OPERATORS)
+OPERATORS: Registry[Operator] = Registry(
+    'an operator',
+    {name: operator for family in FAMILIES.values() for name, operator in family.items()},
+)
 
 
 def register(
@@ -47,18 +47,15 @@ def register(
 ) -> Operator:
     """Add an operator that ONNX files may contain; `family` is the table that lists it."""
     key = _key(name, domain)
-    if key in OPERATORS:
-        raise InputError(f'there is an operator {key!r} already; unregister that one first')
-    OPERATORS[key] = FAMILIES.setdefault(family, {}).setdefault(key, operator)
+    OPERATORS.register(operator, key)
+    FAMILIES.setdefault(family, {})[key] = operator
     return operator
 
 
 def unregister(name: str, *, domain: str = '') -> None:
     """Take back an operator that was registered."""
     key = _key(name, domain)
-    if key not in OPERATORS or key in _OWN:
-        raise InputError(f'the operator {key!r} was not registered; only such can be taken back')
-    del OPERATORS[key]
+    OPERATORS.unregister(key)
     for family in [f for f, operators in FAMILIES.items() if key in operators]:
         del FAMILIES[family][key]
         if not FAMILIES[family]:

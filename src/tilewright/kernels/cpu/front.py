@@ -7,6 +7,7 @@ the same along a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -15,6 +16,9 @@ from tilewright.kernels.cpu.pointwise import typed_text
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Expr
+
+Text = Callable[[Typed, Expr, list[str]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,16 @@ class Number:
     tensor: str
     strides: tuple[tuple[int, int], ...]
     const: int
+
+    @property
+    def argument(self) -> str:
+        """What a function takes the tensor as."""
+        return f'{self.name}_of'
+
+    def place(self, positions: Mapping[int, str]) -> str:
+        """Where it is in its tensor, by the positions along the axes of the image."""
+        terms = [scaled(positions[axis], stride) for axis, stride in self.strides]
+        return total([*terms, str(self.const) if self.const else ''])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class Front:
     @property
     def pointers(self) -> str:
         """Further parameters of a function that copies a tile."""
-        return ''.join(f', const float *{n.name}_of' for n in self.numbers)
+        return ''.join(f', const float *{n.argument}' for n in self.numbers)
 
     def element(self, text: str) -> str:
         return f'front({text}{self.arguments})'
@@ -64,22 +78,26 @@ class Front:
         writer.close()
         writer.line()
 
-    def write_numbers(self, writer: Writer, positions: dict[int, str]) -> None:
+    def write_numbers(self, writer: Writer, positions: Mapping[int, str]) -> None:
         """The numbers of one row; `positions` has the place along every axis but the row's own."""
         for number in self.numbers:
-            terms = [scaled(positions[axis], stride) for axis, stride in number.strides]
-            place = total([*terms, str(number.const) if number.const else ''])
-            writer.line(f'const float {number.name} = inside ? {number.name}_of[{place}] : 0.0f;')
+            element = f'{number.argument}[{number.place(positions)}]'
+            writer.line(f'const float {number.name} = inside ? {element} : 0.0f;')
 
 
-def plan_front(group: Group) -> Front | None:
-    """[Group] -> [Front]; None where the main stage is the first."""
+def plan_front(
+    group: Group, typed: Typed | None = None, text: Text = typed_text
+) -> Front | None:  # fmt: skip
+    """[Group] -> [Front]; None where the main stage is the first.
+
+    `text` writes an expression over the C texts of what it reads, with the functions of `typed`.
+    """
     before = group.stages[: group.stages.index(group.main)]
     if not before:
         return None
     if not has_front(group):
         raise ScheduleError(f'{group.label}: stages before {group.main.name} cannot be generated')
-    typed, numbers = Typed(), []
+    typed, numbers = typed or Typed(), []
     values: dict[str, str] = {}
     source = ''
     for stage in before:
@@ -104,6 +122,6 @@ def plan_front(group: Group) -> Front | None:
                 name = f'f{len(numbers)}'
                 numbers.append(Number(name, tensor.name, tuple(strides.items()), const))
                 texts.append(name)
-        values[stage.write.tensor] = typed_text(typed, stage.expr, texts)
+        values[stage.write.tensor] = text(typed, stage.expr, texts)
     image = before[-1].write.tensor
     return Front(source, image, values[image], tuple(numbers), tuple(typed.functions))

@@ -173,6 +173,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.stencil:STENCIL',
+        f'{_FOLDERS}.chain:CHAIN',
     ),
 )
 
@@ -187,4 +188,4 @@ def is_shipped(schedule: Schedule) -> bool:
 
 def is_extended() -> bool:
     """Whether schemas or instruction sets were registered, which other processes do not have."""
-    return SCHEMAS.is_extended or ISAS.is_extended
+    return bool(SCHEMAS.added or ISAS.added)

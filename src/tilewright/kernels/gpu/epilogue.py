@@ -1,7 +1,8 @@
-"""Epilogues for devices: the pointwise stages behind the main one, with every function there is.
+"""Pointwise stages behind and before the main one for devices, with every function there is.
 
 Goes in: a group. Comes out: its `Epilogue` (kernels/cpu/pointwise.py has the addresses of what it
-reads), and `helpers`, the definitions of what it calls, for the kernels in which it stands.
+reads), its `Front` (kernels/cpu/front.py), and `helpers`, the definitions of what both call, for
+the kernels in which they stand.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from tilewright.kernels.cpu.expression import Typed
+from tilewright.kernels.cpu.front import Front, plan_front
 from tilewright.kernels.cpu.pointwise import Epilogue, plan_epilogue, typed_text
 from tilewright.kernels.gpu.typed import GpuTyped, definitions, narrow
 from tilewright.ops.group import Group
@@ -24,12 +27,18 @@ def gpu_epilogue(group: Group) -> Epilogue:
     return replace(planned, functions=tuple(typed.functions))
 
 
-def device_text(typed: GpuTyped, expr: Expr, operands: list[str]) -> str:
+def gpu_front(group: Group) -> Front | None:
+    """[Group] -> [Front]; None where nothing comes before the main stage."""
+    return plan_front(group, GpuTyped(), device_text)
+
+
+def device_text(typed: Typed, expr: Expr, operands: list[str]) -> str:
     """A float32 expression over float32 operands, in CUCL."""
     return narrow(typed_text(typed, expr, operands))
 
 
-def helpers(group: Group, epilogue: Epilogue) -> str:
+def helpers(group: Group, epilogue: Epilogue, front: Front | None = None) -> str:
     """What kernels of the group have to define first: types and functions."""
-    pointwise = group.epilogue or group.main.combiner is None
-    return definitions(epilogue.functions) if pointwise else ''
+    pointwise = group.epilogue or group.main.combiner is None or front is not None
+    called = dict.fromkeys((*(front.functions if front else ()), *epilogue.functions))
+    return definitions(called) if pointwise else ''

@@ -9,6 +9,7 @@ from tilewright.kernels.cpu.names import safe_iterators
 from tilewright.kernels.gpu.module import Module, joined, with_own_dims
 from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, schema_named
 from tilewright.kernels.gpu.schema import RESERVED, GpuSchema
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
@@ -35,9 +36,14 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
         [
             _part(schema, part, schedule) if group.main in part.stages
             else FALLBACK.generate(part, BESIDE)
-            for part in parts(group)
+            for part in parts_by(schema, group)
         ],
     )  # fmt: skip
+
+
+def parts_by(schema: GpuSchema, group: Group) -> tuple[Group, ...]:
+    """The parts that a schema computes one by one (ops/parts.py)."""
+    return (group,) if schema.front and has_front(group) else parts(group)
 
 
 def _part(schema: GpuSchema, group: Group, schedule: GpuSchedule) -> Module:

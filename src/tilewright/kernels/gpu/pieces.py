@@ -6,13 +6,16 @@ element       an access as a reference to an argument
 guards        the bounds that an access may violate, as C tests
 epilogue_lines, epilogue_arrays   what the pointwise stages behind the main one read at a store
 aligned       whether neighbours may be stored at once
+result, stored   where a sum goes, and storing neighbours at once
 cleared, joined   a thread's sums: set to zero; added up over the blocks that share a tile
+last_block    go on in the block that comes last to a tile
+pipelined, asked, slot   the loop over pieces of both operands, copied ahead in shared memory
 cut, multiplied   operands of matrix instructions in fp32 precision, and their three products
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides
 from tilewright.kernels.cpu.writer import scaled, total
@@ -67,7 +70,15 @@ def index(expression: Affine, names: Mapping[str, str] | None = None) -> str:
 
 def element(group: Group, access: Access) -> str:
     """An access as a reference to its argument: `@In[n=n, c=c, h=2 * h + r + -1, w=...]`."""
-    tensor = group.tensor(access.tensor)
+    return _reference(group.tensor(access.tensor), access)
+
+
+def result(group: Group) -> str:
+    """The element of the result that the main stage's sum at the current iterators becomes."""
+    return _reference(group.output, group.main.write)
+
+
+def _reference(tensor: Tensor, access: Access) -> str:
     places = zip(tensor.dims, access.index, strict=True)
     return f'@{tensor.name}[{", ".join(f"{d}={index(e)}" for d, e in places)}]'
 
@@ -138,16 +149,7 @@ def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> li
         f'GLOBAL float *const mine = @partial + (BLOCK_Z * {tiles} + tile) * {tile};',
         *loops,
         f'        STORE2(GLOBAL, mine + {place}, acc[i][j], acc[i][j + 1]);',
-        'DEVICE_FENCE;',
-        'BARRIER;',
-        'if (THREAD == 0)',
-        '    arrived[0] = (float)ATOMIC_COUNT(@counter + tile);',
-        'BARRIER;',
-        f'if (arrived[0] != {float(splits - 1)!r}f)',
-        '    return;',
-        'DEVICE_FENCE;',
-        'if (THREAD == 0)',
-        '    @counter[tile=tile] = 0;',
+        *last_block(splits),
         *cleared(columns, rows),
         f'for (int part = 0; part < {splits}; part++) {{',
         f'    const GLOBAL float *const from = @partial + (part * {tiles} + tile) * {tile};',
@@ -158,6 +160,78 @@ def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> li
         '        }',
         '}',
     ]
+
+
+def last_block(splits: int) -> list[str]:
+    """Continue only in the block that comes last to a tile; it sets the counter back."""
+    return [
+        'DEVICE_FENCE;',
+        'BARRIER;',
+        'if (THREAD == 0)',
+        '    arrived[0] = (float)ATOMIC_COUNT(@counter + tile);',
+        'BARRIER;',
+        f'if (arrived[0] != {float(splits - 1)!r}f)',
+        '    return;',
+        'DEVICE_FENCE;',
+        'if (THREAD == 0)',
+        '    @counter[tile=tile] = 0;',
+    ]
+
+
+def indented(lines: Iterable[str], by: int = 1) -> list[str]:
+    return [f'{"    " * by}{line}' for line in lines]
+
+
+def pipelined(
+    ahead: int,
+    arrived: Sequence[str],
+    copies: Sequence[str],
+    alone: Sequence[str],
+    multiplied: Sequence[str],
+    behind: Sequence[str] = (),
+) -> list[str]:
+    """The loop over pieces: copy the one that is needed `ahead`, multiply the one that is here.
+
+    arrived   waits for the piece that is multiplied now; `alone`, where none is ahead: for the copy
+              of this very turn
+    behind    at the end of a turn
+    """
+    return [
+        f'for (int now = begin - {ahead}; now < end; now++) {{',
+        *indented(arrived),
+        *indented(asked(ahead, copies)),
+        *indented([] if ahead else alone),
+        '    if (now >= begin) {',
+        *indented(multiplied, 2),
+        '    }',
+        *indented(behind),
+        '}',
+    ]
+
+
+def asked(ahead: int, copies: Sequence[str]) -> list[str]:
+    """Ask for the piece that is `ahead` of this one."""
+    return [
+        f'const int next = now + {ahead};',
+        'if (next < end) {',
+        *indented(copies),
+        '}',
+        'COPY_COMMIT;',
+    ]
+
+
+def slot(piece: str, stages: int) -> str:
+    """Which buffer of shared memory a piece lies in."""
+    return f'{piece} % {stages}' if stages > 1 else '0'
+
+
+def stored(target: str, values: Sequence[str]) -> str:
+    """Store one, two or four neighbours from `target` on."""
+    if len(values) == 1:
+        return f'{target} = {values[0]};'
+    if len(values) == 2:
+        return f'STORE2(GLOBAL, &{target}, {", ".join(values)});'
+    return f'STORE4(GLOBAL, &{target}, FLOAT4({", ".join(values)}));'
 
 
 def cut(name: str, place: str, value: str) -> list[str]:

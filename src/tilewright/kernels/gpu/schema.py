@@ -113,6 +113,8 @@ class GpuSchema:
     intrinsics  what may multiply -> how often that is drawn, where it applies
     whole       it takes groups of several parts and of any dtype; else generate.py hands it the
                 part with the main stage, float32 at affine indices
+    front       it computes what comes before the products as it copies their image (ops/front.py);
+                for others that is a part, and a kernel, of its own
     algorithm   'direct', or the name by which people ask for this one (`algorithm=`)
     reserved    identifiers of its kernels beside RESERVED
 
@@ -124,7 +126,7 @@ class GpuSchema:
     shortcut    what its algorithm saves on a group, None where it does not apply
     propose     schedules that need no search, best first (targets/gpu/choose.py)
 
-    of samples (kernels/gpu/space.py)
+    of samples (`draw` of tilewright_lab/collect/space.py)
     sampled     intrinsic -> values of each choice
     decided     values of choices -> decisions of the schedule
     need        what a block takes
@@ -147,6 +149,7 @@ class GpuSchema:
     generate: Callable[[Group, GpuSchedule], Module]
     intrinsics: Mapping[str, float] = field(default_factory=_fma)
     whole: bool = False
+    front: bool = False
     algorithm: str = DIRECT
     reserved: frozenset[str] = frozenset()
     table: Callable[[Group, str], Table] | None = None

@@ -1,6 +1,6 @@
 """What a GPU schedule takes and does, in numbers that no machine is needed for.
 
-`Need` is what a block takes, for the design space (kernels/gpu/space.py). `Work` is what a block
+`Need` is what a block takes: what samples of the design space are held to. `Work` is what a block
 does, in warp instructions and bytes, for the time model (model/gpu/time.py), which prices it. Both
 are counted by the schema, in its folder.
 """

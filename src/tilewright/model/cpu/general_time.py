@@ -28,12 +28,12 @@ LIBRARY_CYCLES = 40.0  # one call of a function of the C library
 def predict_general(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     lanes = ISAS[schedule.isa].lanes
-    cycles = sum(_cycles(group, stage, lanes) for stage in group.stages) / schedule.threads
+    cycles = sum(stage_cycles(group, stage, lanes) for stage in group.stages) / schedule.threads
     moved = float(group.compulsory_bytes)
     return roofline(group, schedule, machine, cycles, group.flops, moved)
 
 
-def _cycles(group: Group, stage: Stage, lanes: int) -> float:
+def stage_cycles(group: Group, stage: Stage, lanes: int) -> float:
     """Cycles of one thread for all points of a stage."""
     lane = _lane(group, stage)
     each = _expression(stage.expr, lanes)

@@ -279,9 +279,9 @@ def _pack_seconds(
     )
     read = whole * made.elements / each
     # The copy is allocated and written back, and shares its cache with what is copied.
-    seconds = PACK_FROM * _home_seconds(machine, threads, own, threads * read, 1)
+    seconds = PACK_FROM * home_seconds(machine, threads, own, threads * read, 1)
     written = threads * made.elements
-    return seconds + PACK_INTO * _home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
+    return seconds + PACK_INTO * home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
 
 
 def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:
@@ -299,7 +299,7 @@ def source_words(group: Group, access: Access, tile: Mapping[str, int], line_wor
     return math.prod(extents[:axis]) * (length + line_words - 1)
 
 
-def _home_seconds(machine: Machine, threads: int, held: float, moved: float, nearest: int) -> float:
+def home_seconds(machine: Machine, threads: int, held: float, moved: float, nearest: int) -> float:
     """Seconds to move so many words from the cache that holds `held`; nothing inside `nearest`."""
     home = next(
         (

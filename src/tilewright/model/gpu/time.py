@@ -19,16 +19,21 @@ problems and an H200 (`python -m tilewright_lab.scripts.gpu_model fit`, docs/gpu
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.registry import BESIDE, schema_named
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.occupancy import Occupancy, Waves, occupancy, waves
 from tilewright.model.gpu.transactions import memory_bytes, work
+from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
 
 Number = Any  # a number, or an array of numbers
@@ -119,10 +124,33 @@ def predict_gpu(
     """[Group, GpuSchedule, GpuMachine] -> [GpuPrediction]
 
     `registers` of a thread are those that the compiler told, where it was asked; raises
-    ScheduleError where a block does not fit the machine.
+    ScheduleError where a block does not fit the machine. What comes before the products is a kernel
+    of its own where the schema does not apply it.
     """
+    if has_front(group) and not schema_named(schedule.schema).front:
+        products = predict_gpu(without_front(group), schedule, machine, registers)
+        before = _front_alone(group, machine)
+        return replace(
+            products, seconds=products.seconds + before.seconds,
+            launch_s=products.launch_s + before.launch_s,
+        )  # fmt: skip
     moved = memory_bytes(group, schedule, machine)
     return time_of(work(group, schedule, registers), machine, moved)
+
+
+def is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
+    """Whether the time model knows this schedule on the machine."""
+    try:
+        predict_gpu(group, schedule, machine)
+    except ScheduleError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _front_alone(group: Group, machine: GpuMachine) -> GpuPrediction:
+    """What comes before the products, which is element-wise, and so one part."""
+    return predict_gpu(parts(group)[0], BESIDE, machine)
 
 
 def time_of(

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.errors import ArrayError, CheckError, InputError, ModelError
+from tilewright.errors import ArrayError, CheckError, ModelError
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
@@ -30,21 +30,18 @@ from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.kernel import aligned_empty, pool
 from tilewright.runtime.network_arrays import (
-    by_position,
+    CalledNetwork,
     check_apart,
     check_named,
     checked_input,
     checked_result,
     contiguous,
-    example,
     from_bytes,
     new_array,
     release,
-    results_by_position,
-    signature,
     typed,
 )
-from tilewright.runtime.profile import Profile, TaskTime, explain_network, medians
+from tilewright.runtime.profile import Profile, TaskTime, medians
 from tilewright.runtime.verify import poison
 from tilewright.schedule.schedule import Schedule
 
@@ -131,7 +128,7 @@ class _Library:
         self.packed_bytes = int(library.tw_packed_bytes())
 
 
-class Network:
+class Network(CalledNetwork):
     """A compiled network. `net(x)`, `net(x, out=y)`, `net.run({'input': x}) -> {'output': ..}`.
 
     Calls from several threads take turns. Networks share no memory but the thread pool, and may be
@@ -228,7 +225,7 @@ class Network:
         places: dict[tuple, int] = {}
         keys, size = [], 0
         for task, library in zip(program.tasks, libraries, strict=True):
-            names = tuple(_constants(program, task))
+            names = tuple(program.packed(task))
             key = (library.part, names)
             keys.append(key)
             if key not in places:
@@ -282,24 +279,6 @@ class Network:
     def weight_bytes(self) -> int:
         """Bytes of constants, as kernels read them."""
         return self._weights.nbytes + sum(array.nbytes for array in self._kept.values())
-
-    def __call__(
-        self,
-        *arrays: np.ndarray,
-        out: np.ndarray | Sequence[np.ndarray] | None = None,
-        **named: np.ndarray,
-    ) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Results in the network's order: an array if there is one, else a tuple.
-
-        Inputs by position, or by name where names can be words of Python; `run` takes any name.
-        """
-        given = by_position(self.name, self.inputs, arrays)
-        twice = sorted(given.keys() & named)
-        if twice:
-            raise ArrayError(f'{self.name}: input {twice[0]!r} is given twice')
-        wanted = results_by_position(self.name, [v.name for v in self.outputs], out)
-        results = tuple(self.run({**given, **named}, wanted).values())
-        return results[0] if len(results) == 1 else results
 
     def run(
         self, arrays: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
@@ -356,31 +335,16 @@ class Network:
 
     def profile(self, *arrays: np.ndarray, calls: int = 20) -> Profile:
         """The time of every task, over some calls on these inputs, or on random ones."""
-        if not isinstance(calls, int) or calls < 1:
-            raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
-        given = arrays or tuple(map(example, self.inputs))
-        named = by_position(self.name, self.inputs, given)
+        named = self._examples(arrays, calls)
         self.stamps(named, 2)
         starts, lengths, total = medians(self.stamps(named, calls))
         return Profile(
             self.name, self.threads, calls, total,
             tuple(
-                self._task_time(task, float(ms), float(start))
+                TaskTime.of(task, self.kernels[task.digest], float(ms), float(start))
                 for task, ms, start in zip(self.tasks, lengths, starts, strict=True)
             ),
         )  # fmt: skip
-
-    def _task_time(self, task: _TaskInfo, ms: float, start: float) -> TaskTime:
-        kernel = self.kernels[task.digest]
-        return TaskTime(
-            task.name, kernel.group.label, task.origin, kernel.schedule.schema, ms,
-            kernel.group.flops / max(1e6 * ms, 1e-9), 1e3 * kernel.predicted_s,
-            1e3 * kernel.bound_s, kernel.limit, start,
-        )  # fmt: skip
-
-    def explain(self, *arrays: np.ndarray, calls: int = 20) -> str:
-        """Where the time goes, what bounds it, what is left; measured now."""
-        return explain_network(self.profile(*arrays, calls=calls))
 
     def time(self, arrays: Mapping[str, np.ndarray], repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls, taken in C."""
@@ -428,9 +392,6 @@ class Network:
             )
         return checked_input(value, arrays[value.name])
 
-    def _signature(self) -> str:
-        return signature(self.inputs)
-
     def _bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Note the caller's arrays for the executor; the lock is held."""
         for number, array in enumerate((*inputs, *outputs)):
@@ -475,17 +436,6 @@ class _Source:
         else:
             array = inputs[self.input] if self.input >= 0 else outputs[self.output]
         return array.reshape(-1).view(np.uint8)[self.offset : self.offset + self.size]
-
-
-def _constants(program: Program, task: Task) -> Iterator[str]:
-    """The values of a task's constant tensors, in the group's order."""
-    for tensor in task.group.with_role('constant'):
-        name = program.base(task.operands[tensor.name])
-        if name not in program.constants:
-            raise ModelError(
-                f'task {task.name} packs {name!r} ahead of time, which is not a constant'
-            )
-        yield name
 
 
 def _read_in_place(program: Program, memory: Memory) -> set[str]:

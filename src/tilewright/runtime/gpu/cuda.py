@@ -7,7 +7,7 @@ and spills read from the assembler's report.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 from tilewright.errors import CompilerError, MissingError, StoreError, TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.language import Kernel, lower_all
+from tilewright.kernels.gpu.schemas.library.calls import is_library
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.nvidia import nvidia_gpu
 from tilewright.runtime.gpu.batch import WARM_UP, cuda_batch
 from tilewright.runtime.gpu.compilers import complaint, resources_of
-from tilewright.runtime.gpu.cuda_graph import Launch, captured, stopwatch
+from tilewright.runtime.gpu.cuda_graph import Launch, captured, start, stopwatch
 from tilewright.runtime.gpu.device import (
     NUMPY,
     Call,
@@ -30,6 +31,7 @@ from tilewright.runtime.gpu.device import (
     Resources,
     bytes_of,
 )
+from tilewright.runtime.gpu.libraries.table import Library, opened, ready
 
 COPIES = 20  # calls in a graph that is timed
 CACHING = (12, 9)  # versions of NVRTC from here on keep what they compiled
@@ -120,6 +122,14 @@ class CudaDevice(Device):
         major, minor = self.machine.capability
         # Warpgroup instructions belong to Hopper's own target.
         self.architecture = f'sm_{major}{minor}' + ('a' if (major, minor) == (9, 0) else '')
+        self._libraries: dict[str, Library] = {}
+
+    def library(self, name: str) -> Library:
+        """A vendor's library on this device; raises MissingError where it is not here."""
+        self.use()
+        if name not in self._libraries:
+            self._libraries[name] = opened(name, int(self.stream))
+        return self._libraries[name]
 
     def _query(self) -> GpuMachine:
         cu, kinds = self.cu, self.cu.CUdevice_attribute
@@ -148,6 +158,9 @@ class CudaDevice(Device):
         )
 
     def compile(self, kernel: Kernel) -> Program:
+        if is_library(kernel):
+            made = ready(self.library(kernel.language), kernel)
+            return Program(kernel, '', Resources(), made)
         binary, source, resources = compile_cubin(kernel, self.architecture)
         return self.load(kernel, binary, source, resources)
 
@@ -184,6 +197,9 @@ class CudaDevice(Device):
         return Program(kernel, source, resources, (module, function))
 
     def unload(self, program: Program) -> None:
+        if is_library(program.kernel):
+            program.handle.close()
+            return
         checked(self.cu.cuModuleUnload(program.handle[0]))
 
     def empty(self, dims: Sequence[str], sizes: Sequence[int], dtype: str = 'f32') -> NDArray:
@@ -228,6 +244,10 @@ class CudaDevice(Device):
     def prepare(self, call: Call) -> Launch:
         """A launch with its arguments checked and bound; it can be repeated at no cost."""
         kernel = call.program.kernel
+        if is_library(kernel):
+            addresses = [int(value) for value in self.check(call)]
+            memory = {a.name: at for a, at in zip(kernel.args, addresses, strict=True)}
+            return Launch((), call.program, partial(call.program.handle.run, memory))
         holders = [holder(value) for value in self.check(call)]
         pointers = np.array([h.ctypes.data for h in holders], np.uint64)
         grid = call.grid or kernel.grid
@@ -239,17 +259,16 @@ class CudaDevice(Device):
 
     def launch(self, call: Call) -> None:
         doing = f' while starting {call.program.kernel.name}'
-        ready = self.prepare(call)
-        checked(self.cu.cuLaunchKernel(*ready.arguments), doing)
+        start(self.cu, checked, self.prepare(call), doing)
 
     def synchronize(self) -> None:
         checked(self.cu.cuStreamSynchronize(self.stream), ' in a kernel that ran before')
 
     def time(self, calls: Sequence[Call], repeats: int) -> list[float]:
         """Each repeat is the mean of one replay of a CUDA graph that holds `COPIES` calls."""
-        ready = [self.prepare(call) for call in calls]
+        launches = [self.prepare(call) for call in calls]
         with (
-            captured(self.cu, checked, self.stream, ready, COPIES) as replay,
+            captured(self.cu, checked, self.stream, launches, COPIES) as replay,
             stopwatch(self.cu, checked, self.stream) as seconds,
         ):
             replay()
@@ -257,9 +276,11 @@ class CudaDevice(Device):
             return [seconds(replay) / COPIES for _ in range(repeats)]
 
     def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
-        ready = [self.prepare(call) for call in calls]
+        prepared = [self.prepare(call) for call in calls]
+        if any(one.run for one in prepared):  # a library starts its own kernels
+            return self.time(calls, repeats)
         launches = []
-        for one in ready:
+        for one in prepared:
             function, gx, gy, gz, threads, _, _, shared, _, table, _ = one.arguments
             launches.append((int(function), (gx, gy, gz), threads, shared, table))
         self.synchronize()

@@ -10,16 +10,60 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tilewright.errors import StoreError
+from tilewright.errors import TilewrightError
 
 Checked = Callable[..., Any]
 
 
 class Launch(NamedTuple):
-    """One launch: the driver's arguments, and what they point to, kept alive."""
+    """One launch: the driver's arguments, and what they point to, kept alive.
+
+    `run`: what starts it instead, on the device's stream, where a library does.
+    """
 
     arguments: tuple
     keep: object
+    run: Callable[[], None] | None = None
+
+
+def start(cu: Any, checked: Checked, launch: Launch, doing: str) -> None:
+    """Start one launch, or record it where its stream is being captured."""
+    if launch.run is not None:
+        launch.run()
+    else:
+        checked(cu.cuLaunchKernel(*launch.arguments), doing)
+
+
+@contextlib.contextmanager
+def capturing(
+    cu: Any, checked: Checked, stream: Any, launches: Sequence[Launch], copies: int
+) -> Iterator[Any]:
+    """The graph of `copies` times all launches in a row; it is given back in the end.
+
+    A library may load code or ask for memory when it is first called, which a capture of the usual
+    kind refuses; such a call has been made once before, and is captured by the relaxed kind.
+    """
+    modes = cu.CUstreamCaptureMode
+    relaxed = any(launch.run is not None for launch in launches)
+    mode = (
+        modes.CU_STREAM_CAPTURE_MODE_RELAXED if relaxed
+        else modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    )  # fmt: skip
+    checked(cu.cuStreamBeginCapture(stream, mode))
+    try:
+        for _ in range(copies):
+            for launch in launches:
+                start(cu, checked, launch, ' while capturing')
+    except TilewrightError:
+        status, *broken = cu.cuStreamEndCapture(stream)  # whatever it says: the first error counts
+        if int(status) == 0 and broken and int(broken[0]):
+            cu.cuGraphDestroy(broken[0])
+        raise
+    graph = checked(cu.cuStreamEndCapture(stream))
+    try:
+        yield graph
+    finally:
+        checked(cu.cuGraphDestroy(graph))
 
 
 @contextlib.contextmanager
@@ -27,22 +71,8 @@ def captured(
     cu: Any, checked: Checked, stream: Any, launches: Sequence[Launch], copies: int
 ) -> Iterator[Callable[[], None]]:
     """A graph of `copies` times all launches, as a function that starts it once."""
-    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    checked(cu.cuStreamBeginCapture(stream, mode))
-    try:
-        for _ in range(copies):
-            for launch in launches:
-                checked(cu.cuLaunchKernel(*launch.arguments), ' while capturing')
-    except StoreError:
-        status, *broken = cu.cuStreamEndCapture(stream)  # whatever it says: the first error counts
-        if int(status) == 0 and broken and int(broken[0]):
-            cu.cuGraphDestroy(broken[0])
-        raise
-    graph = checked(cu.cuStreamEndCapture(stream))
-    try:
+    with capturing(cu, checked, stream, launches, copies) as graph:
         instance = checked(cu.cuGraphInstantiate(graph, 0))
-    finally:
-        checked(cu.cuGraphDestroy(graph))
     try:
         yield lambda: checked(cu.cuGraphLaunch(instance, stream))
     finally:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ArrayError
+from tilewright.errors import ArrayError, MissingError
 from tilewright.kernels.gpu.dialects.table import Dialect
 from tilewright.kernels.gpu.language import Array, Kernel, Scalar, check_call
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES, NUMPY
+from tilewright.runtime.gpu.libraries.table import Library
 
 # What numpy arrays may be uploaded as they are: doubles are mostly meant to be floats.
 UPLOADED = ('f32', 'i32')
@@ -103,6 +104,10 @@ class Device(abc.ABC):
         self, whole: NDArray, offset: int, dims: Sequence[str], sizes: Sequence[int], dtype: str
     ) -> NDArray:
         """Memory of `whole` from a byte on, a multiple of `alignment`; it goes with the whole."""
+
+    def library(self, name: str) -> Library:
+        """A vendor's library on this device, where the backend has any."""
+        raise MissingError(f'there is no {name} for {self.name}; use a CUDA device')
 
     def free_bytes(self) -> int | None:
         """Bytes of memory that nobody uses; by default it cannot tell."""

@@ -23,15 +23,7 @@ from tilewright.kernels.gpu.dialects.table import Dialect
 from tilewright.kernels.gpu.language import Kernel, lower
 from tilewright.machine.compiler import build
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.runtime.gpu.device import (
-    NUMPY,
-    Call,
-    Device,
-    NDArray,
-    Program,
-    Resources,
-    bytes_of,
-)
+from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program, Resources, bytes_of
 from tilewright.runtime.verify import guarded_empty
 
 FLAGS = ('-O1', '-w', '-lm')

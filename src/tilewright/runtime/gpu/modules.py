@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.errors import ArrayError, TilewrightError
 from tilewright.kernels.gpu.module import Module, Step
+from tilewright.runtime.callable import Bound
 from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program
 
 
@@ -112,7 +113,7 @@ class Runner:
         return self.device.time(self.calls, repeats)
 
 
-class BuiltModule:
+class BuiltModule(Bound):
     """What `plan.build` returns for a GPU: called like a `BuiltGroup`, `conv(x)` or with `out=`.
 
     Constants that were given are prepared once. Those that were not must come with every call, by
@@ -122,15 +123,8 @@ class BuiltModule:
     def __init__(
         self, module: Module, device: Device, constants: Mapping[str, np.ndarray]
     ) -> None:  # fmt: skip
-        self.group, self.module, self.device = module.group, module, device
-        wanted = {t.name for t in self.group.with_role('constant')}
-        unknown = set(constants) - wanted
-        if unknown:
-            raise ArrayError(
-                f'{self.group.label} has no constant {sorted(unknown)}; it takes {sorted(wanted)}'
-            )
-        self._constants = dict(constants)
-        self._missing = sorted(wanted - set(constants))
+        super().__init__(module.group, constants)
+        self.module, self.device = module, device
         self._programs = [device.compile(kernel) for kernel in module.kernels]
         self._runner = None if self._missing else self._prepared({})
 
@@ -143,18 +137,8 @@ class BuiltModule:
         self, *inputs: np.ndarray, out: np.ndarray | None = None, **constants: np.ndarray
     ) -> np.ndarray:
         """Inputs in group order; constants that were not built in, by name."""
-        names = [t.name for t in self.group.with_role('input')]
-        if len(inputs) != len(names):
-            raise ArrayError(
-                f'{self.group.label} takes {len(names)} inputs ({", ".join(names)}), got '
-                f'{len(inputs)}'
-            )
-        if sorted(constants) != self._missing:
-            raise ArrayError(
-                f'{self.group.label} was built without {self._missing}, called with '
-                f'{sorted(constants)}; pass exactly the constants that were not built in'
-            )
-        given = dict(zip(names, inputs, strict=True))
+        self._check(inputs, constants)
+        given = dict(zip(self._inputs, inputs, strict=True))
         if self._runner is not None:
             result = self._runner(**given)
         else:

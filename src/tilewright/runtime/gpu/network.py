@@ -16,14 +16,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tilewright.errors import ArrayError, InputError, TilewrightError
+from tilewright.errors import TilewrightError
 from tilewright.graph.graph import Value
 from tilewright.graph.memory import Place
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network, Read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program, bytes_of
 from tilewright.runtime.gpu.recorded import Waits, recorded
-from tilewright.runtime.network_arrays import example, from_bytes
+from tilewright.runtime.network_arrays import from_bytes
 from tilewright.runtime.profile import Profile, TaskTime
 from tilewright.runtime.verify import poison
 from tilewright.schedule.gpu import GpuSchedule
@@ -183,12 +183,7 @@ class GpuNetwork(Network):
 
     def profile(self, *arrays: np.ndarray, calls: int = CALLS) -> Profile:
         """The time of every task alone, and that of a whole call, in which branches overlap."""
-        if not isinstance(calls, int) or calls < 1:
-            raise InputError(f'calls is {calls!r}; ask for a whole number, at least 1')
-        if len(arrays) > len(self.inputs):
-            raise ArrayError(f'{self.name} takes {len(self.inputs)} inputs, got {len(arrays)}')
-        given = arrays or tuple(map(example, self.inputs))
-        named = {v.name: a for v, a in zip(self.inputs, given, strict=False)}
+        named = self._examples(arrays, calls)
         stamps = self.stamps(named, calls)
         lengths = 1e3 * np.median(np.diff(stamps, axis=1), axis=0)
         starts = np.concatenate([[0.0], np.cumsum(lengths)])
@@ -196,16 +191,9 @@ class GpuNetwork(Network):
         return Profile(
             self.name, self.threads, calls, total,
             tuple(
-                self._task_ms(task, float(ms), float(start))
+                TaskTime.of(task, task, float(ms), float(start))
                 for task, ms, start in zip(self.gpu_tasks, lengths, starts, strict=False)
             ),
-        )  # fmt: skip
-
-    def _task_ms(self, task: GpuTask, ms: float, start: float) -> TaskTime:
-        return TaskTime(
-            task.name, task.group.label, task.origin, task.schedule.schema, ms,
-            task.group.flops / max(1e6 * ms, 1e-9), 1e3 * task.predicted_s, 1e3 * task.bound_s,
-            task.limit, start,
         )  # fmt: skip
 
     def __repr__(self) -> str:

@@ -21,15 +21,7 @@ from tilewright.runtime.gpu import opencl_api as cl
 from tilewright.runtime.gpu import opencl_nvidia as nv
 from tilewright.runtime.gpu.batch import WARM_UP, Extents, opencl_batch
 from tilewright.runtime.gpu.compilers import complaint, resources_of
-from tilewright.runtime.gpu.device import (
-    NUMPY,
-    Call,
-    Device,
-    NDArray,
-    Program,
-    Resources,
-    bytes_of,
-)
+from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program, Resources, bytes_of
 from tilewright.runtime.gpu.opencl_api import Api, Handle, OpenCLError
 
 BATCH = 20  # calls of one timed repeat, queued without waiting in between; fewer where

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.runtime.gpu.batch import opencl_batch
 from tilewright.runtime.gpu.cuda import CudaDevice, checked
-from tilewright.runtime.gpu.cuda_graph import Launch, stopwatch
+from tilewright.runtime.gpu.cuda_graph import Launch, capturing, stopwatch
 from tilewright.runtime.gpu.device import Call, Device
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 
@@ -87,13 +87,23 @@ class _CudaGraph(Recorded):
             nodes: list[Any] = []
             for launch, earlier in zip(launches, waits, strict=True):
                 before = [nodes[number] for number in earlier]
-                node = cu.cuGraphAddKernelNode(graph, before, len(before), _node(cu, launch))
-                nodes.append(checked(node, ' while a graph was made'))
+                nodes.append(self._added(graph, before, launch))
             self.instance = checked(cu.cuGraphInstantiate(graph, 0))
         finally:
             checked(cu.cuGraphDestroy(graph))
         self._close = weakref.finalize(self, cu.cuGraphExecDestroy, self.instance)
         self._close.atexit = False  # the driver may have ended before we do
+
+    def _added(self, graph: Any, before: Sequence[Any], launch: Launch) -> Any:
+        """The node of one launch; what a library starts is captured as a graph inside."""
+        cu, doing = self.device.cu, ' while a graph was made'
+        if launch.run is None:
+            node = cu.cuGraphAddKernelNode(graph, before, len(before), _node(cu, launch))
+            return checked(node, doing)
+        launch.run()  # the first call loads code, which no capture may
+        self.device.synchronize()
+        with capturing(cu, checked, self.device.stream, (launch,), 1) as inside:
+            return checked(cu.cuGraphAddChildGraphNode(graph, before, len(before), inside), doing)
 
     def run(self) -> None:
         checked(self.device.cu.cuGraphLaunch(self.instance, self.device.stream))

@@ -6,6 +6,7 @@ input, as runtime/worker.py's child does; runtime/gpu/worker.py is the other end
     {"do": "open"}                                          -> name, machine, versions
     {"do": "group", "group": {...}, "seed": 7, "tolerance": 1e-4}
     {"do": "attempt", "schedule": {...}, "files": [...], "repeats": 7}   -> status, samples_ms, ...
+    {"do": "proposals", "library": "cudnn"}                 -> schedules that a library proposes
 
 Inputs and constants are uploaded once for a group and shared by its candidates. The output is
 poisoned before each, and is checked again behind the timed calls.
@@ -38,6 +39,7 @@ from tilewright.runtime.child import die_with
 from tilewright.runtime.gpu.bandwidth import described
 from tilewright.runtime.gpu.build import read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program
+from tilewright.runtime.gpu.libraries.table import proposals
 from tilewright.runtime.gpu.modules import allocate, calls_of
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -258,6 +260,12 @@ class Session:
             return verdict | said | {'samples_ms': [max(1e3 * s, LEAST_MS) for s in samples]}
         finally:
             unload(self.device, loaded)
+
+    def proposals(self, library: str) -> dict:
+        """Schedules that a vendor's library proposes for the group, best first."""
+        opened = self.device.library(library)
+        found = proposals(opened, library, self.problem)
+        return {'status': 'ok', 'schedules': [schedule.to_json() for schedule in found]}
 
     def checked(self, loaded: Loaded) -> dict:
         """The verdict on one run over a poisoned output."""

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import schema_named, schemas
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema, Table
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops
 from tilewright.model.gpu.time import COSTS
+from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -29,6 +30,7 @@ Kind = tuple[str, str]  # schema, intrinsic
 
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
+FRONTED = 4.0  # times that schemas which apply a front are drawn more often
 REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
 
 
@@ -58,17 +60,19 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
     """(schema, intrinsic) -> its table, for those that the machine has instructions for.
 
     With the name of an algorithm its schemas are there wherever it applies, with 'direct' nowhere.
-    Multiply-adds come first, other algorithms than the direct one last.
+    Those whose table is empty are not. Multiply-adds come first, other algorithms than the direct
+    one last.
     """
     found = [
         (schema, intrinsic, schema.table)
-        for schema in schemas()
+        for schema in GPU_SCHEMAS.values()
         if schema.table is not None and _is_wanted(schema, group, machine, algorithm)
         for intrinsic in schema.intrinsics
         if machine.has(intrinsic)
     ]
     found.sort(key=lambda one: (one[0].shortcut is not None, one[1] != 'fma'))
-    return {(schema.name, kind): table(group, kind) for schema, kind, table in found}
+    made = {(schema.name, kind): table(group, kind) for schema, kind, table in found}
+    return {kind: values for kind, values in made.items() if values}
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Moves:
         if not self.machine.has(schedule.intrinsic) or not precise(self.group, schedule):
             return False, 0
         try:
-            module = generate(self.group, schedule)
+            module = generate(self._decided(schedule), schedule)
             for kernel in module.kernels:
                 self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         except ScheduleError:
@@ -100,14 +104,18 @@ class Moves:
         decided = [step.kernel for step in module.steps if not fixed(step.kernel)]
         return enough, max(math.prod(kernel.grid) for kernel in decided)
 
+    def _decided(self, schedule: GpuSchedule) -> Group:
+        """What the schedule decides: a front that is a kernel of its own is the same for all."""
+        applied = schema_named(schedule.schema).front
+        return self.group if applied else without_front(self.group)
+
     def legal(self, schedule: GpuSchedule) -> bool:
         """Whether it can be generated and fits, and gives a block enough threads."""
         return self._look(schedule)[0]
 
     def draw(self, rng: random.Random) -> GpuSchedule | None:
         kinds = list(self.tables)
-        weights = [schema_named(schema).intrinsics[intrinsic] for schema, intrinsic in kinds]
-        kind = rng.choices(kinds, weights)[0]
+        kind = rng.choices(kinds, [self._weight(kind) for kind in kinds])[0]
         tiles: dict[str, int] = {}
         for names, values in self.tables[kind].items():
             tiles |= zip(names, rng.choice(values), strict=True)
@@ -116,6 +124,12 @@ class Moves:
         if not legal or rng.random() > self._promise(blocks, tiles.get('split', 1)):
             return None
         return schedule
+
+    def _weight(self, kind: Kind) -> float:
+        """How often a kind is drawn; what needs a kernel more for a front is rarely the best."""
+        schema = schema_named(kind[0])
+        often = FRONTED if schema.front and has_front(self.group) else 1.0
+        return often * schema.intrinsics[kind[1]]
 
     def _promise(self, blocks: int, split: int) -> float:
         """How readily a draw is taken: blocks that leave the machine idle are rarely the best."""

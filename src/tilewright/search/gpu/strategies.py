@@ -291,7 +291,8 @@ def search(
     turns = -(-trials // batch)
     state = State(
         space, model, random.Random(seed), starts=list(starts), sampled=sampled,
-        bred=max(sampled // turns, POPULATION),
+        # A first population and at least one generation, however few are looked at in a turn.
+        bred=max(sampled // turns, 2 * POPULATION),
     )  # fmt: skip
     until = time.monotonic() + seconds
     for step in range(trials):

@@ -131,6 +131,13 @@ class CpuSite:
             self.threads, asked.max_rel_err, progress, asked.algorithm,
         )  # fmt: skip
 
+    def select(
+        self, program: Program, best: Mapping[str, Choice], asked: Asked,
+        progress: Report | None = None,
+    ) -> dict[str, Choice]:  # fmt: skip
+        """No library competes on the CPU: what was chosen stays."""
+        return dict(best)
+
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,
         progress: Report | None = None,

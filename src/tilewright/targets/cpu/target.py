@@ -194,3 +194,6 @@ def within(measurement: Measurement, max_rel_err: float) -> Measurement:
         status='wrong',
         message=f'its error of {error:.1e} exceeds the budget of {max_rel_err:g}',
     )
+
+
+CPU_TARGET = CpuTarget()

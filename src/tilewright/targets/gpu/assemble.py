@@ -83,11 +83,11 @@ def measured(
     progress: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
 ) -> dict[str, Choice]:
-    """The fastest choice of every group; what is around a sum of products does not decide it.
+    """The fastest choice of every group; what is behind a sum of products does not decide it.
 
     A schedule that cannot compute all of a group leaves it to the model's choice.
     """
-    cores = {digest: core(group) for digest, group in groups.items()}
+    cores = {digest: core(group, front=True) for digest, group in groups.items()}
     distinct = {one.digest: one for one in cores.values()}
     first = {one.digest: chosen[digest] for digest, one in reversed(cores.items())}
 

@@ -2,7 +2,9 @@
 
 Goes in: groups, a GPU. Comes out: for each group its best choices, best predicted first. Nothing is
 timed, and the answer is the same every time. Epilogues do not decide a schedule, so that what is
-searched is the core of a group (targets/cpu/choose.py). Three kinds of groups:
+searched is the core of a group (ops/core.py). Stages before the products do: a schema applies them
+as it copies, or they are a kernel of their own, whichever is predicted to be faster. Four kinds of
+groups:
 
     sums of products   all schemas of the design space, walked by `search.gpu_tune` with the model
                        (model/gpu/time.py) in the place of a stopwatch
@@ -10,6 +12,8 @@ searched is the core of a group (targets/cpu/choose.py). Three kinds of groups:
                        many lanes along the weights of each result
     the rest           squares for transposes, else one thread a result, with lanes where results
                        are too few for the device
+    chains             several reducing stages that are to stay on the chip: schemas that take all
+                       of them at once, walked by the model from what they propose
 """
 
 from __future__ import annotations
@@ -23,13 +27,14 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, added, schema_named, schemas
+from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
 from tilewright.ops.chain import is_chained
 from tilewright.ops.core import core
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.runtime.pool import each
@@ -62,7 +67,7 @@ def choose_all(
     `trials`: schedules of a group that the model looks at.
     """
     looked = trials or TRIALS
-    cores = [core(group) for group in groups]
+    cores = [core(group, front=True) for group in groups]
     keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
     found: dict[str, tuple[Choice, ...]] = {}
     left: dict[str, Group] = {}
@@ -93,7 +98,7 @@ def _key(
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
             **({'algorithm': algorithm} if algorithm != 'auto' else {}),
-            **({'schemas': added()} if added() else {}),
+            **({'schemas': GPU_SCHEMAS.added} if GPU_SCHEMAS.added else {}),
         },
         choices.GPU_DECIDES,
     )  # fmt: skip
@@ -136,7 +141,7 @@ def _searched(
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
     pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
     # Other processes do not know schemas that were registered in this one.
-    yield from zip(slow, each(search, pieces, 1 if added() else processes), strict=True)
+    yield from zip(slow, each(search, pieces, 1 if GPU_SCHEMAS.added else processes), strict=True)
 
 
 def search(
@@ -152,7 +157,16 @@ def search(
 
     Without `products` by schemas that move one element at a time.
     """
-    if products and has_products(group):
+    if is_chained(group):
+        together = [
+            schema.name
+            for schema in GPU_SCHEMAS.values()
+            if schema.whole and schema is not FALLBACK
+        ]
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm, together)
+        if made:
+            return tuple(made[:top])
+    elif products and has_products(group):
         if is_thin(group):
             return _general(group, machine)[:top]
         made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
@@ -164,7 +178,7 @@ def search(
 
 def _special(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:
     """By the schema that proposes something for this group, the last registered first."""
-    for schema in reversed(schemas()):
+    for schema in reversed(tuple(GPU_SCHEMAS.values())):
         if schema is not FALLBACK:
             found = _proposed(schema, group, machine)
             if found:
@@ -179,7 +193,11 @@ def _proposed(schema: GpuSchema, group: Group, machine: GpuMachine) -> tuple[Cho
 
 def has_products(group: Group) -> bool:
     """Whether other schemas than the general one may compute it."""
-    return group.is_plain and group.main.is_product_sum and parts(group) == (group,)
+    return (
+        group.is_plain
+        and group.main.is_product_sum
+        and (has_front(group) or parts(group) == (group,))
+    )
 
 
 def is_thin(group: Group) -> bool:
@@ -201,9 +219,10 @@ def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
 
 
 def _by_model(
-    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
-) -> list[Choice]:
-    """The best predicted of all schemas that apply, in the order of their times."""
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str,
+    only: Sequence[str] | None = None,
+) -> list[Choice]:  # fmt: skip
+    """The best predicted of all schemas that apply, or of some, in the order of their times."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
         if not is_precise(group, schedule, max_rel_err):
@@ -213,11 +232,18 @@ def _by_model(
         except ScheduleError:
             return None
 
-    space = moves(group, machine, algorithm=algorithm)
+    space = moves(group, machine, only, algorithm)
     if not space.tables:
         return []
+    starts = [
+        schedule
+        for name in only or ()
+        if (propose := schema_named(name).propose) is not None
+        for schedule in propose(group, machine)
+        if (name, schedule.intrinsic) in space.tables
+    ]
     tried = tune(
-        space, lambda schedules: [seconds(s) for s in schedules], trials=trials,
+        space, lambda schedules: [seconds(s) for s in schedules], trials=trials, starts=starts,
         seed=Random(group.digest).getrandbits(32),
     )  # fmt: skip
     best = [t.schedule for t in tried if t.seconds is not None]

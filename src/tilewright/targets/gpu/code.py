@@ -19,7 +19,8 @@ from tilewright.errors import TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
-from tilewright.machine.compiler import cache_dir
+from tilewright.kernels.gpu.schemas.library.calls import is_library
+from tilewright.machine.compiler import cache_dir, prune_files
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
@@ -39,11 +40,13 @@ def programs(
     """A program for every distinct kernel."""
     wanted = list(dict.fromkeys(kernels))
     if isinstance(device, CudaDevice):
-        codes = cubins(wanted, device.architecture, report)
-        return {
+        ours = [kernel for kernel in wanted if not is_library(kernel)]
+        codes = cubins(ours, device.architecture, report)
+        found = {
             kernel: device.load(kernel, binary, '', resources)
             for kernel, (binary, resources) in codes.items()
         }
+        return found | {k: device.compile(k) for k in wanted if is_library(k)}
     made = {}
     for done, kernel in enumerate(wanted, 1):
         made[kernel] = device.compile(kernel)
@@ -141,19 +144,4 @@ def _keep(key: str, code: Code) -> None:
                 made = Path(scratch) / place.name
                 made.write_bytes(data if isinstance(data, bytes) else data.encode())
                 os.replace(made, place)
-        _prune(path.parents[1])
-
-
-def _prune(folder: Path) -> None:
-    """Remove the files that are oldest, where there are too many."""
-    files = list(folder.glob('*/*.cubin'))
-    if len(files) <= MOST_FILES:
-        return
-    ages = []
-    for path in files:
-        with contextlib.suppress(OSError):
-            ages.append((path.stat().st_mtime, path))
-    for _, path in sorted(ages)[: len(files) - MOST_FILES // 2]:
-        with contextlib.suppress(OSError):
-            path.unlink()
-            path.with_suffix('.json').unlink()
+        prune_files(path.parents[1].glob('*/*'), 2 * MOST_FILES)

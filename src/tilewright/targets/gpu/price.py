@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.registry import FALLBACK, schema_named, schemas
+from tilewright.kernels.gpu.registry import FALLBACK, GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops, gpu_bounds
@@ -56,7 +56,9 @@ class GpuPrice:
         """A launch; every sum computed once, by the fastest units that kernels of chains use; all
         but inner tensors moved once.
         """
-        able = [kind for one in schemas() if keeps_chains(one) for kind in one.intrinsics]
+        able = [
+            kind for one in GPU_SCHEMAS.values() if keeps_chains(one) for kind in one.intrinsics
+        ]
         kinds = [kind for kind in able if self.machine.has(kind)]
         peak = max(compute_gflops(self.machine, kind) for kind in kinds)
         flops = sum(stage.flops for stage in group.stages if stage.combiner)
@@ -65,7 +67,7 @@ class GpuPrice:
 
     def why_not(self, group: Group) -> str:
         """Why no schema computes the group in one kernel."""
-        able = [schema for schema in schemas() if keeps_chains(schema)]
+        able = [schema for schema in GPU_SCHEMAS.values() if keeps_chains(schema)]
         if any(_offers(schema, group, self.machine) for schema in able):
             return ''
         names = ', '.join(schema.name for schema in able)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tilewright.errors import ScheduleError
 from tilewright.machine.gpu import GpuMachine
-from tilewright.model.gpu.time import predict_gpu
+from tilewright.model.gpu.time import is_priced
 from tilewright.ops.group import Group
 from tilewright.rank.rankers import Ranker
 from tilewright.schedule.choice import Choice
@@ -29,7 +29,7 @@ def ranked_by(
     order: list[GpuSchedule] = []
 
     def taken(schedules: Sequence[GpuSchedule]) -> list[float | None]:
-        order.extend(s for s in schedules if _is_priced(group, s, machine))
+        order.extend(s for s in schedules if is_priced(group, s, machine))
         return [1.0] * len(schedules)
 
     search(
@@ -39,12 +39,3 @@ def ranked_by(
     if not order:
         raise ScheduleError(f'{group.label}: no schedule for {machine.name} was found')
     return tuple(choice_of(group, schedule, machine) for schedule in order[:top])
-
-
-def _is_priced(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
-    """Whether the time model knows this schedule on the machine."""
-    try:
-        predict_gpu(group, schedule, machine)
-    except ScheduleError:
-        return False
-    return True

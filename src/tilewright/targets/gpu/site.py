@@ -16,18 +16,23 @@ from tilewright.errors import InputError, ModelError
 from tilewright.graph.levels import by_levels
 from tilewright.graph.passes import GPU_PASSES, ProgramPasses
 from tilewright.graph.program import Program
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.library.calls import is_library
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
+from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
 from tilewright.targets.gpu.assemble import bound, chosen_by_model, measured
 from tilewright.targets.gpu.choose import is_legal
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.price import GpuPrice
+from tilewright.targets.gpu.selector import select, without_missing
 from tilewright.targets.gpu.tuning import Place
 from tilewright.targets.site import Asked, Choices
 from tilewright.targets.target import Report
@@ -86,6 +91,22 @@ class GpuSite:
             asked.how,
         )  # fmt: skip
 
+    def select(
+        self, program: Program, best: Mapping[str, Choice], asked: Asked,
+        progress: Report | None = None,
+    ) -> dict[str, Choice]:  # fmt: skip
+        if asked.libraries == 'none':
+            return dict(best)
+
+        def report(group: Group, done: int, total: int) -> None:
+            if progress is not None:
+                progress(Progress('measure', group.label, done, total, 0.0, None))
+
+        return select(
+            _groups(program), best, Place.of(self.device, self.target, self.name),
+            asked.libraries, asked.max_rel_err, report,
+        )  # fmt: skip
+
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,
         progress: Report | None = None,
@@ -96,7 +117,7 @@ class GpuSite:
         self, path: str | os.PathLike[str], saved: Saved, progress: Report | None = None
     ) -> dict[str, Choice]:  # fmt: skip
         if self.machine.to_json() == saved.machine.to_json():
-            return _checked(path, saved)
+            return self._with_libraries(path, saved, progress)
         warnings.warn(
             f'{path} was compiled for {saved.machine.name}; schedules are chosen again for '
             f'{self.machine.name}',
@@ -105,6 +126,24 @@ class GpuSite:
         asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)
         found = self.choose(saved.program, asked, progress)
         return {digest: choices[0] for digest, choices in found.items()}
+
+    def _with_libraries(
+        self, path: str | os.PathLike[str], saved: Saved, progress: Report | None
+    ) -> dict[str, Choice]:
+        """The choices of a file, ours where a library that it names is not here."""
+
+        def try_out(group: Group, schedule: GpuSchedule) -> None:
+            for kernel in generate(group, schedule).kernels:
+                if is_library(kernel):
+                    self.device.unload(self.device.compile(kernel))
+
+        def by_model(groups: Mapping[str, Group]) -> Mapping[str, tuple[Choice, ...]]:
+            return chosen_by_model(
+                groups, self.machine, KEPT, saved.max_rel_err, progress, None, saved.algorithm
+            )
+
+        found, groups = _checked(path, saved), _groups(saved.program)
+        return without_missing(found, groups, try_out, by_model, path)
 
 
 def _groups(program: Program) -> dict[str, Group]:

@@ -25,6 +25,7 @@ from tilewright.kernels.gpu.dialects.opencl import OPENCL
 from tilewright.kernels.gpu.dialects.table import Dialect
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import lower_all
+from tilewright.kernels.gpu.schemas.library.calls import call_text, is_library
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
@@ -139,7 +140,10 @@ class GpuTarget:
         return candidates, (trouble,) if found.trouble else ()
 
     def source(self, group: Group, schedule: AnySchedule) -> str:
-        return lower_all(generate(group, _gpu(schedule)).kernels, self.dialect)
+        kernels = generate(group, _gpu(schedule)).kernels
+        calls = [call_text(kernel) for kernel in kernels if is_library(kernel)]
+        ours = [kernel for kernel in kernels if not is_library(kernel)]
+        return '\n'.join([*calls, *([lower_all(ours, self.dialect)] if ours else [])])
 
     def bounds_s(self, plan: Plan) -> tuple[float, float]:
         own = schedule_bounds(plan.group, _gpu(plan.best.schedule), plan.machine)
@@ -178,8 +182,6 @@ def _gpu(schedule: AnySchedule) -> GpuSchedule:
     return schedule
 
 
-GPU_TARGETS = (
-    GpuTarget('cuda', '.cu', CUDA),
-    GpuTarget('opencl', '.cl', OPENCL),
-    GpuTarget('host', '.c', HOST),
-)
+CUDA_TARGET = GpuTarget('cuda', '.cu', CUDA)
+OPENCL_TARGET = GpuTarget('opencl', '.cl', OPENCL)
+HOST_TARGET = GpuTarget('host', '.c', HOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.gpu import ptx
-from tilewright.kernels.gpu.dialects.table import Dialect, warpgroup_products
+from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units
 from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
@@ -144,10 +144,7 @@ static __device__ __forceinline__ void
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    wanted = warpgroup_products(kernels)
-    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
-    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
-    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
+    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:

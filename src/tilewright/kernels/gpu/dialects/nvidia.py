@@ -19,7 +19,7 @@ from dataclasses import replace
 from tilewright.errors import CompilerError
 from tilewright.kernels.gpu import ptx
 from tilewright.kernels.gpu.dialects.opencl import COMMON, OPENCL, PLAIN_COPIES, local_arrays
-from tilewright.kernels.gpu.dialects.table import Dialect, warpgroup_products
+from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units
 from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
 from tilewright.machine.nvidia import instructions_of
 
@@ -138,10 +138,7 @@ def _wgmma(kind: str, columns: int) -> str:
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    wanted = warpgroup_products(kernels)
-    heads = [_WARPGROUP] * bool(wanted) + [_BF16] * any(kind == 'bf16' for kind, _ in wanted)
-    heads += [_BULK] * any('bulk_copy' in kernel.needs for kernel in kernels)
-    return '\n'.join([*heads, *(_wgmma(*one) for one in wanted)])
+    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma)
 
 
 def _shared(kernel: Kernel) -> list[str]:

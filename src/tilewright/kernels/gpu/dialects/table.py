@@ -2,8 +2,8 @@
 
 One file for each: cuda.py, opencl.py, host.py. Words that stand for more than a keyword (16-byte
 loads, asynchronous copies, matrix instructions) are macros or functions in `head`, under the same
-names in every dialect; docs/cucl.md lists them. A dialect from anywhere is made known by `register`
-and found by its name; a `Device` that runs it takes the value.
+names in every dialect; docs/cucl.md lists them. A dialect from anywhere is made known by
+`DIALECTS.register` and found by its name; a `Device` that runs it takes the value.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.errors import InputError
 from tilewright.kernels.gpu.language import Kernel
+from tilewright.registry import Registry
 
 
 def _nothing(_: object) -> str:
@@ -24,6 +24,18 @@ def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
     needs = sorted({need for kernel in kernels for need in kernel.needs if '/' in need})
     split = [need.removeprefix('wgmma_').split('/') for need in needs]
     return sorted((kind, int(columns)) for kind, columns in split)
+
+
+def matrix_units(
+    kernels: Sequence[Kernel], head: str, bf16: str, bulk: str, product: Callable[[str, int], str]
+) -> str:
+    """What kernels need of Hopper's units: the texts that all, some or bulk copies begin with, and
+    one `product` of each size.
+    """
+    wanted = warpgroup_products(kernels)
+    heads = [head] * bool(wanted) + [bf16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [bulk] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +66,9 @@ class Dialect:
     tail: Callable[[Kernel], str] = _nothing
 
 
-_DIALECTS: dict[str, Dialect] = {}
-
-
-def register(dialect: Dialect) -> Dialect:
-    """Make a dialect known in this process."""
-    if dialect.name in _DIALECTS:
-        raise InputError(
-            f'there is a dialect {dialect.name!r} already; choose another name, or unregister it'
-        )
-    _DIALECTS[dialect.name] = dialect
-    return dialect
-
-
-def unregister(name: str) -> None:
-    """Forget a dialect; kernels that were lowered stay as they are."""
-    del _DIALECTS[dialect_named(name).name]
-
-
-def dialects() -> tuple[Dialect, ...]:
-    """All that are known, in the order in which they came."""
-    return tuple(_DIALECTS.values())
-
-
-def dialect_named(name: str) -> Dialect:
-    """The dialect of a name; the error lists all names."""
-    if name not in _DIALECTS:
-        raise InputError(
-            f'{name!r} is not a dialect of CUCL; choose one of {", ".join(_DIALECTS)}, or register '
-            f'it'
-        )
-    return _DIALECTS[name]
+_FOLDER = 'tilewright.kernels.gpu.dialects'
+# The dialect of NVIDIA's OpenCL (nvidia.py) depends on the device, so it has no entry.
+DIALECTS: Registry[Dialect] = Registry(
+    'a dialect of CUCL',
+    [f'{_FOLDER}.{name}:{name.upper()}' for name in ('cuda', 'opencl', 'host')],
+)

@@ -13,6 +13,7 @@ What is decided before a line is written is in plan.py, the packing of weights i
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.isa import micro
@@ -36,16 +37,21 @@ def generate(p: OuterPlan) -> str:
     write_epilogue(writer, p.functions)
     if schedule.pack:
         operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor), p.front)
-    for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
-        for extents in p.pixel_extents:
-            writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
-            writer.line()
-    write_store(writer, p)
+    write_kernels(writer, p)
     if p.moving:
         write_panels(writer, p)
     write_packing(writer, p)
     _write_part(writer, p)
     return writer.text()
+
+
+def write_kernels(writer: Writer, p: OuterPlan) -> None:
+    """The micro-kernel of every tile, and the functions that store what they have summed."""
+    for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
+        for extents in p.pixel_extents:
+            writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
+            writer.line()
+    write_store(writer, p)
 
 
 def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
@@ -77,7 +83,6 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
 
 
 def _write_part(writer: Writer, p: OuterPlan) -> None:
-    c, schedule, stage = p.contraction, p.schedule, p.group.main
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
     places = constant_offsets(p)
 
@@ -85,8 +90,22 @@ def _write_part(writer: Writer, p: OuterPlan) -> None:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     writer.open('void tw_part(const tw_args *args, long part)')
-    source = p.front.source if p.front else c.a.tensor
+    source = p.front.source if p.front else p.contraction.a.tensor
     writer.line(f'const float *source = {pointer(source)};')
+    numbers = ''.join(
+        f', args->packed + {places[n.tensor]}' for n in (p.front.numbers if p.front else ())
+    )
+    write_nest(writer, p, pointer, f'pack_tile(source, buffer, from, extent{numbers});')
+    writer.close()
+
+
+def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill: str) -> None:
+    """The loops of a thread, inside `tw_part`.
+
+    `pointer` says where tensors lie; `fill` is the C statement that fills `buffer` with a tile of
+    the broadcast operand, `from` and `extent` along each of its axes.
+    """
+    c, schedule, stage = p.contraction, p.schedule, p.group.main
     writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *accumulators = buffer + {abi.aligned(p.operand.size + 16)};')
     for item in p.epilogue.operands:
@@ -97,17 +116,16 @@ def _write_part(writer: Writer, p: OuterPlan) -> None:
         writer.line(f'float *panels = accumulators + {abi.aligned(p.acc_floats)};')
         ranges = ', '.join(text for d in (c.vector, *p.loose) for text in nest.at(d))
         writer.line(f'pack_panels({pointer(c.b.tensor)}, panels, {ranges});')
-    origin = _open_bands(writer, p, nest)
+    origin = _open_bands(writer, p, nest, fill)
     reg = schedule.reg
     for name in reg.order:
         if name in stage.parallel:
             nest.open_loop(reg, name)
     _write_tile(writer, p, nest, origin)
     nest.close()
-    writer.close()
 
 
-def _open_bands(writer: Writer, p: OuterPlan, nest: Nest) -> dict[str, str]:
+def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str, str]:
     """Open every cache band; pack behind the last loop that moves the operand's tile."""
     c, schedule = p.contraction, p.schedule
     names = [level.name for level in schedule.levels]
@@ -126,7 +144,7 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest) -> dict[str, str]:
     def pack_here() -> None:
         origin.update(nest.starts())
         if schedule.pack:
-            _write_pack_call(writer, p, nest)
+            _write_fill(writer, p, nest, fill)
 
     if moving == 0:
         pack_here()
@@ -139,7 +157,7 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest) -> dict[str, str]:
     return origin
 
 
-def _write_pack_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
+def _write_fill(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> None:
     firsts, extents = [], []
     for expression in p.contraction.a.index:
         firsts.append(
@@ -149,11 +167,7 @@ def _write_pack_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
         extents.append(total([*spans, '1']))
     writer.line(f'const long from[] = {{{", ".join(firsts)}}};')
     writer.line(f'const long extent[] = {{{", ".join(extents)}}};')
-    places = constant_offsets(p)
-    numbers = ''.join(
-        f', args->packed + {places[n.tensor]}' for n in (p.front.numbers if p.front else ())
-    )
-    writer.line(f'pack_tile(source, buffer, from, extent{numbers});')
+    writer.line(fill)
 
 
 def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]) -> None:

@@ -64,7 +64,7 @@ def write_packing(writer: Writer, p: OuterPlan) -> None:
     places = constant_offsets(p)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     if not p.moving:
-        _write_weights(writer, p, f'constants[{names.index(p.contraction.b.tensor)}]')
+        write_weights(writer, p, f'constants[{names.index(p.contraction.b.tensor)}]')
     elif not places:
         writer.line('(void)constants, (void)packed;')
     packed = abi.write_constants(writer, p.group, places, p.packed_floats)
@@ -73,7 +73,8 @@ def write_packing(writer: Writer, p: OuterPlan) -> None:
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, packed)
 
 
-def _write_weights(writer: Writer, p: OuterPlan, source: str) -> None:
+def write_weights(writer: Writer, p: OuterPlan, source: str) -> None:
+    """In tw_pack: weights into panels, at the beginning of what is packed."""
     c, panels, sizes = p.contraction, p.panels, p.group.main.sizes
     strides, const = access_strides(p.group, c.b)
     writer.line(f'const float *b = {source};')

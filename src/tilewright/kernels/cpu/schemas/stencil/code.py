@@ -204,7 +204,8 @@ def _write_sums(
                 if all(c is None for c in vector[tap]):
                     continue
                 name = f'x{y}_{tap}_{v}'
-                text = _vector(plan, vector[tap], strip, total([source, str(y * plan.pitch)]))
+                row = total([source, str(y * plan.pitch)])
+                text = vector_text(vector[tap], shape.across.step, strip.extent, row)
                 writer.line(f'const row_v {name} = {text};')
                 for i, t in meets:
                     term = f'{name} * {_weight(plan, t * across + tap)}'
@@ -215,10 +216,10 @@ def _write_sums(
                         started.add((i, v))
 
 
-def _vector(plan: StencilPlan, columns: Columns, strip: Strip, row: str) -> str:
-    """The vector of these columns of an input row."""
-    lanes = plan.lanes
-    how = gather(columns, plan.shape.across.step, strip.extent)
+def vector_text(columns: Columns, step: int, extent: int, row: str) -> str:
+    """The vector of these columns, `step` apart, of an input row of `extent` columns."""
+    lanes = len(columns)
+    how = gather(columns, step, extent)
     if not how.loads:
         elements = ('0.0f' if c is None else f'({row})[{c}]' for c in columns)
         return f'(row_v){{{", ".join(elements)}}}'

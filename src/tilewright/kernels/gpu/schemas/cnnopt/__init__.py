@@ -10,7 +10,8 @@ from tilewright.kernels.gpu.schemas.cnnopt import plan
 from tilewright.kernels.gpu.schemas.cnnopt.code import generate
 from tilewright.kernels.gpu.schemas.cnnopt.columns import count_many, tiling
 from tilewright.kernels.gpu.schemas.cnnopt.counts import need, work
-from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, WARP
+from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 
 _POWERS = (1, 2, 4, 8, 16, 32)

@@ -20,93 +20,59 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
-from tilewright.kernels.gpu.language import Array, Kernel, Scalar
-from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.product import module_of, pack_kernel
 from tilewright.kernels.gpu.schemas.cnnopt import join as cnnopt_join
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, Axis, CnnoptPlan, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import Axis, CnnoptPlan, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
-
-PACK_THREADS = 256
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    packed = packed_array(p)
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
     kernels = [*cnnopt_join.before(p), main_kernel(p), *cnnopt_join.behind(p)]
-    return Module(
-        group,
-        (
-            *tensor_buffers(group),
-            Buffer(packed.name, packed.dims, packed.sizes),
-            *cnnopt_join.buffers(p),
-        ),
-        tuple(Step.of(kernel, **_known(kernel, operands)) for kernel in kernels),
-        (Step.of(pack_kernel(p)),),
-    )
+    return module_of(p, [p.packed, *cnnopt_join.workspaces(p)], _pack_kernel(p), kernels)
 
 
-def _known(kernel: Kernel, operands: dict[str, str]) -> dict[str, str]:
-    return {name: tensor for name, tensor in operands.items() if name in _names(kernel)}
-
-
-def _names(kernel: Kernel) -> set[str]:
-    return {argument.name for argument in kernel.args}
-
-
-def packed_array(p: CnnoptPlan, written: bool = False) -> Array:
-    sizes = (p.groups, p.channels, p.taps, p.padded_columns)
-    return Array(p.packed, ('g', 'c', 'tap', 'k'), sizes, written=written)
-
-
-def pack_kernel(p: CnnoptPlan) -> Kernel:
+def _pack_kernel(p: CnnoptPlan) -> Kernel:
     """The weights into [group][C][R S][K], zeros behind K."""
-    c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
-    packed = packed_array(p, written=True)
-    count, loop = packed.elements, c.loop or '_none'
+    c, loop = p.contraction, p.contraction.loop or '_none'
     sizes = [
         ('g_', p.groups), (loop, p.channels), (p.y.window, p.y.taps), (p.x.window, p.x.taps),
         (c.vector, p.padded_columns),
     ]  # fmt: skip
     body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {count})',
-        '    return;',
         *pieces.decode('flat', sizes),
         *(pieces.decode('g_', p.batch) if p.batch else []),
-        f'@{p.packed}[g=0, c=0, tap=0, k=flat] = {c.vector} < {p.columns} ? '
+        f'@{p.packed.name}[g=0, c=0, tap=0, k=flat] = {c.vector} < {p.columns} ? '
         f'{pieces.element(p.group, c.b)} : 0.0f;',
     ]
-    grid = (-(-count // PACK_THREADS), 1, 1)
-    return Kernel('cnnopt_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
+    return pack_kernel('cnnopt_pack', p, replace(p.packed, written=True), body)
 
 
-def main_kernel(p: CnnoptPlan, loose: bool = False) -> Kernel:
-    """The kernel; `loose`: its share of pieces is a number given at the call, with the grid.
-
-    So one compilation serves every split of the same tiles (data sets have many of them).
-    """
+def main_kernel(p: CnnoptPlan) -> Kernel:
     rows, columns = p.plane
     shared = [
         ('in_tile', p.stages * p.cb * rows * columns),
         ('w_tile', p.stages * p.cb * p.taps * p.block[0]),
         *cnnopt_join.shared(p),
     ]
-    body = [*_place(p, loose), *_accumulate(p), *cnnopt_join.store(p)]
+    body = [*_place(p), *_accumulate(p), *cnnopt_join.store(p)]
     return Kernel(
         f'{"s" if p.rows else "rs"}_{p.group.main.name}',
         (
             pieces.argument(p.group.tensor(p.contraction.a.tensor)),
-            packed_array(p),
+            p.packed,
             *cnnopt_join.arguments(p),
-            *((Scalar('share'),) if loose else ()),
         ),
         '\n'.join(body),
         p.grid,
@@ -117,7 +83,7 @@ def main_kernel(p: CnnoptPlan, loose: bool = False) -> Kernel:
     )
 
 
-def _place(p: CnnoptPlan, loose: bool) -> list[str]:
+def _place(p: CnnoptPlan) -> list[str]:
     """Which tile this block owns, where it reads, and which outputs this thread holds."""
     (bk, by, bx), (rk, ry, rx) = p.block, p.registers
     (tk, _, tx), (wk, _, wx) = p.lanes, p.warps
@@ -129,7 +95,6 @@ def _place(p: CnnoptPlan, loose: bool) -> list[str]:
         for place, (e, stride) in enumerate(zip(_without(p), tensor.strides, strict=True))
         if place not in spatial and (e.terms or e.const)
     ]
-    share = 'share' if loose else str(p.share)
     return [
         *pieces.decode('BLOCK_X', [*p.images, ('tile_y', tiles_y), ('tile_x', tiles_x)]),
         f'const int group = {f"BLOCK_Y / {tiles_k}" if p.groups > 1 else "0"};',
@@ -142,8 +107,8 @@ def _place(p: CnnoptPlan, loose: bool) -> list[str]:
         f'const int my_k = warp % {wk} * {tk * rk} + lane % {tk} * {4 if rk % 4 == 0 else 1};',
         f'const int my_x = (warp / {wk} % {wx} * {tx} + lane / {tk} % {tx}) * {rx};',
         f'const int my_y = (warp / {wk * wx} * {p.lanes[1]} + lane / {tk * tx}) * {ry};',
-        f'const int begin = BLOCK_Z * {share};',
-        f'const int end = begin + {share} < {p.iterations} ? begin + {share} : {p.iterations};',
+        f'const int begin = BLOCK_Z * {p.share};',
+        f'const int end = begin + {p.share} < {p.iterations} ? begin + {p.share} : {p.iterations};',
     ]
 
 
@@ -166,22 +131,14 @@ def _accumulate(p: CnnoptPlan) -> list[str]:
     return [
         f'float acc[{k}][{y}][{x}];',
         *clear(p),
-        f'for (int now = begin - {ahead}; now < end; now++) {{',
-        '    if (now >= begin) {',
-        f'        COPY_WAIT({max(ahead - 1, 0)});',
-        '        BARRIER;',
-        '    }',
-        f'    const int next = now + {ahead};',
-        '    if (next < end) {',
-        *(f'        {line}' for line in _copies(p)),
-        '    }',
-        '    COPY_COMMIT;',
-        *(['    COPY_WAIT(0);', '    BARRIER;'] if ahead == 0 else []),
-        '    if (now >= begin) {',
-        *(f'        {line}' for line in _multiply(p)),
-        '    }',
-        *(['    BARRIER;'] if ahead == 0 else []),
-        '}',
+        *pieces.pipelined(
+            ahead,
+            ['if (now >= begin) {', f'    COPY_WAIT({max(ahead - 1, 0)});', '    BARRIER;', '}'],
+            _copies(p),
+            ['COPY_WAIT(0);', 'BARRIER;'],
+            _multiply(p),
+            [] if ahead else ['BARRIER;'],
+        ),
     ]
 
 
@@ -225,7 +182,7 @@ def _copies(p: CnnoptPlan) -> list[str]:
     return [
         f'SHARED float *const to_in = in_tile + {_slot(p, "next", p.cb * plane)};',
         f'SHARED float *const to_w = w_tile + {_slot(p, "next", p.cb * p.taps * width)};',
-        f'const GLOBAL float *const from_w = &@{p.packed}[g=group, c=next * {p.cb}, tap=0, '
+        f'const GLOBAL float *const from_w = &@{p.packed.name}[g=group, c=next * {p.cb}, tap=0, '
         f'k=first_k];',
         '#pragma unroll 4',
         f'for (int at = THREAD; at < {p.cb * plane}; at += {p.threads}) {{',

@@ -13,7 +13,8 @@ from tilewright.errors import InputError
 from tilewright.kernels.gpu.columns import Array, Batch, Counts, Tiling, ceil_div, reduced
 from tilewright.kernels.gpu.schemas.cnnopt.counts import other_registers
 from tilewright.kernels.gpu.schemas.cnnopt.join import ATOMICS, SECOND_PASS
-from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, WARP, Axis, plan
+from tilewright.kernels.gpu.schemas.cnnopt.plan import DECISIONS, Axis, plan
+from tilewright.kernels.gpu.work import WARP
 
 
 def count_many(batch: Batch) -> Counts:
@@ -69,22 +70,6 @@ def count_many(batch: Batch) -> Counts:
         ),
         wide=none, turns=none, tiles=levels, staged_rows=plane_y, staged_columns=plane_x, depth=cb,
     )  # fmt: skip
-
-
-def volumes(batch: Batch) -> tuple[Array, Array]:
-    """Memory transactions (global to shared, shared to register) of whole calls by CNNOpt's model,
-    as `cnnopt_volumes` has them for one schedule.
-    """
-    sample, done = plan(batch.group, batch.schedule(0)), count_many(batch)
-    (rk, ry, rx), bk = (done.tiles[f'thread_{dim}'] for dim in 'kyx'), done.tiles['block_k']
-    if sample.rows:
-        reads = ry * (sample.y.taps * slice_of(sample.x, rx) + sample.taps * rk)
-    else:
-        reads = slice_of(sample.y, ry) * slice_of(sample.x, rx) + sample.taps * rk
-    staged = ceil_div(done.staged_rows * done.staged_columns, WARP)
-    staged = staged + ceil_div(bk * sample.taps, WARP)
-    channels = done.blocks // done.split * sample.channels  # those of a split share the channels
-    return staged * channels, reads * done.warps * channels
 
 
 def slice_of(axis: Axis, outputs: Array) -> Array:

@@ -1,17 +1,15 @@
-"""What a block of CNNOpt's kernels takes and does, counted from its plan; and the paper's volumes.
+"""What a block of CNNOpt's kernels takes and does, counted from its plan.
 
-The paper's volumes (Sec. 4.3, which lack the factor C x numTB at the upper level as printed) are
-`cnnopt_volumes`. columns.py has the same counts for many schedules at once.
+columns.py has the same counts for many schedules at once.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tilewright.kernels.gpu.schemas.cnnopt.join import ATOMICS, SECOND_PASS
-from tilewright.kernels.gpu.schemas.cnnopt.plan import WARP, CnnoptPlan, plan
-from tilewright.kernels.gpu.work import TRANSACTION, Need, Work
+from tilewright.kernels.gpu.schemas.cnnopt.plan import CnnoptPlan, plan
+from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -90,25 +88,3 @@ def _input_places(p: CnnoptPlan) -> set[int]:
     """Words of shared memory that the lanes of a warp read at once."""
     (_, ty, tx), (_, ry, rx), pitch = p.lanes, p.registers, p.plane[1]
     return {y * ry * p.y.stride * pitch + x * rx * p.x.stride for y in range(ty) for x in range(tx)}
-
-
-@dataclass(frozen=True, slots=True)
-class Volumes:
-    """Memory transactions of a whole call in CNNOpt's model, 32 elements each."""
-
-    global_to_shared: int
-    shared_to_register: int
-
-
-def cnnopt_volumes(p: CnnoptPlan) -> Volumes:
-    """Sec. 4.3: results are ignored; numTB and numWarp are blocks and warps of a block.
-
-    Global to shared, printed without C numTB: ceil(W^y' W^x' / 32) + ceil(W^k F_x F_y / 32) for
-    each channel of each block, primes with halo. Shared to register: a warp's read of one element
-    for each thread is one transaction.
-    """
-    rows, columns = p.plane
-    blocks = p.grid[0] * p.grid[1]  # those of a split share the channels
-    staged = -(-rows * columns // TRANSACTION) - (-p.block[0] * p.taps // TRANSACTION)
-    warps = p.threads // WARP
-    return Volumes(staged * blocks * p.channels, sum(thread_reads(p)) * warps * blocks * p.channels)

@@ -13,11 +13,12 @@ All kernels that a call needs are steps of the module, so that all are counted w
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Buffer
+from tilewright.kernels.gpu.product import workspace
 from tilewright.kernels.gpu.schemas.cnnopt.plan import CnnoptPlan
 
 ATOMICS, SECOND_PASS, LAST_BLOCK = range(3)
@@ -49,27 +50,19 @@ def _way(p: CnnoptPlan) -> int | None:
     return p.join if p.split > 1 else None
 
 
-def _workspace(p: CnnoptPlan, written: bool) -> Array:
-    """Sums of the parts: as the result lies, or tile by tile."""
-    if p.join == SECOND_PASS:
-        out = p.group.output
-        return Array('partial', ('part', *out.dims), (p.split, *out.shape), written=written)
-    tile = math.prod(p.registers) * p.threads
-    return Array('partial', ('part', 'tile', 'i'), (p.split, _tiles(p), tile), written=written)
-
-
 def _tiles(p: CnnoptPlan) -> int:
     return p.grid[0] * p.grid[1]
 
 
-def buffers(p: CnnoptPlan) -> list[Buffer]:
-    if _way(p) not in (SECOND_PASS, LAST_BLOCK):
-        return []
-    space = _workspace(p, written=True)
-    made = [Buffer(space.name, space.dims, space.sizes)]
-    if p.join == LAST_BLOCK:
-        made.append(Buffer('counter', ('tile',), (_tiles(p),), 'i32', zeroed=True))
-    return made
+def workspaces(p: CnnoptPlan) -> list[Array]:
+    """Where parts leave their sums, as the result lies or tile by tile, and what counts those of a
+    tile.
+    """
+    if _way(p) == LAST_BLOCK:
+        return workspace(p.split, _tiles(p), math.prod(p.registers) * p.threads)
+    out = p.group.output
+    whole = Array('partial', ('part', *out.dims), (p.split, *out.shape), written=True)
+    return [whole] if _way(p) == SECOND_PASS else []
 
 
 def shared(p: CnnoptPlan) -> list[tuple[str, int]]:
@@ -87,12 +80,9 @@ def arguments(p: CnnoptPlan) -> list[Array]:
     if way == ATOMICS:
         return [out]
     if way == SECOND_PASS:
-        return [_workspace(p, written=True)]
+        return workspaces(p)
     operands = pieces.epilogue_arrays(p.group, p.epilogue)
-    if way is None:
-        return [*operands, out]
-    counter = Array('counter', ('tile',), (_tiles(p),), 'i32', written=True)
-    return [*operands, _workspace(p, written=True), counter, out]
+    return [*operands, *workspaces(p), out]
 
 
 def store(p: CnnoptPlan) -> list[str]:
@@ -155,12 +145,7 @@ def _finish(p: CnnoptPlan) -> list[str]:
     for lane in range(run):
         lines.append(f'const float value{lane} = acc[i][j][l + {lane}];')
         values.append(p.epilogue.expression.replace('value', f'value{lane}'))
-    if run == 1:
-        lines.append(f'{_target(p)} = {values[0]};')
-    elif run == 2:
-        lines.append(f'STORE2(GLOBAL, &{_target(p)}, {", ".join(values)});')
-    else:
-        lines.append(f'STORE4(GLOBAL, &{_target(p)}, FLOAT4({", ".join(values)}));')
+    lines.append(pieces.stored(_target(p), values))
     return _each(p, lines, run)
 
 
@@ -185,7 +170,7 @@ def _gather(p: CnnoptPlan) -> list[str]:
         f'GLOBAL float *const mine = @partial + (BLOCK_Z * {_tiles(p)} + tile) * {tile};',
         *loops(p),
         f'            mine[{place}] = acc[i][j][l];',
-        *_last(p),
+        *pieces.last_block(p.split),
         *loops(p),
         '            acc[i][j][l] = 0.0f;',
         f'for (int part = 0; part < {p.split}; part++) {{',
@@ -193,22 +178,6 @@ def _gather(p: CnnoptPlan) -> list[str]:
         *(f'    {line}' for line in loops(p)),
         f'                acc[i][j][l] += from[{place}];',
         '}',
-    ]
-
-
-def _last(p: CnnoptPlan) -> list[str]:
-    """Continue only in the block that comes last to a tile; it sets the counter back."""
-    return [
-        'DEVICE_FENCE;',
-        'BARRIER;',
-        'if (THREAD == 0)',
-        '    arrived[0] = (float)ATOMIC_COUNT(@counter + tile);',
-        'BARRIER;',
-        f'if (arrived[0] != {float(p.split - 1)!r}f)',
-        '    return;',
-        'DEVICE_FENCE;',
-        'if (THREAD == 0)',
-        '    @counter[tile=tile] = 0;',
     ]
 
 
@@ -239,7 +208,7 @@ def behind(p: CnnoptPlan) -> list[Kernel]:
             f'for (int part = 0; part < {p.split}; part++)',
             f'    value += {_target(p, "partial", "part=part, ")};',
         ]
-        arrays = [_workspace(p, written=False), *operands]
+        arrays = [*(replace(space, written=False) for space in workspaces(p)), *operands]
         return [_pointwise(p, 'cnnopt_join', arrays, value, last, out.name)]
     return []
 

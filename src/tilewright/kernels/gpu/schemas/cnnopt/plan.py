@@ -27,15 +27,16 @@ import math
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.kernels.cpu.pointwise import Epilogue
+from tilewright.kernels.cpu.contraction import Contraction
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
+from tilewright.kernels.gpu.language import Array
+from tilewright.kernels.gpu.product import ProductPlan, product_of, require
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
 
 RS, S = 'rs', 's'
-WARP = 32
 JOINS = ('atomics', 'second pass', 'last block')
 DECISIONS = (
     'rk', 'ry', 'rx', 'tk', 'ty', 'tx', 'wk', 'wy', 'wx', 'cb', 'stages', 'split', 'join',
@@ -65,12 +66,9 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class CnnoptPlan:
+class CnnoptPlan(ProductPlan):
     """A legal schedule, with everything that follows from it."""
 
-    group: Group
-    contraction: Contraction
-    epilogue: Epilogue
     y: Axis
     x: Axis
     registers: tuple[int, int, int]  # k, y, x; likewise the next two
@@ -83,10 +81,6 @@ class CnnoptPlan:
     rows: bool  # the S kernel: one row of the input slice in registers at a time
 
     @property
-    def sizes(self) -> dict[str, int]:
-        return self.group.main.sizes
-
-    @property
     def threads(self) -> int:
         return WARP * math.prod(self.warps)
 
@@ -97,14 +91,6 @@ class CnnoptPlan:
             r * t * w for r, t, w in zip(self.registers, self.lanes, self.warps, strict=True)
         )
         return k, y, x
-
-    @property
-    def columns(self) -> int:
-        return self.sizes[self.contraction.vector]
-
-    @property
-    def channels(self) -> int:
-        return self.sizes[self.contraction.loop] if self.contraction.loop else 1
 
     @property
     def iterations(self) -> int:
@@ -121,15 +107,6 @@ class CnnoptPlan:
         """Blocks along k, y and x."""
         k, y, x = self.block
         return -(-self.columns // k), -(-self.y.outputs // y), -(-self.x.outputs // x)
-
-    @property
-    def batch(self) -> list[tuple[str, int]]:
-        """Dimensions of both operands: groups of channels."""
-        return [(d, self.sizes[d]) for d in self.contraction.batch]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(size for _, size in self.batch)
 
     @property
     def images(self) -> list[tuple[str, int]]:
@@ -179,41 +156,36 @@ class CnnoptPlan:
         return self.tiles[0] * self.block[0]
 
     @property
-    def packed(self) -> str:
-        return f'{self.contraction.b.tensor}_packed'
+    def packed(self) -> Array:
+        """The weights: [group][C][R S][K]."""
+        sizes = (self.groups, self.channels, self.taps, self.padded_columns)
+        return Array(f'{self.contraction.b.tensor}_packed', ('g', 'c', 'tap', 'k'), sizes)
 
 
 def plan(group: Group, schedule: GpuSchedule) -> CnnoptPlan:
     """[Group, GpuSchedule] -> [CnnoptPlan]; raises ScheduleError where that is not legal."""
-    candidates = vector_candidates(group)
-    if not candidates:
-        raise ScheduleError(f'{group.label}: schema {schedule.schema} needs a sum of products')
-    contraction = contract(group, candidates[0])
+    contraction = product_of(group, schedule.schema)
     y, x = _axes(group, contraction, schedule.schema)
     registers, lanes, warps = (_level(schedule, level) for level in 'rtw')
     cb, stages, split, join = (schedule[name] for name in ('cb', 'stages', 'split', 'join'))
-    wrong = [
-        text
-        for text, broken in (
-            ("the intrinsic is 'fma'", schedule.intrinsic != 'fma'),
-            (
-                'every decision but join is at least 1',
-                min(*registers, *lanes, *warps, cb, stages, split) < 1,
-            ),
-            (f'tk ty tx are {WARP} threads', math.prod(lanes) != WARP),
-            (f'join is below {len(JOINS)}: {", ".join(JOINS)}', join >= len(JOINS)),
-        )
-        if broken
-    ]
-    if not wrong:
-        p = CnnoptPlan(
-            group, contraction, gpu_epilogue(group), y, x, registers, lanes, warps, cb, stages,
-            split, join, schedule.schema == S,
-        )  # fmt: skip
-        if split <= p.iterations:
-            return p
-        wrong = [f'split is at most the {p.iterations} pieces']
-    raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
+    numbers = (*registers, *lanes, *warps, cb, stages, split)
+    require(
+        group,
+        schedule,
+        [
+            ("the intrinsic is 'fma'", schedule.intrinsic == 'fma'),
+            ('every decision but join is at least 1', min(numbers) >= 1),
+            (f'tk ty tx are {WARP} threads', math.prod(lanes) == WARP),
+            (f'join is below {len(JOINS)}: {", ".join(JOINS)}', join < len(JOINS)),
+        ],
+    )
+    p = CnnoptPlan(
+        group, contraction, gpu_epilogue(group), y, x, registers, lanes, warps, cb, stages,
+        split, join, schedule.schema == S,
+    )  # fmt: skip
+    pieces = p.iterations
+    require(group, schedule, [(f'split is at most the {pieces} pieces', split <= pieces)])
+    return p
 
 
 def _level(schedule: GpuSchedule, level: str) -> tuple[int, int, int]:

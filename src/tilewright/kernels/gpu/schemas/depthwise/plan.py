@@ -1,19 +1,17 @@
-"""What the depthwise schema decides before a line is written, and its legal space.
+"""What the depthwise schema decides before a line is written, and which schedules are legal.
 
-Goes in: a group and a schedule (kernels/gpu/schemas/depthwise/code.py says what its decisions
-mean), or a group and a machine. Comes out: a `DepthwisePlan`, or all schedules worth trying.
+Goes in: a group and a schedule. Comes out: a `DepthwisePlan`. code.py says what the decisions mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import Epilogue
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
-from tilewright.machine.gpu import GpuMachine
+from tilewright.kernels.gpu.product import require
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Stage
 from tilewright.schedule.gpu import GpuSchedule
@@ -120,24 +118,25 @@ class DepthwisePlan:
 
 def plan(group: Group, schedule: GpuSchedule) -> DepthwisePlan:
     """[Group, GpuSchedule] -> [DepthwisePlan]; raises ScheduleError where that is not legal."""
-    image, weights, rows, columns = _roles(group)
+    image, weights, rows, columns = roles(group)
     numbers = th, tw, bh, bw, bp = [schedule[name] for name in ('th', 'tw', 'bh', 'bw', 'bp')]
     p = DepthwisePlan(
         group, image, weights, gpu_epilogue(group), rows, columns, th, tw, bh, bw, bp,
         bool(schedule['shared']),
     )  # fmt: skip
-    wrong = [
-        text
-        for text, broken in (
-            ("the intrinsic is 'fma'", schedule.intrinsic != 'fma'),
-            ('th, tw, bh, bw and bp are at least 1', min(numbers) < 1),
-            (f'th*tw*r*s is at most {MOST_STEPS}', _steps(p) > MOST_STEPS),
-            (f'a thread keeps at most {MOST_REGISTERS} numbers', _registers(p) > MOST_REGISTERS),
-        )
-        if broken
-    ]
-    if wrong:
-        raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
+    require(
+        group,
+        schedule,
+        [
+            ("the intrinsic is 'fma'", schedule.intrinsic == 'fma'),
+            ('th, tw, bh, bw and bp are at least 1', min(numbers) >= 1),
+            (f'th*tw*r*s is at most {MOST_STEPS}', _steps(p) <= MOST_STEPS),
+            (
+                f'a thread keeps at most {MOST_REGISTERS} numbers',
+                kept_registers(p) <= MOST_REGISTERS,
+            ),
+        ],
+    )
     return p
 
 
@@ -145,12 +144,12 @@ def _steps(p: DepthwisePlan) -> int:
     return p.th * p.tw * p.rows.taps * p.columns.taps
 
 
-def _registers(p: DepthwisePlan) -> int:
+def kept_registers(p: DepthwisePlan) -> int:
     weights = p.rows.taps * p.columns.taps if p.kept else 1
     return p.th * p.tw + p.columns.span(p.tw) + weights
 
 
-def _roles(group: Group) -> tuple[Access, Access, Axis, Axis]:
+def roles(group: Group) -> tuple[Access, Access, Axis, Axis]:
     """(image, weights, rows, columns), or a ScheduleError that says what does not fit."""
     stage = group.main
     if not stage.is_product_sum or stage.pad_value != 0:
@@ -186,36 +185,3 @@ def _axis(group: Group, stage: Stage, image: Access, place: int) -> Axis | None:
         index.coefficient(out[0]), index.coefficient(tap) if tap else 1, index.const,
         group.tensor(image.tensor).shape[place],
     )  # fmt: skip
-
-
-def schedules(group: Group, machine: GpuMachine) -> Iterator[GpuSchedule]:
-    """The legal space on a machine: small tiles first; blocks of about 64 to 256 threads."""
-    _, _, rows, columns = _roles(group)
-    seen = set()
-    for th, tw, threads, shared in (
-        (th, tw, threads, shared)
-        for th in (1, 2, 4, 8)
-        for tw in (1, 2, 4, 8)
-        for threads in (64, 128, 256)
-        for shared in (0, 1)
-    ):
-        down, across = -(-rows.outputs // th), -(-columns.outputs // tw)
-        for bw in {min(across, wide) for wide in (4, 8, 16, 32, 64)}:
-            for bh in {min(down, high) for high in (1, 2, 4, 8, 16)}:
-                if bw * bh > threads:
-                    continue
-                made = GpuSchedule.of(
-                    NAME, th=th, tw=tw, bh=bh, bw=bw, bp=threads // (bw * bh), shared=shared
-                )
-                if made not in seen and _fits(group, made, machine):
-                    seen.add(made)
-                    yield made
-
-
-def _fits(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
-    try:
-        p = plan(group, schedule)
-        machine.fits(NAME, p.threads, 4 * p.shared_floats, _registers(p))
-    except ScheduleError:
-        return False
-    return True

@@ -51,10 +51,10 @@ def _one(group: Group, schedule: GpuSchedule) -> Module:
 def _lanes(group: Group, schedule: GpuSchedule) -> int:
     """Lanes of a point: as many as wanted, but no more than there is to reduce."""
     wanted, threads = dict(schedule.tiles).get('lanes', 1), schedule['threads']
-    if wanted < 1 or wanted & (wanted - 1) or threads % wanted:
+    if threads < 1 or wanted < 1 or wanted & (wanted - 1) or threads % wanted:
         raise ScheduleError(
-            f'{group.label}: {wanted} lanes in a block of {threads} threads; give a power of two '
-            f'that divides the threads'
+            f'{group.label}: {wanted} lanes in a block of {threads} threads; give at least one '
+            f'thread, and a power of two that divides the threads'
         )
     length = math.prod(group.main.sizes[d] for d in group.main.reduction)
     while wanted > length:

@@ -29,40 +29,31 @@ pixels that a tile does not fill are computed and dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
 from tilewright.kernels.gpu.schemas.patch import mixed as patch_mixed
 from tilewright.kernels.gpu.schemas.patch import pixels as patch_pixels
 from tilewright.kernels.gpu.schemas.patch import warp as patch_warp
 from tilewright.kernels.gpu.schemas.patch import warpgroup as patch_warpgroup
-from tilewright.kernels.gpu.schemas.patch.plan import WARP, PatchPlan, plan
+from tilewright.kernels.gpu.schemas.patch.plan import PatchPlan, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
-
-PACK_THREADS = 256
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    packed = p.packed
-    extra = [Buffer(packed.name, packed.dims, packed.sizes)]
-    if p.split > 1:
-        sizes = (p.split, p.tiles, p.bk * p.bp)
-        extra.append(Buffer('partial', ('part', 'tile', 'i'), sizes))
-        extra.append(Buffer('counter', ('tile',), (p.tiles,), 'i32', zeroed=True))
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
-    return Module(
-        group,
-        (*tensor_buffers(group), *extra),
-        (Step.of(main_kernel(p), **operands),),
-        (Step.of(pack_kernel(p)),),
-    )
+    sums = workspace(p.split, p.tiles, p.bk * p.bp)
+    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)])
 
 
 def how(p: PatchPlan) -> ModuleType:
@@ -72,10 +63,9 @@ def how(p: PatchPlan) -> ModuleType:
     return patch_warpgroup if p.wide else patch_warp
 
 
-def pack_kernel(p: PatchPlan) -> Kernel:
+def _pack_kernel(p: PatchPlan) -> Kernel:
     """The constant operand as pieces of it will lie in shared memory, zeros where nothing is."""
     c, packed = p.contraction, p.packed
-    written = Array(packed.name, packed.dims, packed.sizes, written=True)
     channel, window = (
         (f'e / {p.window_points}', f'e % {p.window_points}')
         if p.joint
@@ -91,25 +81,22 @@ def pack_kernel(p: PatchPlan) -> Kernel:
         f'const float weight = there ? {pieces.element(p.group, c.b)} : 0.0f;',
     ]
     body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {packed.elements})',
-        '    return;',
         *lines,
         *(pieces.decode('g_', p.batch) if p.batch else []),
         *(patch_mixed.both(one) if p.mixed else one),
         f'{packed.name}[flat] = {value};',
     ]
-    args = (pieces.argument(p.group.tensor(c.b.tensor)), written)
-    grid = (-(-packed.elements // PACK_THREADS), 1, 1)
-    return Kernel('patch_pack', args, '\n'.join(body), grid, PACK_THREADS)
+    return pack_kernel('patch_pack', p, replace(packed, written=True), body)
 
 
-def main_kernel(p: PatchPlan) -> Kernel:
+def main_kernel(p: PatchPlan, sums: Sequence[Array]) -> Kernel:
     columns, rows = p.own
     args = [
         pieces.argument(p.group.tensor(p.contraction.a.tensor)),
         p.packed,
         *pieces.epilogue_arrays(p.group, p.epilogue),
+        *sums,
+        pieces.argument(p.group.output, written=True),
     ]
     shared = [
         ('a_tile', p.stages * p.kb * p.plane_pitch),
@@ -118,11 +105,7 @@ def main_kernel(p: PatchPlan) -> Kernel:
     if p.bulk:
         shared.append(('full', 2 * p.stages))
     if p.split > 1:
-        sizes = (p.split, p.tiles, p.bk * p.bp)
-        args.append(Array('partial', ('part', 'tile', 'i'), sizes, written=True))
-        args.append(Array('counter', ('tile',), (p.tiles,), 'i32', written=True))
         shared.append(('arrived', 4))
-    args.append(pieces.argument(p.group.output, written=True))
     body = [
         *_place(p),
         *patch_pixels.copied(p),
@@ -180,13 +163,7 @@ def _accumulate(p: PatchPlan) -> list[str]:
 
 def _asked(p: PatchPlan) -> list[str]:
     """Ask for the piece that is `stages - 1` further on."""
-    return [
-        f'const int next = now + {p.stages - 1};',
-        'if (next < end) {',
-        *(f'    {line}' for line in _copies(p)),
-        '}',
-        'COPY_COMMIT;',
-    ]
+    return pieces.asked(p.stages - 1, _copies(p))
 
 
 def _arrived(p: PatchPlan, others: int, now: bool = True) -> list[str]:
@@ -206,16 +183,8 @@ def _arrived(p: PatchPlan, others: int, now: bool = True) -> list[str]:
 def _early(p: PatchPlan) -> list[str]:
     """A later piece is asked for before this one is multiplied; the first turns only ask."""
     ahead = p.stages - 1
-    return [
-        f'for (int now = begin - {ahead}; now < end; now++) {{',
-        *(f'    {line}' for line in _arrived(p, max(ahead - 1, 0), now=False)),
-        *(f'    {line}' for line in _asked(p)),
-        *(f'    {line}' for line in (_arrived(p, 0) if ahead == 0 else [])),
-        '    if (now >= begin) {',
-        *(f'        {line}' for line in how(p).multiply(p)),
-        '    }',
-        '}',
-    ]
+    early = _arrived(p, max(ahead - 1, 0), now=False)
+    return pieces.pipelined(ahead, early, _copies(p), _arrived(p, 0), how(p).multiply(p))
 
 
 def _late(p: PatchPlan) -> list[str]:
@@ -236,7 +205,7 @@ def _copies(p: PatchPlan) -> list[str]:
     c = p.contraction
     strides, _ = access_strides(p.group, c.a)
     step = strides[c.loop]
-    slot = f'next % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('next', p.stages)
     teams = p.threads // p.lanes  # channels that are copied at the same time
     lines = [
         f'SHARED float *const to_a = a_tile + {slot} * {p.kb * p.plane_pitch};',

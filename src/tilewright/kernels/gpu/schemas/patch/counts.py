@@ -11,14 +11,7 @@ from tilewright.kernels.gpu.schemas.patch import warp as patch_warp
 from tilewright.kernels.gpu.schemas.patch import warpgroup as patch_warpgroup
 from tilewright.kernels.gpu.schemas.patch.code import generate
 from tilewright.kernels.gpu.schemas.patch.plan import STEP, STRIP, UNROLLED, plan
-from tilewright.kernels.gpu.work import (
-    BANKS_BYTES,
-    CUT_INSTRUCTIONS,
-    WARP,
-    Need,
-    Work,
-    matrix_code,
-)
+from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 

@@ -76,7 +76,7 @@ def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     """One piece, as patch_warpgroup.multiply: with a queue of two, a step is handed over before the
     one before it has ended; what there is to do `meanwhile` is done during the first.
     """
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     tiles, unroll = p.tp // 64, '#pragma unroll' if p.steps <= UNROLLED else '#pragma unroll 2'
     sets = 2 if p.queue > 1 else 1
     lines = [

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.kernels.cpu.pointwise import Epilogue, access_strides
+from tilewright.kernels.cpu.contraction import Contraction
+from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
 from tilewright.kernels.gpu.language import Array
+from tilewright.kernels.gpu.product import BlockedPlan, product_of, require
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME, STRIP = 'patch', 'strip'
 INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
-WARP, WARPGROUP = 32, 128
+WARPGROUP = 128
 ZEROS = ('joint', 'gap', 'late', 'bulk')  # decisions that may be 0
 STEP = 8  # depths of one matrix instruction
 MIXED_HELD = 224  # registers of a thread's 255 that may hold sums and parts of pixels
@@ -73,20 +75,10 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class PatchPlan:
+class PatchPlan(BlockedPlan):
     """Everything that is decided before a line is written."""
 
-    group: Group
-    contraction: Contraction
-    epilogue: Epilogue
     tile: tuple[tuple[str, int], ...]
-    bk: int
-    tk: int
-    tp: int
-    kb: int
-    stages: int
-    split: int
-    joint: bool
     wide: bool
     mixed: bool
     axes: tuple[Axis, ...]
@@ -94,10 +86,6 @@ class PatchPlan:
     late: bool
     bulk: bool
     strip: Strip | None
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return self.group.main.sizes
 
     @property
     def pixels(self) -> int:
@@ -133,19 +121,6 @@ class PatchPlan:
         return math.prod(count for _, count in self.grid)
 
     @property
-    def windows(self) -> list[tuple[str, int]]:
-        c = self.contraction
-        return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
-
-    @property
-    def window_points(self) -> int:
-        return math.prod(size for _, size in self.windows)
-
-    @property
-    def channels(self) -> int:
-        return self.sizes[self.contraction.loop]
-
-    @property
     def iterations(self) -> int:
         return -(-self.channels // self.kb)
 
@@ -163,22 +138,6 @@ class PatchPlan:
     def pairs(self) -> int:
         """Steps of sixteen depths; the last one may be half empty."""
         return -(-self.steps // 2)
-
-    @property
-    def columns(self) -> int:
-        return self.sizes[self.contraction.vector]
-
-    @property
-    def column_tiles(self) -> int:
-        return -(-self.columns // self.bk)
-
-    @property
-    def batch(self) -> list[tuple[str, int]]:
-        return [(d, self.sizes[d]) for d in self.contraction.batch]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(size for _, size in self.batch)
 
     @property
     def tiles(self) -> int:
@@ -247,15 +206,14 @@ class PatchPlan:
 
 def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
     """[Group, GpuSchedule] -> [PatchPlan]; raises ScheduleError where the schedule is not legal."""
-    candidates = vector_candidates(group)
-    if not candidates:
-        raise ScheduleError(f'{group.label}: the patch schema needs a sum of products')
-    c = contract(group, candidates[0])
+    c = product_of(group, 'patch')
     if c.columns or not c.loop:
         raise ScheduleError(
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
     told = dict(schedule.tiles)
+    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
+    require(group, schedule, [('every decision is at least 1', min(numbers) >= 1)])
     if schedule.schema == STRIP:
         tile = ((STRIP, schedule['bp']),)
         strip, axes = _strip(group, c, schedule['bp'])
@@ -263,16 +221,14 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
         tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
         strip, axes = None, _axes(group, c, dict(tile), told.get('gap', 0))
     p = PatchPlan(
-        group, c, gpu_epilogue(group), tile, schedule['bk'], schedule['tk'], schedule['tp'],
-        schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']),
+        group, c, gpu_epilogue(group), schedule['bk'], schedule['tk'], schedule['tp'],
+        schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']), tile,
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
         axes, told.get('queue', 1), bool(told.get('late', 0)),
         bool(told.get('bulk', 0)), strip,
     )  # fmt: skip
     held = p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
-    numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     checks = [
-        ('every decision is at least 1', min(numbers) >= 1),
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
         ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
         (f'tp is a multiple of {64 if p.wide else 8}', p.tp % (64 if p.wide else 8) == 0),
@@ -308,9 +264,7 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
             for d, e in (tile if p.strip is None else ())
         ),
     ]
-    for text, holds in checks:
-        if not holds:
-            raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {text}')
+    require(group, schedule, checks)
     return p
 
 

@@ -61,7 +61,7 @@ def weight_copies(p: PatchPlan) -> list[str]:
 
 def multiply(p: PatchPlan) -> list[str]:
     """One piece: for every eight depths the operands of this warp, cut, and their products."""
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     down, across = p.tk // 16, p.tp // 8
     stride = {d: window_stride(p, d) for d, _ in p.windows}
     lines = [
@@ -124,11 +124,9 @@ def multiply(p: PatchPlan) -> list[str]:
 
 def store(p: PatchPlan) -> list[str]:
     """Through the epilogue into the result, pixel by pixel or in pairs."""
-    c, out, write = p.contraction, p.group.output, p.group.main.write
+    c = p.contraction
     columns, rows = p.own
     run = 2 if _in_pairs(p) else 1
-    places = zip(out.dims, write.index, strict=True)
-    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {rows}; j += {run}) {{',
@@ -149,10 +147,7 @@ def store(p: PatchPlan) -> list[str]:
             if lane and item.stride(p.contraction.pixels[-1]):
                 text = text.replace(f'{item.name}_at', f'{item.name}_at + {lane}')
         values.append(text)
-    if run == 1:
-        lines.append(f'        {target} = {values[0]};')
-    else:
-        lines.append(f'        STORE2(GLOBAL, &{target}, {", ".join(values)});')
+    lines.append(f'        {pieces.stored(pieces.result(p.group), values)}')
     return [*lines, '    }', '}']
 
 

@@ -21,11 +21,11 @@ from tilewright.kernels.gpu.schemas.patch import pixels as patch_pixels
 from tilewright.kernels.gpu.schemas.patch.plan import (
     STEP,
     UNROLLED,
-    WARP,
     WARPGROUP,
     PatchPlan,
     window_stride,
 )
+from tilewright.kernels.gpu.work import WARP
 
 NEEDS = ('wgmma_tf32',)
 
@@ -90,7 +90,7 @@ def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     the matrix units need not wait for the hand-over; its pixels are in the other half of the
     registers, which is free once all but the youngest step have ended.
     """
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     tiles, steps = p.tp // 64, p.steps
     lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
@@ -207,9 +207,7 @@ def _pixels(p: PatchPlan, high: str, low: str) -> list[str]:
 
 def store(p: PatchPlan) -> list[str]:
     """Through the epilogue into the result; eight lanes write neighbouring pixels of a column."""
-    c, out, write = p.contraction, p.group.output, p.group.main.write
-    places = zip(out.dims, write.index, strict=True)
-    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
+    c = p.contraction
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {p.tp // 32}; j++) {{',
@@ -225,7 +223,7 @@ def store(p: PatchPlan) -> list[str]:
         *lines,
         *(f'        {line}' for line in pieces.epilogue_lines(p.epilogue)),
         '        const float value = acc[j / 2][i / 2 * 4 + j % 2 * 2 + i % 2];',
-        f'        {target} = {p.epilogue.expression};',
+        f'        {pieces.result(p.group)} = {p.epilogue.expression};',
         '    }',
         '}',
     ]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from tilewright.kernels.gpu.schema import SPLITS, GpuSchema, Probe, Table, each
 from tilewright.kernels.gpu.schemas.tiled.code import generate
 from tilewright.kernels.gpu.schemas.tiled.counts import need, tiling, work
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 
 _PROBED = {'kb': 8, 'stages': 2, 'split': 2, 'joint': 0, 'bk': 64, 'bp': 64}
 
 
-def table(_: Group, intrinsic: str) -> Table:
+def table(group: Group, intrinsic: str) -> Table:
     matrix = intrinsic != 'fma'
     thread = (16, 32, 64) if matrix else (4, 8)
     return each(
         bk=(16, 32, 64, 128), bp=(16, 32, 64, 128, 256), tk=thread, tp=thread,
         kb=(8, 16, 32) if matrix else (4, 8, 16, 32), stages=(2, 3, 4), split=SPLITS,
-        joint=(0, 1),
+        joint=(0,) if has_front(group) else (0, 1),
     )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ TILED = GpuSchema(
     words='a blocked matrix product whose rows are gathered',
     generate=generate,
     intrinsics={'fma': 1.0, 'mma_tf32x3': 2.0},
+    front=True,
     table=table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split')),
     sampled={

@@ -9,7 +9,9 @@ convolution
     depth     r s (outer), c (inner)  in pieces of `kb`, through `stages` buffers of shared memory
 
 so that any stride, dilation, padding, batch and group count are the same kernel, and a 1x1
-convolution or a fully connected layer is one with an empty window. Decisions of a schedule:
+convolution or a fully connected layer is one with an empty window. Element-wise stages before the
+products (ops/front.py) are applied to the image in shared memory, by the threads that copied it.
+Decisions of a schedule:
 
     bk bp      columns and rows of a block             tk tp    of a thread; of a warp for matrix
                                                                 instructions
@@ -28,92 +30,70 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tilewright.kernels.cpu.pointwise import access_strides
-from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.tiled.plan import WARP, TiledPlan, plan
+from tilewright.kernels.gpu.module import Module
+from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
+from tilewright.kernels.gpu.schemas.tiled.copies import (
+    changed,
+    copies,
+    depth_lines,
+    front_arrays,
+    loader_lines,
+)
+from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
-from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'tiled'
-PACK_THREADS = 256
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    packed = Buffer(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, p.column_tiles * p.bk))
-    extra = [packed]
-    if p.split > 1:
-        tile = p.bk * p.bp
-        extra.append(Buffer('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile)))
-        extra.append(Buffer('counter', ('tile',), (p.tiles,), 'i32', zeroed=True))
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
-    return Module(
-        group,
-        (*tensor_buffers(group), *extra),
-        (Step.of(main_kernel(p), **operands),),
-        (Step.of(pack_kernel(p)),),
-    )
+    sums = workspace(p.split, p.tiles, p.bk * p.bp)
+    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)], p.front)
 
 
-def pack_kernel(p: TiledPlan) -> Kernel:
+def _pack_kernel(p: TiledPlan) -> Kernel:
     """The constant operand into [batch][depth][columns], zeros where there is nothing."""
-    c, b = p.contraction, p.group.tensor(p.contraction.b.tensor)
-    width = p.column_tiles * p.bk
-    count = p.groups * p.depth * width
+    c, packed = p.contraction, p.packed
     loop = c.loop or '_none'
+    sizes = zip(('g_', 'e', c.vector), packed.sizes, strict=True)
     body = [
-        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
-        f'if (flat >= {count})',
-        '    return;',
-        *pieces.decode('flat', [('g_', p.groups), ('e', p.depth), (c.vector, width)]),
+        *pieces.decode('flat', list(sizes)),
         *(pieces.decode('g_', p.batch) if p.batch else []),
-        *_depth(p, 'e', loop),
+        *depth_lines(p, 'e', loop),
         f'const bool there = {c.vector} < {p.columns} && {loop} < {p.channels} && '
         f'window < {p.window_points};',
-        f'@{p.packed}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
+        f'@{packed.name}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
     ]
-    packed = Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width), written=True)
-    grid = (-(-count // PACK_THREADS), 1, 1)
-    return Kernel('tiled_pack', (pieces.argument(b), packed), '\n'.join(body), grid, PACK_THREADS)
+    return pack_kernel('tiled_pack', p, replace(packed, written=True), body)
 
 
-def _depth(p: TiledPlan, e: str, loop: str) -> list[str]:
-    """Declare `window`, its iterators and the channel of depth `e`."""
-    period = p.channels if p.joint else p.per_window * p.kb
-    lines = [
-        f'const int window = {f"{e} / {period}" if p.window_points > 1 or p.joint else "0"};',
-        f'const int {loop} = {e} - window * {period};',
-    ]
-    return [*lines, *(pieces.decode('window', p.windows) if p.windows else [])]
-
-
-def main_kernel(p: TiledPlan) -> Kernel:
-    stage, c = p.group.main, p.contraction
-    a = p.group.tensor(c.a.tensor)
+def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:
+    stage = p.group.main
     body = [
         *_place(p),
-        *_loader(p),
+        *loader_lines(p),
         *_accumulate(p),
         *(pieces.joined(*p.own, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *_store(p),
     ]
-    width = p.column_tiles * p.bk
     args = [
-        pieces.argument(a),
-        Array(p.packed, ('g', 'e', 'k'), (p.groups, p.depth, width)),
+        pieces.argument(p.group.tensor(p.image)),
+        p.packed,
+        *front_arrays(p),
         *pieces.epilogue_arrays(p.group, p.epilogue),
+        *sums,
+        pieces.argument(p.group.output, written=True),
     ]
-    if p.split > 1:
-        tile = p.bk * p.bp
-        args.append(Array('partial', ('part', 'tile', 'i'), (p.split, p.tiles, tile), written=True))
-        args.append(Array('counter', ('tile',), (p.tiles,), 'i32', written=True))
-    args.append(pieces.argument(p.group.output, written=True))
     wide, long = p.pitch
     shared = [('a_tile', p.stages * p.kb * long), ('b_tile', p.stages * p.kb * wide)]
     if p.split > 1:
@@ -125,7 +105,7 @@ def main_kernel(p: TiledPlan) -> Kernel:
         (p.row_tiles, p.column_tiles * p.groups, p.split),
         p.threads,
         tuple(shared),
-        helpers(p.group, p.epilogue),
+        helpers(p.group, p.epilogue, p.front),
         frozenset((['device_fence'] if p.split > 1 else []) + (['mma_tf32'] if p.matrix else [])),
     )
 
@@ -166,169 +146,31 @@ def _own_place(p: TiledPlan) -> list[str]:
     ]
 
 
-def _row_part(expression: Affine, rows: dict[str, int], prefix: str) -> str:
-    """The part of an index that rows and batch decide: what stays the same all the way down."""
-    terms = [scaled(f'{prefix}{n}' if n in rows else n, c) for n, c in expression.terms]
-    return total([*terms, str(expression.const) if expression.const else ''])
-
-
-def _loader(p: TiledPlan) -> list[str]:
-    """The rows that this thread gathers: where each begins, and what its bounds depend on."""
-    group, access = p.group, p.contraction.a
-    strides, const = access_strides(group, access)
-    rows = dict(p.rows)
-    outer = {*rows, *p.contraction.batch}
-    lines = []
-    for i in range(_rows_per_thread(p)):
-        column = f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
-        lines += [
-            f'const int row{i} = first_row + {column};',
-            *pieces.decode(f'row{i}', p.rows, prefix=f'r{i}_'),
-        ]
-        terms = [
-            scaled(f'r{i}_{d}' if d in rows else d, s) for d, s in strides.items() if d in outer
-        ]
-        lines.append(f'const int base{i} = {total([*terms, str(const)])};')
-        for number, expression in _bounded(p):
-            fixed = Affine(
-                tuple((n, k) for n, k in expression.terms if n in outer), expression.const
-            )
-            lines.append(f'const int at{i}_{number} = {_row_part(fixed, rows, f"r{i}_")};')
-    return lines
-
-
-def _rows_per_thread(p: TiledPlan) -> int:
-    return max(1, p.bp // p.threads)
-
-
-def _bounded(p: TiledPlan) -> list[tuple[int, Affine]]:
-    """(axis, index) of the gathered operand wherever it may leave the tensor."""
-    shape = p.group.tensor(p.contraction.a.tensor).shape
-    return [
-        (number, expression)
-        for number, (expression, extent) in enumerate(
-            zip(p.contraction.a.index, shape, strict=True)
-        )
-        if pieces.leaves(expression, extent, p.sizes)
-    ]
-
-
-def _inside(p: TiledPlan, i: int) -> str:
-    """Whether row `i` of this thread reads inside the tensor at the current window point."""
-    shape = p.group.tensor(p.contraction.a.tensor).shape
-    windows = dict(p.windows)
-    tests = [f'row{i} < {p.points}'] if p.points % p.bp else []
-    for number, expression in _bounded(p):
-        terms = [scaled(n, k) for n, k in expression.terms if n in windows]
-        tests.append(f'(unsigned)({total([f"at{i}_{number}", *terms])}) < {shape[number]}u')
-    return ' && '.join(tests) or 'true'
-
-
 def _accumulate(p: TiledPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     ahead = p.stages - 1
     columns, rows = p.own
-    lines = [
+    arrived, alone = [f'COPY_WAIT({max(ahead - 1, 0)});'], ['COPY_WAIT(0);']
+    if p.front and ahead:
+        arrived = ['if (now >= begin) {', *pieces.indented(changed(p, p.front, arrived)), '}']
+    elif p.front:
+        alone = ['{', *pieces.indented(changed(p, p.front, alone)), '}']
+    return [
         f'float acc[{columns}][{rows}];',
         *pieces.cleared(columns, rows),
-        f'for (int now = begin - {ahead}; now < end; now++) {{',
-        f'    COPY_WAIT({max(ahead - 1, 0)});',
-        '    BARRIER;',
-        f'    const int next = now + {ahead};',
-        '    if (next < end) {',
-        *(f'        {line}' for line in _copies(p)),
-        '    }',
-        '    COPY_COMMIT;',
-        *(['    COPY_WAIT(0);', '    BARRIER;'] if ahead == 0 else []),
-        '    if (now >= begin) {',
-        *(f'        {line}' for line in (_matrix if p.matrix else _multiply)(p)),
-        '    }',
-        '}',
+        *pieces.pipelined(
+            ahead,
+            [*arrived, 'BARRIER;'],
+            copies(p),
+            [*alone, 'BARRIER;'],
+            (_matrix if p.matrix else _multiply)(p),
+        ),
     ]
-    return lines
-
-
-def _copies(p: TiledPlan) -> list[str]:
-    """Copy piece `next` of both operands into its buffer."""
-    c = p.contraction
-    strides, _ = access_strides(p.group, c.a)
-    slot = f'next % {p.stages}' if p.stages > 1 else '0'
-    wide, long = p.pitch
-    lines = [
-        f'SHARED float *const to_a = a_tile + {slot} * {p.kb * long};',
-        f'SHARED float *const to_b = b_tile + {slot} * {p.kb * wide};',
-    ]
-    loop = c.loop or '_none'
-    step = strides.get(c.loop, 0)
-    windows = [scaled(n, strides[n]) for n, _ in p.windows if strides.get(n)]
-    rows = _rows_per_thread(p)
-    stride = max(p.threads // p.bp, 1)  # depths between two copies of one thread
-    copies = p.kb * p.bp // p.threads // rows
-    here = f'THREAD / {p.bp}' if p.threads > p.bp else '0'
-    column = [
-        f'THREAD % {p.bp}' if p.threads >= p.bp else f'THREAD + {i * p.threads}'
-        for i in range(rows)
-    ]
-    if not p.joint:
-        lines += _depth(p, f'next * {p.kb}', loop)
-        lines.append(f'const int channel = {loop} + {here};')
-        ragged = p.channels % p.kb
-        for i in range(rows):
-            lines.append(f'const bool inside{i} = {_inside(p, i)};')
-            start = total([f'base{i}', *windows, scaled('channel', step)])
-            lines.append(f'const GLOBAL float *const from{i} = @{c.a.tensor} + ({start});')
-            for j in range(copies):
-                d = j * stride
-                there = f'inside{i}' + (f' && channel + {d} < {p.channels}' if ragged else '')
-                lines.append(
-                    f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
-                    f'{_safe(p, f"from{i} + {d * step}", there)}, {there});'
-                )
-    else:
-        for j in range(copies):
-            d = j * stride
-            lines.append('{')
-            inner = [f'const int e = next * {p.kb} + {here} + {d};', *_depth(p, 'e', loop)]
-            for i in range(rows):
-                there = f'{_inside(p, i)} && window < {p.window_points}'
-                start = total([f'base{i}', *windows, scaled(loop, step)])
-                inner += [
-                    f'const bool inside{i} = {there};',
-                    f'COPY1(to_a + ({here} + {d}) * {long} + {column[i]}, '
-                    f'{_safe(p, f"@{c.a.tensor} + ({start})", f"inside{i}")}, inside{i});',
-                ]
-            lines += [f'    {line}' for line in inner] + ['}']
-    return [*lines, *_weight_copies(p)]
-
-
-def _safe(p: TiledPlan, address: str, there: str) -> str:
-    """An address that may be formed even where nothing is read."""
-    return address if there == 'true' else f'({there}) ? {address} : @{p.contraction.a.tensor}'
-
-
-def _weight_copies(p: TiledPlan) -> list[str]:
-    """Fours of the packed operand, consecutive threads side by side."""
-    fours = p.kb * p.bk // 4
-    per_row = p.bk // 4
-    width = p.column_tiles * p.bk
-    lines = [
-        f'const GLOBAL float *const from_b = @{p.packed} + '
-        f'(group * {p.depth} + next * {p.kb}) * {width} + first_column;'
-    ]
-    for first in range(0, fours, p.threads):
-        index = f'(THREAD + {first})'
-        copy = (
-            f'COPY4(to_b + {index} / {per_row} * {p.pitch[0]} + {index} % {per_row} * 4, '
-            f'from_b + {index} / {per_row} * {width} + {index} % {per_row} * 4, true);'
-        )
-        partial = first + p.threads > fours
-        lines.append(f'if ({index} < {fours}) {copy}' if partial else copy)
-    return lines
 
 
 def _multiply(p: TiledPlan) -> list[str]:
     """One piece: a thread's rows and columns from shared memory, fours at a time."""
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     lines = [
         f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.pitch[1]} + my_rows;',
         f'const SHARED float *const b = b_tile + {slot} * {p.kb * p.pitch[0]} + my_columns;',
@@ -361,7 +203,7 @@ def _matrix(p: TiledPlan) -> list[str]:
     Lane 4 g + t holds columns g and g + 8 and rows 2 t and 2 t + 1 of a result, depths t and t + 4
     of the operands (PTX ISA, mma.m16n8k8).
     """
-    slot = f'now % {p.stages}' if p.stages > 1 else '0'
+    slot = pieces.slot('now', p.stages)
     wide, long = p.pitch
     across, down = p.tp // 8, p.tk // 16
     first_row = f'warp % {p.bp // p.tp} * {p.tp} + lane / 4'
@@ -409,12 +251,9 @@ def _fours(own: int, whole: int, i: str) -> str:
 
 def _store(p: TiledPlan) -> list[str]:
     """Through the epilogue into the result; rows outside, so that each run is decoded once."""
-    c, out = p.contraction, p.group.output
-    write = p.group.main.write
+    c = p.contraction
     columns, rows = p.own
     run = p.run if _side_by_side(p) else 1
-    places = zip(out.dims, write.index, strict=True)
-    target = f'@{out.name}[{", ".join(f"{d}={pieces.index(e)}" for d, e in places)}]'
     lines = [
         '#pragma unroll',
         f'for (int j = 0; j < {rows}; j += {run}) {{',
@@ -438,12 +277,7 @@ def _store(p: TiledPlan) -> list[str]:
             if moving and lane:
                 text = text.replace(f'{item.name}_at', f'{item.name}_at + {lane}')
         values.append(text)
-    if run == 1:
-        lines.append(f'        {target} = {values[0]};')
-    elif run == 2:
-        lines.append(f'        STORE2(GLOBAL, &{target}, {", ".join(values)});')
-    else:
-        lines.append(f'        STORE4(GLOBAL, &{target}, FLOAT4({", ".join(values)}));')
+    lines.append(f'        {pieces.stored(pieces.result(p.group), values)}')
     return [*lines, *(['        }'] if tests else []), '    }', '}']
 
 

@@ -6,14 +6,7 @@ import numpy as np
 
 from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
 from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
-from tilewright.kernels.gpu.work import (
-    BANKS_BYTES,
-    CUT_INSTRUCTIONS,
-    WARP,
-    Need,
-    Work,
-    matrix_code,
-)
+from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -31,9 +24,11 @@ def _need(p: TiledPlan) -> Need:
     # Matrix instructions read fragments of both operands, each cut into two parts.
     fragments = (p.tp // 8 * 2 + p.tk // 16 * 4) * 2 if p.matrix else p.tk + p.tp
     depth = p.depth / (p.window_points * p.channels)
+    # Numbers of what comes before the products, for each depth that a thread copies.
+    held = len(p.front.numbers) * max(1, p.kb * p.bp // p.threads) if p.front else 0
     return Need(
         p.threads, 4 * p.stages * p.kb * (wide + long),
-        columns * rows + fragments + OTHER_REGISTERS, p.tiles * p.split, p.split,
+        columns * rows + fragments + OTHER_REGISTERS + held, p.tiles * p.split, p.split,
         depth * p.tiles * p.bk * p.bp / (p.points * p.columns * p.groups),
         p.kb * p.tk * p.tp if not p.matrix else p.kb // 8 * matrix_code(p.tk, p.tp),
     )  # fmt: skip
@@ -65,12 +60,25 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
             )
         )
         other = 0.0
+    if p.front:
+        # Each element is read, computed with and written back by the thread that copied it; numbers
+        # are read once for all rows of a thread.
+        elements = depth * p.bp / WARP
+        numbers = len(p.front.numbers) / max(1, p.bp // p.threads)
+        reads, wavefronts = reads + 2 * elements, wavefronts + 2 * elements
+        other += elements * (front_functions(group) + numbers)
     tile = 4.0 * p.bk * p.bp
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, products, matrix, reads, wavefronts,
         depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
     )  # fmt: skip
+
+
+def front_functions(group: Group) -> int:
+    """Functions that are applied to each element of the image before the products."""
+    before = group.stages[: group.stages.index(group.main)]
+    return sum(len(list(stage.expr.functions())) for stage in before)
 
 
 def tiling(batch: Batch) -> Tiling:

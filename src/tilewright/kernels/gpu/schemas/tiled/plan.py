@@ -9,32 +9,29 @@ import math
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.kernels.cpu.pointwise import Epilogue
-from tilewright.kernels.gpu.epilogue import gpu_epilogue
+from tilewright.kernels.cpu.front import Front
+from tilewright.kernels.gpu.epilogue import gpu_epilogue, gpu_front
+from tilewright.kernels.gpu.language import Array
+from tilewright.kernels.gpu.product import BlockedPlan, product_of, require
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 INTRINSICS = ('fma', 'mma_tf32x3')
-WARP = 32
 
 
 @dataclass(frozen=True)
-class TiledPlan:
+class TiledPlan(BlockedPlan):
     """Everything that is decided before a line is written."""
 
-    group: Group
-    contraction: Contraction
-    epilogue: Epilogue
-    bk: int
     bp: int
-    tk: int
-    tp: int
-    kb: int
-    stages: int
-    split: int
-    joint: bool
     matrix: bool
+    front: Front | None
+
+    @property
+    def image(self) -> str:
+        """The tensor that rows are gathered from."""
+        return self.front.source if self.front else self.contraction.a.tensor
 
     @property
     def threads(self) -> int:
@@ -62,29 +59,12 @@ class TiledPlan:
         return self.bk + extra, self.bp + extra
 
     @property
-    def sizes(self) -> dict[str, int]:
-        return self.group.main.sizes
-
-    @property
     def rows(self) -> list[tuple[str, int]]:
         return [(d, self.sizes[d]) for d in self.contraction.pixels]
 
     @property
     def points(self) -> int:
         return math.prod(size for _, size in self.rows)
-
-    @property
-    def windows(self) -> list[tuple[str, int]]:
-        c = self.contraction
-        return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
-
-    @property
-    def window_points(self) -> int:
-        return math.prod(size for _, size in self.windows)
-
-    @property
-    def channels(self) -> int:
-        return self.sizes[self.contraction.loop] if self.contraction.loop else 1
 
     @property
     def per_window(self) -> int:
@@ -103,28 +83,14 @@ class TiledPlan:
         return self.depth // self.kb
 
     @property
-    def columns(self) -> int:
-        return self.sizes[self.contraction.vector]
-
-    @property
-    def column_tiles(self) -> int:
-        return -(-self.columns // self.bk)
-
-    @property
     def row_tiles(self) -> int:
         return -(-self.points // self.bp)
 
     @property
-    def batch(self) -> list[tuple[str, int]]:
-        return [(d, self.sizes[d]) for d in self.contraction.batch]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(size for _, size in self.batch)
-
-    @property
-    def packed(self) -> str:
-        return f'{self.contraction.b.tensor}_packed'
+    def packed(self) -> Array:
+        """The constant operand: [batch][depth][columns]."""
+        sizes = (self.groups, self.depth, self.column_tiles * self.bk)
+        return Array(f'{self.contraction.b.tensor}_packed', ('g', 'e', 'k'), sizes)
 
     @property
     def tiles(self) -> int:
@@ -133,43 +99,39 @@ class TiledPlan:
 
 def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
     """[Group, GpuSchedule] -> [TiledPlan]; raises ScheduleError where the schedule is not legal."""
-    candidates = vector_candidates(group)
-    if not candidates:
-        raise ScheduleError(f'{group.label}: the tiled schema needs a sum of products')
-    contraction = contract(group, candidates[0])
+    contraction = product_of(group, 'tiled')
     if contraction.columns:
         raise ScheduleError(f'{group.label}: further columns {contraction.columns} are not tiled')
-    names = ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')
-    numbers = [schedule[name] for name in names]
+    numbers = {n: schedule[n] for n in ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')}
     matrix = schedule.intrinsic == 'mma_tf32x3'
-    bk, bp, tk, tp, kb, stages, split = numbers
     p = TiledPlan(
-        group, contraction, gpu_epilogue(group), bk, bp, tk, tp, kb, stages, split,
-        bool(schedule['joint']), matrix,
+        group, contraction, gpu_epilogue(group), **numbers, joint=bool(schedule['joint']),
+        matrix=matrix, front=gpu_front(group),
     )  # fmt: skip
     unit = 16 if matrix else 4
-    wrong = [
-        text
-        for text, broken in (
-            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic not in INTRINSICS),
-            ('every decision is at least 1', min(numbers) < 1),
-            ('tk divides bk and tp divides bp', p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1)),
-            (f'bk, bp, tk and tp are multiples of {unit}', any(n % unit for n in numbers[:4])),
-            ('kb is a multiple of 8 for matrix instructions', matrix and p.kb % 8),
-        )
-        if broken
-    ]
-    if not wrong:
-        threads = p.threads
-        wrong = [
-            text
-            for text, broken in (
-                ('the threads of a block load whole rows', threads % p.bp and p.bp % threads),
-                ('every thread loads as much', p.kb * p.bp % threads),
-                (f'split is at most the {p.iterations} pieces', p.split > p.iterations),
-            )
-            if broken
-        ]
-    if wrong:
-        raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
+    tiles = (p.bk, p.bp, p.tk, p.tp)
+    require(
+        group,
+        schedule,
+        [
+            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
+            ('every decision is at least 1', min(numbers.values()) >= 1),
+            ('tk divides bk and tp divides bp', not (p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1))),
+            (f'bk, bp, tk and tp are multiples of {unit}', not any(n % unit for n in tiles)),
+            ('kb is a multiple of 8 for matrix instructions', not matrix or p.kb % 8 == 0),
+            ('joint is 0 where the image is changed as it is copied', not (p.joint and p.front)),
+        ],
+    )
+    require(
+        group,
+        schedule,
+        [
+            (
+                'the threads of a block load whole rows',
+                p.threads % p.bp == 0 or p.bp % p.threads == 0,
+            ),
+            ('every thread loads as much', p.kb * p.bp % p.threads == 0),
+            (f'split is at most the {p.iterations} pieces', p.split <= p.iterations),
+        ],
+    )
     return p

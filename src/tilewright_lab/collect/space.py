@@ -10,15 +10,14 @@ conventions.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.precision import precise
-from tilewright.kernels.gpu.registry import schema_named, schemas
+from tilewright.kernels.gpu.registry import GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.work import Need
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
@@ -36,7 +35,9 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 def sampled_kinds() -> list[tuple[str, str]]:
     """(schema, intrinsic) of all that can be sampled."""
-    return [(schema.name, intrinsic) for schema in schemas() for intrinsic in schema.sampled]
+    return [
+        (schema.name, intrinsic) for schema in GPU_SCHEMAS.values() for intrinsic in schema.sampled
+    ]
 
 
 def choices_of(schema: str, intrinsic: str) -> Mapping[str, Sequence]:
@@ -48,13 +49,6 @@ def choices_of(schema: str, intrinsic: str) -> Mapping[str, Sequence]:
             f'{", ".join(" by ".join(kind) for kind in sampled_kinds())}'
         )
     return sampled[intrinsic]
-
-
-def all_schedules(schema: str, intrinsic: str = 'fma') -> Iterator[GpuSchedule]:
-    """Every combination of choices, legal or not, in a fixed order."""
-    choices = choices_of(schema, intrinsic)
-    for values in itertools.product(*choices.values()):
-        yield _schedule(schema, intrinsic, dict(zip(choices, values, strict=True)))
 
 
 def _schedule(schema: str, intrinsic: str, values: Mapping) -> GpuSchedule:

@@ -1,0 +1,140 @@
+"""The space of the chain schema: tiles of the result, and how they are cut between threads.
+
+Goes in: a group, an instruction set, a thread count. Comes out: few schedules, each of which is
+priced (model/cpu/chain_time.py): by micro-kernels where parts are such that they can be, else plain
+loops.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.operand import ROW_FLOATS
+from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tiled_stage
+from tilewright.kernels.cpu.schemas.chain.rows import HELD, why_not_sliding
+from tilewright.kernels.cpu.schemas.outer.space import register_tiles
+from tilewright.kernels.cpu.schemas.stencil.cover import stencil
+from tilewright.kernels.cpu.space import Cut, even_cuts, register_order, whole_tile
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
+from tilewright.ops.stage import Stage
+from tilewright.schedule.schedule import Level, Schedule
+
+CUTS = 3  # cuts between threads that are priced
+SHAPES = 8  # register tiles that are priced
+ROWS = (1, 2, 4, 8, 16)  # register tiles of a tile, one below the other
+MOST_ROWS = 4  # of a sliding producer that are computed together
+SPARE = 3  # registers for what is loaded
+
+
+def nest_schedule(group: Group, isa: str, tile: Mapping[str, int], parallel: Cut = ()) -> Schedule:
+    """Plain loops over tiles of the result; dimensions that `tile` does not name are whole."""
+    stage = tiled_stage(group)
+    reg = {d: min(tile.get(d, size), size) for d, size in stage.sizes.items()}
+    order = register_order(stage)
+    levels = (Level.of('reg', order, reg), Level.of('l1', order, whole_tile(stage, reg)))
+    return Schedule('chain', isa, '', levels, parallel)
+
+
+def product_schedule(
+    group: Group, isa: str, reg: Mapping[str, int], tile: Mapping[str, int], *,
+    rows: int, lanes: int, parallel: Cut = (),
+) -> Schedule:  # fmt: skip
+    """The last part by micro-kernels of `reg`, the first part in tiles of `tile`.
+
+    What they do not name is one point in a micro-kernel, and whole in a tile. Panels of weights are
+    outside: one of them stays in a near cache while the tile passes by.
+    """
+    stage = tiled_stage(group)
+    vector = vector_candidates(parts(group)[-1])[0]
+    inner = dict.fromkeys(stage.sizes, 1) | dict(reg)
+    around = {
+        d: max(min(tile.get(d, whole), whole), inner[d])
+        for d, whole in whole_tile(stage, inner).items()
+    }
+    around[vector] = -(-around[vector] // inner[vector]) * inner[vector]
+    order = register_order(stage)
+    levels = (Level.of('reg', order, inner), Level.of('l1', order, around))
+    options = (('rows', rows), ('lanes', lanes))
+    return Schedule('chain', isa, vector, levels, parallel, 'l1', options)
+
+
+def chain_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
+    """Tiles of some rows with the cuts that divide the work best."""
+    made = _product_choices if _has_products(group) else _nest_choices
+    yield from (s for s in made(group, isa, threads) if _is_legal(group, s))
+
+
+def _has_products(group: Group) -> bool:
+    first, *others = parts(group)
+    return len(others) == 1 and bool(vector_candidates(others[0])) and not why_not_sliding(first)
+
+
+def _nest_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]:
+    stage = tiled_stage(group)
+    for cut in even_cuts(stage, threads, stage.parallel)[:CUTS]:
+        for tile in _tiles(stage):
+            yield nest_schedule(group, isa, tile, cut)
+
+
+def _tiles(stage: Stage) -> Iterator[dict[str, int]]:
+    """Tiles of one point of the first dimension, and some rows: of the last but one."""
+    outer = dict.fromkeys(stage.parallel[:1], 1)
+    along = [d for d in stage.parallel[1:] if stage.sizes[d] > 1]
+    if len(along) < 2:
+        yield outer
+        return
+    for count in ROWS:
+        if count == 1 or count < stage.sizes[along[-2]]:
+            yield outer | {along[-2]: count}
+
+
+def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]:
+    first, last = parts(group)
+    stage, shape = last.main, stencil(first)
+    contraction = contract(last, vector_candidates(last)[0])
+    column, rows = stage.write.index[-1].names[0], contraction.pixels[-2:][0]
+    free = [d for d in stage.parallel if d != column]
+    regs = _shapes(contraction, ISAS[isa])
+    for cut, reg in itertools.product(even_cuts(stage, threads, free)[:CUTS], regs):
+        own = -(-stage.sizes[rows] // dict(cut).get(rows, 1))
+        pitch = -(-reg[column] // ROW_FLOATS) * ROW_FLOATS
+        lanes = _lanes(min(pitch, ISAS[isa].lanes, shape.across.extent))
+        vectors = -(-reg[column] // lanes)
+        most = max(1, min(MOST_ROWS, (ISAS[isa].registers - HELD - SPARE) // vectors))
+        for height in dict.fromkeys(min(own, count * reg[rows]) for count in ROWS):
+            tile = dict.fromkeys(contraction.pixels, 1) | {rows: height, column: reg[column]}
+            tile[column] = stage.sizes[column]
+            together = -(-height // -(-height // most))
+            yield product_schedule(group, isa, reg, tile, rows=together, lanes=lanes, parallel=cut)
+
+
+def _lanes(most: int) -> int:
+    """The largest power of two of at least 2."""
+    return max(2, 1 << (most.bit_length() - 1))
+
+
+def _shapes(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
+    """Register tiles that waste least of the image and of the last panel, large ones first."""
+    sizes = contraction.stage.sizes
+
+    def waste(tile: dict[str, int]) -> tuple[float, int]:
+        share, accumulators = 1.0, 1
+        for d in (*contraction.pixels, contraction.vector):
+            share *= -(-sizes[d] // tile[d]) * tile[d] / sizes[d]
+            accumulators *= tile[d]
+        return share - 0.01 * accumulators / isa.lanes, -accumulators
+
+    return sorted(register_tiles(contraction, isa), key=waste)[:SHAPES]
+
+
+def _is_legal(group: Group, schedule: Schedule) -> bool:
+    try:
+        plan_chain(group, schedule)
+    except ScheduleError:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""What schemas of sums of products share: the plan's dimensions, its checks, and parts of a module.
+
+Goes in: a group whose main stage is a sum of products with a constant operand. Comes out:
+`ProductPlan`, which the plans of schemas extend; `require`, which refuses schedules; the kernel
+that packs the constant operand, and the module around a kernel whose blocks may share a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.front import Front
+from tilewright.kernels.cpu.pointwise import Epilogue
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+PACK_THREADS = 256
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """A sum of products whose dimensions have roles (kernels/cpu/contraction.py)."""
+
+    group: Group
+    contraction: Contraction
+    epilogue: Epilogue
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.group.main.sizes
+
+    @property
+    def columns(self) -> int:
+        return self.sizes[self.contraction.vector]
+
+    @property
+    def channels(self) -> int:
+        return self.sizes[self.contraction.loop] if self.contraction.loop else 1
+
+    @property
+    def windows(self) -> list[tuple[str, int]]:
+        c = self.contraction
+        return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
+
+    @property
+    def window_points(self) -> int:
+        return math.prod(size for _, size in self.windows)
+
+    @property
+    def batch(self) -> list[tuple[str, int]]:
+        """Dimensions of both operands: groups of channels."""
+        return [(d, self.sizes[d]) for d in self.contraction.batch]
+
+    @property
+    def groups(self) -> int:
+        return math.prod(size for _, size in self.batch)
+
+
+@dataclass(frozen=True)
+class BlockedPlan(ProductPlan):
+    """A matrix product by blocks of `bk` columns, whose threads or warps own `tk` by `tp`."""
+
+    bk: int
+    tk: int
+    tp: int
+    kb: int
+    stages: int
+    split: int
+    joint: bool
+
+    @property
+    def column_tiles(self) -> int:
+        return -(-self.columns // self.bk)
+
+
+def product_of(group: Group, schema: str) -> Contraction:
+    """The roles of a group's dimensions; raises ScheduleError where it is not a sum of products."""
+    candidates = vector_candidates(group)
+    if not candidates:
+        raise ScheduleError(f'{group.label}: the {schema} schema needs a sum of products')
+    return contract(group, candidates[0])
+
+
+def require(group: Group, schedule: GpuSchedule, checks: Iterable[tuple[str, object]]) -> None:
+    """Raise ScheduleError for the first (what must be, whether it holds) that does not hold."""
+    for text, holds in checks:
+        if not holds:
+            raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {text}')
+
+
+def pack_kernel(name: str, p: ProductPlan, packed: Array, body: Sequence[str]) -> Kernel:
+    """The constant operand into `packed`, a thread for each element: its number is `flat`."""
+    head = [
+        f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
+        f'if (flat >= {packed.elements})',
+        '    return;',
+    ]
+    args = (pieces.argument(p.group.tensor(p.contraction.b.tensor)), packed)
+    grid = (-(-packed.elements // PACK_THREADS), 1, 1)
+    return Kernel(name, args, '\n'.join([*head, *body]), grid, PACK_THREADS)
+
+
+def workspace(split: int, tiles: int, floats: int) -> list[Array]:
+    """What blocks that share a tile leave their sums in, and where they count who has come."""
+    if split == 1:
+        return []
+    return [
+        Array('partial', ('part', 'tile', 'i'), (split, tiles, floats), written=True),
+        Array('counter', ('tile',), (tiles,), 'i32', written=True),
+    ]
+
+
+def buffers_of(arrays: Iterable[Array]) -> list[Buffer]:
+    """Memory for arrays beside the group's tensors; counters begin at zero."""
+    return [Buffer(a.name, a.dims, a.sizes, a.dtype, a.dtype == 'i32') for a in arrays]
+
+
+def module_of(
+    p: ProductPlan, arrays: Iterable[Array], pack: Kernel, kernels: Iterable[Kernel],
+    front: Front | None = None,
+) -> Module:  # fmt: skip
+    """A module that packs once and then runs `kernels`, with memory for `arrays`."""
+    operands = {item.name: item.tensor for item in p.epilogue.operands}
+    operands |= {number.argument: number.tensor for number in (front.numbers if front else ())}
+    return Module(
+        p.group,
+        (*tensor_buffers(p.group), *buffers_of(arrays)),
+        tuple(Step.of(kernel, **operands) for kernel in kernels),
+        (Step.of(pack),),
+    )

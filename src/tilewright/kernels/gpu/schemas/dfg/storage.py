@@ -1,0 +1,166 @@
+"""Where tensors of a block lie in shared memory: between segments, and in pieces of a sum.
+
+Goes in: the segments of a block. Comes out: for each tensor between two of them a `Kept`, for each
+operand that is copied in pieces a `Staged`, with windows, strides and places. Memory of what no
+later segment reads is used again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.kernels.gpu.language import padded
+from tilewright.kernels.gpu.schemas.dfg.graph import SHARED, Load
+from tilewright.kernels.gpu.schemas.dfg.segment import FOUR, Segment, leaves, reach
+from tilewright.ops.chain import Span
+from tilewright.ops.group import Tensor, row_major_strides
+from tilewright.ops.stage import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor between segments: its window in shared memory, at `offset` floats.
+
+    fill   what positions outside the tensor hold, where all readers agree; else None, and readers
+           look at the bounds
+    """
+
+    tensor: Tensor
+    window: tuple[Span, ...]
+    strides: tuple[int, ...]
+    floats: int
+    offset: int
+    fill: float | None
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.floats
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One piece of an operand in shared memory, `floats` each of `buffers`, from `offset` on.
+
+    moves   what a step of the chunked reduction is along each axis; windows begin without it
+    """
+
+    load: Load
+    tensor: Tensor
+    window: tuple[Span, ...]
+    moves: tuple[int, ...]
+    strides: tuple[int, ...]
+    floats: int
+    buffers: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return 4 * padded(self.floats) * self.buffers
+
+
+class _Space:
+    """Floats of shared memory, taken from one segment to another."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[int, int, int, int]] = []  # segments, floats: first and last
+
+    def take(self, first: int, last: int, floats: int) -> int:
+        """The lowest place beside all that lives at the same time."""
+        beside = sorted((low, high) for a, b, low, high in self._taken if a <= last and first <= b)
+        place = 0
+        for low, high in beside:
+            if place + floats <= low:
+                break
+            place = max(place, high)
+        self._taken.append((first, last, place, place + padded(floats)))
+        return place
+
+
+def stored(
+    tensors: Mapping[str, Tensor], made: Sequence[Segment], form: int, buffers: int
+) -> tuple[dict[str, Kept], dict[str, Staged]]:
+    """(tensor -> Kept, load -> Staged) of a block."""
+    space = _Space()
+    kept: dict[str, Kept] = {}
+    for number, segment in enumerate(made):
+        if segment.store.level != SHARED:
+            continue
+        tensor = tensors[segment.store.tensor]
+        readers = [
+            (n, load, reader)
+            for n, reader in enumerate(made)
+            for load in reader.loads
+            if load.tensor == tensor.name and load.level == SHARED
+        ]
+        window = _window(tensor, segment, [(load, reader) for _, load, reader in readers])
+        strides, floats = laid_out(tuple(s.size for s in window), form)
+        pads = {
+            load.pad for _, load, r in readers if leaves(load, tensor.shape, r.stage.sizes)
+        }  # fmt: skip
+        fill = pads.pop() if len(pads) == 1 else None if pads else 0.0
+        offset = space.take(number, max(n for n, _, _ in readers), floats)
+        kept[tensor.name] = Kept(tensor, window, strides, floats, offset, fill)
+    staged: dict[str, Staged] = {}
+    for number, segment in enumerate(made):
+        for load in segment.loads:
+            if load.name in segment.staged:
+                count = min(buffers, segment.chunks)
+                staged[load.name] = _staged(tensors, segment, load, form, count, space, number)
+    return kept, staged
+
+
+def _window(
+    tensor: Tensor, segment: Segment, readers: Sequence[tuple[Load, Segment]]
+) -> tuple[Span, ...]:
+    """What is computed of each axis; with the border that readers see, where it stays in place."""
+    spans = []
+    for axis, extent in enumerate(tensor.shape):
+        written = segment.region.written[axis]
+        asked = [reach(load.index[axis], reader) for load, reader in readers]
+        if any(s.start.terms for s in asked) or written.start.terms or written.size < extent:
+            spans.append(written)
+            continue
+        low = min([0, *(s.start.const for s in asked)])
+        high = max([extent, *(s.start.const + s.size for s in asked)])
+        spans.append(Span(Affine((), low), high - low))
+    return tuple(spans)
+
+
+def _staged(
+    tensors: Mapping[str, Tensor], segment: Segment, load: Load, form: int, buffers: int,
+    space: _Space, number: int,
+) -> Staged:  # fmt: skip
+    roles = segment.roles
+    assert roles is not None
+    window = [reach(e, segment, {roles.chunk: segment.depth}) for e in load.index]
+    if load is roles.across and is_packed(segment, load):
+        # Whole fours, for all columns that threads of the segment hold.
+        count = -(-segment.column_units * segment.tk // FOUR) * FOUR
+        window[-1] = Span(window[-1].start, count)
+        form = 0
+    strides, floats = laid_out(tuple(s.size for s in window), form)
+    moves = tuple(e.coefficient(roles.chunk) for e in load.index)
+    offset = space.take(number, number, padded(floats) * buffers)
+    return Staged(
+        load, tensors[load.tensor], tuple(window), moves, strides, floats, buffers, offset
+    )  # fmt: skip
+
+
+def is_packed(segment: Segment, load: Load) -> bool:
+    return any(item.tensor.name == load.tensor for item in segment.packed)
+
+
+def laid_out(sizes: tuple[int, ...], form: int) -> tuple[tuple[int, ...], int]:
+    """Strides of a window's axes, 0 for those of one element, and all its floats."""
+    order = list(range(len(sizes)))
+    if form == 2:
+        first = next((axis for axis in order if sizes[axis] > 1), 0)
+        order = [*(axis for axis in order if axis != first), first]
+    lengths = [sizes[axis] for axis in order]
+    if form and lengths[-1] > 1:
+        lengths[-1] |= 1
+    steps = row_major_strides(tuple(lengths))
+    strides = {a: s if sizes[a] > 1 else 0 for a, s in zip(order, steps, strict=True)}
+    return tuple(strides[axis] for axis in range(len(sizes))), math.prod(lengths)

@@ -1,0 +1,130 @@
+"""The time of a chain of parts on one machine.
+
+Goes in: a group, a schedule of the chain schema, a machine. Comes out: a `Prediction`.
+
+    products   the last part as the outer schema's model has it (outer_time.py); instead of copies
+               of its input, the sums of the first part as the stencil schema's model counts them
+               (stencil_time.py), computed again wherever tiles or threads share them, and the
+               traffic of what it reads and of the strips that it writes
+    nests      cycles of plain loops for every part (general_time.py), as often as tiles overlap,
+               inputs and outputs moved once; regions that no near cache holds are moved, too
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.chain.plan import (
+    NestPlan,
+    ProductPlan,
+    plan_chain,
+    tile_regions,
+)
+from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan
+from tilewright.kernels.cpu.schemas.stencil.cover import Rows
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu import stencil_time
+from tilewright.model.cpu.copies import copies_of
+from tilewright.model.cpu.general_time import stage_cycles
+from tilewright.model.cpu.outer_time import PACK_CALL_CYCLES, PACK_INTO, home_seconds, predict_outer
+from tilewright.model.cpu.prediction import MARGIN, Prediction, bound_times
+from tilewright.model.cpu.roofline import roofline
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Schedule
+
+NEST = 1.5  # cycles of plain loops for sums of products, over those that general_time.py counts
+NEAR = 1  # the cache that regions have to fit: the second
+
+
+def predict_chain(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    plan = plan_chain(group, schedule)
+    if isinstance(plan, ProductPlan):
+        return _predict_product(plan, machine)
+    return _predict_nests(plan, machine)
+
+
+def block_cycles(plan: SlidingPlan, isa: Isa, count: int) -> float:
+    """Cycles of `count` rows of one channel, in all strips."""
+    shape, cycles = plan.shape, 0.0
+    reads = tuple(tuple(shape.down.step * i + t for t in shape.down.taps) for i in range(count))
+    rows = Rows(0, count, 1, reads)
+    stages = len(plan.part.epilogue)
+    # Weights are in registers, unless there are too many.
+    held = replace(isa, by_lane=True)
+    for strip in plan.strips:
+        work = stencil_time.tile_work(shape, held, rows, strip)
+        each = stencil_time.step_cycles(work, isa) + stencil_time.TILE_CYCLES
+        each += stencil_time.ROW_CYCLES * work.streams
+        store = stencil_time.STORE_CYCLES + stencil_time.EPILOGUE_CYCLES * stages
+        cycles += strip.times * (each + work.accumulators * store)
+    return cycles
+
+
+def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
+    schedule, outer, sliding = plan.schedule, plan.outer, plan.sliding
+    threads, isa, last = schedule.threads, ISAS[schedule.isa], outer.group
+    made = predict_outer(last, schedule, machine)
+    part = part_extents(last.main, schedule)
+    buffer = operand.buffer_of(outer.contraction, schedule, part)
+    copied = copies_of(outer.contraction, schedule, part, buffer)
+    # Rows of `copied` are rows of one channel: so many blocks of them, and so many channels.
+    count = sliding.rows
+    blocks = copied.rows / count
+    height = operand.packed_tile(schedule, part)[_row(plan)]
+    planes = copied.rows / height
+    cycles = blocks * block_cycles(sliding, isa, count)
+    cycles += planes * stencil_time.FILTER_CYCLES + copied.calls * PACK_CALL_CYCLES
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    down, across = sliding.shape.down, sliding.shape.across
+    reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
+    read = planes * min(reach, down.extent) * across.extent
+    held = sum(t.size for t in plan.group.tensors if t.role != 'inner') / threads
+    fill = cycles * cycle_s
+    fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * read, 1)
+    fill += PACK_INTO * home_seconds(
+        machine, threads, 2 * buffer.size, 2 * threads * copied.elements, 2
+    )
+    total = made.compute_s + made.store_s + fill + made.fork_s
+    total += sum(b.seconds for b in made.boundaries[1:])
+    flops = sum(p.main.flops for p in (sliding.part, last))
+    moved = plan.group.compulsory_bytes
+    bounds = bound_times(flops, moved, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return Prediction(
+        max(total, bounds[largest]), made.compute_s, fill, made.store_s, made.fork_s,
+        made.boundaries, bounds[largest], flops, moved,
+        largest if total < bounds[largest] else '', ('computing what is read', 'storing results'),
+    )  # fmt: skip
+
+
+def _row(plan: ProductPlan) -> str:
+    """The iterator of the last part along the rows of what the first part writes."""
+    axis = plan.sliding.axes.index(plan.sliding.shape.down.name)
+    stage = plan.outer.group.main
+    names = plan.outer.contraction.a.index[axis].names
+    return next(n for n in names if n in stage.parallel)
+
+
+def _predict_nests(plan: NestPlan, machine: Machine) -> Prediction:
+    group, schedule, stage = plan.group, plan.schedule, plan.stage
+    threads, lanes = schedule.threads, ISAS[schedule.isa].lanes
+    tile, part = schedule.reg.tile, part_extents(stage, schedule)
+    tiles = math.prod(-(-part[d] // tile[d]) for d in stage.parallel)
+    found = tile_regions(group, tile)
+    cycles = flops = 0.0
+    for s in group.stages:
+        share = found[s.name].points * tiles / s.points
+        slow = NEST if s.is_product_sum else 1.0
+        cycles += slow * share * stage_cycles(group, s, lanes)
+        flops += s.flops
+    moved = float(group.compulsory_bytes)
+    if 4 * plan.scratch_floats > MARGIN * machine.capacity_bytes(NEAR, threads):
+        inner = sum(math.prod(w.size for w in found[p.stages[-1].name].written)
+                    for p in plan.parts[:-1])  # fmt: skip
+        moved += 8.0 * inner * tiles * threads
+    return roofline(group, schedule, machine, cycles, flops, moved)

@@ -1,0 +1,222 @@
+"""Chains of reducing parts, computed tile by tile, against the float64 reference.
+
+Tiles are one below, at and above what divides the result, so that every halo, border and rest of a
+tile occurs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schema import SCHEMAS
+from tilewright.kernels.cpu.schemas.chain.space import (
+    chain_choices,
+    nest_schedule,
+    product_schedule,
+)
+from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
+from tilewright.model.cpu.predict import predict
+from tilewright.ops.blocked import blocked
+from tilewright.ops.chain import chain
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.reference import reference
+from tilewright.ops.windows import windows
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.rank import rank
+from tilewright_lab.simulate.emulate import run_program
+
+
+def conv(c: int, h: int, k: int, r: int, stride: int = 1, dilation: int = 1, **more) -> Group:
+    sizes: dict[str, Any] = {'w': h, 'pad': dilation * (r // 2), **more}
+    return conv2d(c=c, h=h, k=k, r=r, s=r, stride=stride, dilation=dilation, **sizes)
+
+
+def tied(first: Group, second: Group) -> Group:
+    made = chain(first, second, second.main.reads[0].tensor)
+    assert made is not None
+    return made.group
+
+
+def depthwise(c: int, k: int, h: int, w: int, n: int = 1, out: int = 0, **more) -> Group:
+    """A depthwise convolution with bias and activation, and a 1x1 convolution with both behind it;
+    `out`: channels of a block of the result.
+    """
+    wanted = {'r': 3, 's': 3, 'pad': 1, 'bias': True, 'activation': 'relu'} | more
+    first = conv2d(n=n, c=c, h=h, w=w, k=c, groups=c, **wanted)
+    _, _, high, wide = first.output.shape
+    second = conv2d(n=n, c=c, h=high, w=wide, k=k, r=1, s=1, bias=True, activation='relu')
+    return tied(first, blocked(second, {'Out': out}) if out else second)
+
+
+CHAINS = {
+    'conv+conv': tied(conv(3, 7, 4, 3, w=9), conv(4, 7, 5, 3, w=9, bias=True)),
+    'strided': tied(conv(3, 11, 4, 3, stride=2), conv(4, 6, 5, 3, stride=2)),
+    'dilated': tied(conv(3, 9, 4, 3), conv(4, 9, 2, 3, dilation=2, activation='relu')),
+    'grouped': tied(
+        conv(4, 9, 6, 3, groups=2, bias=True), conv(6, 9, 8, 3, groups=2, stride=2, bias=True)
+    ),
+    '1x1+dw+1x1': tied(
+        tied(conv(3, 8, 4, 1, bias=True), conv(4, 8, 4, 3, groups=4)), conv(4, 8, 3, 1)
+    ),
+    'conv+pool': tied(conv(3, 10, 4, 3), max_pool((1, 4, 10, 10), windows((10, 10), 3, 2, 1))),
+    'pool+conv': tied(max_pool((1, 3, 10, 10), windows((10, 10), 2, 2)), conv(3, 5, 4, 3)),
+}
+
+
+@pytest.mark.parametrize('tile', [{'h': 2}, {'h': 3, 'w': 4}, {'h': 1, 'w': 1}])
+@pytest.mark.parametrize('name', CHAINS)
+def test_plain_loops_compute_the_reference(name: str, tile: dict[str, int], check) -> None:
+    """A halo that is too small, a border that is read as data, a tile whose rest is lost."""
+    group = CHAINS[name]
+    parallel = (('h', 2),) if tile['h'] < 3 else ()
+    check(group, nest_schedule(group, 'portable', tile, parallel))
+
+
+def products(isa: str) -> list[tuple[Group, Schedule]]:
+    """Widths around whole strips, heights around whole tiles, windows, strides, rests of panels."""
+    lanes = ISAS[isa].lanes
+
+    def made(group: Group, reg: dict, tile: dict, rows: int, wide: int, *cuts) -> tuple:
+        vectors = {'k': lanes} | reg
+        return group, product_schedule(
+            group, isa, vectors, tile, rows=rows, lanes=wide, parallel=tuple(cuts)
+        )
+
+    edges = [
+        made(depthwise(5, lanes + 3, 7, width), {'w': 6}, {'h': 3}, 2, 4, ('h', 2))
+        for width in (11, 12, 13)
+    ]
+    return [
+        *edges,
+        made(depthwise(4, 2 * lanes, 9, 23, n=2), {'w': 5}, {'h': 4, 'n': 1}, 4, 4, ('n', 2)),
+        made(depthwise(6, 9, 7, 7), {'w': 7, 'h': 2}, {'h': 4}, 3, 4, ('k', 2)),
+        made(depthwise(3, 7, 13, 37, stride=2), {'w': 8}, {'h': 3}, 2, min(8, lanes), ('h', 3)),
+        made(depthwise(3, 7, 12, 18, dilation=2, pad=2), {'w': 6}, {'h': 5}, 3, 4),
+        made(depthwise(3, 7, 9, 20, r=5, s=4, pad=2), {'w': 4}, {'h': 1}, 1, 4),
+        made(depthwise(3, 4, 2, 3), {'w': 3}, {'h': 2}, 2, 2),
+    ]
+
+
+def test_products_compute_the_reference(isa, check) -> None:
+    """Strips that a micro-kernel reads otherwise than the first part wrote them."""
+    emulated = slice(2, 6, 3) if isa == 'neon' else slice(None)
+    for group, schedule in products(isa)[emulated]:
+        check(group, schedule)
+
+
+def test_products_write_blocks_of_channels(native_isa, check) -> None:
+    """A result whose layout the network chose."""
+    lanes = ISAS[native_isa].lanes
+    group = depthwise(4, 16, 5, 9, out=8)
+    reg = {'w': 4, 'kl': lanes}
+    check(group, product_schedule(group, native_isa, reg, {'h': 2}, rows=2, lanes=4))
+
+
+@pytest.mark.parametrize('number', [2, 4, 5, 8])
+def test_products_stay_inside_their_buffers(number, native_isa, whole_numbers, tools) -> None:
+    """A vector that is loaded beyond a row of the image, or stored beyond a strip."""
+    group, schedule = products(native_isa)[number]
+    arrays = whole_numbers(group, 1)
+    source, flags = generate(group, schedule), compiler_flags(schedule)
+    for out in run_program(group, source, arrays, tools(native_isa), flags):
+        np.testing.assert_array_equal(out, reference(group, arrays))
+
+
+@pytest.mark.parametrize('name', ['1x1+dw+1x1', 'pool+conv'])
+def test_plain_loops_stay_inside_their_buffers(name, whole_numbers, tools) -> None:
+    """A region that is larger than the scratch memory that was asked for."""
+    group = CHAINS[name]
+    schedule, arrays = nest_schedule(group, 'portable', {'h': 3, 'w': 2}), whole_numbers(group, 1)
+    source, flags = generate(group, schedule), compiler_flags(schedule)
+    for out in run_program(group, source, arrays, tools('portable'), flags):
+        np.testing.assert_array_equal(out, reference(group, arrays))
+
+
+MACHINE = known_machine('i7-9700k')
+
+
+def test_choices_are_few_legal_and_survive_json() -> None:
+    """A search that prices what cannot be generated, or a stored choice that comes back changed."""
+    for group in (depthwise(32, 64, 28, 28), CHAINS['conv+pool'], CHAINS['1x1+dw+1x1']):
+        found = list(chain_choices(group, 'avx2', 2, 3))
+        assert 0 < len(found) <= 130
+        for schedule in found[::7]:
+            assert Schedule.from_json(schedule.to_json()) == schedule
+            assert 'tw_part' in generate(group, schedule)
+            lines = SCHEMAS['chain'].lines(group, schedule)
+            assert any('cache' in line or 'compute (conv2d' in line for line in lines)
+
+
+def test_halos_cost_time() -> None:
+    """A model to which rows that are computed again are free."""
+    group = depthwise(32, 64, 28, 28)
+    times = [
+        predict(group, product_schedule(
+            group, 'avx2', {'w': 6, 'k': 16}, {'h': rows}, rows=min(rows, 2), lanes=8), MACHINE,
+        ).seconds
+        for rows in (1, 2, 4)
+    ]  # fmt: skip
+    assert times == sorted(times, reverse=True)
+    group = CHAINS['conv+conv']
+    small, large = (
+        predict(group, nest_schedule(group, 'avx2', tile), MACHINE)
+        for tile in ({'h': 1, 'w': 1}, {})
+    )
+    assert small.seconds > large.seconds > large.bound_s
+
+
+def test_chains_alone_are_searched() -> None:
+    """Groups without a chain whose kernels would change, or a chain that is not found."""
+    alone = conv2d(c=8, h=12, w=12, k=8, r=3, s=3, pad=1, groups=8)
+    assert SCHEMAS['chain'].why_not(alone)
+    assert {c.schedule.schema for c in rank(alone, MACHINE, 1, 20)} == {'stencil'}
+    group = depthwise(8, 16, 12, 12)
+    assert {c.schedule.schema for c in rank(group, MACHINE, 2, 20)} == {'chain'}
+
+
+def _changed(**changes) -> Schedule:
+    return replace(PRODUCT, **changes)
+
+
+SMALL = depthwise(4, 8, 6, 9)
+PRODUCT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
+CUT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'w': 4}, rows=2, lanes=4)
+POOLED = nest_schedule(CHAINS['conv+pool'], 'portable', {})
+SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
+
+
+@pytest.mark.parametrize(
+    ('group', 'schedule', 'why'),
+    [
+        (conv(3, 8, 4, 3), nest_schedule(SMALL, 'portable', {}), 'no inner tensor .* cache'),
+        (SMALL, _changed(pack=''), 'packs nothing; name the level'),
+        (SMALL, _changed(options=(('lanes', 4),)), "needs the option 'rows'"),
+        (SMALL, _changed(options=(('rows', 2), ('lanes', 3))), 'lanes=3 is not a vector'),
+        (SMALL, _changed(options=(('rows', 0), ('lanes', 4))), 'rows=0 .* at least 1'),
+        (SMALL, _changed(parallel=(('c', 2),)), r"\['c'\] cannot be cut between threads"),
+        (SMALL, CUT, 'has 4 of 9 columns; choose whole rows'),
+        (SMALL, POOLED, 'the schedule tiles .*; the last part has'),
+        (CHAINS['conv+conv'], SUMMED, r"cuts \['c'\], which are summed over"),
+        (CHAINS['1x1+dw+1x1'], PRODUCT, 'has 3 parts; with a vector dimension two are chained'),
+    ],
+)
+def test_illegal_schedules_are_refused(group: Group, schedule: Schedule, why: str) -> None:
+    """A kernel that computes something else, or an error that does not say what to do."""
+    with pytest.raises(ScheduleError, match=why):
+        generate(group, schedule)
+
+
+def test_a_region_that_no_cache_holds_is_refused() -> None:
+    """Scratch memory of a thread that is as large as the tensor it should replace."""
+    group = tied(conv(64, 512, 64, 1), conv(64, 512, 64, 3))
+    with pytest.raises(ScheduleError, match=r'needs \d+ bytes in the cache .* smaller tile'):
+        generate(group, nest_schedule(group, 'portable', {}))

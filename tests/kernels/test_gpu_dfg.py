@@ -1,0 +1,230 @@
+"""The dfg schema: every fused kind in one kernel, around the edges of its tile; what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from devices import device
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.dfg.counts import propose, table
+from tilewright.kernels.gpu.schemas.dfg.graph import block_graph, extracted
+from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.model.gpu.time import predict_gpu
+from tilewright.model.gpu.transactions import work
+from tilewright.ops.chain import chain
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.normalise import row_norm, softmax
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.products import stacked_product
+from tilewright.ops.reference import reference
+from tilewright.ops.stage import Access, Stage, call, read
+from tilewright.ops.windows import windows
+from tilewright.runtime.gpu.modules import Runner
+from tilewright.runtime.verify import random_arrays
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.choose import search
+
+
+def conv(c: int, h: int, k: int, r: int, stride: int = 1, dilation: int = 1, **more) -> Group:
+    pad = dilation * (r // 2)
+    return conv2d(
+        c=c, h=h, w=h + 1, k=k, r=r, s=r, stride=stride, pad=pad, dilation=dilation, **more
+    )
+
+
+def tied(*groups: Group) -> Group:
+    """One behind the other, at the first operand of each."""
+    whole = groups[0]
+    for group in groups[1:]:
+        made = chain(whole, group, group.stages[0].reads[0].tensor)
+        assert made is not None
+        whole = made.group
+    return whole
+
+
+def pool(c: int, h: int, stride: int) -> Group:
+    return max_pool((1, c, h, h + 1), windows((h, h + 1), 3, stride, 1))
+
+
+def residual(h: int) -> Group:
+    """Two consumers of one producer: conv1 -> Y, conv2(Y) + Y."""
+    both = tied(conv(3, h, 4, 3, activation='relu'), conv(4, h, 4, 3))
+    shared = both.stages[-1].reads[0].tensor
+    last = both.stages[-1]
+    made = replace(both.output, name='Acc9', role='inner')
+    dims = tuple(d for d in last.dims if d.kind == 'parallel')
+    here = last.write.index
+    add = Stage(
+        'add', dims, Access('Out', here), (Access('Acc9', here), Access(shared, here)),
+        call('add', read(0), read(1)),
+    )  # fmt: skip
+    tensors = (*(t for t in both.tensors if t.role != 'output'), made, both.output)
+    stages = (*both.stages[:-1], replace(last, write=Access('Acc9', here)), add)
+    return Group('residual', tensors, stages, (*both.storage, ('Acc9', 'register')))
+
+
+def pools(h: int) -> Group:
+    """Two consumers that see different values outside: a convolution 0, a maximum -inf."""
+    y = tied(conv(2, h, 3, 1), conv(3, h, 3, 3))
+    first, second = y.stages
+    shared = second.reads[0].tensor
+    pooled = pool(3, h, 1).stages[0]
+    seen = Access(shared, pooled.reads[0].index)
+    largest = replace(pooled, reads=(seen,), write=Access('P', pooled.write.index))
+    total = Stage(
+        'total', tuple(d for d in pooled.dims if d.kind == 'parallel'),
+        Access('Out', pooled.write.index),
+        (Access('P', pooled.write.index), Access('Q', pooled.write.index)),
+        call('add', read(0), read(1)),
+    )  # fmt: skip
+    tensors = (
+        *(t for t in y.tensors if t.role != 'output'),
+        Tensor('P', ('n', 'k', 'h', 'w'), (1, 3, h, h + 1), 'inner'),
+        Tensor('Q', ('n', 'k', 'h', 'w'), (1, 3, h, h + 1), 'inner'),
+        y.output,
+    )
+    stages = (first, largest, replace(second, write=Access('Q', second.write.index)), total)
+    return Group('pools', tensors, stages, (*y.storage, ('P', 'cache')))
+
+
+def attention(n: int) -> Group:
+    scores = stacked_product((2, n, 5), (2, 5, n + 1))
+    return tied(scores, softmax((2, n, n + 1), 2), stacked_product((2, n, n + 1), (2, n + 1, 6)))
+
+
+KINDS = {
+    'conv+conv': lambda h: tied(conv(3, h, 4, 3, bias=True, activation='relu'), conv(4, h, 5, 3)),
+    'strided': lambda h: tied(
+        conv(3, 2 * h, 4, 3, stride=2),
+        conv2d(c=4, h=h, w=h + 1, k=5, r=3, s=3, pad=1, stride=2),
+    ),
+    'dilated': lambda h: tied(conv(3, h, 4, 3, dilation=2), conv(4, h, 2, 3, dilation=2)),
+    'grouped': lambda h: tied(conv(4, h, 4, 3, groups=2), conv(4, h, 6, 3, groups=2, bias=True)),
+    'batched': lambda h: tied(conv(3, h, 4, 1, n=2), conv(4, h, 5, 3, n=2, bias=True)),
+    '1x1+dw+1x1': lambda h: tied(
+        conv(3, h, 4, 1, bias=True), conv(4, h, 4, 3, groups=4, activation='relu'), conv(4, h, 3, 1)
+    ),
+    'conv+pool': lambda h: tied(conv(3, h, 4, 3), pool(4, h, 2)),
+    'pool+conv': lambda h: tied(pool(3, h, 1), conv(3, h, 4, 3)),
+    'attention': attention,
+    'norm+product': lambda h: tied(row_norm('layernorm', (h, 9)), stacked_product((h, 9), (9, 7))),
+    'residual': residual,
+    'two pads': pools,
+    'one stage': lambda h: conv(3, h, 5, 3, bias=True),
+    'pointwise': lambda h: elementwise('exp', (h, 5)),
+}
+SCHEDULES = {
+    'whole': GpuSchedule.of('dfg', threads=32, bn=1, bk=0, bh=0, bw=0),
+    'small': GpuSchedule.of('dfg', threads=32, bn=1, bk=2, bh=2, bw=4, tk=2, tp=2, format=1),
+    'tall': GpuSchedule.of('dfg', threads=64, bn=2, bk=3, bh=4, bw=4, tk=4, tp=3, format=2),
+    'staged': GpuSchedule.of('dfg', threads=32, bn=1, bk=4, bh=4, bw=4, tk=4, tp=2, ci=2),
+    'weights': GpuSchedule.of(
+        'dfg', threads=32, bn=1, bk=0, bh=2, bw=0, tk=4, tp=2, ci=2, cw=1, stages=2, format=1
+    ),
+}
+
+
+def check(group: Group, schedule: GpuSchedule, target: str = 'host') -> None:
+    on, arrays = device(target), random_arrays(group, 3)
+    module = generate(group, schedule)
+    assert len(module.steps) == 1
+    constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
+    with Runner(module, on, constants) as runner:
+        on.write(runner.arrays[group.output.name], np.full(group.output.shape, np.nan, np.float32))
+        got = runner(**{t.name: arrays[t.name] for t in group.with_role('input')})
+    want = reference(group, arrays)
+    assert np.abs(got - want).max() <= 3e-6 * max(np.abs(want).max(), 1.0)
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
+@pytest.mark.parametrize('kind', KINDS)
+def test_one_kernel_computes_the_group(kind: str, schedule: str) -> None:
+    """One size of each: below, at or above what tiles of 4 cover; all of them over the kinds."""
+    number = list(KINDS).index(kind) + list(SCHEDULES).index(schedule)
+    check(KINDS[kind](7 + number % 3), SCHEDULES[schedule])
+
+
+@pytest.mark.parametrize('size', [7, 8, 9])
+@pytest.mark.parametrize('kind', ['conv+conv', 'strided', '1x1+dw+1x1', 'attention'])
+def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
+    check(KINDS[kind](size), SCHEDULES['staged'], 'opencl')
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
+    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
+)
+@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
+def test_nvrtc_compiles_every_schedule(architecture: str) -> None:
+    from tilewright.runtime.gpu.cuda import compile_cubins
+
+    kinds = ('conv+conv', '1x1+dw+1x1', 'two pads', 'norm+product', 'attention')
+    kernels = [
+        replace(generate(KINDS[kind](9), schedule).steps[0].kernel, name=f'k{n}')
+        for n, (kind, schedule) in enumerate(zip(kinds, SCHEDULES.values(), strict=True))
+    ]
+    _, _, resources = compile_cubins(kernels, architecture)
+    assert [resources[k.name].spill_bytes for k in kernels] == [0] * len(kernels)
+
+
+def test_the_graph_of_a_block() -> None:
+    """Register edges inside a part, barriers between two; a thread's part ends at its loads."""
+    graph = block_graph(KINDS['conv+conv'](8))
+    first, last = graph.stores
+    assert (first.level, last.level) == ('shared', 'global')
+    assert [pair[0] for pair in graph.barriers] == [first.name]
+    assert {'relu', 'bias', 'conv2d0'} <= {n.name for n in extracted(graph, first).nodes}
+    assert first.name not in {n.name for n in extracted(graph, last).nodes}
+
+
+def test_only_chains_are_searched() -> None:
+    """Ordinary groups are chosen as ever; chains get one kernel that the model priced."""
+    machine = known_gpu('h200')
+    assert not table(conv(3, 8, 4, 3), 'fma')
+    assert not propose(conv(3, 8, 4, 3), machine)
+    group = tied(conv(16, 28, 16, 3), conv(16, 28, 16, 3))
+    best, *_ = search(group, machine, 4, 1e-4, trials=24)
+    assert best.schedule.schema == 'dfg'
+    again = work(group, best.schedule).products * work(group, best.schedule).blocks * 64
+    assert again >= sum(s.flops for s in group.stages)
+    assert predict_gpu(group, best.schedule, machine).seconds >= (
+        schedule_bounds(group, best.schedule, machine).seconds
+    )
+
+
+def test_what_does_not_fit_names_the_edge() -> None:
+    group = tied(conv(3, 56, 256, 3), conv(256, 56, 64, 3))
+    edge = group.stages[-1].reads[0].tensor
+    with pytest.raises(ScheduleError, match=f'the edge {edge} .1x256x10x59. takes 604160, and'):
+        generate(group, GpuSchedule.of('dfg', threads=256, bn=1, bk=0, bh=8, bw=0))
+
+
+@pytest.mark.parametrize(
+    ('changed', 'words'),
+    [
+        ({'threads': 2048}, '1 to 1024 threads'),
+        ({'tk': 16, 'tp': 16}, 'at most 128 sums'),
+        ({'stages': 2}, 'nothing is copied in stages without ci'),
+        ({'format': 3}, 'format is one of'),
+    ],
+)
+def test_schedules_that_are_refused(changed: dict[str, int], words: str) -> None:
+    tiles = {'threads': 64, 'bn': 1, 'bk': 0, 'bh': 4, 'bw': 0}
+    with pytest.raises(ScheduleError, match=words):
+        generate(KINDS['conv+conv'](8), GpuSchedule.of('dfg', 'fma', **(tiles | changed)))
+
+
+def test_what_is_stored_in_memory_is_not_fused() -> None:
+    group = KINDS['conv+conv'](8)
+    edge = group.stages[-1].reads[0].tensor
+    levels = tuple((n, 'global' if n == edge else level) for n, level in group.storage)
+    with pytest.raises(ScheduleError, match='between stages is stored in memory'):
+        generate(replace(group, storage=levels), SCHEDULES['whole'])
