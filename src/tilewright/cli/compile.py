@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tilewright.check.check import Checked, wanted
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
+from tilewright.graph.passes import DEFAULT_FUSION
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -34,6 +35,7 @@ def run(
     target: str = 'cpu',
     device: str = '',
     check: bool | None = None,
+    fuse: str | None = None,
     libraries: str = 'none',
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
@@ -56,7 +58,7 @@ def run(
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
-                libraries=libraries, progress=bar.report,
+                fuse=fuse, libraries=libraries, progress=bar.report,
                 check=False if asked is None else asked, **more,
             )  # fmt: skip
 
@@ -85,6 +87,7 @@ def run(
             'fallback': [list(node) for node in theirs],
             'tune': tune,
             'algorithm': algorithm,
+            'fuse': fuse or DEFAULT_FUSION,
             'libraries': libraries,
             'seconds': seconds,
             'seed': seed,
@@ -113,12 +116,19 @@ def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
 
 def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """What --shape says of a model; a .tw file leaves no sizes open."""
-    if texts and model.endswith('.tw'):
-        raise InputError(
-            f'--shape {texts[0]} means nothing with {model}, which is compiled already; leave it '
-            f'out, or name the model that it was made from'
-        )
+    if model.endswith('.tw'):
+        refuse_for_saved(model, {f'--shape {texts[0]}' if texts else '--shape': texts})
     return read_shapes(texts)
+
+
+def refuse_for_saved(model: str, given: Mapping[str, object]) -> None:
+    """Refuse options, by name, that a .tw file has decided already."""
+    for option, value in given.items():
+        if value:
+            raise InputError(
+                f'{option} means nothing with {model}, which is compiled already; leave it out, or '
+                f'name the model that it was made from'
+            )
 
 
 def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -36,6 +36,7 @@ class ExplainOptions:
     machine: str | None
     threads: int | None
     seed: int | None
+    fuse: str | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -93,6 +94,8 @@ def _check_layers(options: ExplainOptions) -> None:
         raise InputError(
             f'--shape {options.shapes[0]} is for networks; leave it out for {options.spec}'
         )
+    if options.fuse is not None:
+        raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
     if options.measure:
         raise InputError(f'--measure is for networks; time {options.spec} with tilewright optimize')
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tilewright.cli.compile import model_of, read_shapes
+from tilewright.cli.compile import model_of, read_shapes, refuse_for_saved
 from tilewright.cli.explain import Explained, ExplainOptions
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
-from tilewright.graph.passes import GPU_PASSES
+from tilewright.graph.passes import GPU_PASSES, passes_of
 from tilewright.graph.program import Program
 from tilewright.kernels.gpu.schemas.library import said_of
 from tilewright.kernels.gpu.schemas.library.calls import TITLES
@@ -28,17 +28,19 @@ from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.report.grid import Grid
-from tilewright.report.network import Kind, NetworkReport, network_report
+from tilewright.report.network import Kind, NetworkReport, network_report, tried_lines
 from tilewright.schedule.choice import Choice
+from tilewright.search.fusion import Tried
 from tilewright.search.gpu.moves import schedule_text
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
-from tilewright.targets.cpu.cost import CpuCost
+from tilewright.targets.chained import Record, passes_at, with_chains
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.gpu.assemble import chosen_by_model
 from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.price import GpuPrice
 from tilewright.targets.gpu.site import KEPT
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Asked
@@ -57,10 +59,12 @@ def on_cpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Expla
     threads, shapes = thread_count(options.threads, machine), read_shapes(options.shapes)
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
+        tried: list[Tried] = []
         saved, choices = _scheduled(
-            models[number], machine, threads, options.max_rel_err, shapes, bar
-        )
-        report = _report(saved, choices, options.measure, bar)
+            models[number], machine, threads, options.max_rel_err, shapes, bar, options.fuse,
+            tried.extend,
+        )  # fmt: skip
+        report = _report(saved, choices, options.measure, bar, tried)
         return str(report), report.to_json()
 
     return Explained(models, machine, explain)
@@ -73,29 +77,32 @@ def _scheduled(
     max_rel_err: float,
     shapes: Mapping[str, tuple[int, ...]],
     bar: Bar,
+    fuse: str | None,
+    record: Record,
 ) -> tuple[Saved, dict[str, tuple[Choice, ...]]]:
     """What would be compiled, and the choices for each group; a .tw file has one for each."""
+    site, asked = CpuSite(machine, threads), Asked(max_rel_err=max_rel_err)
     if model.endswith('.tw'):
-        if shapes:
-            raise InputError(
-                f'--shape means nothing with {model}, which is compiled already; leave it out, or '
-                f'name the model that it was made from'
-            )
+        refuse_for_saved(model, {'--shape': shapes, '--fuse': fuse})
         saved = network_file.read(model)
         if (saved.machine.isa, saved.threads) == (machine.isa, threads):
             saved = replace(saved, machine=machine)
             return saved, {digest: (choice,) for digest, choice in saved.choices.items()}
         program = saved.program
     else:
-        program = prepare(model_of(model), shapes, None, CpuCost(machine, threads))
-    site = CpuSite(machine, threads)
-    chosen = site.choose(program, Asked(max_rel_err=max_rel_err), bar.report)
+        passes = passes_at(site, asked, record)
+        program = prepare(model_of(model), shapes, passes_of(None, fuse), site.cost, passes)
+    chosen = site.choose(program, asked, bar.report)
     best = {digest: found[0] for digest, found in chosen.items()}
     return Saved(program, best, machine, threads, float(max_rel_err)), chosen
 
 
 def _report(
-    saved: Saved, choices: Mapping[str, tuple[Choice, ...]], measure: bool, bar: Bar
+    saved: Saved,
+    choices: Mapping[str, tuple[Choice, ...]],
+    measure: bool,
+    bar: Bar,
+    tried: Sequence[Tried],
 ) -> NetworkReport:
     program, times, total = saved.program, {}, None
     if measure:
@@ -114,7 +121,7 @@ def _report(
         )
     ]  # fmt: skip
     name = Path(program.name).name
-    return network_report(name, saved.machine, saved.threads, kinds, total)
+    return network_report(name, saved.machine, saved.threads, kinds, total, tried)
 
 
 def _tasks(program: Program) -> dict[str, tuple[str, ...]]:
@@ -166,9 +173,16 @@ def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Expla
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         model = models[number]
-        kinds = _gpu_kinds(model, machine, options.max_rel_err, shapes, bar)
-        said = {'name': model, 'groups': [asdict(kind) for kind in kinds]}
-        return _gpu_text(model, machine, kinds), said
+        tried: list[Tried] = []
+        kinds = _gpu_kinds(
+            model, machine, options.max_rel_err, shapes, bar, options.fuse, tried.extend
+        )
+        said = {
+            'name': model,
+            'groups': [asdict(kind) for kind in kinds],
+            'tried': [one.to_json() for one in tried],
+        }
+        return '\n'.join([_gpu_text(model, machine, kinds), *tried_lines(tried)]), said
 
     return Explained(models, machine, explain)
 
@@ -179,13 +193,18 @@ def _gpu_kinds(
     max_rel_err: float,
     shapes: Mapping[str, tuple[int, ...]],
     bar: Bar,
+    fuse: str | None,
+    record: Record,
 ) -> list[GpuKind]:
     """The groups of a network as they would be compiled, the longest first."""
     if model.endswith('.tw'):
         raise InputError(
             f'{model} has its schedules already; `tilewright run --profile` times them'
         )
-    program = prepare(model_of(model, None, 'cuda'), shapes, None, GpuCost(machine), GPU_PASSES)
+    passes = with_chains(GPU_PASSES, GpuPrice(machine, KEPT, max_rel_err).prices, record)
+    program = prepare(
+        model_of(model, None, 'cuda'), shapes, passes_of(None, fuse), GpuCost(machine), passes
+    )
     groups = {task.group.digest: task.group for task in program.tasks}
     chosen = chosen_by_model(groups, machine, KEPT, max_rel_err, bar.report)
     kinds = []

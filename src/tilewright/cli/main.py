@@ -23,6 +23,7 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
+    Fuse,
     Json,
     MachineName,
     MaxRelErr,
@@ -210,6 +211,7 @@ def explain(
         list[str] | None,
         typer.Option('--shape', metavar='NAME=S', help='Sizes that a file leaves open.'),
     ] = None,
+    fuse: Fuse = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -225,7 +227,7 @@ def explain(
 
     options = verb.ExplainOptions(
         spec, algorithm.value, max_rel_err, layers, measure, tuple(shape or ()), machine, threads,
-        seed,
+        seed, fuse.value if fuse else None,
     )  # fmt: skip
     return verb.run(options, Output('explain', json))
 

@@ -11,6 +11,7 @@ from tilewright.cli.options import (
     Algorithm,
     AlgorithmName,
     Fallback,
+    Fuse,
     Json,
     Libraries,
     LibrariesName,
@@ -91,6 +92,7 @@ def compile(
     shape: Shapes = None,
     algorithm: Algorithm = AlgorithmName.AUTO,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
@@ -118,7 +120,7 @@ def compile(
         model, Output('compile', json), output=output, tune=tune.value, trials=trials,
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
-        check=check, libraries=libraries.value,
+        check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
     )  # fmt: skip
 
 
@@ -166,6 +168,7 @@ def run(
         ),
     ] = None,
     shape: Shapes = None,
+    fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
     device: Device = '',
@@ -185,7 +188,8 @@ def run(
         model, Output('run', json), input_file=input, output_file=output, repeat=repeat,
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
-        check_file=check, tolerance=tolerance, libraries=libraries.value,
+        check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
+        libraries=libraries.value,
     )  # fmt: skip
 
 

@@ -117,6 +117,24 @@ Fallback = Annotated[
 ]
 
 
+class FuseName(StrEnum):
+    """What is joined into one kernel, as `graph.passes` knows it."""
+
+    NONE = 'none'
+    ELEMENTWISE = 'elementwise'
+    ALL = 'all'
+
+
+Fuse = Annotated[
+    FuseName | None,
+    typer.Option(
+        '--fuse',
+        help='Operators that share kernels: none, element by element ones, all [elementwise].',
+        show_default=False,
+    ),
+]
+
+
 class LibrariesName(StrEnum):
     """Vendors' libraries beside generated code, as `tilewright.compile` knows it."""
 

@@ -41,6 +41,7 @@ def run(
     device: str = '',
     check_file: Path | None = None,
     tolerance: float | None = None,
+    fuse: str | None = None,
     libraries: str = 'none',
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
@@ -61,7 +62,7 @@ def run(
         def made(how: Check | bool, progress: Report | None = None) -> Network:
             return compile_network(
                 known, target, shapes=shapes_for(str(model), shapes), threads=threads,
-                fallback=fallback, device=device, check=how, libraries=libraries,
+                fallback=fallback, device=device, fuse=fuse, check=how, libraries=libraries,
                 progress=progress,
             )  # fmt: skip
 

@@ -22,6 +22,7 @@ from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Value
 from tilewright.graph.program import Program, Task
 from tilewright.ops.blocked import blocked
+from tilewright.ops.chain import is_chained
 from tilewright.ops.elementwise import copy
 from tilewright.ops.group import Group
 
@@ -109,11 +110,16 @@ class _State:
 
 
 def blocked_group(task: Task, values: frozenset[str], block: int) -> Group | None:
-    """A task's group with these of its values in blocks; None where that cannot be."""
+    """A task's group with these of its values in blocks; None where that cannot be.
+
+    Kernels of a chain keep its inner tensors in a layout of their own, made from plain rows.
+    """
     bound = {**task.operands, task.group.output.name: task.result}
     wanted = {tensor: block for tensor, value in bound.items() if value in values}
     if not wanted:
         return task.group
+    if is_chained(task.group):
+        return None
     try:
         return blocked(task.group, wanted)
     except SpecError:

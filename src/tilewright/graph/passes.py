@@ -32,10 +32,22 @@ NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'combine': combine,
     'dead': lambda graph, _: drop_dead(graph),
 }
+
+
+def unchained(program: Program, _: Cost) -> Program:
+    """The program as it is: what 'chain' does where no site says what chains cost.
+
+    A site puts its own pass in this place (targets/chained.py). Values that concatenations place in
+    others are not inner tensors, and inner tensors have no layout, so it comes between the two.
+    """
+    return program
+
+
 PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'fuse': fuse,
     'prologue': put_before,
     'concat': lambda program, _: concat(program),
+    'chain': unchained,
     'layout': assign_layouts,
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
@@ -44,7 +56,15 @@ GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'fuse': lambda program, cost: fuse(by_levels(program), cost),
     'prologue': put_before,
     'concat': lambda program, _: concat(program),
+    'chain': unchained,
 }
+# What is joined -> the passes that are left out then.
+FUSIONS: dict[str, tuple[str, ...]] = {
+    'none': ('fuse', 'prologue', 'concat', 'chain'),
+    'elementwise': ('chain',),
+    'all': (),
+}
+DEFAULT_FUSION = 'elementwise'
 
 
 def apply_passes(
@@ -64,11 +84,17 @@ def apply_passes(
     return program
 
 
-def passes_of(passes: Collection[str] | None) -> set[str]:
-    """The passes that are asked for, all where nothing is."""
+def passes_of(passes: Collection[str] | None, fuse: str | None = None) -> set[str]:
+    """The passes that are asked for by their names, or by what is to be joined."""
+    if fuse is not None and fuse not in FUSIONS:
+        raise InputError(f'fuse is {fuse!r}; choose one of {", ".join(FUSIONS)}')
     if passes is None:
-        return set(PASSES)
+        return set(PASSES) - set(FUSIONS[fuse or DEFAULT_FUSION])
     listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
     if not listed or set(passes) - set(PASSES):
         raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
+    if fuse is not None:
+        raise InputError(
+            f'fuse={fuse!r} and passes= both say which passes run; give one of them only'
+        )
     return set(passes)

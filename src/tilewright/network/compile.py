@@ -3,7 +3,7 @@
 [file, module]   -> read       -> [Graph]                importers
 [Graph]          -> passes     -> [Graph]                graph.fold, batch_norm, combine, ..
 [Graph]          -> lower      -> [Program]              graph.lower
-[Program]        -> passes     -> [Program]              graph.fuse, concat
+[Program]        -> passes     -> [Program]              graph.fuse, concat; targets.chained
 [Program]        -> choose     -> [choices of each group] the site (targets/site.py), by the model
 [choices]        -> tune       -> [choice of each group]  the site, where tune is 'measure'
 [choice]         -> select     -> [choice of each group]  the site, where libraries may compete
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,6 +58,7 @@ from tilewright.runtime.network_arrays import give_back
 from tilewright.store import network_file
 from tilewright.store.network_file import Saved
 from tilewright.targets import target_of
+from tilewright.targets.chained import passes_at
 from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.site import Asked, Site
 from tilewright.targets.target import Report
@@ -82,6 +83,7 @@ def compile(
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
     passes: Collection[str] | None = None,
+    fuse: str | None = None,
     machine: Machine | None = None,
     save: str | os.PathLike[str] | None = None,
     device: str = '',
@@ -107,7 +109,11 @@ def compile(
     algorithm  of convolutions: 'direct'; 'winograd' wherever it applies within the error budget;
              'auto': the faster of both.
     max_rel_err  largest error of one kernel, as a share of its largest output.
-    passes   names out of `PASSES`; None: all of them.
+    passes   names out of `PASSES`; None: those that `fuse` asks for.
+    fuse     'none': every operator is a kernel of its own; 'elementwise': what is computed element
+             by element joins the kernels around it; 'all': reducing operators share kernels, too,
+             where that is predicted to be faster, or measured to be with tune='measure'. None:
+             `graph.passes.DEFAULT_FUSION`.
     machine  None: this host.
     save     where to write a .tw file, which `load` reads.
     target   'cpu'; 'cuda' or 'opencl': a GPU (docs/networks_gpu.md); 'host': GPU kernels on the
@@ -127,6 +133,7 @@ def compile(
     check_mode(libraries, target)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
+    chosen_passes = passes_of(passes, fuse)
     how = how_of(target, tune, model, search, algorithm)
     asked = Asked(tune, trials, float(max_rel_err), how, libraries)
     if target != 'cpu':
@@ -134,9 +141,9 @@ def compile(
     if is_saved(network):
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
-            passes=passes, trials=trials, save=save, fallback=fallback, tune=tune != 'model',
-            algorithm=algorithm != 'auto', max_rel_err=max_rel_err != DEFAULT_LIMIT,
-            libraries=libraries != 'none',
+            passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
+            tune=tune != 'model', algorithm=algorithm != 'auto',
+            max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
@@ -149,11 +156,12 @@ def compile(
         mixture = _mixture(network, shapes, fallback, site.threads)
         if mixture.theirs:
             return _mixed(
-                network, mixture, asked, site, save, shapes, passes, wanted_check, progress
+                network, mixture, asked, site, save, shapes, chosen_passes, wanted_check, progress
             )  # fmt: skip
         network, from_onnx = mixture.traced.graph, False
+    site_passes = passes_at(site, asked, progress=progress)
     try:
-        program = site.ordered(prepare(network, shapes, passes, site.cost, site.passes))
+        program = site.ordered(prepare(network, shapes, chosen_passes, site.cost, site_passes))
     except UnsupportedError as error:
         raise (with_fallback(error) if from_onnx and target == 'cpu' else error) from None
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
@@ -178,11 +186,13 @@ def compile(
     if wanted_check is not None:
         source = Source(_kind(given), given, network, shapes, constants, example_inputs,
                         *([site.threads] if target == 'cpu' else []))  # fmt: skip
-        subject = _subject(made, program, source, passes, site, asked.max_rel_err)
+        redo = partial(prepare, source.read, None, cost=site.cost, program_passes=site_passes)
+        names = [name for name in (*NODE_PASSES, *site_passes) if name in chosen_passes]
+        subject = _subject(made, program, source, names, redo, asked.max_rel_err)
         files = Files(source.write, write, *([] if target == 'cpu' else [target]))
         check_network(subject, wanted_check, files, source.right)
         clock.say('checked')
-        del source, subject, files
+        del source, subject, files, redo
     if save is not None:
         write(save)
     # The model's own weights are not needed any more.
@@ -340,16 +350,13 @@ def _subject(
     network: Network,
     program: Program,
     source: Source,
-    passes: Collection[str] | None,
-    site: Site,
+    names: Sequence[str],
+    redo: Callable[[Collection[str]], Program],
     max_rel_err: float,
 ) -> Subject:
     """What a check is told of a network and of the passes that made its program."""
-    node_passes = () if isinstance(source.read, Program) else NODE_PASSES
-    chosen = passes_of(passes)
-    names = tuple(name for name in (*node_passes, *site.passes) if name in chosen)
+    if isinstance(source.read, Program):
+        names = [name for name in names if name not in NODE_PASSES]
     return Subject(
-        network, program, source.plain, names,
-        lambda some: prepare(source.read, None, some, site.cost, site.passes), max_rel_err,
-        source.inside,
+        network, program, source.plain, tuple(names), redo, max_rel_err, source.inside
     )  # fmt: skip

@@ -11,7 +11,7 @@ in as few parts (ops/parts.py), so that nothing would be saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ops.group import Group, Tensor
@@ -150,6 +150,22 @@ def put_behind(
     given = {t.name: names[t.name] for t in producer.tensors if t.role in ('input', 'constant')}
     kept = {t.name: t.name for t in rest if t.role in ('input', 'constant')}
     return Composed(joined, given, kept)
+
+
+def as_one(group: Group, names: Sequence[str]) -> Group | None:
+    """The group with several inputs of one shape, which are the same value, as the first of them.
+
+    None where their shapes or dtypes differ.
+    """
+    first, *others = (group.tensor(name) for name in names)
+    if any((t.shape, t.dtype, t.role) != (first.shape, first.dtype, first.role) for t in others):
+        return None
+    gone = {t.name: first.name for t in others}
+    return replace(
+        group,
+        tensors=tuple(t for t in group.tensors if t.name not in gone),
+        stages=tuple(_with_tensors(s, gone) for s in group.stages),
+    )
 
 
 def fresh(name: str, taken: set[str]) -> str:

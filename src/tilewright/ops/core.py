@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.ops import epilogue_error
+from tilewright.ops.chain import is_chained
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import applies
@@ -21,7 +22,11 @@ from tilewright.ops.winograd_error import UNIT
 def core(group: Group, *, front: bool = False) -> Group:
     """What decides the schedule of a group: a sum of products without what is around it, with a
     result of its own where it writes a part of a larger one. `front`: what comes before decides.
+
+    Where several stages reduce and share tiles, all of them decide.
     """
+    if is_chained(group):
+        return group
     group = group if front else without_front(group)
     main = group.main
     if not main.is_product_sum or not (group.stages[0] is main or has_front(group)):

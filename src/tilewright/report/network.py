@@ -17,6 +17,7 @@ from tilewright.ops.winograd import applies
 from tilewright.report.explain import best_schema, breakdown, limit_name
 from tilewright.report.machine_page import aligned
 from tilewright.schedule.schedule import Schedule
+from tilewright.search.fusion import Tried
 
 if TYPE_CHECKING:
     from tilewright.targets.plan import Candidate, Plan
@@ -48,6 +49,7 @@ class Entry:
     share   of the network's time, measured where all of it was
     why     sentences: why this algorithm, and why this schedule of it
     parts   (what, milliseconds) that add up to the predicted time
+    apart_ms  what its operators would take in kernels of their own, where that was looked at
     left_ms what lies above the bound: all that a better kernel of this algorithm can gain
     """
 
@@ -62,6 +64,7 @@ class Entry:
     limit: str
     why: tuple[str, ...]
     parts: tuple[tuple[str, float], ...]
+    apart_ms: float | None = None
 
     @property
     def time_ms(self) -> float:
@@ -92,6 +95,7 @@ class NetworkReport:
     """All groups of a network, the one that takes most time first.
 
     total_ms  a whole call in the profile; None: not measured
+    tried     groups of several tasks that reduce, and why they were kept or refused
     """
 
     name: str
@@ -99,6 +103,7 @@ class NetworkReport:
     threads: int
     entries: tuple[Entry, ...]
     total_ms: float | None
+    tried: tuple[Tried, ...] = ()
 
     @property
     def predicted_ms(self) -> float:
@@ -120,10 +125,12 @@ class NetworkReport:
             'measured_ms': self.total_ms,
             'bound_ms': self.bound_ms,
             'groups': [entry.to_json() for entry in self.entries],
+            'tried': [one.to_json() for one in self.tried],
         }
 
     def __str__(self) -> str:
-        return '\n'.join([*_head(self), '', *_table(self), '', *_details(self)]).rstrip()
+        lines = [*_head(self), '', *_table(self), '', *_details(self), *tried_lines(self.tried)]
+        return '\n'.join(lines).rstrip()
 
 
 def network_report(
@@ -132,11 +139,14 @@ def network_report(
     threads: int,
     kinds: Sequence[Kind],
     total_ms: float | None = None,
+    tried: Sequence[Tried] = (),
 ) -> NetworkReport:
     """[Kind] -> [NetworkReport]"""
     whole = sum(_time(kind) for kind in kinds)
-    entries = sorted((_entry(kind, whole) for kind in kinds), key=lambda entry: -entry.time_ms)
-    return NetworkReport(name, machine, threads, tuple(entries), total_ms)
+    kept = {one.digest: one for one in tried if one.kept}
+    entries = [_entry(kind, whole, kept.get(kind.plan.group.digest)) for kind in kinds]
+    entries.sort(key=lambda entry: -entry.time_ms)
+    return NetworkReport(name, machine, threads, tuple(entries), total_ms, tuple(tried))
 
 
 def _time(kind: Kind) -> float:
@@ -144,15 +154,21 @@ def _time(kind: Kind) -> float:
     return predicted if kind.measured_ms is None else kind.measured_ms
 
 
-def _entry(kind: Kind, whole_ms: float) -> Entry:
+def _entry(kind: Kind, whole_ms: float, kept: Tried | None) -> Entry:
     plan, count = kind.plan, len(kind.tasks)
+    why, apart_ms = reasons(plan), None
+    if kept is not None and kept.apart_s is not None:
+        apart_ms = count * 1e3 * kept.apart_s
+        why.append(
+            f'Its {len(kept.tasks)} parts would take {_ms(apart_ms)} ms in their own kernels.'
+        )
     parts = [(name, count * ms) for name, ms in _parts(plan) if ms]
     return Entry(
         kind.label, kind.tasks, algorithm_name(plan, plan.best.schedule),
         plan.best.schedule.digest, count * 1e3 * plan.best.prediction.seconds, kind.measured_ms,
         count * plan.algorithm_bound_ms, _time(kind) / max(whole_ms, 1e-12),
-        limit_name(plan.best.prediction, plan.machine), tuple(reasons(plan)),
-        tuple(sorted(parts, key=lambda part: -part[1])),
+        limit_name(plan.best.prediction, plan.machine), tuple(why),
+        tuple(sorted(parts, key=lambda part: -part[1])), apart_ms,
     )  # fmt: skip
 
 
@@ -264,6 +280,31 @@ def _details(report: NetworkReport) -> list[str]:
             '',
         ]
     return [line for number, line in enumerate(lines) if line or number % 5 == 4]
+
+
+def tried_lines(tried: Sequence[Tried]) -> list[str]:
+    """What was tried to join, in words; equal groups with one verdict once, the kept ones first."""
+    if not tried:
+        return []
+    alike: dict[tuple, list[Tried]] = {}
+    for one in tried:
+        alike.setdefault((not one.kept, one.digest, one.why), []).append(one)
+    kept = sum(one.kept for one in tried)
+    lines = [f'Chains of tasks: {len(tried)} tried, {kept} kept.']
+    for (refused, *_), same in sorted(alike.items(), key=lambda item: item[0][0]):
+        one, more = same[0], f' and {len(same) - 1} more like it' if len(same) > 1 else ''
+        times = [
+            f'{_ms(1e3 * seconds)} ms {how}'
+            for seconds, how in ((one.fused_s, 'joined'), (one.apart_s, 'apart'))
+            if seconds is not None
+        ]
+        how = ' measured' if one.measured else ''
+        figures = f' ({", ".join(times)}{how})' if times else ''
+        lines += [
+            f'{" >> ".join(name[:_WIDEST] for name in one.tasks)}{more}: {one.label}',
+            f'  {"refused" if refused else "kept"}{figures}: {one.why}.',
+        ]
+    return lines
 
 
 def _named(tasks: Sequence[str], most: int) -> str:

@@ -2,6 +2,7 @@
 
 `network.compile` walks through its stages by these alone:
 
+    prices    [Group]            -> [seconds]                     for passes that join tasks
     ordered   [Program]          -> [Program]                     tasks in the order they will run
     choose    [Program]          -> [choices of each group]       by the model
     tune      [choices]          -> [the fastest of each group]   by measuring
@@ -22,6 +23,7 @@ from tilewright.graph.program import Program
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.cpu.network import Network
 from tilewright.schedule.choice import Choice
+from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
 from tilewright.targets.gpu.tuning import How
 from tilewright.targets.target import Report
@@ -71,6 +73,10 @@ class Site(Protocol):
 
     @property
     def cost(self) -> Cost: ...
+
+    def prices(self, asked: Asked) -> Prices:
+        """What groups of several reducing stages are decided by (search/fusion.py)."""
+        ...
 
     def ordered(self, program: Program) -> Program: ...
 

@@ -64,6 +64,7 @@ class BenchOptions:
     threads: int | None = None
     seed: int | None = None
     libraries: str = 'none'
+    fuse: str | None = None
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -94,9 +95,11 @@ def run(
     refuse(options.target, given(*(CPU_ONLY if on_gpu else GPU_ONLY)))
     networks = None if layers else networks_of(options.spec)
     if on_gpu and networks is None:
-        refuse(options.target, given('tune', 'libraries'))
+        refuse(options.target, given('tune', 'libraries', 'fuse'))
     if not on_gpu:
         check_mode(options.libraries, options.target)
+    if networks is None and options.fuse is not None:
+        raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
     what = 'layers' if networks is None else 'networks'
     verb: Any = import_module(f'tilewright_lab.cli.{"gpu_" if on_gpu else ""}{what}')
     return verb.run(options, out) if networks is None else verb.run(networks, options, out)

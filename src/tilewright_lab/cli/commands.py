@@ -18,6 +18,7 @@ from tilewright.cli.options import (
     AlgorithmName,
     CachesName,
     Fallback,
+    Fuse,
     Json,
     Libraries,
     LibrariesName,
@@ -106,6 +107,7 @@ def bench(
         str,
         typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
     ] = 'measure',
+    fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
     libraries: Libraries = LibrariesName.NONE,
@@ -147,7 +149,7 @@ def bench(
     options = verb.BenchOptions(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
-        device, trials, seconds, threads, seed, libraries.value,
+        device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

@@ -13,6 +13,7 @@ from tilewright import zoo
 from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
+from tilewright.graph.passes import DEFAULT_FUSION
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.recorded import Recorded, recorded
@@ -62,9 +63,10 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
         'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
+        'fuse': options.fuse or DEFAULT_FUSION,
     }  # fmt: skip
     compiling = {'target': target, 'device': options.device, 'trials': options.trials,
-                 'libraries': options.libraries}  # fmt: skip
+                 'libraries': options.libraries, 'fuse': options.fuse}  # fmt: skip
     with ExitStack() as stack:
         try:
             subjects = [Subject.of(name, drawn, batch) for name in networks]

@@ -61,7 +61,8 @@ def _compare(
         else:
             subject = Subject.of_zoo(name, Path(folder), seed, options.batch or 1)
         compiling = {'tune': options.tune, 'max_rel_err': options.max_rel_err}
-        compiling |= {'fallback': options.fallback} if options.fallback else {}
+        given = {'fallback': options.fallback, 'fuse': options.fuse}
+        compiling |= {name: value for name, value in given.items() if value}
         return compare_network(
             subject, arena, options=compiling, rounds=options.rounds, seed=seed,
             flush=options.flush or options.caches == 'flushed', turn_ms=options.turn_ms,

@@ -19,12 +19,14 @@ from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
+from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
 from tilewright.targets.cpu.choose import choose_all, choose_frugal
 from tilewright.targets.cpu.cost import CpuCost
 from tilewright.targets.cpu.fitting import fit, weight_limit
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import build_all, distinct
+from tilewright.targets.cpu.price import CpuPrice
 from tilewright.targets.cpu.tuning import measure_in_place
 from tilewright.targets.site import Asked, Choices
 from tilewright.targets.target import Report
@@ -81,6 +83,11 @@ class CpuSite:
     def cost(self) -> CpuCost:
         return CpuCost(self.machine, self.threads)
 
+    def prices(self, asked: Asked) -> Prices:
+        return CpuPrice(
+            self.machine, self.threads, _kept(asked), asked.max_rel_err, asked.algorithm
+        ).prices
+
     def ordered(self, program: Program) -> Program:
         return program
 
@@ -93,7 +100,6 @@ class CpuSite:
         """
         groups = distinct(program)
         begin = time.perf_counter()
-        top = KEPT if asked.tune == 'model' else max(asked.trials or TRIALS, KEPT)
 
         def report(group: Group, done: int, total: int) -> None:
             if progress is not None:
@@ -102,8 +108,8 @@ class CpuSite:
                 progress(Progress('search', group.label, done, total, left, None))
 
         found = choose_all(
-            list(groups.values()), self.machine, self.threads, top, asked.max_rel_err, report,
-            asked.algorithm,
+            list(groups.values()), self.machine, self.threads, _kept(asked), asked.max_rel_err,
+            report, asked.algorithm,
         )  # fmt: skip
 
         def frugal(wanted: Sequence[Group]) -> list[tuple[Choice, ...]]:
@@ -146,3 +152,8 @@ class CpuSite:
         asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)
         found = self.choose(saved.program, asked, progress)
         return {digest: choices[0] for digest, choices in found.items()}
+
+
+def _kept(asked: Asked) -> int:
+    """Choices of a group that a search keeps."""
+    return KEPT if asked.tune == 'model' else max(asked.trials or TRIALS, KEPT)

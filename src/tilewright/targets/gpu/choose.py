@@ -132,7 +132,10 @@ def _searched(
     algorithm: str,
 ) -> Iterable[tuple[str, tuple[Choice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
-    slow = [key for key, group in left.items() if has_products(group) and not is_thin(group)]
+    slow = [
+        key for key, group in left.items()
+        if is_chained(group) or (has_products(group) and not is_thin(group))
+    ]  # fmt: skip
     for key, group in left.items():
         if key not in slow:
             yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)

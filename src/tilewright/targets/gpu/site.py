@@ -26,10 +26,12 @@ from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
 from tilewright.targets.gpu.assemble import bound, chosen_by_model, measured
 from tilewright.targets.gpu.choose import is_legal
 from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.price import GpuPrice
 from tilewright.targets.gpu.selector import select, without_missing
 from tilewright.targets.gpu.tuning import Place
 from tilewright.targets.site import Asked, Choices
@@ -64,6 +66,9 @@ class GpuSite:
     @property
     def cost(self) -> GpuCost:
         return GpuCost(self.machine)
+
+    def prices(self, asked: Asked) -> Prices:
+        return GpuPrice(self.machine, KEPT, asked.max_rel_err, asked.algorithm).prices
 
     def ordered(self, program: Program) -> Program:
         return by_levels(program)
