@@ -30,6 +30,8 @@ from tilewright.search.cpu import rank_outer
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
+# Folders in which searches look at as much as for users: what they find is what is tested.
+ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
 # and checks what users get.
 QUICK = ('-O1',)
@@ -216,13 +218,17 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
     return run
 
 
-@pytest.fixture
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of networks have to be right, not fast: the model looks at few of them.
+@pytest.fixture(autouse=True)
+def short_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels have to be right, not fast: the model looks at few of them.
 
     Answers are kept under the compiler's flags, and none that was found like this may be a user's.
     """
-    if knobs.get('cflags'):
+    if (
+        knobs.get('cflags')
+        and request.path.parent.name not in ABOUT_SEARCHES
+        and 'optimised' not in request.fixturenames
+    ):
         monkeypatch.setattr(rank_outer, 'SHAPES', 1)
         monkeypatch.setattr(rank_outer, 'BUDGET', 12)
 

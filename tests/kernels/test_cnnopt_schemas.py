@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 from devices import device
+from sampling import covering
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -82,8 +83,7 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
     assert np.abs(got - want).max() <= 2e-6 * max(np.abs(want).max(), 1.0)
 
 
-@pytest.mark.parametrize('name', groups())
-@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+@pytest.mark.parametrize(('number', 'name'), covering(range(len(SCHEDULES)), groups()))
 def test_against_the_reference_on_the_host(name: str, number: int) -> None:
     close(*run(fitted(groups()[name], SCHEDULES[number]), device('host'), number))
 
