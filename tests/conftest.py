@@ -219,16 +219,20 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
 
 
 @pytest.fixture(autouse=True)
-def short_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels have to be right, not fast: the model looks at few of them.
+def short_searches(request: pytest.FixtureRequest) -> None:
+    """Kernels have to be right, not fast, in most folders."""
+    about = request.path.parent.name in ABOUT_SEARCHES
+    if not about and 'optimised' not in request.fixturenames:
+        request.getfixturevalue('few_schedules')
+
+
+@pytest.fixture
+def few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model looks at few schedules.
 
     Answers are kept under the compiler's flags, and none that was found like this may be a user's.
     """
-    if (
-        knobs.get('cflags')
-        and request.path.parent.name not in ABOUT_SEARCHES
-        and 'optimised' not in request.fixturenames
-    ):
+    if knobs.get('cflags'):
         monkeypatch.setattr(rank_outer, 'SHAPES', 1)
         monkeypatch.setattr(rank_outer, 'BUDGET', 12)
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import pytest
+
+from tilewright.machine.isa import ISAS
+from tilewright_lab.simulate.emulate import cannot_run
+
+T = TypeVar('T')
 
 
 def covering(*axes: Iterable) -> list:
@@ -26,9 +32,16 @@ def covering(*axes: Iterable) -> list:
     ]
 
 
-def first(count: int, values: Iterable) -> list:
-    """All values, of which only the first `count` are not `slow`."""
-    return [
-        pytest.param(value, marks=[pytest.mark.slow] if place >= count else [])
-        for place, value in enumerate(values)
-    ]
+# Whether a test with the fixture `isa` runs the cases whose turn it is, or those that are left.
+TURNS = [pytest.param(True, id='in turn'), pytest.param(False, id='rest', marks=pytest.mark.slow)]
+
+
+def taken(cases: Sequence[T], isa: str, in_turn: bool) -> list[T]:
+    """The cases that an instruction set runs: each is run by one of them in `make test`.
+
+    Every set that can run here has at least one; `make test-all` runs all cases on all sets.
+    """
+    runnable = [name for name in ISAS if not cannot_run(name)]
+    place = runnable.index(isa)
+    mine = set(range(place, len(cases), len(runnable))) or {place % len(cases)}
+    return [case for number, case in enumerate(cases) if (number in mine) == in_turn]
