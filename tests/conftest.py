@@ -27,6 +27,8 @@ from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu import rank_outer
+from tilewright.search.gpu import tune as gpu_tune
+from tilewright.targets.gpu import choose as gpu_choose
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
@@ -34,7 +36,7 @@ SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
 # and checks what users get.
-QUICK = ('-O1',)
+QUICK = ('-O0',)
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
 # A process takes longer to start than to search for the small networks of most tests, and other
 # tests keep the other cores busy.
@@ -235,6 +237,8 @@ def few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     if knobs.get('cflags'):
         monkeypatch.setattr(rank_outer, 'SHAPES', 1)
         monkeypatch.setattr(rank_outer, 'BUDGET', 12)
+        monkeypatch.setattr(gpu_choose, 'TRIALS', 12)
+        monkeypatch.setattr(gpu_tune, 'CLIMBS', 2)
 
 
 @pytest.fixture

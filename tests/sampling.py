@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from tilewright import zoo
 from tilewright.machine.isa import ISAS
 from tilewright_lab.simulate.emulate import cannot_run
 
@@ -30,6 +31,12 @@ def covering(*axes: Iterable) -> list:
         )
         for places in itertools.product(*(range(len(axis)) for axis in values))
     ]
+
+
+# Networks of the zoo: `make test` has a plain one, and one each with residuals, with branches, and
+# with depthwise layers.
+FEW = ('squeezenet', 'resnet18', 'inception_v1', 'mobilenet_v2')
+NETWORKS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in zoo.NAMES]
 
 
 # Whether a test with the fixture `isa` runs the cases whose turn it is, or those that are left.
