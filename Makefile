@@ -22,6 +22,9 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright_lab demo
 
+# Tests start the package a hundred times: its byte code is kept, whatever the environment says.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -27,12 +27,16 @@ from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu import rank_outer
+from tilewright.search.gpu import tune as gpu_tune
+from tilewright.targets.gpu import choose as gpu_choose
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
+# Folders in which searches look at as much as for users: what they find is what is tested.
+ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
 # and checks what users get.
-QUICK = ('-O1',)
+QUICK = ('-O0',)
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
 # A process takes longer to start than to search for the small networks of most tests, and other
 # tests keep the other cores busy.
@@ -216,15 +220,25 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
     return run
 
 
+@pytest.fixture(autouse=True)
+def short_searches(request: pytest.FixtureRequest) -> None:
+    """Kernels have to be right, not fast, in most folders."""
+    about = request.path.parent.name in ABOUT_SEARCHES
+    if not about and 'optimised' not in request.fixturenames:
+        request.getfixturevalue('few_schedules')
+
+
 @pytest.fixture
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of networks have to be right, not fast: the model looks at few of them.
+def few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model looks at few schedules.
 
     Answers are kept under the compiler's flags, and none that was found like this may be a user's.
     """
     if knobs.get('cflags'):
         monkeypatch.setattr(rank_outer, 'SHAPES', 1)
         monkeypatch.setattr(rank_outer, 'BUDGET', 12)
+        monkeypatch.setattr(gpu_choose, 'TRIALS', 12)
+        monkeypatch.setattr(gpu_tune, 'CLIMBS', 2)
 
 
 @pytest.fixture

@@ -7,12 +7,17 @@ says.
 
 from __future__ import annotations
 
+import fcntl
+import pickle
 import textwrap
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
+import numpy
+import onnx
 from onnx import AttributeProto, TensorProto
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
@@ -35,11 +40,31 @@ REASONS = {
 REWRITTEN = {'Constant', 'Upsample'}
 
 
+# Beside what pytest itself keeps between runs.
+KEPT = Path(__file__).parents[2] / '.pytest_cache' / 'onnx-node-cases'
+
+
 @cache
 def all_cases() -> dict[str, TestCase]:
-    """Every node test by name; generating them takes some seconds and warns about its own data."""
+    """Every node test by name.
+
+    ONNX computes them anew in each process, which takes 15 seconds: one process does it, and the
+    others, and later runs, read what it wrote.
+    """
+    path = KEPT / f'onnx-{onnx.__version__}-numpy-{numpy.__version__}.pickle'
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / 'lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            unfinished = path.with_suffix('.tmp')
+            unfinished.write_bytes(pickle.dumps(_generated()))
+            unfinished.rename(path)
+    return pickle.loads(path.read_bytes())
+
+
+def _generated() -> dict[str, TestCase]:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+        warnings.simplefilter('ignore')  # ONNX warns about its own data
         return {case.name: case for case in load_model_tests(kind='node')}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from sampling import NETWORKS
 
 from tilewright import zoo
 from tilewright.graph.evaluate import evaluate
@@ -185,7 +186,7 @@ def test_poolings(rank: int) -> None:
     same(model(17, {'x': x}, {}, *nodes), {'x': x})
 
 
-@pytest.mark.parametrize('name', zoo.NAMES)
+@pytest.mark.parametrize('name', NETWORKS)
 def test_networks(name: str) -> None:
     """Every network of the zoo, in its small form."""
     made = zoo.onnx_model(name, **zoo.SMALL[name])

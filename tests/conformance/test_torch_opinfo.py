@@ -21,7 +21,8 @@ from tilewright.network.compile import compile as compile_graph
 torch = pytest.importorskip('torch')
 from torch_samples import OPERATORS, Samples, errors, load, samples  # noqa: E402 (needs torch)
 
-MOST, COMPILED = 30, 2  # samples of an operator that are computed, and compiled, in the quick run
+# Samples of an operator that are computed, and compiled, in the quick run; at once in the slow run.
+MOST, COMPILED, TOGETHER = 10, 2, 30
 LARGE = ('nn.functional.conv_transpose3d',)  # takes numpy seconds each
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ('gcc', 'clang', 'cc'))), reason='no C compiler is installed'
@@ -78,10 +79,12 @@ def test_samples_by_kernels(operators, name):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize('name', OPERATORS)
-def test_all_samples_by_kernels(operators, name):
+def test_all_samples(operators, name):
     found = samples(operators[name])
-    for start in range(0, len(found), MOST):
-        check(found[start : start + MOST], by_kernels)
+    for start in range(0, len(found), TOGETHER):
+        part = found[start : start + TOGETHER]
+        check(part, by_numpy)
+        check(part, by_kernels)
 
 
 @pytest.mark.parametrize('name', OPERATORS)

@@ -22,19 +22,29 @@ from .operators import ROWS
 from .run import Runner, arguments
 
 SEED = 1
-# Graphs of the fixed seed for each target: about a minute on two cores, all of them together.
-GRAPHS = {'numpy': 60, 'numpy-gpu': 60, 'cpu': 16, 'host': 5, 'opencl': 2}
+# Graphs of the fixed seed for each target, and more of them in the slow run.
+GRAPHS = {'numpy': 60, 'numpy-gpu': 60, 'cpu': 8, 'host': 3, 'opencl': 2}
+MORE = {'cpu': 16, 'host': 5}
 
 
-@pytest.mark.parametrize('target', GRAPHS)
-def test_graphs_of_a_fixed_seed_are_right(target: str) -> None:
+@pytest.mark.parametrize(
+    ('target', 'numbers'),
+    [
+        *((target, range(count)) for target, count in GRAPHS.items()),
+        *(
+            pytest.param(target, range(GRAPHS[target], count), marks=pytest.mark.slow)
+            for target, count in MORE.items()
+        ),
+    ],
+)
+def test_graphs_of_a_fixed_seed_are_right(target: str, numbers: range) -> None:
     """A wrong kernel, pass or plan: the message has the small model and how to run it again."""
     if target in ('host', 'opencl'):
         try:
             open_device(target)
         except MissingError as error:
             pytest.skip(str(error))
-    for number in range(GRAPHS[target]):
+    for number in numbers:
         net = generate.drawn(SEED, number)
         for passes in check.variants_of(number, target):
             kind, message, _ = check.tried(net, target, passes, 'quick')

@@ -55,6 +55,7 @@ SMOOTH = (
     'exp expm1 tanh sigmoid sqrt abs floor ceil round sign log log1p erf sin cos tan asin acos '
     'atan sinh cosh asinh atanh neg'
 )
+OTHERS = ('f64', 'i32', 'i8')  # types with the functions of f32, i64 and u8
 PAIRS = 'add sub mul div max min mod fmod eq lt le gt ge and or xor'
 
 
@@ -184,14 +185,14 @@ def run(group: Group, schedule: Schedule, arrays: dict[str, np.ndarray]) -> np.n
     return out
 
 
+@pytest.mark.parametrize('threads', [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('group', GROUPS, ids=lambda g: g.label)
-def test_right_and_inside(group: Group) -> None:
+def test_right_and_inside(group: Group, threads: int) -> None:
     arrays = verify.freeze_all(verify.random_arrays(group, 3))
     want = reference(group, arrays)
-    for threads in (1, 3):
-        schedule = general_schedule(flatten(group), host_isas()[0], threads, 1)
-        made = verify.compare(group, run(group, schedule, arrays), want, tolerance=2e-5)
-        assert made.ok, f'{threads} threads: {made.message}'
+    schedule = general_schedule(flatten(group), host_isas()[0], threads, 1)
+    made = verify.compare(group, run(group, schedule, arrays), want, tolerance=2e-5)
+    assert made.ok, f'{threads} threads: {made.message}'
 
 
 def test_code_for_other_instruction_sets(isa: str, tools, compute) -> None:
@@ -220,7 +221,9 @@ def test_functions_of_floats(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=2e-38)
 
 
-@pytest.mark.parametrize('dtype', ['f32', 'f64', 'i64', 'i32', 'i8', 'u8'])
+@pytest.mark.parametrize(
+    'dtype', ['f32', 'i64', 'u8', *(pytest.param(t, marks=pytest.mark.slow) for t in OTHERS)]
+)
 def test_functions_of_two(dtype: str) -> None:
     """Division by zero and powers of whole numbers included, to the bit."""
     names = PAIRS.split()

@@ -108,7 +108,10 @@ def test_within_the_limits_of_gpus(schema: str, machine: str) -> None:
     importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
     reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
 )
-@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
+@pytest.mark.parametrize(
+    'architecture',
+    ['sm_90', *(pytest.param(name, marks=pytest.mark.slow) for name in ('sm_75', 'sm_80'))],
+)
 @pytest.mark.parametrize('schema', CASES)
 def test_nvrtc_compiles_it(schema: str, architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubins

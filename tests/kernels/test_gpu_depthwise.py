@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 from devices import device
+from sampling import covering
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -63,8 +64,7 @@ def check(group: Group, schedule: GpuSchedule, on: Device, seed: int) -> None:
     assert np.abs(got - want).max() <= 2e-6 * max(np.abs(want).max(), 1.0)
 
 
-@pytest.mark.parametrize('name', groups())
-@pytest.mark.parametrize('on', ['host', 'opencl'])
+@pytest.mark.parametrize(('on', 'name'), covering(['host', 'opencl'], groups()))
 def test_every_kind_of_window(name: str, on: str) -> None:
     """Each with some schedules, so that every schedule meets rows of every kind."""
     place = list(groups()).index(name)
@@ -167,8 +167,9 @@ def test_a_dense_convolution_is_refused() -> None:
     importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
     reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
 )
-@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
-@pytest.mark.parametrize('name', ['plain', 'strided', 'large'])
+@pytest.mark.parametrize(
+    ('name', 'architecture'), covering(['plain', 'strided', 'large'], ['sm_75', 'sm_80', 'sm_90'])
+)
 def test_cuda_text_compiles_without_spills(name: str, architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin
 

@@ -45,6 +45,8 @@ SCHEDULES = {
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
     'winograd': GpuSchedule.of('winograd', m=2, **TILED),
 }
+# NVRTC takes seconds for all functions, and test_gpu_coverage.py compiles every schema.
+FEW = ('general', 'transposed', 'winograd')
 VALUE, OTHER = read(0), read(1)
 # Between 0 and 1, where all functions are defined, and none is steep.
 SHARE = call(
@@ -206,7 +208,9 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
     importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
     reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
 )
-@pytest.mark.parametrize('name', SCHEDULES)
+@pytest.mark.parametrize(
+    'name', [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW)) for n in SCHEDULES]
+)
 def test_nvrtc_compiles_every_function(name: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubins
 

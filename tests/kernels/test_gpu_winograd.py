@@ -9,6 +9,7 @@ import importlib.util
 import numpy as np
 import pytest
 from devices import device
+from sampling import covering
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -65,8 +66,7 @@ def close(group: Group, schedule: GpuSchedule, on: str = 'host', seed: int = 0) 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 17)
 
 
-@pytest.mark.parametrize('m', [2, 4])
-@pytest.mark.parametrize('place', range(len(SIDES)))
+@pytest.mark.parametrize(('place', 'm'), covering(range(len(SIDES)), [2, 4]))
 def test_images_around_the_edges_of_tiles(place: int, m: int) -> None:
     """Every height beside another width; batches, paddings and odd channels in turn."""
     h, w = SIDES[place], SIDES[(7 * place + 3) % len(SIDES)]
@@ -78,10 +78,10 @@ def test_images_around_the_edges_of_tiles(place: int, m: int) -> None:
         close(group, schedule_of(intrinsic, m, group), 'host', place)
 
 
-@pytest.mark.parametrize('m', [2, 4])
-@pytest.mark.parametrize(
-    'shape', [(1, 4, 3, 3, 5, 0), (5, 3, 6, 9, 4, 1), (2, 9, 14, 5, 17, 2), (1, 8, 9, 10, 33, 0)]
-)
+SHAPES = ((1, 4, 3, 3, 5, 0), (5, 3, 6, 9, 4, 1), (2, 9, 14, 5, 17, 2), (1, 8, 9, 10, 33, 0))
+
+
+@pytest.mark.parametrize(('shape', 'm'), covering(SHAPES, [2, 4]))
 def test_on_opencl(shape: tuple[int, ...], m: int) -> None:
     n, c, h, w, k, pad = shape
     group = tw.conv2d(n=n, c=c, h=h, w=w, k=k, r=3, s=3, pad=pad, bias=True, activation='relu')
@@ -101,10 +101,13 @@ def test_splits_stages_and_fours(intrinsic: str) -> None:
         close(group, schedule, 'host', number)
 
 
-@pytest.mark.parametrize('m', [2, 4])
-@pytest.mark.parametrize(('w', 'run'), [(12, 'STORE4'), (14, 'STORE2'), (13, 'to[0] =')])
-def test_rows_are_stored_as_they_are_aligned(w: int, run: str, m: int) -> None:
+STORES = ((12, 'STORE4'), (14, 'STORE2'), (13, 'to[0] ='))
+
+
+@pytest.mark.parametrize(('store', 'm'), covering(STORES, [4, 2]))
+def test_rows_are_stored_as_they_are_aligned(store: tuple[int, str], m: int) -> None:
     """With bias, residual and an activation behind them."""
+    w, run = store
     group = tw.conv2d(n=2, c=4, h=6, w=w, k=5, r=3, s=3, pad=1, bias=True)
     total = call('max', call('add', read(0), read(1)), const(0.0))
     joined = append(group, elementwise(total, *[group.output.shape] * 2, name='then'), 'In0')
@@ -115,9 +118,12 @@ def test_rows_are_stored_as_they_are_aligned(w: int, run: str, m: int) -> None:
     close(joined.group, schedule)
 
 
-@pytest.mark.parametrize(('m', 'w', 'run'), [(4, 12, 'LOAD4'), (4, 14, 'LOAD2'), (2, 12, 'LOAD2')])
-@pytest.mark.parametrize('pad', [0, 1, 2, (1, 0, 2, 3)])
-def test_rows_are_loaded_as_they_are_aligned(pad: int, m: int, w: int, run: str) -> None:
+LOADS = ((4, 12, 'LOAD4'), (4, 14, 'LOAD2'), (2, 12, 'LOAD2'))
+
+
+@pytest.mark.parametrize(('pad', 'load'), covering([0, 1, 2, (1, 0, 2, 3)], LOADS))
+def test_rows_are_loaded_as_they_are_aligned(pad: int, load: tuple[int, int, str]) -> None:
+    m, w, run = load
     group = tw.conv2d(n=2, c=3, h=5, w=w, k=4, r=3, s=3, pad=pad)
     schedule = schedule_of('fma', m, group)
     assert run in generate(group, schedule).steps[0].kernel.body
@@ -135,8 +141,9 @@ def test_the_result_may_have_longer_rows() -> None:
     assert (got[..., 8:] == 7.0).all()
 
 
-@pytest.mark.parametrize('m', [2, 4])
-@pytest.mark.parametrize('intrinsic', ['fma', 'wgmma_tf32x3', 'wgmma_tf32_bf16'])
+@pytest.mark.parametrize(
+    ('intrinsic', 'm'), covering(['fma', 'wgmma_tf32x3', 'wgmma_tf32_bf16'], [2, 4])
+)
 def test_errors_are_as_expected(intrinsic: str, m: int) -> None:
     """Of normal numbers. The host rounds where matrix units cut, so that it is off by less."""
     group = tw.conv2d(n=2, c=96, h=16, w=16, k=32, r=3, s=3, pad=1)
@@ -192,8 +199,7 @@ def test_an_illegal_schedule_says_why(schedule: GpuSchedule, part: str) -> None:
     importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
     reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
 )
-@pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
-@pytest.mark.parametrize('m', [2, 4])
+@pytest.mark.parametrize(('m', 'architecture'), covering([2, 4], ['sm_75', 'sm_80', 'sm_90']))
 def test_the_transforms_have_registers_to_spare(m: int, architecture: str) -> None:
     """64 registers: four blocks of a multiprocessor, each thread with many loads under way."""
     from tilewright.runtime.gpu.cuda import compile_cubins

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from sampling import TURNS, taken
 
 from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -132,9 +133,10 @@ def plain(isa: str) -> list[tuple[Group, Schedule]]:
     return cases
 
 
+@pytest.mark.parametrize('in_turn', TURNS)
 @pytest.mark.parametrize('cases', [convolutions, products, odd_ones, plain])
-def test_kernels_stay_inside_their_buffers(isa, cases, tools, whole_numbers, agrees):
-    for number, (group, schedule) in enumerate(cases(isa)):
+def test_kernels_stay_inside_their_buffers(isa, cases, in_turn, tools, whole_numbers, agrees):
+    for number, (group, schedule) in enumerate(taken(cases(isa), isa, in_turn)):
         arrays = whole_numbers(group, number)
         want = reference(group, arrays)
         source, flags = generate(group, schedule), compiler_flags(schedule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampling import covering
 from special_values import NANS
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -66,8 +67,7 @@ def run(group: Group, schedule: Schedule, arrays: dict[str, np.ndarray]) -> np.n
     return out
 
 
-@pytest.mark.parametrize('name', BEHIND)
-@pytest.mark.parametrize('schema', CONVOLUTIONS)
+@pytest.mark.parametrize(('schema', 'name'), covering(CONVOLUTIONS, BEHIND))
 def test_nan_goes_through(schema, name, machine, whole_numbers):
     group = followed(schema, BEHIND[name])
     arrays = whole_numbers(group, 0)

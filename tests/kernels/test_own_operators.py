@@ -249,9 +249,9 @@ def test_a_schedule_is_found_and_its_code_runs(operator, threads, check):
     check(operator.group, candidates[0].schedule, 7)
 
 
-def test_random_schedules_run_on_every_instruction_set(operator, isa, check):
-    for seed in range(3):
-        check(operator.group, random_schedule(operator.group, isa, Random(seed)), seed)
+@pytest.mark.parametrize('seed', [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_random_schedules_run_on_every_instruction_set(operator, isa, seed, check):
+    check(operator.group, random_schedule(operator.group, isa, Random(seed)), seed)
 
 
 def test_a_product_of_two_inputs_is_computed(check):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from sampling import covering
 
 from tilewright.errors import CheckError, TilewrightError
 from tilewright.kernels.cpu.generate import generate
@@ -40,8 +41,7 @@ def _sanitizers():
     patch.undo()
 
 
-@pytest.mark.parametrize('seed', [1, 2, 3])
-@pytest.mark.parametrize('number', range(len(GROUPS)))
+@pytest.mark.parametrize(('number', 'seed'), covering(range(len(GROUPS)), [1, 2, 3]))
 def test_random_schedules_are_clean(number, seed, whole_numbers, agrees):
     group = GROUPS[number]
     schedule = random_schedule(group, 'portable', Random(seed))

@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from sampling import TURNS, taken
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -123,9 +124,12 @@ def one_axis() -> Group:
     return Group('smooth', tensors, (stage,))
 
 
+@pytest.mark.parametrize('in_turn', TURNS)
 @pytest.mark.parametrize('cases', [edges, shapes, channels, others])
-def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, tools, whole_numbers, agrees):
-    for number, (group, schedule) in enumerate(cases(isa)):
+def test_kernels_are_right_and_stay_inside_their_buffers(
+    isa, cases, in_turn, tools, whole_numbers, agrees
+):
+    for number, (group, schedule) in enumerate(taken(cases(isa), isa, in_turn)):
         arrays = whole_numbers(group, number)
         want = reference(group, arrays)
         flags = (*compiler_flags(schedule), '-O1')

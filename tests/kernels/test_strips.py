@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from sampling import TURNS, taken
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import contract
@@ -62,8 +63,11 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
 
 
 @pytest.mark.isa
-def test_strips_compute_the_reference_inside_their_buffers(isa, tools, whole_numbers, agrees):
-    for group, schedule in cases(isa):
+@pytest.mark.parametrize('in_turn', TURNS)
+def test_strips_compute_the_reference_inside_their_buffers(
+    isa, in_turn, tools, whole_numbers, agrees
+):
+    for group, schedule in taken(cases(isa), isa, in_turn):
         assert strips(group, schedule)
         arrays = whole_numbers(group, 0)
         want = reference(group, arrays)

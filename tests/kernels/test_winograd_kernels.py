@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from sampling import TURNS, taken
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -140,9 +141,10 @@ def with_residual() -> Group:
     return Group(f'{group.label}+residual', tensors, (moved, add), (('Sum', 'register'),))
 
 
+@pytest.mark.parametrize('in_turn', TURNS)
 @pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, epilogues])
-def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, tools):
-    for number, (group, schedule) in enumerate(cases(isa)):
+def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, in_turn, tools):
+    for number, (group, schedule) in enumerate(taken(cases(isa), isa, in_turn)):
         arrays = arrays_of(group, number)
         want = reference(group, arrays)
         limit = 8 * predicted_error(group, tile(schedule)) * np.abs(want).max() + 1e-7

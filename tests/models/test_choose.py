@@ -7,6 +7,7 @@ from tilewright.errors import InputError
 from tilewright.machine.known import known_machine
 from tilewright.search.cpu.choose import choose
 
+pytestmark = pytest.mark.usefixtures('few_schedules')
 MACHINE = known_machine('i9-10980xe')
 
 

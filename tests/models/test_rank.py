@@ -1,6 +1,7 @@
 """Ranking: deterministic, legal, distinct, never better than the bound, with or without solver."""
 
 import pytest
+from sampling import covering
 
 import tilewright as tw
 from tilewright.errors import InputError, MissingError
@@ -14,8 +15,9 @@ from tilewright.machine.known import known_machine
 from tilewright.search.cpu import rank, rank_outer
 
 
-@pytest.mark.parametrize('layer', ['mopt/R9', 'mopt/R1', 'mopt/Y5', 'mopt/M9'])
-@pytest.mark.parametrize('threads', [1, 3])
+@pytest.mark.parametrize(
+    ('threads', 'layer'), covering([1, 3], ['mopt/R9', 'mopt/R1', 'mopt/Y5', 'mopt/M9'])
+)
 def test_candidates_are_distinct_legal_and_ranked(layer, threads):
     group, machine = tw.parse(layer), known_machine('i7-9700k')
     found = rank.rank(group, machine, threads, 4)

@@ -34,12 +34,6 @@ from tilewright.zoo.layers import Builder, Network
 from tilewright.zoo.weights import weights
 
 
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model looks at few schedules: what it finds has to be right, not fast."""
-    monkeypatch.setattr(choose, 'TRIALS', 12)
-
-
 @pytest.fixture(params=['host', 'opencl'])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     try:

@@ -14,6 +14,7 @@ import graphs
 import numpy as np
 import pytest
 from plan_orders import Replay, Simulator
+from sampling import NETWORKS
 
 import tilewright as tw
 from tilewright import zoo
@@ -345,7 +346,7 @@ def test_a_value_that_is_nowhere_is_refused():
         prove_memory(program, replace(memory, places=places))
 
 
-@pytest.mark.parametrize('name', zoo.NAMES)
+@pytest.mark.parametrize('name', NETWORKS)
 def test_every_network_of_the_zoo_passes(name):
     program = prepared(name)
     prove_memory(program, plan(program))

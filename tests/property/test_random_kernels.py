@@ -16,7 +16,7 @@ from tilewright.ops.reference import reference
 from tilewright_lab.simulate.emulate import cross_compiler, run_program
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(group=groups(), seed=SEEDS)
 def test_a_random_schedule_computes_the_reference(isa, check, group, seed):
     check(group, schedule_of(group, isa, seed), seed)

@@ -29,6 +29,7 @@ from tilewright.search.cpu.rank import rank
 from tilewright.search.cpu.solver import solve
 from tilewright.targets.plan import Candidate, Plan
 
+pytestmark = pytest.mark.usefixtures('few_schedules')
 MACHINE = known_machine('i9-10980xe')
 DENSE = tw.conv2d(c=12, h=9, w=11, k=40, r=3, s=3, pad=1)
 GROUPED = tw.conv2d(c=8, h=8, w=8, k=48, r=3, s=3, stride=2, groups=2, bias=True, activation='relu')
