@@ -6,6 +6,7 @@ import builtins
 import operator
 import os
 import pickle
+import selectors
 import subprocess
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.runtime import pool as processes
-from tilewright.runtime.child import framed
+from tilewright.runtime.child import Child, ChildEnded, framed
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.pool import Pool
 
@@ -121,3 +122,29 @@ def test_the_end_of_a_process_that_is_dead_already() -> None:
     child.end()
     child.end()
     assert child.process.stdin.closed
+
+
+def test_who_waits_for_a_child_hears_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another thread ends it just before the wait, which closes what is waited for."""
+    child = Child('-c', 'import time; time.sleep(60)')
+    wait = selectors.DefaultSelector.select
+
+    def ended_first(selector: selectors.DefaultSelector, timeout: float | None = None) -> list:
+        child.end()
+        return wait(selector, timeout)
+
+    monkeypatch.setattr(selectors.DefaultSelector, 'select', ended_first)
+    heard: list[type[BaseException]] = []
+
+    def listen() -> None:
+        try:
+            child.line()
+        except ChildEnded as gone:
+            heard.append(type(gone))
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    listener.join(20)
+    assert heard == [ChildEnded]
+    with pytest.raises(ChildEnded):
+        child.line()

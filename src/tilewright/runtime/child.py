@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+POLL_S = 0.5  # how long a wait may go on behind the end of a child
 LENGTH = 8  # bytes that say how long a block is
 ROOT = str(Path(__file__).parents[2])
 
@@ -133,7 +134,9 @@ class Child:
         self.log.truncate()
 
     def last_words(self) -> str:
-        """The last line of its standard error."""
+        """The last line of its standard error; nothing once it was ended from here."""
+        if self.log.closed:
+            return ''
         size = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, size - 2000))
         lines = self.log.read().decode(errors='replace').split('\n')
@@ -143,14 +146,20 @@ class Child:
         """The first bytes of what it wrote, as soon as `complete` says how many belong together."""
         stdout = self.process.stdout
         assert stdout is not None
+        if stdout.closed:
+            raise self._ended()
         deadline = None if limit is None else time.monotonic() + limit
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             while (size := complete(self._buffer)) is None:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                if not selector.select(left):
-                    raise TimeoutError
-                piece = os.read(stdout.fileno(), 1 << 20)
+                left = POLL_S if deadline is None else deadline - time.monotonic()
+                # Another thread may end the child, and close what is waited for: nothing more
+                # comes from it then, not even its end.
+                if not selector.select(max(min(left, POLL_S), 0.0)) and not stdout.closed:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError
+                    continue
+                piece = b'' if stdout.closed else os.read(stdout.fileno(), 1 << 20)
                 if not piece:
                     raise self._ended()
                 self._buffer += piece
