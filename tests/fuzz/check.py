@@ -52,8 +52,8 @@ def variants_of(number: int, target: str) -> list[targets.Passes]:
     """The passes that a graph is run with on a target."""
     count = MANY.get(target, 1)
     others = targets.VARIANTS[1:]
-    turn = number * count
     if count > 1:
+        turn = number * (count - 1)  # as many as a graph has: all of them come, however many
         return [None, *(others[(turn + i) % len(others)] for i in range(count - 1))]
     return [None] if number % 2 == 0 else [others[number // 2 % len(others)]]
 

@@ -345,8 +345,8 @@ def test_tasks_of_several_kernels(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(gpu_moves, 'pays', lambda schema, group, machine: not why_not(group))
     monkeypatch.setattr(
         choose, 'moves',
-        lambda group, machine, **asked: moves(
-            group, machine, None if why_not(group) else ['winograd'], **asked
+        lambda group, machine, only, algorithm: moves(
+            group, machine, only if why_not(group) else ['winograd'], algorithm
         ),
     )  # fmt: skip
     monkeypatch.setattr(choose, 'each', lambda call, asked, _: [call(*one) for one in asked])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -74,10 +75,11 @@ def row(name: str, batch: int, groups: tuple[Group, ...], trials: int) -> dict:
         fused, apart = best(tied(groups)), [best(group) for group in groups]
     except TilewrightError as error:
         return said | {'message': str(error)}
-    times = [1e3 * one.time_ms for one in apart]
+    times = [1e3 * (one.time_ms or math.nan) for one in (fused, *apart)]
+    together, *alone = times
     return said | {
-        'fused_us': 1e3 * fused.time_ms, 'fused_predicted_us': 1e6 * fused.prediction.seconds,
-        'apart_us': times, 'apart_over_fused': sum(times) / (1e3 * fused.time_ms),
+        'fused_us': together, 'fused_predicted_us': 1e6 * fused.prediction.seconds,
+        'apart_us': alone, 'apart_over_fused': sum(alone) / together,
         'schedule': fused.schedule.to_json(),
         'apart_schedules': [one.schedule.to_json() for one in apart],
     }  # fmt: skip

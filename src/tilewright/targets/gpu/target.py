@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +43,12 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import schedule_text
 from tilewright.store import tuned
 from tilewright.store.network_file import Saved
+from tilewright.store.records import open_store
 from tilewright.targets.gpu.choose import TRIALS as LOOKED_AT
-from tilewright.targets.gpu.choose import is_legal, prediction_of, search
+from tilewright.targets.gpu.choose import choice_of, is_legal, prediction_of, search
 from tilewright.targets.gpu.ranked import ranked_by
 from tilewright.targets.gpu.site import TRIALS, GpuSite
-from tilewright.targets.gpu.tuning import How, Place, tune_groups, tuned_on
+from tilewright.targets.gpu.tuning import KEPT, How, Memory, Outcome, Place, tune_groups, tuned_on
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Site
 from tilewright.targets.target import Wanted
@@ -120,13 +122,16 @@ class GpuTarget:
         place = Place.of(device, self.name, wanted.device)
         how = How(model=wanted.model, seed=wanted.seed or 0, algorithm=wanted.algorithm)
         where = tuned_on(place, how, group, wanted.max_rel_err)
-        kept = tuned.find(group, where, 0)
-        if kept is not None and is_legal(group, _gpu(kept.schedule), device.machine):
-            chosen = (kept, *(c for c in chosen if c.schedule != kept.schedule))
-        found = tune_groups(
-            {'': group}, {'': chosen}, place, wanted.trials or TRIALS, wanted.max_rel_err, report,
-            how, wanted.store,
-        )['']  # fmt: skip
+        trials = wanted.trials or TRIALS
+        with nullcontext(wanted.store) if wanted.store else open_store() as store:
+            found = self._found_before(group, place, Memory.of(store, place), where, trials)
+            if found is None:
+                kept = tuned.find(group, where, 0)
+                if kept is not None and is_legal(group, _gpu(kept.schedule), device.machine):
+                    chosen = (kept, *(c for c in chosen if c.schedule != kept.schedule))
+                found = tune_groups(
+                    {'': group}, {'': chosen}, place, trials, wanted.max_rel_err, report, how, store
+                )['']  # fmt: skip
         times = {m.key: m for m in found.measurements}
         candidates = tuple(
             Candidate(
@@ -138,6 +143,19 @@ class GpuTarget:
         )
         trouble = f'{group.label} was not measured, the model chooses: {found.trouble}'
         return candidates, (trouble,) if found.trouble else ()
+
+    def _found_before(
+        self, group: Group, place: Place, memory: Memory, where: tuned.Where, trials: int
+    ) -> Outcome | None:
+        """What was measured, where at least as many trials have been made; else None."""
+        if tuned.find(group, where, trials) is None:
+            return None
+        legal = [s for s in memory.timed(group) if is_legal(group, s, place.machine)][:KEPT]
+        known = memory.known(group)
+        if not legal:
+            return None
+        choices = tuple(choice_of(group, schedule, place.machine) for schedule in legal)
+        return Outcome(choices, tuple(known[schedule.digest] for schedule in legal))
 
     def source(self, group: Group, schedule: AnySchedule) -> str:
         kernels = generate(group, _gpu(schedule)).kernels

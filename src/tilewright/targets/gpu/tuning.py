@@ -204,6 +204,13 @@ class Memory:
         """By the digest of their schedules."""
         return self.store.known(group.digest, NO_THREADS, self.validators)
 
+    def timed(self, group: Group) -> list[GpuSchedule]:
+        """Schedules that were timed, the fastest first."""
+        found = self.store.find(group.digest, NO_THREADS, self.validators)
+        times = [(r.measurement.median_ms, r) for r in found if r.measurement.median_ms is not None]
+        times.sort(key=lambda pair: (pair[0], pair[1].schedule_digest))
+        return [GpuSchedule.from_json(record.schedule) for _, record in times]
+
     def put(self, group: Group, schedule: GpuSchedule, measurement: Measurement) -> None:
         self.store.put(
             Record(
