@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 from sampling import covering
 
 import tilewright as tw
@@ -191,10 +191,7 @@ def test_other_operators_are_refused() -> None:
         generate(tw.matmul(m=13, n=24, k=40), SCHEDULES[0])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize(
     'architecture',
     ['sm_75', *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])],

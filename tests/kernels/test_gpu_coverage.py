@@ -4,11 +4,10 @@ and through NVRTC for three architectures. What a schema does beyond that is in 
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -104,10 +103,7 @@ def test_within_the_limits_of_gpus(schema: str, machine: str) -> None:
             limits.fits(kernel.name, 1024, kernel.shared_bytes, 255)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize(
     'architecture',
     ['sm_90', *(pytest.param(name, marks=pytest.mark.slow) for name in ('sm_75', 'sm_80'))],

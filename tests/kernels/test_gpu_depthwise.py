@@ -4,12 +4,12 @@ OpenCL; its CUDA text through NVRTC, where that is there.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 from sampling import covering
 
 import tilewright as tw
@@ -163,10 +163,7 @@ def test_a_dense_convolution_is_refused() -> None:
         generate(tw.matmul(m=4, n=4, k=4), SCHEDULES[0])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize(
     ('name', 'architecture'), covering(['plain', 'strided', 'large'], ['sm_75', 'sm_80', 'sm_90'])
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
@@ -158,10 +158,7 @@ def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
     check(KINDS[kind](size), SCHEDULES['staged'], 'opencl')
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
 def test_nvrtc_compiles_every_schedule(architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubins

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 from special_values import NANS
 
 import tilewright as tw
@@ -204,10 +204,7 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
     return replace(group, stages=stages)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize(
     'name', [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW)) for n in SCHEDULES]
 )

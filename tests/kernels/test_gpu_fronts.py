@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -195,10 +194,7 @@ def test_learned_models_leave_it_to_the_time_model() -> None:
         )
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize('number', range(len(SCHEDULES)))
 def test_cuda_text_compiles_without_spills(number: int) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin

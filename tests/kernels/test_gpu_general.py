@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 
 import numpy as np
 import pytest
+from marks import needs_nvrtc
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
@@ -148,9 +148,7 @@ def test_what_does_not_go_together() -> None:
         generate(copy((300,), 'i64'), GpuSchedule.of('transposed', side=8, rows=4))
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None, reason='cuda-bindings with NVRTC is not installed'
-)
+@needs_nvrtc
 @pytest.mark.parametrize('group', [GROUPS[1], GROUPS[8], GROUPS[9], SHARED[5], PARTS[4]],
                          ids=lambda g: g.label)  # fmt: skip
 def test_nvrtc_takes_every_kind(group: Group) -> None:

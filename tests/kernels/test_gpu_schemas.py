@@ -4,12 +4,12 @@ their CUDA text through NVRTC, where that is there.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 from sampling import covering
 
 import tilewright as tw
@@ -273,10 +273,7 @@ def test_an_illegal_schedule_says_why(change: dict, part: str) -> None:
         generate(groups()['dense'], GpuSchedule.of('tiled', 'dp4a', **FMA[0]))
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize('number', range(len(SCHEDULES) + 1))
 def test_cuda_text_compiles_without_spills(number: int) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin

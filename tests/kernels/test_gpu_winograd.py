@@ -4,11 +4,10 @@ OpenCL; its errors beside the expected ones; its CUDA text through NVRTC, where 
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 from devices import device
+from marks import needs_nvrtc
 from sampling import covering
 
 import tilewright as tw
@@ -195,10 +194,7 @@ def test_an_illegal_schedule_says_why(schedule: GpuSchedule, part: str) -> None:
         generate(tw.conv2d(c=4, h=8, w=8, k=4, r=3, s=3), schedule)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize(('m', 'architecture'), covering([2, 4], ['sm_75', 'sm_80', 'sm_90']))
 def test_the_transforms_have_registers_to_spare(m: int, architecture: str) -> None:
     """64 registers: four blocks of a multiprocessor, each thread with many loads under way."""

@@ -5,12 +5,12 @@ On the host dialect, so that no GPU and no OpenCL is needed.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import needs_nvrtc
 
 import tilewright as tw
 from tilewright.errors import InputError, MissingError
@@ -126,10 +126,7 @@ def test_a_layer_is_searched_compared_and_resumed() -> None:
     assert written['bound']['by'] in ('compute', 'L2', 'DRAM')
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 def test_kernels_are_compiled_in_processes(tmp_path: Path) -> None:
     tiles = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 4, 'stages': 2, 'split': 1, 'joint': 0}
     schedule = GpuSchedule.of('tiled', **tiles)

@@ -4,7 +4,6 @@ dialect and, where it is there, on OpenCL; their CUDA text through NVRTC, where 
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from random import Random
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from counted import counted_mean
 from devices import device
+from marks import needs_nvrtc
 from winograd_stages import lower, matrices
 
 import tilewright as tw
@@ -174,10 +174,7 @@ def behind(conv: Group) -> Group:
     return Group('behind', (*tensors, result), (*conv.stages, total), conv.storage)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 @pytest.mark.parametrize('architecture', ['sm_75', 'sm_80', 'sm_90'])
 def test_cuda_text_compiles_without_spills(architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
+from marks import needs_nvrtc
 
 from tilewright.errors import CompilerError, MissingError, StoreError
 from tilewright.kernels.gpu.language import Array, Kernel
@@ -108,10 +108,7 @@ def test_the_assemblers_report_by_kernel() -> None:
     assert resources_of('', 'a_0').registers is None
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec('cuda') is None or importlib.util.find_spec('nvidia') is None,
-    reason="NVRTC is not installed: pip install 'tilewright[cuda]'",
-)
+@needs_nvrtc
 def test_nvrtc_names_the_line_that_it_refuses() -> None:
     bad = Kernel('bad', (OUT,), 'int a = 1;\nthis is not C;', (1, 1, 1), 32)
     with pytest.raises(CompilerError, match=r'refused kernel bad for sm_90: line \d+: .*not C;'):

@@ -18,7 +18,7 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.passes import GPU_PASSES, passes_of
 from tilewright.graph.program import Program
-from tilewright.kernels.gpu.schemas.library import said_of
+from tilewright.kernels.gpu.schemas.library import said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import TITLES
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
@@ -158,7 +158,8 @@ class GpuKind:
     predicted_us: float
     bound_us: float
     limit: str
-    libraries: dict[str, str]
+    libraries: dict[str, str]  # what each can do of it, or why nothing
+    able: tuple[str, ...]  # libraries that --libraries would try
 
 
 def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Explained:
@@ -215,7 +216,7 @@ def _gpu_kinds(
             GpuKind(
                 group.label, names, schedule_text(choice.schedule),
                 1e6 * count * choice.predicted_s, 1e6 * count * choice.bound_s, choice.limit,
-                said_of(group),
+                said_of(group), tuple(name for name in TITLES if not why_not(name, group)),
             )
         )  # fmt: skip
     return sorted(kinds, key=lambda kind: -kind.predicted_us)
@@ -228,7 +229,8 @@ def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
     rows = tuple(
         (
             kind.label, str(len(kind.tasks)), f'{kind.predicted_us:.2f}',
-            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit, _able(kind),
+            f'{kind.predicted_us / total:.1%}', f'{kind.bound_us:.2f}', kind.limit,
+            ' '.join(TITLES[name] for name in kind.able) or '-',
             kind.schedule,
         )
         for kind in kinds
@@ -240,9 +242,3 @@ def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:
             Grid(head, rows).text(),
         ]
     )
-
-
-def _able(kind: GpuKind) -> str:
-    """The libraries that --libraries would try; why the others cannot is in the JSON."""
-    titles = [TITLES[name] for name, text in kind.libraries.items() if 'cannot' not in text]
-    return ' '.join(titles) or '-'

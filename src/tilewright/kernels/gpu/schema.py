@@ -1,9 +1,10 @@
 """What a GPU schema is: one value with all that the rest of the system wants to know of it.
 
 A schema is a way to compute a group on a GPU. Its folder (kernels/gpu/schemas/NAME) exports one
-`GpuSchema`, or several that share their code; kernels/gpu/registry.py lists them, and `register`
-takes one from anywhere. Generation, the design space, searches, the time model, features of learned
-models and texts for people follow from the value: nothing else names a schema.
+`GpuSchema`, or several that share their code; kernels/gpu/registry.py lists them, and
+`GPU_SCHEMAS.register` takes one from anywhere. Generation, the design space, searches, the time
+model, features of learned models and texts for people follow from the value: nothing else names a
+schema.
 
 Counts are machine-free (kernels/gpu/work.py); what they cost is said by model/gpu.
 """
