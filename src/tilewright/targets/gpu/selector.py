@@ -3,8 +3,9 @@
 Goes in: groups, the kernel of ours that was chosen for each, a CUDA device, `libraries=` as it was
 asked for. Comes out: the choice for each group, ours or the library's. Both are timed on the device
 one after the other, alone, with all that stands behind the sums; nothing is timed where no library
-can compute a group. A library's call runs in a process of its own, which may die without harm; what
-came of it is in the store, and what was selected is remembered by the libraries' versions.
+can compute a group. Several groups are prepared at a time, each with a process of its own for the
+library's calls, which may die without harm; what came of them is in the store, and what was
+selected is remembered by the libraries' versions.
 
     none   generated code alone        auto   the faster one
     only   the library wherever it can compute the group, by the fastest of its algorithms
@@ -13,11 +14,15 @@ came of it is in the store, and what was selected is remembered by the libraries
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from tilewright.errors import MissingError, TilewrightError
+from tilewright.errors import CheckError, MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.kernels.gpu.registry import is_library
 from tilewright.kernels.gpu.schemas.library import why_not
@@ -38,6 +43,7 @@ from tilewright.targets.gpu.code import build
 from tilewright.targets.gpu.tuning import HOPELESS, NO_THREADS, REPEATS, Memory, Place, Report
 
 PROPOSING_S = 120.0  # a library loads itself when it is asked first
+MOST_SESSIONS = 8  # each of them loads the libraries, a gigabyte of code
 
 
 def libraries_here(mode: str) -> dict[str, int]:
@@ -79,12 +85,38 @@ def select(
     if not left:
         return chosen
     start = open_worker or (lambda: GpuWorker(place.target, place.name, seed=0))
-    with open_store() as store, start() as worker:
+    # The longest first, so that none works alone at the end.
+    order = sorted(left, key=lambda name: -groups[name].flops)
+    count = min(place.sessions, MOST_SESSIONS, len(order))
+    workers: queue.SimpleQueue[GpuWorker] = queue.SimpleQueue()
+    lock, stopped = threading.Lock(), threading.Event()
+    with open_store() as store, ExitStack() as stack:
         memory = Memory.of(store, place)
-        for done, (name, able) in enumerate(left.items(), 1):
-            group = groups[name]
-            one = _Selection(with_own_dims(group), place, max_rel_err, worker, memory)
-            found = one.winner(None if mode == 'only' else best[name], able)
+        for _ in range(count):
+            workers.put(stack.enter_context(start()))
+        threads = stack.enter_context(ThreadPoolExecutor(count))
+        stack.callback(stopped.set)  # first of all when it ends, also by an error
+
+        def work(name: str, group: Group, known: Mapping[str, Measurement]) -> _Selection:
+            worker = workers.get()
+            one = _Selection(group, place, max_rel_err, worker, lock, stopped, known)
+            try:
+                one.time(None if mode == 'only' else best[name], left[name])
+            except TilewrightError as error:  # there is no device, or no reference
+                one.trouble = str(error)
+            finally:
+                workers.put(worker)
+            return one
+
+        futures = {}
+        for name in order:
+            group = with_own_dims(groups[name])
+            futures[name] = threads.submit(work, name, group, memory.known(group))
+        for done, (name, future) in enumerate(futures.items(), 1):
+            group, one = groups[name], future.result()
+            for schedule, measured in one.measured.items():
+                memory.put(one.group, schedule, measured)
+            found = one.winner(best[name])
             if found is None:
                 warnings.warn(
                     f'{group.label} is left to our kernel: {one.trouble}', stacklevel=4
@@ -114,22 +146,26 @@ def library_name(schedule: GpuSchedule) -> str:
 
 @dataclass(slots=True)
 class _Selection:
-    """One group: every candidate checked and timed, by the digest of its schedule."""
+    """One group: every candidate checked and timed. One thread works on it at a time.
+
+    lock     whoever holds it may run something on the device
+    stopped  nothing more is to be tried
+    known    what was measured before, by the digests of schedules
+    """
 
     group: Group
     place: Place
     max_rel_err: float
     worker: GpuWorker
-    memory: Memory
+    lock: threading.Lock
+    stopped: threading.Event
+    known: Mapping[str, Measurement]
     trouble: str = 'no library proposes anything'
     times: dict[GpuSchedule, float] = field(default_factory=dict)
+    measured: dict[GpuSchedule, Measurement] = field(default_factory=dict)
 
-    def winner(self, ours: Choice | None, libraries: tuple[str, ...]) -> Choice | None:
-        """The faster one; None where nothing could be timed. Without `ours` a library's."""
-        try:
-            self._time(ours, libraries)
-        except TilewrightError as error:  # there is no device, or no reference
-            self.trouble = str(error)
+    def winner(self, ours: Choice) -> Choice | None:
+        """The fastest that was timed; None where nothing could be."""
         if not self.times:
             return None
         fastest = min(self.times, key=lambda schedule: self.times[schedule])
@@ -140,14 +176,14 @@ class _Selection:
         bounds = schedule_bounds(self.group, fastest, self.place.machine)
         return Choice(fastest, self.times[fastest], bounds.seconds, bounds.by)
 
-    def _time(self, ours: Choice | None, libraries: tuple[str, ...]) -> None:
-        known = self.memory.known(self.group)
+    def time(self, ours: Choice | None, libraries: tuple[str, ...]) -> None:
+        """All candidates: ours, unless it is None, and what the libraries propose."""
+        proposed = [s for name in libraries for s in self._proposed(name)]
         if ours is not None:
             # Timed anew: it runs beside the libraries, as warm as they do.
             self._attempt(ours.schedule, {})
-        for name in libraries:
-            for schedule in self._proposed(name):
-                self._attempt(schedule, known)
+        for schedule in proposed:
+            self._attempt(schedule, self.known)
 
     def _proposed(self, library: str) -> list[GpuSchedule]:
         said = self.worker.ask(
@@ -177,11 +213,14 @@ class _Selection:
         target = self.place.architecture
         # A library compiles nothing; what is behind its call is compiled where it runs.
         built = build(self.group, schedule, target) if target and not is_library(schedule) else None
-        answer, _ = self.worker.attempt(self.group, schedule, built, REPEATS, worth)
+        with self.lock:
+            if self.stopped.is_set():
+                raise CheckError(f'the selection for {self.group.label} was given up')
+            answer, _ = self.worker.attempt(self.group, schedule, built, REPEATS, worth)
         found = Measurement(
             schedule.digest, answer.status, answer.samples_ms, answer.max_rel_err, answer.message
         )
-        self.memory.put(self.group, schedule, found)
+        self.measured[schedule] = found
         return found
 
 
