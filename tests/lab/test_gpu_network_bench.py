@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
+from tilewright_lab.cli import gpu_networks
 from tilewright_lab.compare.gpu_networks import (
     GpuNetworkResult,
     Subject,
@@ -107,3 +112,29 @@ def test_names_are_checked_before_anything_is_done(capsys: pytest.CaptureFixture
     assert 'choose from torch, inductor' in said
     assert "--tune 'guess'" in said
     assert 'not a network of the zoo' in said
+
+
+def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reproduce deepcuts-speedup` reads the version of a file from these fields."""
+    asked: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+
+    def ours(subject: Subject, compiling: dict[str, Any], tunes: tuple[str, ...]) -> list:
+        asked.append((compiling, tunes))
+        return [lambda: entrant(f'{OURS}/measure, in a row', 5.0)]
+
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
+    monkeypatch.setattr(gpu_networks, '_ours', ours)
+    monkeypatch.setattr(Subject, 'of', lambda name, seed, batch: replace(SUBJECT, name=name))
+    file = tmp_path / 'versions.json'
+    words = ['--target', 'host', '--batch', '16', '--fuse', 'none', '--no-untuned', '--rounds', '1']
+    for cold in (True, False):
+        assert invoke(['bench', 'resnet18', *words, '--json', str(file)]) == 0
+        said = json.loads(file.read_text())
+        assert (said['fuse'], said['libraries'], said['tune']) == ('none', 'none', 'measure')
+        assert (said['batch'], said['cold']) == (16, cold)
+        (tmp_path / 'cache' / 'records').touch()
+    assert [tunes for _, tunes in asked] == [('measure',)] * 2
+    assert asked[0][0]['fuse'] == 'none'
+    assert invoke(['bench', 'mopt/R9', '--no-untuned']) == 2

@@ -36,7 +36,7 @@ CPU_ONLY = (
     'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
     'threads',
 )  # fmt: skip
-GPU_ONLY = ('device', 'trials', 'seconds')
+GPU_ONLY = ('device', 'trials', 'seconds', 'untuned')
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class BenchOptions:
     seed: int | None = None
     libraries: str = 'none'
     fuse: str | None = None
+    untuned: bool = True
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -95,7 +96,7 @@ def run(
     refuse(options.target, given(*(CPU_ONLY if on_gpu else GPU_ONLY)))
     networks = None if layers else networks_of(options.spec)
     if on_gpu and networks is None:
-        refuse(options.target, given('tune', 'libraries', 'fuse'))
+        refuse(options.target, given('tune', 'libraries', 'fuse', 'untuned'))
     if not on_gpu:
         check_mode(options.libraries, options.target)
     if networks is None and options.fuse is not None:

@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
         'tilewright bench cnnopt --target cuda --against cudnn',
         'tilewright bench resnet18,resnet50 --target cuda --against torch,inductor',
+        'tilewright bench resnet50 --target cuda --batch 16 --fuse elementwise --libraries auto',
     )
 )
 def bench(
@@ -107,6 +108,13 @@ def bench(
         str,
         typer.Option('--tune', metavar='T', help='How networks are compiled: model or measure.'),
     ] = 'measure',
+    untuned: Annotated[
+        bool,
+        typer.Option(
+            '--untuned/--no-untuned',
+            help='With --tune measure on a GPU also time the network that the model chooses.',
+        ),
+    ] = True,
     fuse: Fuse = None,
     fallback: Fallback = None,
     target: Target = 'cpu',
@@ -150,6 +158,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
+        untuned,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

@@ -14,6 +14,7 @@ from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.machine.compiler import cache_dir
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.recorded import Recorded, recorded
@@ -42,7 +43,8 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
 
     Whatever is finished is reported, also after an interrupt, and is in the JSON file as soon as a
     network is; losing rows stay. Inductor prepares all networks first, for at most `seconds`: where
-    it does not end, a row says so.
+    it does not end, a row says so. `cold` says whether the cache directory was empty at first: then
+    seconds of compiling are those of a first time.
     """
     target, tune = options.target, options.tune
     named = options.against if options.against is not None else DEFAULT_PEERS.get(target, '')
@@ -55,6 +57,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
         )
     options.check()
     limit = options.seconds or LIMIT_S
+    cold = not any(cache_dir().glob('*'))
     opened = open_device(target, options.device)
     drawn, batch = options.drawn_seed, options.batch or 1
     out.say(f'{opened.name} ({target})')
@@ -63,10 +66,11 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
         'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
-        'fuse': options.fuse or DEFAULT_FUSION,
+        'fuse': options.fuse or DEFAULT_FUSION, 'cold': cold,
     }  # fmt: skip
     compiling = {'target': target, 'device': options.device, 'trials': options.trials,
                  'libraries': options.libraries, 'fuse': options.fuse}  # fmt: skip
+    tunes = ('model', tune) if options.untuned and tune != 'model' else (tune,)
     with ExitStack() as stack:
         try:
             subjects = [Subject.of(name, drawn, batch) for name in networks]
@@ -77,7 +81,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
                 )
                 said['inductor'] = rivals.begin(subjects, progress)
             for subject in subjects:
-                ours = _ours(subject, compiling, ('model', tune) if tune != 'model' else ('model',))
+                ours = _ours(subject, compiling, tunes)
                 done.append(duel(subject, ours, peers, options.rounds, progress, rivals))
                 progress('')
                 ours_us, ratio = done[-1].ours_us or 0.0, done[-1].ratio or 0.0
