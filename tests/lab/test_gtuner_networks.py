@@ -7,21 +7,24 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tilewright import knobs, zoo
 from tilewright.cli.main import invoke
-from tilewright.errors import CheckError, InputError
+from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.rankers import names_of, ranker_for
+from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.pool import Pool
 from tilewright.runtime.worker import Answer
@@ -240,6 +243,31 @@ def test_nothing_is_launched_while_another_kernel_is_timed() -> None:
         start = GpuSchedule.of('general', threads=128)
         assert one._measured(Worker(), [start, start]) == [2e-3, 2e-3]  # type: ignore
     assert seen == [('prepare', False), ('attempt', True), ('attempt', True)]
+
+
+def test_a_compiler_that_dies_costs_one_candidate(monkeypatch) -> None:
+    class Worker:
+        def prepare(self, group: Group) -> None:
+            pass
+
+        def attempt(self, *_: object) -> tuple[Answer, dict]:
+            return Answer('ok', '', 0.0, (1.0, 2.0, 3.0)), {}
+
+    def built(group: Group, schedule: GpuSchedule, architecture: str) -> Future:
+        future: Future = Future()
+        if schedule['threads'] == 64:
+            future.set_exception(MissingError('a process that worked on build ended by SIGSEGV'))
+        else:
+            future.set_result(Built())
+        return future
+
+    place = replace(Place.of(open_device('host'), 'host'), architecture='sm_90a')
+    pool = SimpleNamespace(submit=lambda _, *words: built(*words))
+    one = measure._Search(LAYER, (), place, 1e-4, pool, threading.Lock(), threading.Event(), {},
+                          lambda *_: None)  # type: ignore  # fmt: skip
+    schedules = [GpuSchedule.of('general', threads=threads) for threads in (64, 128)]
+    assert one._measured(Worker(), schedules) == [None, 2e-3]  # type: ignore
+    assert 'SIGSEGV' in one.trouble
 
 
 def test_bad_words(cache: Path, call, tmp_path: Path) -> None:

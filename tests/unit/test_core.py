@@ -9,6 +9,8 @@ import pytest
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.windows import Window
 
 PLAIN = conv2d(n=2, c=4, h=6, w=6, k=8, r=3, s=3, pad=1)
 BEHIND = conv2d(n=2, c=4, h=6, w=6, k=8, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -31,6 +33,12 @@ def test_branches_of_a_joined_tensor_share_a_core(group: Group, first: int, chan
     sliced = part_of(group, first, channels)
     assert core(sliced).digest == core(group).digest == PLAIN.digest
     assert core(sliced).label == PLAIN.label
+
+
+def test_a_pooling_into_a_joined_tensor_is_timed_with_a_result_of_its_own() -> None:
+    pooling = max_pool((2, 4, 6, 6), [Window(6, 2, 2, 1, 0, 0, 3)] * 2)
+    assert core(part_of(pooling, 3, 20), front=True).digest == pooling.digest
+    assert core(pooling) is pooling
 
 
 def test_a_group_that_is_its_own_core_is_left_alone() -> None:

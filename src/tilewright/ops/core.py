@@ -29,7 +29,9 @@ def core(group: Group, *, front: bool = False) -> Group:
         return group
     group = group if front else without_front(group)
     main = group.main
-    if not main.is_product_sum or not (group.stages[0] is main or has_front(group)):
+    if not main.is_product_sum:
+        return _alone(group)
+    if not (group.stages[0] is main or has_front(group)):
         return group
     if group.stages[-1] is main:
         return _alone(group)
@@ -53,7 +55,8 @@ def _alone(group: Group) -> Group:
     *before, stage = group.stages
     result = group.output
     sizes = stage.write.extents(stage.sizes)
-    if sizes == result.shape:
+    shared = {a.tensor for one in before for a in (one.write, *one.reads)}
+    if sizes == result.shape or result.name in shared:
         return group
     index = tuple(replace(e, const=0) for e in stage.write.index)
     tensors = tuple(replace(t, shape=sizes) if t is result else t for t in group.tensors)

@@ -27,7 +27,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from tilewright.errors import CheckError, InputError, TilewrightError
+from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
@@ -360,6 +360,14 @@ def tune_groups(
     return outcomes
 
 
+def _built(future: Future[Built]) -> Built:
+    """What came of a compilation; a compiler that dies of a kernel costs that candidate alone."""
+    try:
+        return future.result()
+    except MissingError as error:
+        return Built(error=str(error))
+
+
 def is_searched(group: Group) -> bool:
     """Whether schedules are searched; of other groups those are timed that the model names."""
     return has_products(group) and not is_thin(group)
@@ -427,7 +435,7 @@ class _Search:
         for schedule in good:
             if self.stopped.is_set():
                 raise CheckError(f'the search for {self.group.label} was given up')
-            made = built[schedule.digest].result() if target else None
+            made = _built(built[schedule.digest]) if target else None
             if made is not None and made.error:
                 self.trouble = made.error
             else:
