@@ -187,6 +187,7 @@ def optimize(
         'tilewright explain cnnopt/R12 --machine h200',
         'tilewright explain model.onnx --measure',
         'tilewright explain resnet18 --machine h200',
+        'tilewright explain mobilenet_v2 --machine h200 --fuse all --dfg chain.svg',
     )
 )
 def explain(
@@ -212,6 +213,22 @@ def explain(
         typer.Option('--shape', metavar='NAME=S', help='Sizes that a file leaves open.'),
     ] = None,
     fuse: Fuse = None,
+    dfg: Annotated[
+        Path | None,
+        typer.Option(
+            '--dfg',
+            metavar='FILE',
+            help='GPUs: draw the data-flow graph of a kernel (.svg, .png, .pdf; .json).',
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            '--group',
+            metavar='G',
+            help='Of --dfg in a network: a task, a label or a row of the table [most stages].',
+        ),
+    ] = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -227,7 +244,7 @@ def explain(
 
     options = verb.ExplainOptions(
         spec, algorithm.value, max_rel_err, layers, measure, tuple(shape or ()), machine, threads,
-        seed, fuse.value if fuse else None,
+        seed, fuse.value if fuse else None, dfg, group,
     )  # fmt: skip
     return verb.run(options, Output('explain', json))
 
