@@ -27,6 +27,7 @@ from tilewright.cli.options import (
     Json,
     MachineName,
     MaxRelErr,
+    Prune,
     Ranking,
     Seed,
     Spec,
@@ -150,6 +151,7 @@ def optimize(
     ] = True,
     machine: MachineName = None,
     model: Ranking = 'auto',
+    prune: Prune = None,
     emit: Annotated[
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
@@ -172,11 +174,17 @@ def optimize(
         target = 'cuda'
     if target == 'cpu':
         verb.check_model(model)
-        refuse(target, given(ctx, 'device'))
+        refuse(target, given(ctx, 'device', 'prune'))
+    if prune is not None and given(ctx, 'model')['model']:
+        raise InputError(
+            f'--prune {prune.value} and --model {model} both say what orders candidates; give one '
+            f'of them only'
+        )
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
-        target=target, device=device, trials=trials, model='analytical' if measure else model,
+        target=target, device=device, trials=trials,
+        model='analytical' if measure or prune else model, prune=prune.value if prune else None,
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ _EDGES = {REGISTER: ('#404040', '-'), SHARED_MEMORY: ('#c0392b', '--'), MEMORY: 
 _CELL = 2.6, 0.85  # inches of a node with the space around it
 _LONGEST = 96  # letters of a title
 # Text stays text, and names of clipping paths do not change from one run to the next.
-_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': NAME}
+_STYLE: Any = {'svg.fonttype': 'none', 'svg.hashsalt': NAME}
 _UNDATED = {'.svg': {'Date': None}, '.pdf': {'CreationDate': None}}
 
 
