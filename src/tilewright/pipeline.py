@@ -20,6 +20,7 @@ from tilewright.ops.winograd import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store
+from tilewright.targets.gpu.tuning import model_for
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.target import Report, Wanted
 
@@ -35,6 +36,7 @@ def optimize(
     device: str = '',
     trials: int | None = None,
     model: str = 'analytical',
+    prune: str | None = None,
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
     store: Store | None = None,
@@ -53,6 +55,8 @@ def optimize(
     trials    candidates that are timed: on a CPU the best predicted ones [top], on a GPU as many as
               a search proposes [32].
     model     what ranks candidates on a GPU: 'analytical', 'forest', 'gat', 'auto' or a file.
+    prune     on a GPU, what orders and cuts candidates before any is measured: 'time' [default],
+              'bound' or 'pul' (docs/deepcuts.md); the same as model='pul' and 'bound'.
     algorithm 'direct', 'winograd', or 'auto': whatever is fastest within the error budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
@@ -64,8 +68,11 @@ def optimize(
     check_options(top, threads, algorithm, max_rel_err, seed)
     if trials is not None and (not _is_whole(trials) or trials < 1):
         raise InputError(f'trials is {trials!r}; ask for a whole number of candidates, at least 1')
+    if prune is not None and target == 'cpu':
+        raise InputError(f'prune={prune!r} is for GPU kernels; leave it out')
+    ranking = model_for(prune, model)
     wanted = Wanted(
-        machine, device, top, trials, measure, threads, model, algorithm, float(max_rel_err),
+        machine, device, top, trials, measure, threads, ranking, algorithm, float(max_rel_err),
         store, seed, progress,
     )  # fmt: skip
     plan = targets.target_of(target).plan(group, wanted)

@@ -14,6 +14,7 @@ from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
 from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.model.gpu.estimates import TIME
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -37,6 +38,7 @@ def run(
     check: bool | None = None,
     fuse: str | None = None,
     libraries: str = 'none',
+    prune: str | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
@@ -58,7 +60,7 @@ def run(
             return compile_network(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
-                fuse=fuse, libraries=libraries, progress=bar.report,
+                fuse=fuse, libraries=libraries, prune=prune, progress=bar.report,
                 check=False if asked is None else asked, **more,
             )  # fmt: skip
 
@@ -89,6 +91,7 @@ def run(
             'algorithm': algorithm,
             'fuse': fuse or DEFAULT_FUSION,
             'libraries': libraries,
+            'prune': prune or TIME,
             'seconds': seconds,
             'seed': seed,
             'network': network_json(network),

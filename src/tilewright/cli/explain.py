@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tilewright.cli.optimize import check_early, layer_json, layers_of, machine_of
 from tilewright.cli.output import Bar, Output
@@ -17,6 +18,7 @@ from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.machine.machine import Machine
 from tilewright.pipeline import optimize
+from tilewright.report.dfg_picture import check_suffix, write_dfg
 from tilewright.report.explain import explain_plan, explanation
 from tilewright.report.gpu_explain import explain_gpu, explanation_text
 
@@ -25,7 +27,12 @@ CANDIDATES = 5
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """What is asked, as the command line has it; `layers`: a network's name means its layers."""
+    """What is asked, as the command line has it.
+
+    layers   a network's name means its layers
+    dfg      where to draw the data-flow graph of one kernel of a GPU: in a network that of `group`,
+             a task's name, a label, or the row of the table
+    """
 
     spec: str
     algorithm: str
@@ -37,6 +44,8 @@ class ExplainOptions:
     threads: int | None
     seed: int | None
     fuse: str | None = None
+    dfg: Path | None = None
+    group: str | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -55,6 +64,7 @@ class Explained:
 def run(options: ExplainOptions, out: Output) -> int:
     """Explain everything that `spec` names; comes out: the exit code."""
     networks = None if options.layers else networks_of(options.spec, ('.onnx', '.tw'))
+    _check_dfg(options, networks)
     if networks is None:
         _check_layers(options)
         asked = _gpu_layers(options, out) if options.on_gpu else _cpu_layers(options, out)
@@ -68,6 +78,11 @@ def run(options: ExplainOptions, out: Output) -> int:
             )
         on = explain_network.on_gpu if options.on_gpu else explain_network.on_cpu
         asked = on(networks, options, out)
+    if options.dfg is not None and len(asked.names) > 1:
+        raise InputError(
+            f'--dfg {options.dfg} draws one kernel, and {options.spec} names {len(asked.names)} '
+            f'layers or networks; name one'
+        )
     found = []
     with Bar(len(asked.names)) as bar:
         for number, name in enumerate(asked.names):
@@ -87,6 +102,21 @@ def run(options: ExplainOptions, out: Output) -> int:
         }
     )
     return 0
+
+
+def _check_dfg(options: ExplainOptions, networks: Sequence[str] | None) -> None:
+    if options.group is not None and (options.dfg is None or networks is None):
+        raise InputError(
+            f'--group {options.group} says which kernel of a network --dfg draws; leave it out'
+        )
+    if options.dfg is None:
+        return
+    check_suffix(options.dfg)
+    if not options.on_gpu:
+        raise InputError(
+            f'--dfg {options.dfg} draws a kernel of a GPU; name one by --machine, such as '
+            f'{known_gpus()[0]}'
+        )
 
 
 def _check_layers(options: ExplainOptions) -> None:
@@ -128,6 +158,11 @@ def _gpu_layers(options: ExplainOptions, out: Output) -> Explained:
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         name, group, _ = layers[number]
         explained = explain_gpu(name, group, machine)
-        return explanation_text(explained), explained.to_json()
+        text, said = explanation_text(explained), explained.to_json()
+        if options.dfg is not None:
+            write_dfg(group, machine, options.dfg)
+            text += f'\nwrote the data-flow graph to {options.dfg}'
+            said['dfg'] = str(options.dfg)
+        return text, said
 
     return Explained([name for name, _, _ in layers], machine, explain)

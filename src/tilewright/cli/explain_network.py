@@ -6,6 +6,7 @@ explain.py prints and writes of each, on a CPU or on a known GPU that need not b
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from tilewright.model.cpu.predict import predict
 from tilewright.network.compile import prepare
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
+from tilewright.report.dfg_picture import write_dfg
 from tilewright.report.grid import Grid
 from tilewright.report.network import Kind, NetworkReport, network_report, tried_lines
 from tilewright.schedule.choice import Choice
@@ -175,20 +177,27 @@ def on_gpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Expla
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         model = models[number]
         tried: list[Tried] = []
-        kinds = _gpu_kinds(
+        program, chosen = _chosen_on_gpu(
             model, machine, options.max_rel_err, shapes, bar, options.fuse, tried.extend
         )
+        kinds = _gpu_kinds(program, chosen)
         said = {
             'name': model,
             'groups': [asdict(kind) for kind in kinds],
             'tried': [one.to_json() for one in tried],
         }
-        return '\n'.join([_gpu_text(model, machine, kinds), *tried_lines(tried)]), said
+        lines = [_gpu_text(model, machine, kinds), *tried_lines(tried)]
+        if options.dfg is not None:
+            group = _group_of(program, kinds, options.group)
+            write_dfg(group, machine, options.dfg, chosen[group.digest][0].schedule)
+            said['dfg'] = {'file': str(options.dfg), 'group': group.label}
+            lines.append(f'wrote the data-flow graph of {group.label} to {options.dfg}')
+        return '\n'.join(lines), said
 
     return Explained(models, machine, explain)
 
 
-def _gpu_kinds(
+def _chosen_on_gpu(
     model: str,
     machine: GpuMachine,
     max_rel_err: float,
@@ -196,8 +205,8 @@ def _gpu_kinds(
     bar: Bar,
     fuse: str | None,
     record: Record,
-) -> list[GpuKind]:
-    """The groups of a network as they would be compiled, the longest first."""
+) -> tuple[Program, Mapping[str, tuple[Choice, ...]]]:
+    """A network as it would be compiled, and the choices for each of its groups."""
     if model.endswith('.tw'):
         raise InputError(
             f'{model} has its schedules already; `tilewright run --profile` times them'
@@ -206,12 +215,16 @@ def _gpu_kinds(
     program = prepare(
         model_of(model, None, 'cuda'), shapes, passes_of(None, fuse), GpuCost(machine), passes
     )
-    groups = {task.group.digest: task.group for task in program.tasks}
-    chosen = chosen_by_model(groups, machine, KEPT, max_rel_err, bar.report)
+    return program, chosen_by_model(distinct(program), machine, KEPT, max_rel_err, bar.report)
+
+
+def _gpu_kinds(program: Program, chosen: Mapping[str, tuple[Choice, ...]]) -> list[GpuKind]:
+    """Its groups, the longest first."""
     kinds = []
-    for digest, group in groups.items():
-        names = tuple(task.name for task in program.tasks if task.group.digest == digest)
-        choice, count = chosen[digest][0], len(names)
+    tasks = _tasks(program)
+    for digest, group in distinct(program).items():
+        names, choice = tasks[digest], chosen[digest][0]
+        count = len(names)
         kinds.append(
             GpuKind(
                 group.label, names, schedule_text(choice.schedule),
@@ -220,6 +233,24 @@ def _gpu_kinds(
             )
         )  # fmt: skip
     return sorted(kinds, key=lambda kind: -kind.predicted_us)
+
+
+def _group_of(program: Program, kinds: Sequence[GpuKind], named: str | None) -> Group:
+    """The group of a task, a label, or a row of the table from 1 on; of most stages by default."""
+    groups = {task.name: task.group for task in program.tasks}
+    if named is None:
+        return max(groups.values(), key=lambda group: len(group.stages))
+    if named.isdigit() and 1 <= int(named) <= len(kinds):
+        return groups[kinds[int(named) - 1].tasks[0]]
+    found = [group for name, group in groups.items() if named in (name, group.label)]
+    if not found:
+        near = difflib.get_close_matches(named, groups, 1)
+        raise InputError(
+            f'--group {named!r} is neither a task nor a label of {Path(program.name).name}, nor '
+            f'one of its rows 1 to {len(kinds)}; '
+            + (f'did you mean {near[0]}?' if near else f'a task is {next(iter(groups))}')
+        )
+    return found[0]
 
 
 def _gpu_text(model: str, machine: GpuMachine, kinds: Sequence[GpuKind]) -> str:

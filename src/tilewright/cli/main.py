@@ -27,6 +27,7 @@ from tilewright.cli.options import (
     Json,
     MachineName,
     MaxRelErr,
+    Prune,
     Ranking,
     Seed,
     Spec,
@@ -150,6 +151,7 @@ def optimize(
     ] = True,
     machine: MachineName = None,
     model: Ranking = 'auto',
+    prune: Prune = None,
     emit: Annotated[
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
@@ -172,11 +174,17 @@ def optimize(
         target = 'cuda'
     if target == 'cpu':
         verb.check_model(model)
-        refuse(target, given(ctx, 'device'))
+        refuse(target, given(ctx, 'device', 'prune'))
+    if prune is not None and given(ctx, 'model')['model']:
+        raise InputError(
+            f'--prune {prune.value} and --model {model} both say what orders candidates; give one '
+            f'of them only'
+        )
     return verb.run(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
-        target=target, device=device, trials=trials, model='analytical' if measure else model,
+        target=target, device=device, trials=trials,
+        model='analytical' if measure or prune else model, prune=prune.value if prune else None,
     )  # fmt: skip
 
 
@@ -187,6 +195,7 @@ def optimize(
         'tilewright explain cnnopt/R12 --machine h200',
         'tilewright explain model.onnx --measure',
         'tilewright explain resnet18 --machine h200',
+        'tilewright explain mobilenet_v2 --machine h200 --fuse all --dfg chain.svg',
     )
 )
 def explain(
@@ -212,6 +221,22 @@ def explain(
         typer.Option('--shape', metavar='NAME=S', help='Sizes that a file leaves open.'),
     ] = None,
     fuse: Fuse = None,
+    dfg: Annotated[
+        Path | None,
+        typer.Option(
+            '--dfg',
+            metavar='FILE',
+            help='GPUs: draw the data-flow graph of a kernel (.svg, .png, .pdf; .json).',
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            '--group',
+            metavar='G',
+            help='Of --dfg in a network: a task, a label or a row of the table [most stages].',
+        ),
+    ] = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -227,7 +252,7 @@ def explain(
 
     options = verb.ExplainOptions(
         spec, algorithm.value, max_rel_err, layers, measure, tuple(shape or ()), machine, threads,
-        seed, fuse.value if fuse else None,
+        seed, fuse.value if fuse else None, dfg, group,
     )  # fmt: skip
     return verb.run(options, Output('explain', json))
 

@@ -17,6 +17,7 @@ from tilewright.cli.options import (
     LibrariesName,
     MaxRelErr,
     Model,
+    Prune,
     Seed,
     Shapes,
     Target,
@@ -97,6 +98,7 @@ def compile(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
+    prune: Prune = None,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -121,6 +123,7 @@ def compile(
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
+        prune=prune.value if prune else None,
     )  # fmt: skip
 
 

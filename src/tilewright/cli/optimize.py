@@ -92,6 +92,7 @@ def run(
     device: str = '',
     trials: int | None = None,
     model: str = 'analytical',
+    prune: str | None = None,
 ) -> int:
     """Optimise every layer, print and record it; comes out: the exit code."""
     place: Machine | GpuMachine | None
@@ -124,8 +125,8 @@ def run(
                 bar.begin(name)
                 plan = optimize(
                     group, place, top, measure, threads, target=target, device=device,
-                    trials=trials, model=model, algorithm=algorithm, max_rel_err=max_rel_err,
-                    store=store, seed=seed, progress=bar.report,
+                    trials=trials, model=model, prune=prune, algorithm=algorithm,
+                    max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
                 built = _built(plan)
                 written = _emitted(plan, emit, name if len(layers) > 1 else '')

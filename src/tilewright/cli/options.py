@@ -100,7 +100,26 @@ Ranking = Annotated[
     typer.Option(
         '--model',
         metavar='M',
-        help='What ranks candidates: analytical, forest, gat, auto, or a file (docs/learned.md).',
+        help='What ranks candidates: analytical, forest, gat, pul, bound, auto, or a file '
+        '(docs/learned.md).',
+    ),
+]
+
+
+class PruneName(StrEnum):
+    """Estimates that order GPU schedules, as `model.gpu.estimates` knows them."""
+
+    PUL = 'pul'
+    BOUND = 'bound'
+    TIME = 'time'
+
+
+Prune = Annotated[
+    PruneName | None,
+    typer.Option(
+        '--prune',
+        help='GPUs: what orders and cuts candidates before any is measured [time].',
+        show_default=False,
     ),
 ]
 

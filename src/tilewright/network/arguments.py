@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
-from tilewright.targets.gpu.tuning import How
+from tilewright.targets.gpu.tuning import How, model_for
 
 GPU_TARGETS = ('cuda', 'opencl', 'host')
 TARGETS = ('cpu', *GPU_TARGETS)
@@ -75,7 +75,10 @@ def check_gpu(target: str, **given: object) -> None:
         raise InputError(f'{wrong[0]}= means nothing with target={target!r}; leave it out')
 
 
-def how_of(target: str, tune: str, model: str, search: str | None, algorithm: str = 'auto') -> How:
+def how_of(
+    target: str, tune: str, model: str, search: str | None, algorithm: str = 'auto',
+    prune: str | None = None,
+) -> How:  # fmt: skip
     """What ranks and finds the kernels that are timed; refuses what a target does not have."""
     how = How(model, search or How().search) if target != 'cpu' or search != 'top' else How(model)
     how = replace(how, algorithm=algorithm)
@@ -88,7 +91,9 @@ def how_of(target: str, tune: str, model: str, search: str | None, algorithm: st
             f'{given[-1]} is for GPU kernels; on the CPU the analytical model ranks, and the best '
             f'are timed: leave it out'
         )
-    return how
+    if prune is not None and target == 'cpu':
+        raise InputError(f'prune={prune!r} is for GPU kernels; leave it out')
+    return replace(how, model=model_for(prune, model))
 
 
 def warn_without_winograd(program: Program, schemas: Mapping[str, str], max_rel_err: float) -> None:

@@ -79,6 +79,7 @@ def compile(
     threads: int | None = None,
     trials: int | None = None,
     model: str = 'analytical',
+    prune: str | None = None,
     search: str | None = None,
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
@@ -100,6 +101,8 @@ def compile(
              predicted kernels of each distinct group, where they will run: in the network.
     model    what ranks the kernels that are timed: 'analytical', on GPUs also 'forest', 'gat',
              'auto' or the file of a learned model (docs/learned.md).
+    prune    what orders and cuts GPU kernels before any is timed: 'time', 'bound' or 'pul'
+             (docs/deepcuts.md); with tune='model', what chooses them.
     search   how GPU kernels that are timed are found: 'local', 'random', 'top', 'genetic' or
              'online'; on the CPU the best predicted are, 'top'.
     shapes   input -> shape, where the file leaves sizes open.
@@ -134,7 +137,7 @@ def compile(
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse)
-    how = how_of(target, tune, model, search, algorithm)
+    how = how_of(target, tune, model, search, algorithm, prune)
     asked = Asked(tune, trials, float(max_rel_err), how, libraries)
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
@@ -142,7 +145,7 @@ def compile(
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
             passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
-            tune=tune != 'model', algorithm=algorithm != 'auto',
+            tune=tune != 'model', algorithm=algorithm != 'auto', prune=prune,
             max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own

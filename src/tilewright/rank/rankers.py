@@ -2,13 +2,13 @@
 
     Analytical   the analytical time of the features, of one kind of kernels
     Predicted    the time model of all kinds (model/gpu/time.py): what searches have without
-                 learning
+                 learning; or another estimate that needs no data (model/gpu/estimates.py)
     Learned      a `LearnedModel`; kinds of kernels that it has not seen by the time model
     Gat          a `GatModel`, the same
 
 Those that learn from a run's own measurements are in rank/online.py. `ranker_for` chooses by name:
-analytical, forest, gat, or auto: a learned model where one knows the machine, else the analytical
-ranking, and it says so. `register` adds another name.
+analytical, forest, gat, pul and bound, or auto: a learned model where one knows the machine, else
+the analytical ranking, and it says so. `register` adds another name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import GpuMachine, known_by
-from tilewright.model.gpu.time import predict_gpu
+from tilewright.model.gpu.estimates import ESTIMATES, TIME
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array
@@ -77,14 +77,16 @@ class Analytical(_Fixed):
 
 @dataclass(frozen=True)
 class Predicted(_Fixed):
-    """The ranking by the time model: log seconds."""
+    """The ranking by the time model, or by another estimate: log seconds."""
+
+    by: str = TIME
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         return np.array([self._one(schedule) for schedule in schedules])
 
     def _one(self, schedule: GpuSchedule) -> float:
         try:
-            return math.log(predict_gpu(self.group, schedule, self.machine).seconds)
+            return math.log(ESTIMATES[self.by](self.group, schedule, self.machine))
         except ScheduleError:
             return math.log(HOPELESS_S)
 
@@ -174,6 +176,11 @@ def _analytical(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
     return ChosenRanker(plain(group, machine), 'analytical', 'the analytical model')
 
 
+def _estimated(name: str) -> Callable[[Group, GpuMachine, str], ChosenRanker]:
+    note = f'the estimate {name}'
+    return lambda group, on, _kind: ChosenRanker(Predicted(group, on, name), name, note)
+
+
 def _gat(group: Group, machine: GpuMachine, _kind: str) -> ChosenRanker:
     graph, bad = _first(find_gat, machine)
     if graph is None:
@@ -210,8 +217,12 @@ def _trees(group: Group, machine: GpuMachine, kind: str) -> tuple[ChosenRanker |
 
 # Name -> what makes the ranker of a group on a machine for a kind of kernels.
 RANKERS: Registry[Callable[[Group, GpuMachine, str], ChosenRanker]] = Registry(
-    'a model', {'analytical': _analytical, 'forest': _forest, 'gat': _gat, 'auto': _auto}
-)
+    'a model',
+    {
+        'analytical': _analytical, 'forest': _forest, 'gat': _gat, 'auto': _auto,
+        **{name: _estimated(name) for name in ESTIMATES if name != TIME},
+    },
+)  # fmt: skip
 
 
 def register(name: str, make: Callable[[Group, GpuMachine], Ranker]) -> None:
@@ -221,7 +232,7 @@ def register(name: str, make: Callable[[Group, GpuMachine], Ranker]) -> None:
 
 
 def ranker_for(name: str, group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
-    """[analytical | forest | gat | auto | a file .npz] -> [ChosenRanker] for a kind of kernels
+    """[a name of `RANKERS` | a file .npz] -> [ChosenRanker] for a kind of kernels
 
     The kind `SEARCHED` stands for all kernels that a search proposes.
     """

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from tilewright.errors import InputError, MissingError
+from tilewright.errors import InputError
 from tilewright.machine.detect import HostFacts
 from tilewright.machine.machine import Machine, bytes_text
+from tilewright.report.pictures import canvas, save
 
 Table = Sequence[Sequence[str]]
 
@@ -97,13 +98,7 @@ def plot_curve(
         raise InputError(
             f'machine {machine.name} has no bandwidth curve to plot; only a measured host has one'
         )
-    try:
-        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingError(
-            'a plot needs matplotlib, which is not installed; install tilewright[report]'
-        ) from None
-    figure = Figure(figsize=(8, 4.5), layout='constrained')
+    figure = canvas(8, 4.5)
     axes = figure.add_subplot()
     sizes = [size for size, _, _ in curve]
     axes.plot(sizes, [one for _, one, _ in curve], 'o-', ms=3, label='one core')
@@ -124,7 +119,4 @@ def plot_curve(
     axes.set_ylabel('read bandwidth, GB/s')
     axes.set_title(f'{machine.name}, {machine.isa}')
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f'the plot cannot be written to {path}: {error}') from None
+    save(figure, Path(path))

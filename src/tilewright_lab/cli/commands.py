@@ -172,6 +172,7 @@ def bench(
         'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
         'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
         'tilewright reproduce gtuner-table3 --data bench/results/h200/networks-inductor.json',
+        'tilewright reproduce deepcuts-speedup',
     )
 )
 def reproduce(
@@ -228,8 +229,9 @@ def reproduce(
     predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
     cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
     gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise;
-    gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others. What is
-    measured is kept, and a run that was interrupted goes on where it stopped.
+    gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others;
+    deepcuts-speedup and -generation-time: networks not fused, fused and with libraries, from files
+    of bench. What is measured is kept, and a run that was interrupted goes on where it stopped.
     """
     from tilewright.cli.output import Output
     from tilewright_lab.cli import reproduce as verb

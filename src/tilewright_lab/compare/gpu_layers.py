@@ -12,7 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -34,7 +34,7 @@ from tilewright.store import tuned
 from tilewright.store.records import Record, Store
 from tilewright.targets.gpu.choose import choice_of
 from tilewright.targets.gpu.tuning import NO_THREADS, How, Memory, Place, tuned_on
-from tilewright_lab.compare.gpu_compiler import Compiler
+from tilewright_lab.compare.gpu_compiler import Compiler, Pending
 from tilewright_lab.compare.gpu_results import GpuLayer
 from tilewright_lab.peers.contestants import peer_names, table_of
 
@@ -173,15 +173,29 @@ class GpuBench:
         assert best.seconds is not None
         tuned.remember(group, where, replace(choice, predicted_s=best.seconds), trials)
 
-    def measured(
-        self, name: str, group: Group, schedules: Sequence[GpuSchedule]
-    ) -> dict[str, float | None]:
-        """Seconds by digest of given schedules, stored ones not again; None: it does not work."""
+    def submitted(self, group: Group, schedules: Sequence[GpuSchedule]) -> dict[str, Pending]:
+        """Compilations of those that are not stored, by digest; none where nothing is compiled."""
+        if self.compiler is None:
+            return {}
         known = self.store.known(group.digest, NO_THREADS, self.validators)
         new = [s for s in schedules if s.digest not in known]
-        futures = [self.compiler.submit(group, s) for s in new] if self.compiler else []
-        for number, schedule in enumerate(new):
-            built = futures[number].result() if futures else None
+        return {s.digest: self.compiler.submit(group, s) for s in new}
+
+    def measured(
+        self, name: str, group: Group, schedules: Sequence[GpuSchedule],
+        pending: Mapping[str, Pending] | None = None,
+    ) -> dict[str, float | None]:  # fmt: skip
+        """Seconds by digest of given schedules, stored ones not again; None: it does not work.
+
+        `pending`: what `submitted` gave, where it was asked before.
+        """
+        if pending is None:
+            pending = self.submitted(group, schedules)
+        known = self.store.known(group.digest, NO_THREADS, self.validators)
+        for schedule in schedules:
+            if schedule.digest in known:
+                continue
+            built = pending[schedule.digest].result() if pending else None
             best = min((m.median_ms for m in known.values() if m.median_ms), default=None)
             known[schedule.digest] = self._attempt(group, schedule, built, best)
         best = min((m.median_ms for m in known.values() if m.median_ms), default=None)

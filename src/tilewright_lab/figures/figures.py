@@ -76,6 +76,14 @@ FIGURES = {
             'gtuner-table3', 'gtuner_table3', 'latency and tuning of networks, Tables 3 and 4',
             samples=80, networks='mobilenet_v1,squeezenet,resnet18,resnet34',
         ),
+        Figure(
+            'deepcuts-speedup', 'deepcuts_speedup', 'networks in three versions, and libraries',
+            gpu=True,
+        ),
+        Figure(
+            'deepcuts-generation-time', 'deepcuts_generation', 'seconds of compiling them',
+            gpu=True,
+        ),
         Figure('cpu-ranker', 'cpu_ranker', 'a learned ranking of CPU schedules, samples of fig5'),
     )
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Tables of the GPU papers' figures, as Markdown, from the JSON of the scripts that measured them.
 
-Goes in: what src/tilewright_lab/scripts/boda_figures.py, gpu_model.py, gpu_profile.py and
-cnnopt_table3.py wrote. Comes out: the text of a table. `FIGURES` names them as the marks of a page
-do (src/tilewright_lab/scripts/tables.py).
+Goes in: what src/tilewright_lab/scripts/boda_figures.py, gpu_model.py, gpu_profile.py, gpu_dfg.py
+and cnnopt_table3.py wrote. Comes out: the text of a table. `FIGURES` names them as the marks of a
+page do (src/tilewright_lab/scripts/tables.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright.report.grid import Grid
 
+NEAR = 1.1  # times the best of the others up to which dfg counts as near it
 _WAYS = {
     'pul': 'PUL, first 1%', 'bound': 'the bound, first 1%', 'time': 'time, first 1%',
     'below the bound': 'below the bound',
@@ -120,8 +121,32 @@ def table3(data: Mapping[str, Any]) -> str:
     return Grid((*head, 'paper'), tuple(rows)).markdown()
 
 
+def dfg(data: Mapping[str, Any]) -> str:
+    """Layer by layer, the best kernel from a data-flow graph beside the best of all schemas."""
+    head = ('layer', 'dfg us', 'others us', 'dfg / others', 'worked', 'by dfg', 'by others')
+    rows = [
+        (
+            r['layer'], _us(r['dfg_us']), _us(r['others_us']),
+            _ratio(r['dfg_us'], r['others_us']),
+            f'{r["dfg_worked"]} of {r["dfg_tried"]}, {r["others_worked"]} of {r["others_tried"]}',
+            _kind(r['dfg_schedule']), _kind(r['others_schedule']),
+        )
+        for r in data['rows']
+    ]  # fmt: skip
+    ratios = [r['dfg_over_others'] for r in data['rows'] if r['dfg_over_others']]
+    near = sum(ratio <= NEAR for ratio in ratios)
+    rows.append(('geometric mean', '', '', _mean((ratios, 2)), '', '', ''))
+    rows.append((f'within {NEAR - 1:.0%}', '', '', f'{near} of {len(ratios)}', '', '', ''))
+    return Grid(head, tuple(rows)).markdown()
+
+
+def _kind(schedule: Mapping[str, Any] | None) -> str:
+    return '-' if schedule is None else f'{schedule["schema"]} {schedule["intrinsic"]}'
+
+
 FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     'boda': boda, 'pruned': pruned, 'ranked': ranked, 'table6': table6, 'table3': table3,
+    'dfg': dfg,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -312,12 +312,14 @@ def excluded(rows: Sequence[Sample], ranker: Ranker) -> dict:
     }  # fmt: skip
 
 
-def show_pruned(samples: Sequence[Sample], machine: GpuMachine) -> dict:
+def show_pruned(
+    samples: Sequence[Sample], by: Mapping[str, Ranker], sets: Mapping[str, Sequence[str]] = SETS
+) -> dict:
     """Every set of every layer, by every ranker that has a value for all of it."""
-    known = {name: {id(s): ranker(s) for s in samples} for name, ranker in rankers(machine).items()}
+    known = {name: {id(s): ranker(s) for s in samples} for name, ranker in by.items()}
     ways = {name: (kept, name) for name in known} | {'below the bound': (excluded, 'bound')}
     tables: dict[str, dict] = {}
-    for title, schemas in SETS.items():
+    for title, schemas in sets.items():
         chosen = [s for s in samples if s.schedule.schema in schemas]
         for way, (judge, name) in ways.items():
             values = known[name]
@@ -419,7 +421,7 @@ def main() -> None:
         if fitting:
             result = show_fit(samples, machine, options.rounds)
         elif options.what == 'pruned':
-            result = show_pruned(samples, machine)
+            result = show_pruned(samples, rankers(machine))
         else:
             result = report(samples, machine, {})
     if options.json:

@@ -16,9 +16,10 @@ row for each layer of a bench with --target, `networks` and `gpu-networks` a row
 of all files of a pattern. `lists` has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
-papers (src/tilewright_lab/figures/tables.py). `fuzz` has a row for each run of `python -m
-tests.fuzz`, of all files of a pattern. Numbers in tables are so never typed, and a test keeps them
-that way.
+papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
+what `tilewright reproduce` shows of the files of a folder. `fuzz` has a row for each run of
+`python -m tests.fuzz`, of all files of a pattern. Numbers in tables are so never typed, and a test
+keeps them that way.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ from tilewright_lab.compare.network_results import NetworkResult, mean_ratio
 from tilewright_lab.compare.network_results import grid as network_grid
 from tilewright_lab.compare.results import LayerResult
 from tilewright_lab.compare.table import grid, kind_grid, table
+from tilewright_lab.figures.figures import Options, figure_of
 from tilewright_lab.figures.tables import FIGURES
 
 ROOT = Path(__file__).parents[3]
-PAGES = ('README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md')
+PAGES = (
+    'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
+)  # fmt: skip
+REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')
 _MARKED = re.compile(
     r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S
 )
@@ -57,6 +62,9 @@ def rendered(what: str, path: Path) -> str:
         return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what == 'gpu-networks':
         return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
+    if what in REPRODUCED:
+        figure = figure_of(what).load()
+        return figure.markdown(figure.run(Options(what, None, '', 0, 1, 0, path.parent)))
     if what in FUZZ:
         return FUZZ[what]({p.stem: _read(p) for p in sorted(path.parent.glob(path.name))})
     data = _read(path)
@@ -81,7 +89,8 @@ def rendered(what: str, path: Path) -> str:
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
         f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, '
-        f'tuned, {", ".join(FIGURES)}, or layers, kinds and full, these three also with -flushed'
+        f'tuned, {", ".join((*FIGURES, *REPRODUCED))}, or layers, kinds and full, these '
+        f'three also with -flushed'
     )
 
 

@@ -17,6 +17,7 @@ from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.module import Module
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu.estimates import TIME
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.device import Device
@@ -58,6 +59,7 @@ def chosen_by_model(
     progress: Report | None = None,
     looked: int | None = None,
     algorithm: str = 'auto',
+    estimate: str = TIME,
 ) -> dict[str, tuple[Choice, ...]]:
     """The choices for every distinct group, by its digest, the best first, out of so many."""
     begin = time.perf_counter()
@@ -69,7 +71,7 @@ def chosen_by_model(
 
     found = choose_all(
         list(groups.values()), machine, top, max_rel_err, report, trials=looked,
-        algorithm=algorithm,
+        algorithm=algorithm, estimate=estimate,
     )  # fmt: skip
     return dict(zip(groups, found, strict=True))
 

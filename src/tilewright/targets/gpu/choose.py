@@ -31,6 +31,7 @@ from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, GPU_SCHEMAS, schem
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.model.gpu.estimates import ESTIMATES, TIME
 from tilewright.model.gpu.time import COSTS, GpuPrediction, predict_gpu
 from tilewright.ops.chain import is_chained
 from tilewright.ops.core import core
@@ -61,14 +62,16 @@ def choose_all(
     processes: int | None = None,
     trials: int | None = None,
     algorithm: str = 'auto',
+    estimate: str = TIME,
 ) -> list[tuple[Choice, ...]]:
     """For each group its best choices, at least one and at most `top`, in the order given.
 
-    `trials`: schedules of a group that the model looks at.
+    `trials`: schedules of a group that the model looks at. `estimate`: what stands for the model
+    (model/gpu/estimates.py).
     """
     looked = trials or TRIALS
     cores = [core(group, front=True) for group in groups]
-    keys = [_key(one, machine, top, max_rel_err, looked, algorithm) for one in cores]
+    keys = [_key(one, machine, top, max_rel_err, looked, algorithm, estimate) for one in cores]
     found: dict[str, tuple[Choice, ...]] = {}
     left: dict[str, Group] = {}
     for key, one in zip(keys, cores, strict=True):
@@ -78,7 +81,8 @@ def choose_all(
         else:
             left[key] = one
     for done, (key, answer) in enumerate(
-        _searched(left, machine, top, max_rel_err, processes, looked, algorithm), len(found) + 1
+        _searched(left, machine, top, max_rel_err, processes, looked, algorithm, estimate),
+        len(found) + 1,
     ):
         found[key] = answer
         choices.keep_choices(key, answer)
@@ -91,13 +95,15 @@ def choose_all(
 
 
 def _key(
-    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str
-) -> str:
+    group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str,
+    estimate: str,
+) -> str:  # fmt: skip
     return choices.key_of(
         {
             'gpu': machine.to_json(), 'group': group.digest, 'top': top,
             'matrix': max_rel_err >= MATRIX_ERROR, 'error': max_rel_err, 'trials': trials,
             **({'algorithm': algorithm} if algorithm != 'auto' else {}),
+            **({'estimate': estimate} if estimate != TIME else {}),
             **({'schemas': GPU_SCHEMAS.added} if GPU_SCHEMAS.added else {}),
         },
         choices.GPU_DECIDES,
@@ -130,6 +136,7 @@ def _searched(
     processes: int | None,
     trials: int,
     algorithm: str,
+    estimate: str,
 ) -> Iterable[tuple[str, tuple[Choice, ...]]]:
     """(key, choices) of every group: the long searches in processes, if there are several."""
     slow = [
@@ -138,8 +145,10 @@ def _searched(
     ]  # fmt: skip
     for key, group in left.items():
         if key not in slow:
-            yield key, search(group, machine, top, max_rel_err, True, trials, algorithm)
-    pieces = [(left[key], machine, top, max_rel_err, True, trials, algorithm) for key in slow]
+            yield key, search(group, machine, top, max_rel_err, True, trials, algorithm, estimate)
+    pieces = [
+        (left[key], machine, top, max_rel_err, True, trials, algorithm, estimate) for key in slow
+    ]
     # Other processes do not know schemas that were registered in this one.
     yield from zip(slow, each(search, pieces, 1 if GPU_SCHEMAS.added else processes), strict=True)
 
@@ -152,6 +161,7 @@ def search(
     products: bool = True,
     trials: int = TRIALS,
     algorithm: str = 'auto',
+    estimate: str = TIME,
 ) -> tuple[Choice, ...]:
     """The search itself, in this process, over so many schedules.
 
@@ -163,15 +173,15 @@ def search(
             for schema in GPU_SCHEMAS.values()
             if schema.whole and schema is not FALLBACK
         ]
-        made = _by_model(group, machine, top, max_rel_err, trials, algorithm, together)
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm, estimate, together)
         if made:
             return tuple(made[:top])
     elif products and has_products(group):
         if is_thin(group):
             return _general(group, machine)[:top]
-        made = _by_model(group, machine, top, max_rel_err, trials, algorithm)
+        made = _by_model(group, machine, top, max_rel_err, trials, algorithm, estimate)
         if algorithm not in ('auto', DIRECT) and not made:
-            made = _by_model(group, machine, top, max_rel_err, trials, DIRECT)
+            made = _by_model(group, machine, top, max_rel_err, trials, DIRECT, estimate)
         return tuple(made[:top]) or _general(group, machine)[:top]
     return (*_special(group, machine), *_general(group, machine))[:top]
 
@@ -220,15 +230,15 @@ def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
 
 def _by_model(
     group: Group, machine: GpuMachine, top: int, max_rel_err: float, trials: int, algorithm: str,
-    only: Sequence[str] | None = None,
+    estimate: str, only: Sequence[str] | None = None,
 ) -> list[Choice]:  # fmt: skip
-    """The best predicted of all schemas that apply, or of some, in the order of their times."""
+    """The best of all schemas that apply, or of some, in the order of an estimate."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
         if not is_precise(group, schedule, max_rel_err):
             return None
         try:
-            return predict_gpu(group, schedule, machine).seconds
+            return ESTIMATES[estimate](group, schedule, machine)
         except ScheduleError:
             return None
 

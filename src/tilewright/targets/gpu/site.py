@@ -79,7 +79,7 @@ class GpuSite:
         looked = LOOKED if asked.tune == 'measure' and asked.how.from_nothing else None
         return chosen_by_model(
             _groups(program), self.machine, KEPT, asked.max_rel_err, progress, looked,
-            asked.algorithm,
+            asked.algorithm, asked.how.estimate,
         )  # fmt: skip
 
     def tune(

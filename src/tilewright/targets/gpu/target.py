@@ -30,6 +30,7 @@ from tilewright.kernels.gpu.schemas.library.calls import call_text, is_library
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
+from tilewright.model.gpu.estimates import TIME
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.rankers import ranker_for
@@ -102,11 +103,13 @@ class GpuTarget:
         self, group: Group, machine: GpuMachine, wanted: Wanted
     ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
         """The best by the model that is asked for, and what to say of that model."""
-        if wanted.model == 'analytical' or wanted.measure:
+        estimate = How(wanted.model).estimate
+        if wanted.model == 'analytical' or estimate != TIME or wanted.measure:
             looked = LOOKED_AT if wanted.measure else wanted.trials or LOOKED_AT
             found = search(
-                group, machine, wanted.top, wanted.max_rel_err, True, looked, wanted.algorithm
-            )
+                group, machine, wanted.top, wanted.max_rel_err, True, looked, wanted.algorithm,
+                estimate,
+            )  # fmt: skip
             return found, ()
         ranked = ranker_for(wanted.model, group, machine, SEARCHED)
         found = ranked_by(ranked.ranker, group, machine, wanted.top, wanted.seed or 0)

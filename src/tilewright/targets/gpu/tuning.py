@@ -31,6 +31,7 @@ from tilewright.errors import CheckError, InputError, MissingError, TilewrightEr
 from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
+from tilewright.model.gpu.estimates import ESTIMATES, TIME, check_estimate
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
@@ -117,7 +118,8 @@ SEARCHES = ('local', 'random', 'top', 'genetic', 'online')
 class How:
     """How schedules are searched.
 
-    model    what ranks them: analytical, forest, gat, auto, or a file of a model
+    model    what ranks them: analytical, forest, gat, auto, a file of a model; pul or bound, by
+             which those are chosen, too, that a search begins with
     search   local (search/gpu/tune.py: changes of the best), or one of search/gpu/strategies.py;
              'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
              with a model nor with what one has chosen
@@ -137,6 +139,11 @@ class How:
     @property
     def from_nothing(self) -> bool:
         return self.search == 'online'
+
+    @property
+    def estimate(self) -> str:
+        """What orders schedules before any is measured (model/gpu/estimates.py)."""
+        return self.model if self.model in ESTIMATES else TIME
 
     def check(self, group: Group, machine: GpuMachine) -> None:
         """Raise InputError where no such model knows the machine; warn where another one ranks."""
@@ -178,6 +185,19 @@ class How:
             space, measure, self.search, trials=trials, model=model, starts=starts, seed=seed,
             sampled=sampled or SAMPLED,
         )  # fmt: skip
+
+
+def model_for(prune: str | None, model: str) -> str:
+    """The model's name of an estimate; `model` itself where none is asked for."""
+    if prune is None:
+        return model
+    check_estimate(prune)
+    if model != How().model:
+        raise InputError(
+            f'prune={prune!r} and model={model!r} both say what orders candidates; give one of '
+            f'them only'
+        )
+    return model if prune == TIME else prune
 
 
 def search_with(

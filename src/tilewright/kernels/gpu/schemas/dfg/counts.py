@@ -208,10 +208,13 @@ def detour(group: Group, schedule: GpuSchedule) -> Detour:
     return Detour(int(sum(s.stage.flops * again[s.stage.name] for s in p.segments)), ())
 
 
-def table(group: Group, _: str) -> Table:
+def table(group: Group, intrinsic: str) -> Table:
     """Values of each decision, for groups that only this schema keeps together."""
-    if not is_chained(group) or not group.is_plain:
-        return {}
+    return decisions(group, intrinsic) if is_chained(group) and group.is_plain else {}
+
+
+def decisions(group: Group, _: str) -> Table:
+    """Values of each decision, for any group."""
     alone = each(
         **_tiles(group), threads=(64, 128, 256, 512), tk=(1, 2, 4, 8, 16), tp=(1, 2, 4, 8),
         format=(0, 1),
