@@ -17,16 +17,20 @@ stored: no thread leaves before the last barrier.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import device_text
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.dfg.fragments import Fragments, packed_lines
 from tilewright.kernels.gpu.schemas.dfg.graph import GLOBAL, Combine, Load
+from tilewright.kernels.gpu.schemas.dfg.matrix import matrix_products
 from tilewright.kernels.gpu.schemas.dfg.plan import NAME, DfgPlan, plan
 from tilewright.kernels.gpu.schemas.dfg.products import products
 from tilewright.kernels.gpu.schemas.dfg.segment import Packed, Segment
+from tilewright.kernels.gpu.schemas.dfg.sliding import slid
 from tilewright.kernels.gpu.schemas.dfg.text import (
     Domain,
     element,
@@ -40,7 +44,7 @@ from tilewright.kernels.gpu.schemas.dfg.text import (
 )
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import COMBINERS
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -64,7 +68,7 @@ def kernel(p: DfgPlan) -> Kernel:
     typed = GpuTyped()
     body = _place(p)
     for count, segment in enumerate(p.segments):
-        lines = products(p, segment, typed) if segment.roles else _points(p, segment, typed)
+        lines = _writer(segment)(p, segment, typed)
         body += ['BARRIER;'] if count else []
         body += ['{', *indented([*_filled(p, segment), *lines]), '}']
     used = dict.fromkeys(n.tensor for s in p.segments for n in s.loads if n.level == GLOBAL)
@@ -77,23 +81,31 @@ def kernel(p: DfgPlan) -> Kernel:
         p.threads,
         p.shared,
         typed.helpers() if typed.functions else '',
+        frozenset(['mma_tf32'] if any(s.depths for s in p.segments) else []),
     )
 
 
-def pack_kernel(p: DfgPlan, item: Packed) -> Kernel:
+def _writer(segment: Segment) -> Callable[[DfgPlan, Segment, GpuTyped], list[str]]:
+    if segment.slide:
+        return slid
+    if segment.depths:
+        return matrix_products
+    return products if segment.roles else _points
+
+
+def pack_kernel(p: DfgPlan, item: Packed | Fragments) -> Kernel:
     """A constant operand in the order in which it is read, zeros behind its end."""
     count = item.tensor.size
-    own, _ = item.dims[-1]
     source = p.group.tensor(item.load.tensor)
-    segment = next(s for s in p.segments if item in s.packed)
-    at = sum_text(*steps(item.load.index, source.strides))
     body = [
         f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
         f'if (flat >= {count})',
         '    return;',
-        *pieces.decode('flat', item.dims),
-        f'{item.tensor.name}[flat] = {own} < {segment.stage.sizes[own]} ? {source.name}[{at}] '
-        f': 0.0f;',
+        *(
+            packed_lines(item, source)
+            if isinstance(item, Fragments)
+            else _packed_lines(p, item, source)
+        ),
     ]
     return Kernel(
         f'{NAME}_pack_{item.tensor.name}',
@@ -102,6 +114,17 @@ def pack_kernel(p: DfgPlan, item: Packed) -> Kernel:
         (-(-count // PACK_THREADS), 1, 1),
         PACK_THREADS,
     )
+
+
+def _packed_lines(p: DfgPlan, item: Packed, source: Tensor) -> list[str]:
+    own, _ = item.dims[-1]
+    segment = next(s for s in p.segments if item in s.packed)
+    at = sum_text(*steps(item.load.index, source.strides))
+    return [
+        *pieces.decode('flat', item.dims),
+        f'{item.tensor.name}[flat] = {own} < {segment.stage.sizes[own]} ? {source.name}[{at}] '
+        f': 0.0f;',
+    ]
 
 
 def _place(p: DfgPlan) -> list[str]:

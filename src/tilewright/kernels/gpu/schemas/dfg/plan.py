@@ -7,14 +7,20 @@ how threads share it, and what lies where in shared memory. Decisions, by DeepCu
     bn bk bh bw   the block's tile along the last four dimensions of the result; 0 is all of it.
                   Dimensions in front of those are walked by blocks alone
     threads       of a block
-    tk tp         sums of products that a thread holds, at most: columns by pixels (segment.py)
+    tk tp         sums of products that a thread holds, or a warp by matrix instructions, at most:
+                  columns by pixels (segment.py)
+    sh sw         outputs of a thread where a window slides: rows, columns (windows.py)
     ci            C_input: points of a reduction whose operands are in shared memory at once; 0:
                   operands in global memory are read there, as caches have them
     cw            1: those of the operand that is read across as well (weights), 0: not those
     stages        pieces of an operand in flight: 2 fetches the next one while one is used
     format        FORMAT_shared, how shared tensors lie: 0 as in memory; 1 the last axis filled up
                   to an odd length, against bank conflicts; 2 the first axis that is longer than 1
-                  last, filled up likewise
+                  last, filled up likewise; 3 rows filled up to fours, which are read at once, and
+                  planes 8 banks apart, as operands of matrix instructions are read
+
+The intrinsic is `fma`, or `mma_tf32x3` (kernels/gpu/schemas/tiled): sums of products with enough
+columns and pixels by matrix instructions, all other stages as ever.
 
 A block that does not fit is refused with the edge that needs most of its shared memory.
 """
@@ -29,6 +35,7 @@ from functools import lru_cache
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import rename_stage
 from tilewright.kernels.gpu.language import padded
+from tilewright.kernels.gpu.schemas.dfg.fragments import COLUMNS, Fragments
 from tilewright.kernels.gpu.schemas.dfg.graph import (
     GLOBAL,
     BlockGraph,
@@ -36,8 +43,17 @@ from tilewright.kernels.gpu.schemas.dfg.graph import (
     block_graph,
     segments,
 )
-from tilewright.kernels.gpu.schemas.dfg.segment import Packed, Segment, ordered, reach, segment_of
+from tilewright.kernels.gpu.schemas.dfg.segment import (
+    LEAST_COLUMNS,
+    PIXELS,
+    Packed,
+    Segment,
+    ordered,
+    reach,
+    segment_of,
+)
 from tilewright.kernels.gpu.schemas.dfg.storage import Kept, Staged, stored
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.chain import Span, regions
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import depends_on_inputs, parts
@@ -47,13 +63,15 @@ from tilewright.schedule.gpu import GpuSchedule
 NAME = 'dfg'
 BLOCK = ('bn', 'bk', 'bh', 'bw')  # of the last four dimensions of the result
 UNSAID = {
-    'bn': 1, 'bk': 1, 'bh': 1, 'bw': 1, 'tk': 1, 'tp': 1, 'ci': 0, 'cw': 0, 'stages': 1,
-    'format': 0,
+    'bn': 1, 'bk': 1, 'bh': 1, 'bw': 1, 'tk': 1, 'tp': 1, 'sh': 1, 'sw': 1, 'ci': 0, 'cw': 0,
+    'stages': 1, 'format': 0,
 }  # fmt: skip
-FORMATS = (0, 1, 2)
+FORMATS = (0, 1, 2, 3)
+INTRINSICS = ('fma', 'mma_tf32x3')
 LARGEST_SHARED = 232448  # bytes of a block, on the largest GPU there is
 MOST_THREADS = 1024
 MOST_SUMS = 128  # of a thread
+MOST_SLID = 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,7 @@ class DfgPlan:
         return math.prod(count for _, count in self.tiles)
 
     @property
-    def packed(self) -> tuple[Packed, ...]:
+    def packed(self) -> tuple[Packed | Fragments, ...]:
         return tuple(item for s in self.segments for item in s.packed)
 
     def tensor(self, name: str) -> Tensor:
@@ -122,6 +140,7 @@ class DfgPlan:
 def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     """[Group, GpuSchedule] -> [DfgPlan]; raises ScheduleError where the schedule is not legal."""
     values = {**UNSAID, **dict(schedule.tiles), 'threads': schedule['threads']}
+    values['matrix'] = int(schedule.intrinsic != 'fma')
     _check(group, schedule, values)
     group, ahead, found = _parted(group)
     tile = _tile(group, found[-1][1], values)
@@ -135,6 +154,11 @@ def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     tensors = {t.name: t for t in group.tensors}
     tensors |= {item.tensor.name: item.tensor for s in made for item in s.packed}
     kept, staged = stored(tensors, made, values['format'], values['stages'])
+    if values['matrix'] and not any(s.depths for s in made):
+        raise ScheduleError(
+            f'{group.label}: schedule {schedule.tiles}: no stage has products of at least '
+            f'{LEAST_COLUMNS} columns that begin at multiples of 16; use the intrinsic fma'
+        )
     p = DfgPlan(group, graph, tile, made, kept, staged, values['threads'], ahead)
     _check_regions(p)
     check_fits(p, LARGEST_SHARED)
@@ -161,23 +185,43 @@ def _check(group: Group, schedule: GpuSchedule, values: Mapping[str, int]) -> No
             f'{group.label}: {NAME} computes float32 at affine indices only; use general'
         )
     threads, ci, two = values['threads'], values['ci'], values['stages'] == 2
+    matrix = bool(values['matrix'])
+    sums = values['tk'] * values['tp'] // (WARP if matrix else 1)
     asked = [name for name, level in group.storage if level == 'global']
     wrong = [
         text
         for text, broken in (
             (f'a block has 1 to {MOST_THREADS} threads', not 1 <= threads <= MOST_THREADS),
             ('a thread holds at least one sum', values['tk'] < 1 or values['tp'] < 1),
-            (f'a thread holds at most {MOST_SUMS} sums', values['tk'] * values['tp'] > MOST_SUMS),
+            (f'a thread holds at most {MOST_SUMS} sums', sums > MOST_SUMS),
+            (
+                f'a window slides over 1 to {MOST_SLID} outputs',
+                not 1 <= values['sh'] * values['sw'] <= MOST_SLID,
+            ),
+            (
+                f'tk is a multiple of {COLUMNS} and tp of {PIXELS}, powers of two times that, and '
+                f'threads of {WARP}, for matrix instructions',
+                matrix
+                and (
+                    not _is_power(values['tk'], COLUMNS)
+                    or not _is_power(values['tp'], PIXELS)
+                    or threads % WARP
+                ),
+            ),
             (f'format is one of {FORMATS}', values['format'] not in FORMATS),
             ('stages is 1 or 2', values['stages'] not in (1, 2)),
             ('nothing is copied in stages without ci', not ci and (values['cw'] or two)),
             (f'nothing between stages is stored in memory, as {asked} should be', bool(asked)),
-            ('the intrinsic is fma', schedule.intrinsic != 'fma'),
+            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic not in INTRINSICS),
         )
         if broken
     ]
     if wrong:
         raise ScheduleError(f'{group.label}: schedule {schedule.tiles}: it must be that {wrong[0]}')
+
+
+def _is_power(size: int, unit: int) -> bool:
+    return size >= unit and size % unit == 0 and (size // unit).bit_count() == 1
 
 
 def _renamed(group: Group) -> Group:

@@ -18,6 +18,9 @@ from tilewright.ops.chain import Span
 from tilewright.ops.group import Tensor, row_major_strides
 from tilewright.ops.stage import Affine
 
+BANKS = 32
+SPREAD = 8  # floats, modulo banks, between planes
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -44,6 +47,7 @@ class Staged:
     """One piece of an operand in shared memory, `floats` each of `buffers`, from `offset` on.
 
     moves   what a step of the chunked reduction is along each axis; windows begin without it
+    counts  the axis that counts pieces, if there is one
     """
 
     load: Load
@@ -54,6 +58,7 @@ class Staged:
     floats: int
     buffers: int
     offset: int
+    counts: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -135,7 +140,12 @@ def _staged(
     roles = segment.roles
     assert roles is not None
     window = [reach(e, segment, {roles.chunk: segment.depth}) for e in load.index]
-    if load is roles.across and is_packed(segment, load):
+    item, counts = segment.fragments, None
+    if item is not None and load is roles.across:
+        window[-2] = Span(window[-2].start, segment.column_units * segment.tk)
+        window[-1] = Span(window[-1].start, item.tensor.shape[-1])
+        form, counts = 0, item.piece_axis
+    elif load is roles.across and is_packed(segment, load):
         # Whole fours, for all columns that threads of the segment hold.
         count = -(-segment.column_units * segment.tk // FOUR) * FOUR
         window[-1] = Span(window[-1].start, count)
@@ -144,7 +154,7 @@ def _staged(
     moves = tuple(e.coefficient(roles.chunk) for e in load.index)
     offset = space.take(number, number, padded(floats) * buffers)
     return Staged(
-        load, tensors[load.tensor], tuple(window), moves, strides, floats, buffers, offset
+        load, tensors[load.tensor], tuple(window), moves, strides, floats, buffers, offset, counts
     )  # fmt: skip
 
 
@@ -154,6 +164,8 @@ def is_packed(segment: Segment, load: Load) -> bool:
 
 def laid_out(sizes: tuple[int, ...], form: int) -> tuple[tuple[int, ...], int]:
     """Strides of a window's axes, 0 for those of one element, and all its floats."""
+    if form == 3:
+        return _in_fours(sizes)
     order = list(range(len(sizes)))
     if form == 2:
         first = next((axis for axis in order if sizes[axis] > 1), 0)
@@ -164,3 +176,19 @@ def laid_out(sizes: tuple[int, ...], form: int) -> tuple[tuple[int, ...], int]:
     steps = row_major_strides(tuple(lengths))
     strides = {a: s if sizes[a] > 1 else 0 for a, s in zip(order, steps, strict=True)}
     return tuple(strides[axis] for axis in range(len(sizes))), math.prod(lengths)
+
+
+def _in_fours(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Rows filled up to whole fours; planes, of which four and eight places in each are read by a
+    matrix instruction, `SPREAD` banks apart.
+    """
+    lengths = [*sizes[:-1], -(-sizes[-1] // FOUR) * FOUR if sizes[-1] > 1 else 1]
+    first = next((axis for axis, n in enumerate(sizes) if n > 1), 0)
+    plane = math.prod(lengths[first + 1 :])
+    filled = plane + (SPREAD - plane) % BANKS if plane > FOUR else plane
+    strides = [n * filled // plane if axis < first else n
+               for axis, n in enumerate(row_major_strides(tuple(lengths)))]  # fmt: skip
+    strides[first] = filled
+    return tuple(s if n > 1 else 0 for s, n in zip(strides, sizes, strict=True)), (
+        filled * sizes[first]
+    )
