@@ -165,6 +165,8 @@ MATRIX = {
                'ci': 8, 'cw': 1, 'stages': 2, 'format': 3},
     'whole': {'threads': 96, 'bn': 1, 'bh': 0, 'bw': 0, 'bk': 0, 'tk': 32, 'tp': 16, 'sh': 2,
               'sw': 2, 'ci': 64, 'format': 1},
+    'early': {'threads': 64, 'bn': 1, 'bh': 4, 'bw': 8, 'bk': 16, 'tk': 16, 'tp': 8, 'sh': 2,
+              'early': 1, 'format': 3},
 }  # fmt: skip
 
 
@@ -194,6 +196,24 @@ def test_matrix_instructions_and_windows_that_slide(kind: str, schedule: str) ->
     number = list(WIDE).index(kind) + list(MATRIX).index(schedule)
     tiles = MATRIX[schedule] | ({'bh': 16, 'bw': 8} if kind == 'attention' else {})
     check(WIDE[kind](7 + number % 3), GpuSchedule.of('dfg', 'mma_tf32x3', **tiles))
+
+
+@pytest.mark.parametrize('size', [7, 8, 9])
+@pytest.mark.parametrize(('kind', 'early'), [('inverted', 0), ('inverted', 1), ('dw+1x1', 1)])
+def test_channels_that_are_walked_in_parts(kind: str, early: int, size: int) -> None:
+    """Stages before the last product, for 16 of its 48 or 32 channels at a time."""
+    tiles = {'bn': 1, 'bh': 4, 'bw': 4, 'bk': 0, 'tk': 16, 'tp': 8, 'sh': 2, 'format': 3}
+    schedule = GpuSchedule.of('dfg', 'mma_tf32x3', threads=128, hc=16, early=early, **tiles)
+    check(
+        tied(conv(16, size, 48, 1, bias=True), *_behind(48, size)) if kind == 'inverted'
+        else tied(*_behind(32, size)),
+        schedule,
+    )  # fmt: skip
+
+
+def _behind(c: int, h: int) -> tuple[Group, Group]:
+    depthwise = conv(c, h, c, 3, groups=c, bias=True, activation='relu')
+    return depthwise, conv(c, h, 24, 1, bias=True)
 
 
 @pytest.mark.parametrize('size', [7, 8, 9])

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import Detour, Table, each
@@ -47,7 +47,8 @@ JOINT_INSTRUCTIONS = 24  # to find out where two depths lie, if all reductions a
 PROPOSED = 4
 SLID = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 4), (2, 4), (4, 4))  # outputs of a thread
 SUMMED = (
-    'products', 'matrix', 'reads', 'wavefronts', 'copies', 'copied', 'other', 'pieces'
+    'products', 'matrix', 'reads', 'wavefronts', 'copies', 'copied', 'other', 'pieces',
+    'waits',
 )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ SUMMED = (
 class SegmentCounts:
     """Warp instructions and bytes of one segment, all warps and pieces of a block together.
 
+    waits         times that a warp waits for global memory
     share         how busy the block's warps are with it, 0 to 1
     coefficient   COEF_bc: cycles of a load from shared memory, on average
     """
@@ -67,6 +69,7 @@ class SegmentCounts:
     copied: float
     other: float
     pieces: int
+    waits: float
     registers: int
     share: float
 
@@ -107,6 +110,7 @@ def segment_counts(p: DfgPlan, segment: Segment) -> SegmentCounts:
         + warps * (UNIT_INSTRUCTIONS * (tp + tk) + STORE_INSTRUCTIONS * tk * tp)
         + COPY_INSTRUCTIONS * copies,
         pieces=turns,
+        waits=_waits(p, segment),
         registers=tk * tp * 5 // 4 + tp * (2 + tests[0]) + 2 * tk + OTHER_REGISTERS,
         share=_share(p, warps),
     )  # fmt: skip
@@ -130,6 +134,21 @@ def _copies(p: DfgPlan, segment: Segment) -> tuple[int, float, float]:
             copies += turns * elements / four / WARP
             copied += 4.0 * turns * elements
     return turns, copies, copied
+
+
+def _waits(p: DfgPlan, segment: Segment) -> float:
+    """Times that a warp waits for global memory: in each turn for operands that it reads there, and
+    behind a loop for those that follow; for each piece that is not copied while one is used.
+    """
+    turns = segment.turns(p.threads)
+    combined = set(segment.combine.inputs) if segment.combine else set()
+    direct = [n for n in segment.loads if n.level == GLOBAL and n.name not in p.early]
+    staged = [p.staged[n.name] for n in direct if n.name in p.staged]
+    before = any(n.name in combined and n.name not in p.staged for n in direct)
+    behind = any(n.name not in combined for n in direct) and not segment.slide
+    pieces = turns * segment.chunks if segment.chunks > 1 else 1
+    copies = (pieces if any(s.buffers == 1 for s in staged) else 1) if staged else 0
+    return turns * (before + behind) + copies
 
 
 def _by_matrix(p: DfgPlan, segment: Segment, depths: Depths) -> SegmentCounts:
@@ -157,6 +176,7 @@ def _by_matrix(p: DfgPlan, segment: Segment, depths: Depths) -> SegmentCounts:
         + STORE_INSTRUCTIONS * sums / (2 if in_pairs(p, segment) else 1)
         + COPY_INSTRUCTIONS * copies,
         pieces=turns,
+        waits=_waits(p, segment),
         registers=4 * down * across + 2 * (2 * across + 4 * down) + across + OTHER_REGISTERS,
         share=_share(p, units),
     )  # fmt: skip
@@ -185,6 +205,7 @@ def _slid(p: DfgPlan, segment: Segment, slide: Slide, warps: int) -> SegmentCoun
         other=reads * (1 + tests) + warps * 3 * UNIT_INSTRUCTIONS
         + warps * STORE_INSTRUCTIONS * slide.sums + COPY_INSTRUCTIONS * copies,
         pieces=turns,
+        waits=_waits(p, segment),
         registers=slide.read + slide.sums + slide.taps + OTHER_REGISTERS,
         share=_share(p, warps),
     )  # fmt: skip
@@ -208,6 +229,7 @@ def _points(p: DfgPlan, segment: Segment, warps: int) -> SegmentCounts:
         other=warps * (steps * (len(loads) + 2 * tests) + UNIT_INSTRUCTIONS + STORE_INSTRUCTIONS)
         + warps * 4 * math.log2(segment.lanes),
         pieces=1,
+        waits=_waits(p, segment),
         registers=OTHER_REGISTERS,
         share=_share(p, warps),
     )  # fmt: skip
@@ -244,7 +266,7 @@ def bank_conflicts(p: DfgPlan, segment: Segment, load: Load) -> float:
 
     Lanes that read one address, as those of a column do, are served together.
     """
-    if load.level == GLOBAL and load.name not in p.staged:
+    if load.level == GLOBAL and load.name not in p.staged and load.name not in p.early:
         return 1.0
     steps = place(p, segment, load).steps
     if segment.slide:
@@ -322,19 +344,26 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
 def work_of(p: DfgPlan, registers: int | None = None) -> Work:
     """[DfgPlan] -> [Work]: the sum over its segments."""
     found = [segment_counts(p, s) for s in p.segments]
+    if p.walk:
+        found = [*(_repeated(c, p.walk.parts) for c in found[:-1]), found[-1]]
     totals: dict[str, float] = defaultdict(float)
     for counts in found:
         for name in SUMMED:
             totals[name] += getattr(counts, name)
-    # Warps without a share wait for the others at the barrier: a block takes as much longer.
-    totals['other'] += sum(c.instructions * (1 / c.share - 1) for c in found)
+        # Warps without a share wait for the others at the barrier: a block takes as much longer.
+        totals['other'] += counts.instructions * (1 / counts.share - 1)
     two = p.staged and all(item.buffers == 2 for item in p.staged.values())
     return Work(
         p.blocks, 1, p.threads, registers or max(c.registers for c in found), p.shared_bytes,
         2 if two else 1, int(totals['pieces']), totals['products'], totals['matrix'],
         totals['reads'], totals['wavefronts'], totals['copies'], totals['copied'], totals['other'],
-        4.0 * math.prod(p.tile.values()), 0.0,
+        4.0 * p.results, 0.0, waits=max(totals['waits'] - 1, 0.0),
     )  # fmt: skip
+
+
+def _repeated(counts: SegmentCounts, parts: int) -> SegmentCounts:
+    """What is done for every part of a walk."""
+    return replace(counts, **{name: parts * getattr(counts, name) for name in SUMMED})
 
 
 def detour(group: Group, schedule: GpuSchedule) -> Detour:
@@ -342,7 +371,7 @@ def detour(group: Group, schedule: GpuSchedule) -> Detour:
     p = plan(group, schedule)
     if len(p.segments) == 1:
         return Detour(group.flops, ())
-    again = repetition(p.group, p.tile)
+    again = repetition(p.group, {d: p.tile[d] for d, _ in p.tiles})
     return Detour(int(sum(s.stage.flops * again[s.stage.name] for s in p.segments)), ())
 
 
@@ -360,7 +389,20 @@ def table(group: Group, intrinsic: str) -> Table:
     )  # fmt: skip
     pieces = [(ci, cw, n) for ci, cw, n in itertools.product((4, 8, 16, 32), (0, 1), (1, 2))]
     pieces += [(ci, 0, 1) for ci in (64, 256)]
-    return alone | {('ci', 'cw', 'stages'): [(0, 0, 1), *pieces], ('sh', 'sw'): SLID}
+    if not _has_columns(next(s for s in group.stages if s.combiner)):
+        pieces = [one for one in pieces if one[1]]  # only weights of later products are copied
+    more = {('ci', 'cw', 'stages'): [(0, 0, 1), *pieces], ('sh', 'sw'): SLID}
+    walks = list(itertools.product((0, 1), _walks(group) if matrix else [0]))
+    return alone | more | {('early', 'hc'): walks}
+
+
+def _walks(group: Group) -> list[int]:
+    """Parts of the last product's sum for which the stages before it may be computed."""
+    last = next((s for s in reversed(group.stages) if s.combiner), None)
+    if last is None or not last.is_product_sum or not last.reduction:
+        return [0]
+    size = max(last.sizes[d] for d in last.reduction)
+    return [0, *(n for n in range(COLUMNS, size, COLUMNS) if size % n == 0)]
 
 
 def _has_columns(stage: Stage) -> bool:
@@ -416,7 +458,7 @@ def _coarse(group: Group, machine: GpuMachine) -> Iterable[Mapping[str, int]]:
     shares = [(8, 4, 0), (4, 4, 0), (8, 4, 8), (4, 4, 8)]
     slid = {'format': 0}
     if machine.has('mma_tf32x3') and any(map(_has_columns, group.stages)):
-        shares, slid = [(32, 32, 0), (32, 32, 32)], {'format': 3, 'sh': 4}
+        shares, slid = [(32, 32, 0), (32, 32, 32)], {'format': 3, 'sh': 4, 'early': 1}
     for tile in itertools.product(*options):
         for threads, (tk, tp, ci) in itertools.product((128, 256), shares):
             more = {'threads': threads, 'tk': tk, 'tp': tp, 'ci': ci}
@@ -436,4 +478,4 @@ def _cycles(done: Work, machine: GpuMachine) -> float:
     busiest = -(-done.blocks // machine.multiprocessors)
     waves = -(-busiest // resident)
     busy = max(done.instructions / 4, done.wavefronts, done.matrix * 2)
-    return busiest * busy + waves * done.pieces * 1000
+    return busiest * busy + waves * (done.pieces * 300 + (done.waits or 0.0) * 600)

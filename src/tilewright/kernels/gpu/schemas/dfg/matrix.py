@@ -54,38 +54,60 @@ from tilewright.kernels.gpu.typed import GpuTyped
 
 WRITTEN = 96  # matrix instructions that are written out for one turn of a loop
 PAIR = 2
+FEW = 2  # matrix instructions of a step, below which each waits for the one before
 
 
 def matrix_products(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
     """All units of a segment, each by a warp."""
-    roles, depths, item = segment.roles, segment.depths, segment.fragments
-    assert roles is not None
+    depths = segment.depths
     assert depths is not None
-    down, across = segment.tk // COLUMNS, segment.tp // PIXELS
     lines = [
-        *pieces.decode(
-            'unit',
-            [
-                ('batch', segment.size(roles.batch)),
-                ('column', segment.column_units),
-                ('pixel', segment.pixel_units),
-            ],
-        ),
-        *Domain(p, segment).lines('batch', roles.batch),
-        *operand(
-            p, segment, 'along', f'pixel * {segment.tp} + j * {PIXELS} + lane / 4', across
-        ),
+        *matrix_unit(p, segment),
+        *matrix_operands(p, segment),
+        *in_pieces(p, segment, accumulated(p, segment, depths)),
+        *matrix_stored(p, segment, typed),
+    ]
+    return in_turns(p, segment, lines)
+
+
+def matrix_unit(p: DfgPlan, segment: Segment) -> list[str]:
+    """Which share `unit` is, and its sums, which are zero."""
+    sizes = [
+        ('batch', segment.size(segment.batch)),
+        ('column', segment.column_units),
+        ('pixel', segment.pixel_units),
+    ]
+    down, across = segment.tk // COLUMNS, segment.tp // PIXELS
+    lines = [*pieces.decode('unit', sizes), *Domain(p, segment).lines('batch', segment.batch)]
+    for name in dict.fromkeys(_sums(segment)):
+        cleared = [
+            line.replace('acc[', f'{name}[') for line in pieces.cleared(2 * down, 2 * across)
+        ]
+        lines += [f'float {name}[{2 * down}][{2 * across}];', *cleared]
+    return lines
+
+
+def _sums(segment: Segment) -> tuple[str, str, str]:
+    """Sums of the three products of parts: apart where a warp has too few to begin another while
+    one is under way.
+    """
+    few = segment.tk // COLUMNS * (segment.tp // PIXELS) <= FEW
+    return ('acc_low', 'acc_mixed', 'acc') if few else ('acc', 'acc', 'acc')
+
+
+def matrix_operands(p: DfgPlan, segment: Segment) -> list[str]:
+    """Where this lane's elements of both operands begin."""
+    item = segment.fragments
+    down, across = segment.tk // COLUMNS, segment.tp // PIXELS
+    pixel = f'pixel * {segment.tp} + j * {PIXELS} + lane / 4'
+    return [
+        *operand(p, segment, 'along', pixel, across),
         *(
             _weights(p, segment, item)
             if item
             else operand(p, segment, 'across', _column(segment), 2 * down)
         ),
-        f'float acc[{2 * down}][{2 * across}];',
-        *pieces.cleared(2 * down, 2 * across),
-        *in_pieces(p, segment, _accumulated(p, segment, depths)),
-        *_stored(p, segment, typed),
-    ]  # fmt: skip
-    return in_turns(p, segment, lines)
+    ]
 
 
 def _column(segment: Segment) -> str:
@@ -103,7 +125,7 @@ def _weights(p: DfgPlan, segment: Segment, item: Fragments) -> list[str]:
     return [*piece_begin(p, load, 'across'), f'const int weights_at = {begin} + {mine};']
 
 
-def _accumulated(p: DfgPlan, segment: Segment, d: Depths) -> list[str]:
+def accumulated(p: DfgPlan, segment: Segment, d: Depths) -> list[str]:
     """All steps of a piece."""
     down, across = segment.tk // COLUMNS, segment.tp // PIXELS
     unrolled = max(1, min(4, WRITTEN // (3 * down * across)))
@@ -153,7 +175,7 @@ def _step(p: DfgPlan, segment: Segment, d: Depths, number: str) -> list[str]:
                           lambda text, half=half: pieces.cut(
                               'y', f'i / 2][i % 2 + {2 * half}', _if_there(d, text)))  # fmt: skip
         lines += ['{', *indented(body), '}']
-    return [*lines, *pieces.multiplied(down, across)]
+    return [*lines, *pieces.multiplied(down, across, _sums(segment))]
 
 
 def _if_there(d: Depths, text: str) -> str:
@@ -205,19 +227,20 @@ def _read(
 def _packed_columns(p: DfgPlan, segment: Segment, item: Fragments, number: str) -> list[str]:
     """This lane's part of the packed operand, 16 bytes for every 16 columns."""
     d = item.depths
-    space, pointer = 'GLOBAL', item.tensor.name
+    assert segment.roles is not None
+    pointer = place(p, segment, segment.roles.across).pointer
+    space = 'GLOBAL' if pointer == item.tensor.name else 'SHARED'
     terms = ['weights_at', f'i * {d.steps * WORDS}', f'({number}) * {WORDS}']
-    if item.load.name in p.staged:
-        space, pointer = 'SHARED', 'across_piece'
-    elif d.chunks > 1:
-        terms.append(f'piece * {item.tensor.strides[item.piece_axis]}')
+    if d.chunks > 1 and item.load.name not in p.staged:
+        strides = (p.early.get(item.load.name) or item.tensor).strides
+        terms.append(f'piece * {strides[item.piece_axis]}')
     body = [f'const float4 four = LOAD4({space}, {pointer} + {total(terms)});']
     for q in range(4):
         body += pieces.cut('y', f'i][{q}', f'four.{"xyzw"[q]}')
     return [*each('i', segment.tk // COLUMNS), '{', *indented(body), '}']
 
 
-def _stored(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
+def matrix_stored(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
     """Every sum of a lane through what follows it: pixels outside, so that each is found once."""
     run = PAIR if in_pairs(p, segment) else 1
     down, across = segment.tk // COLUMNS, segment.tp // PIXELS
@@ -236,6 +259,7 @@ def _stored(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
             f'{test}STORE2({space}, {target}, {result[0].value}, next);',
         ]
     return [
+        *_joined(segment),
         '#pragma unroll',
         f'for (int j = 0; j < {2 * across}; j += {run}) {{',
         *indented(own(p, segment, 'along', pixel)),
@@ -245,6 +269,20 @@ def _stored(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
         *indented(body, 2),
         '    }',
         '}',
+    ]
+
+
+def _joined(segment: Segment) -> list[str]:
+    """The three sums of products as one, smallest first."""
+    low, mixed, acc = _sums(segment)
+    if low == acc:
+        return []
+    down, across = segment.tk // COLUMNS, segment.tp // PIXELS
+    at = '[i][j]'
+    return [
+        *each('i', 2 * down),
+        *each('j', 2 * across),
+        f'    {acc}{at} += {low}{at} + {mixed}{at};',
     ]
 
 

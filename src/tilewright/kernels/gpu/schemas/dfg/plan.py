@@ -14,6 +14,10 @@ how threads share it, and what lies where in shared memory. Decisions, by DeepCu
                   operands in global memory are read there, as caches have them
     cw            1: those of the operand that is read across as well (weights), 0: not those
     stages        pieces of an operand in flight: 2 fetches the next one while one is used
+    early         1: constants that are read behind the first barrier are copied to shared memory
+                  before all else, so that nobody waits for them later
+    hc            points of the last product's sum (channels) for which the stages before it are
+                  computed at once: their results take as much less shared memory; 0: all of them
     format        FORMAT_shared, how shared tensors lie: 0 as in memory; 1 the last axis filled up
                   to an odd length, against bank conflicts; 2 the first axis that is longer than 1
                   last, filled up likewise; 3 rows filled up to fours, which are read at once, and
@@ -50,9 +54,10 @@ from tilewright.kernels.gpu.schemas.dfg.segment import (
     Segment,
     ordered,
     reach,
+    roles_of,
     segment_of,
 )
-from tilewright.kernels.gpu.schemas.dfg.storage import Kept, Staged, stored
+from tilewright.kernels.gpu.schemas.dfg.storage import Kept, Staged, Walk, stored
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.chain import Span, regions
 from tilewright.ops.group import Group, Tensor
@@ -64,7 +69,7 @@ NAME = 'dfg'
 BLOCK = ('bn', 'bk', 'bh', 'bw')  # of the last four dimensions of the result
 UNSAID = {
     'bn': 1, 'bk': 1, 'bh': 1, 'bw': 1, 'tk': 1, 'tp': 1, 'sh': 1, 'sw': 1, 'ci': 0, 'cw': 0,
-    'stages': 1, 'format': 0,
+    'stages': 1, 'format': 0, 'early': 0, 'hc': 0,
 }  # fmt: skip
 FORMATS = (0, 1, 2, 3)
 INTRINSICS = ('fma', 'mma_tf32x3')
@@ -76,7 +81,12 @@ MOST_SLID = 16
 
 @dataclass(frozen=True)
 class DfgPlan:
-    """Everything that is decided before a line is written. `ahead`: parts without an input."""
+    """Everything that is decided before a line is written.
+
+    tile    of the result; and of the reduction that is walked in parts
+    early   constants that are copied to shared memory before all else
+    ahead   parts without an input
+    """
 
     group: Group
     graph: BlockGraph
@@ -86,6 +96,8 @@ class DfgPlan:
     staged: Mapping[str, Staged]
     threads: int
     ahead: tuple[Group, ...]
+    early: Mapping[str, Staged]
+    walk: Walk | None
 
     @property
     def last(self) -> Stage:
@@ -95,6 +107,11 @@ class DfgPlan:
     def tiles(self) -> list[tuple[str, int]]:
         """(dimension, how many tiles cover it), outermost first."""
         return [(d, -(-self.last.sizes[d] // self.tile[d])) for d in ordered(self.last)]
+
+    @property
+    def results(self) -> int:
+        """Elements of a tile of the result."""
+        return math.prod(self.tile[d] for d, _ in self.tiles)
 
     @property
     def blocks(self) -> int:
@@ -118,7 +135,8 @@ class DfgPlan:
     def shared(self) -> tuple[tuple[str, int], ...]:
         """Shared arrays of the kernel, in floats."""
         ends = [k.offset + k.floats for k in self.kept.values()]
-        ends += [s.offset + padded(s.floats) * s.buffers for s in self.staged.values()]
+        copied = (*self.staged.values(), *self.early.values())
+        ends += [s.offset + padded(s.floats) * s.buffers for s in copied]
         found = [('kept', max(ends))] if ends else []
         return (*found, *([('joined', self.threads)] if self.joins else []))
 
@@ -129,7 +147,8 @@ class DfgPlan:
     @property
     def ends(self) -> dict[str, int]:
         """Where the last tile of every dimension begins."""
-        return {d: (count - 1) * self.tile[d] for d, count in self.tiles}
+        walked = {self.walk.name: self.walk.size - self.walk.part} if self.walk else {}
+        return {d: (count - 1) * self.tile[d] for d, count in self.tiles} | walked
 
     def leaves(self, span: Span, extent: int) -> bool:
         """Whether a span may reach outside an axis, at any tile."""
@@ -145,24 +164,80 @@ def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     group, ahead, found = _parted(group)
     tile = _tile(group, found[-1][1], values)
     last = {d: (group.stages[-1].sizes[d] - 1) // size * size for d, size in tile.items()}
-    asked = regions(group, tile)
+    walk = _walk(group, schedule, found, values)
+    if walk:
+        last |= {walk.name: walk.size - walk.part}
+        tile |= {walk.name: walk.part}
+    cut = {found[-1][1].name: {walk.name: walk.part}} if walk else None
+    asked = regions(group, tile, cut)
     made = tuple(
-        segment_of(group, graph, stage, asked[stage.name], values, number, last)
+        segment_of(
+            group,
+            graph,
+            stage,
+            asked[stage.name],
+            values,
+            number,
+            last,
+            walk.parts if walk and number == len(found) - 1 else 1,
+        )
         for number, (graph, stage) in enumerate(found)
     )
     graph = BlockGraph(tuple(n for s in made for n in s.graph.nodes))
     tensors = {t.name: t for t in group.tensors}
     tensors |= {item.tensor.name: item.tensor for s in made for item in s.packed}
-    kept, staged = stored(tensors, made, values['format'], values['stages'])
+    kept, staged, early = stored(
+        tensors, made, values['format'], values['stages'], bool(values['early']), walk
+    )
     if values['matrix'] and not any(s.depths for s in made):
         raise ScheduleError(
             f'{group.label}: schedule {schedule.tiles}: no stage has products of at least '
             f'{LEAST_COLUMNS} columns that begin at multiples of 16; use the intrinsic fma'
         )
-    p = DfgPlan(group, graph, tile, made, kept, staged, values['threads'], ahead)
+    p = DfgPlan(
+        group, graph, tile, made, kept, staged, values['threads'], ahead, early, walk
+    )  # fmt: skip
     _check_regions(p)
+    _check_walk(p)
     check_fits(p, LARGEST_SHARED)
     return p
+
+
+def _walk(
+    group: Group, schedule: GpuSchedule, found: Sequence[tuple[BlockGraph, Stage]],
+    values: Mapping[str, int],
+) -> Walk | None:  # fmt: skip
+    """The reduction of the last product that a block walks in parts of `hc`."""
+    part = values['hc']
+    if not part:
+        return None
+    graph, stage = found[-1]
+    roles = roles_of(graph, stage)
+    size = stage.sizes[roles.chunk] if roles and roles.chunk else 0
+    if len(found) == 1 or not values['matrix'] or part % COLUMNS or size % part or size <= part:
+        raise ScheduleError(
+            f'{group.label}: schedule {schedule.tiles}: hc={part} must be a multiple of {COLUMNS} '
+            f'that divides the {size} channels of the last product, which matrix instructions '
+            f'multiply; 0 is all of them'
+        )
+    assert roles is not None
+    return Walk(roles.chunk, size, part)
+
+
+def _check_walk(p: DfgPlan) -> None:
+    """ScheduleError where parts of the walk do not share the work of the segments before it."""
+    if p.walk is None:
+        return
+    *before, last = p.segments
+    name = p.walk.name
+    apart = all(any(s.start.coefficient(name) for s in one.region.written) for one in before)
+    warps = p.threads // WARP
+    if not apart or not last.depths or last.units > warps or last.store.level != GLOBAL:
+        raise ScheduleError(
+            f'{p.group.label}: with hc every stage has to be needed a part at a time, and the '
+            f'{warps} warps hold all sums of the last product ({last.units} shares); choose '
+            f'smaller tiles, or hc=0'
+        )
 
 
 @lru_cache(maxsize=64)
@@ -269,7 +344,7 @@ def reads_inside(p: DfgPlan, segment: Segment, load: Load, axis: int) -> bool:
     """Whether whatever a block computes of a segment finds its element along an axis: in the tensor
     (global), or in the window (shared), whose positions outside the tensor are filled.
     """
-    if load.name in p.staged:
+    if load.name in p.staged or load.name in p.early:
         return True
     e, extent = load.index[axis], p.tensor(load.tensor).shape[axis]
     stays = e.const >= 0 and e.const + e.extent(segment.stage.sizes) <= extent
@@ -304,7 +379,9 @@ def check_fits(p: DfgPlan, limit: int) -> None:
     """ScheduleError where shared memory is too small: which edge needs how much of it."""
     if p.shared_bytes <= limit:
         return
-    worst = max((*p.kept.values(), *p.staged.values()), key=lambda k: k.bytes)
+    worst = max(
+        (*p.kept.values(), *p.staged.values(), *p.early.values()), key=lambda k: k.bytes
+    )  # fmt: skip
     sizes = 'x'.join(str(s.size) for s in worst.window)
     instead = (
         f'keep {worst.tensor.name} in memory' if isinstance(worst, Kept)

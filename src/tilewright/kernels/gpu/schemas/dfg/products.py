@@ -108,7 +108,7 @@ def _copied_once(p: DfgPlan, segment: Segment) -> list[str]:
     lines = []
     for role, item in _staged(p, segment).items():
         lines += [f'SHARED const float *const {role}_piece = kept + {item.offset};']
-        lines += ['{', '    const int from = 0;', *indented(_copied(p, item, segment.depth)), '}']
+        lines += ['{', '    const int from = 0;', *indented(copied(p, item, segment.depth)), '}']
     return [*lines, 'COPY_COMMIT;', 'COPY_WAIT(0);', 'BARRIER;'] if lines else []
 
 
@@ -167,7 +167,7 @@ def in_pieces(p: DfgPlan, segment: Segment, inner: Sequence[str]) -> list[str]:
     def copies(chunk: str) -> list[str]:
         lines = [f'const int from = {scaled(f"({chunk})", depth)};']
         for item in staged.values():
-            lines += _copied(p, item, depth, chunk)
+            lines += copied(p, item, depth, chunk)
         return lines
 
     lines = [f'const int begin = {scaled("piece", depth)};']
@@ -189,7 +189,7 @@ def in_pieces(p: DfgPlan, segment: Segment, inner: Sequence[str]) -> list[str]:
     ]
 
 
-def _copied(p: DfgPlan, item: Staged, depth: int, chunk: str = '0') -> list[str]:
+def copied(p: DfgPlan, item: Staged, depth: int, chunk: str = '0') -> list[str]:
     """A piece of an operand from global to shared memory, zeros where there is nothing."""
     four = FOUR if is_copied_in_fours(p, item, depth) else 1
     sizes = [(f'x{axis}', span.size) for axis, span in enumerate(item.window)]
@@ -225,7 +225,7 @@ def _copied(p: DfgPlan, item: Staged, depth: int, chunk: str = '0') -> list[str]
 
 def _runs_over(p: DfgPlan, item: Staged, axis: int, depth: int) -> bool:
     """Whether the last piece reaches behind the end of an axis."""
-    segment, span = next(s for s in p.segments if item.load.name in s.staged), item.window[axis]
+    segment, span = next(s for s in p.segments if item.load in s.loads), item.window[axis]
     end = span.start.at(p.ends) + item.moves[axis] * (segment.chunks - 1) * depth + span.size
     return end > item.tensor.shape[axis]
 
@@ -305,10 +305,13 @@ def piece_begin(p: DfgPlan, load: Load, role: str) -> list[str]:
     """Where the piece of a tensor begins that is in shared memory."""
     if load.name not in p.staged:
         return []
-    item = p.staged[load.name]
+    return [f'const int {role}_first = {first_of(p.staged[load.name])};']
+
+
+def first_of(item: Staged) -> str:
+    """Where what is copied would begin in memory, if all of the tensor were there."""
     starts = zip(item.strides, (span.start for span in item.window), strict=True)
-    begin = total([scaled(f'({origin(e)})', s) for s, e in starts if origin(e)])
-    return [f'const int {role}_first = {begin};']
+    return total([scaled(f'({origin(e)})', s) for s, e in starts if origin(e)]) or '0'
 
 
 def _values(

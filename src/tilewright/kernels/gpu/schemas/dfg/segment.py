@@ -206,17 +206,19 @@ def reach(index: Affine, segment: Segment, other: Mapping[str, int] | None = Non
 
 def segment_of(
     group: Group, graph: BlockGraph, stage: Stage, region: Region, values: Mapping[str, int],
-    number: int, last: Mapping[str, int],
+    number: int, last: Mapping[str, int], parts: int = 1,
 ) -> Segment:  # fmt: skip
-    """The segment of one part; `last`: where the last tile of every dimension begins."""
-    roles = _roles(graph, stage)
+    """The segment of one part; `last`: where the last tile of every dimension begins; `parts` of
+    the chunked reduction that a block walks.
+    """
+    roles = roles_of(graph, stage)
     made = _slid(Segment(graph, stage, region, roles), values, last)
     if made.slide:
         return _with_stages(made, values | {'cw': 0}) if roles else made
     if roles is None:
         return _by_points(made, values['threads'])
     if values['matrix']:
-        found = _by_matrix(group, made, values, number, last)
+        found = _by_matrix(group, made, values, number, last, parts)
         if found is not None:
             return found
         values = values | {name: min(values[name], SUMS) for name in ('tk', 'tp')}
@@ -248,7 +250,7 @@ def _slid(segment: Segment, values: Mapping[str, int], last: Mapping[str, int]) 
 
 def _by_matrix(
     group: Group, segment: Segment, values: Mapping[str, int], number: int,
-    last: Mapping[str, int],
+    last: Mapping[str, int], parts: int,
 ) -> Segment | None:  # fmt: skip
     """The segment by matrix instructions; None where it is too small for them, or where its
     reductions cannot be walked in eights.
@@ -257,8 +259,8 @@ def _by_matrix(
     assert roles is not None
     if segment.size(roles.columns) < LEAST_COLUMNS or segment.size(roles.pixels) < PIXELS:
         return None
-    made = _with_stages(segment, values)
-    depths = _depths(made, roles, stage)
+    made = segment if parts > 1 else _with_stages(segment, values)
+    depths = _depths(made, roles, stage, parts)
     if depths is None or depths.points < DEPTHS or roles.along.pad or roles.across.pad:
         return None
     made = replace(made, depths=depths, tk=values['tk'], tp=values['tp'])
@@ -266,7 +268,7 @@ def _by_matrix(
     return _with_fragments(group, made, number, last, depths)
 
 
-def _depths(segment: Segment, roles: Roles, stage: Stage) -> Depths | None:
+def _depths(segment: Segment, roles: Roles, stage: Stage, parts: int) -> Depths | None:
     over = [(d, stage.sizes[d]) for d in stage.reduction]
     over = tuple(sorted(over, key=lambda one: one[0] == roles.chunk))
     size = stage.sizes[roles.chunk] if roles.chunk else 1
@@ -274,8 +276,8 @@ def _depths(segment: Segment, roles: Roles, stage: Stage) -> Depths | None:
     if segment.chunks > 1:
         fits = segment.depth % DEPTHS == 0 and (filled or size % segment.depth == 0)
         return Depths(over, roles.chunk, segment.depth, segment.chunks) if fits else None
-    if roles.chunk and size % DEPTHS == 0:
-        return Depths(over, roles.chunk, size, 1)
+    if roles.chunk and size % (DEPTHS * parts) == 0:
+        return Depths(over, roles.chunk, size // parts, parts)
     return Depths(over, '', 0, 1)
 
 
@@ -352,7 +354,7 @@ def _by_points(segment: Segment, threads: int) -> Segment:
     return replace(segment, lanes=lanes)
 
 
-def _roles(graph: BlockGraph, stage: Stage) -> Roles | None:
+def roles_of(graph: BlockGraph, stage: Stage) -> Roles | None:
     """Who plays what in a sum of products; None for other stages."""
     if not stage.is_product_sum:
         return None

@@ -1,8 +1,9 @@
 """Where tensors of a block lie in shared memory: between segments, and in pieces of a sum.
 
 Goes in: the segments of a block. Comes out: for each tensor between two of them a `Kept`, for each
-operand that is copied in pieces a `Staged`, with windows, strides and places. Memory of what no
-later segment reads is used again.
+operand that is copied in pieces a `Staged`, for each constant of later segments that is copied
+before all else another, with windows, strides and places. Memory of what no later segment reads is
+used again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.kernels.gpu.language import padded
-from tilewright.kernels.gpu.schemas.dfg.graph import SHARED, Load
+from tilewright.kernels.gpu.schemas.dfg.graph import GLOBAL, SHARED, Load
 from tilewright.kernels.gpu.schemas.dfg.segment import FOUR, Segment, leaves, reach
 from tilewright.ops.chain import Span
 from tilewright.ops.group import Tensor, row_major_strides
@@ -20,6 +21,19 @@ from tilewright.ops.stage import Affine
 
 BANKS = 32
 SPREAD = 8  # floats, modulo banks, between planes
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A reduction of `size` points that a block walks in parts."""
+
+    name: str
+    size: int
+    part: int
+
+    @property
+    def parts(self) -> int:
+        return self.size // self.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +98,17 @@ class _Space:
 
 
 def stored(
-    tensors: Mapping[str, Tensor], made: Sequence[Segment], form: int, buffers: int
-) -> tuple[dict[str, Kept], dict[str, Staged]]:
-    """(tensor -> Kept, load -> Staged) of a block."""
+    tensors: Mapping[str, Tensor], made: Sequence[Segment], form: int, buffers: int, early: bool,
+    walk: Walk | None,
+) -> tuple[dict[str, Kept], dict[str, Staged], dict[str, Staged]]:  # fmt: skip
+    """(tensor -> Kept, load -> Staged in pieces, load -> Staged before all else) of a block.
+
+    walk   the reduction of the last segment that a block walks in parts, computing what those
+           before it need for each: all they keep lives as long as the block then
+    """
     space = _Space()
     kept: dict[str, Kept] = {}
+    ahead = _ahead(tensors, made, space, walk) if early else {}
     for number, segment in enumerate(made):
         if segment.store.level != SHARED:
             continue
@@ -113,7 +133,47 @@ def stored(
             if load.name in segment.staged:
                 count = min(buffers, segment.chunks)
                 staged[load.name] = _staged(tensors, segment, load, form, count, space, number)
-    return kept, staged
+    return kept, staged, ahead
+
+
+def _ahead(
+    tensors: Mapping[str, Tensor], made: Sequence[Segment], space: _Space, walk: Walk | None
+) -> dict[str, Staged]:
+    """Constants that are read behind the first barrier, or for every part of a walk."""
+    found: dict[str, Staged] = {}
+    for number, segment in enumerate(made):
+        packed = [item.tensor.name for item in segment.packed if item is not segment.fragments]
+        for load in segment.loads if number or walk else ():
+            tensor = tensors[load.tensor]
+            if (
+                load.level != GLOBAL or tensor.role != 'constant' or load.name in segment.staged
+                or load.tensor in packed or leaves(load, tensor.shape, segment.stage.sizes)
+            ):  # fmt: skip
+                continue
+            window = [_whole(reach(e, segment), walk) for e in load.index]
+            item = segment.fragments
+            if item is not None and load.tensor == item.tensor.name:
+                columns = segment.column_units * segment.tk
+                window[-2] = _whole(Span(reach(load.index[-2], segment).start, columns), walk)
+                window[-1] = Span(Affine(()), tensor.shape[-1])
+                window[item.piece_axis] = Span(Affine(()), item.depths.chunks)
+            strides, floats = laid_out(tuple(s.size for s in window), 0)
+            last = len(made) - 1 if walk else number
+            offset = space.take(0, last, floats)
+            still = (0,) * len(window)
+            found[load.name] = Staged(
+                load, tensor, tuple(window), still, strides, floats, 1, offset
+            )  # fmt: skip
+    return found
+
+
+def _whole(span: Span, walk: Walk | None) -> Span:
+    """A span over all parts of a walk."""
+    if walk is None or not span.start.coefficient(walk.name):
+        return span
+    factor = span.start.coefficient(walk.name)
+    rest = Affine(tuple(t for t in span.start.terms if t[0] != walk.name), span.start.const)
+    return Span(rest, span.size + factor * (walk.size - walk.part))
 
 
 def _window(

@@ -81,12 +81,20 @@ class Place:
     pad: float
 
 
+def early_name(p: DfgPlan, load: Load) -> str:
+    """The pointer to a constant that was copied before all else."""
+    return f'early{list(p.early).index(load.name)}'
+
+
 def place(p: DfgPlan, segment: Segment, load: Load) -> Place:
     tensor = p.tensor(load.tensor)
     pointer, off, strides = tensor.name, '', tensor.strides
     if load.name in p.staged:
         role = 'along' if segment.roles and load is segment.roles.along else 'across'
         pointer, off, strides = f'{role}_piece', f'{role}_first', p.staged[load.name].strides
+    elif load.name in p.early:
+        pointer, off = early_name(p, load), f'{early_name(p, load)}_first'
+        strides = p.early[load.name].strides
     elif load.level != GLOBAL:
         pointer, off = f'{tensor.name}_kept', f'{tensor.name}_first'
         strides = p.kept[tensor.name].strides
