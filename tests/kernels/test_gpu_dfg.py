@@ -95,9 +95,9 @@ def pools(h: int) -> Group:
     return Group('pools', tensors, stages, (*y.storage, ('P', 'cache')))
 
 
-def attention(n: int) -> Group:
+def attention(n: int, d: int = 6) -> Group:
     scores = stacked_product((2, n, 5), (2, 5, n + 1))
-    return tied(scores, softmax((2, n, n + 1), 2), stacked_product((2, n, n + 1), (2, n + 1, 6)))
+    return tied(scores, softmax((2, n, n + 1), 2), stacked_product((2, n, n + 1), (2, n + 1, d)))
 
 
 KINDS = {
@@ -132,6 +132,44 @@ SCHEDULES = {
 }
 
 
+# With enough columns for matrix instructions.
+WIDE = {
+    '1x1+3x3': lambda h: tied(
+        conv(20, h, 24, 1, bias=True, activation='relu'), conv(24, h, 18, 3, bias=True)
+    ),
+    'inverted': lambda h: tied(
+        conv(16, h, 40, 1, bias=True),
+        conv(40, h, 40, 3, groups=40, activation='relu'),
+        conv(40, h, 24, 1, bias=True),
+    ),
+    'dw+1x1': lambda h: tied(
+        conv(24, h, 24, 3, groups=24, bias=True, n=2), conv(24, h, 20, 1, n=2)
+    ),
+    'dw/2+1x1': lambda h: tied(
+        conv2d(c=8, h=2 * h, w=2 * h, k=8, r=3, s=3, stride=2, pad=1, groups=8),
+        conv2d(c=8, h=h, w=h, k=9, r=1, s=1),
+    ),
+    'stem+pool': lambda h: tied(
+        conv2d(c=3, h=4 * h, w=4 * h, k=16, r=7, s=7, stride=2, pad=3, bias=True),
+        max_pool((1, 16, 2 * h, 2 * h), windows((2 * h, 2 * h), 3, 2, 1)),
+    ),
+    'grouped': lambda h: tied(conv(8, h, 16, 1), conv(16, h, 32, 3, groups=2)),
+    'attention': lambda h: attention(h + 10, 9),
+    'one stage': lambda h: conv(3, h, 17, 3, bias=True),
+}
+MATRIX = {
+    'direct': {'threads': 64, 'bn': 1, 'bh': 4, 'bw': 4, 'bk': 0, 'tk': 16, 'tp': 8},
+    'slid': {'threads': 64, 'bn': 1, 'bh': 4, 'bw': 8, 'bk': 16, 'tk': 32, 'tp': 16, 'sh': 2,
+             'sw': 4, 'format': 3},
+    'staged': {'threads': 128, 'bn': 2, 'bh': 4, 'bw': 0, 'bk': 0, 'tk': 16, 'tp': 32, 'sh': 4,
+               'ci': 8, 'cw': 1, 'stages': 2, 'format': 3},
+    'whole': {'threads': 96, 'bn': 1, 'bh': 0, 'bw': 0, 'bk': 0, 'tk': 32, 'tp': 16, 'sh': 2,
+              'sw': 2, 'ci': 64, 'format': 1},
+    'early': {'threads': 64, 'bn': 1, 'bh': 4, 'bw': 8, 'bk': 16, 'tk': 16, 'tp': 8, 'sh': 2,
+              'early': 1, 'format': 3},
+}  # fmt: skip
+
+
 def check(group: Group, schedule: GpuSchedule, target: str = 'host') -> None:
     on, arrays = device(target), random_arrays(group, 3)
     module = generate(group, schedule)
@@ -152,6 +190,32 @@ def test_one_kernel_computes_the_group(kind: str, schedule: str) -> None:
     check(KINDS[kind](7 + number % 3), SCHEDULES[schedule])
 
 
+@pytest.mark.parametrize('schedule', MATRIX)
+@pytest.mark.parametrize('kind', WIDE)
+def test_matrix_instructions_and_windows_that_slide(kind: str, schedule: str) -> None:
+    number = list(WIDE).index(kind) + list(MATRIX).index(schedule)
+    tiles = MATRIX[schedule] | ({'bh': 16, 'bw': 8} if kind == 'attention' else {})
+    check(WIDE[kind](7 + number % 3), GpuSchedule.of('dfg', 'mma_tf32x3', **tiles))
+
+
+@pytest.mark.parametrize('size', [7, 8, 9])
+@pytest.mark.parametrize(('kind', 'early'), [('inverted', 0), ('inverted', 1), ('dw+1x1', 1)])
+def test_channels_that_are_walked_in_parts(kind: str, early: int, size: int) -> None:
+    """Stages before the last product, for 16 of its 48 or 32 channels at a time."""
+    tiles = {'bn': 1, 'bh': 4, 'bw': 4, 'bk': 0, 'tk': 16, 'tp': 8, 'sh': 2, 'format': 3}
+    schedule = GpuSchedule.of('dfg', 'mma_tf32x3', threads=128, hc=16, early=early, **tiles)
+    check(
+        tied(conv(16, size, 48, 1, bias=True), *_behind(48, size)) if kind == 'inverted'
+        else tied(*_behind(32, size)),
+        schedule,
+    )  # fmt: skip
+
+
+def _behind(c: int, h: int) -> tuple[Group, Group]:
+    depthwise = conv(c, h, c, 3, groups=c, bias=True, activation='relu')
+    return depthwise, conv(c, h, 24, 1, bias=True)
+
+
 @pytest.mark.parametrize('size', [7, 8, 9])
 @pytest.mark.parametrize('kind', ['conv+conv', 'strided', '1x1+dw+1x1', 'attention'])
 def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
@@ -164,10 +228,20 @@ def test_nvrtc_compiles_every_schedule(architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubins
 
     kinds = ('conv+conv', '1x1+dw+1x1', 'two pads', 'norm+product', 'attention')
+    schedules = [*SCHEDULES.values()]
+    schedules[1] = GpuSchedule.of('dfg', **(dict(schedules[1].tiles) | {'sh': 2, 'sw': 4}))
     kernels = [
         replace(generate(KINDS[kind](9), schedule).steps[0].kernel, name=f'k{n}')
-        for n, (kind, schedule) in enumerate(zip(kinds, SCHEDULES.values(), strict=True))
+        for n, (kind, schedule) in enumerate(zip(kinds, schedules, strict=True))
     ]
+    if architecture != 'sm_75':
+        kernels += [
+            replace(
+                generate(group(9), GpuSchedule.of('dfg', 'mma_tf32x3', **tiles)).steps[0].kernel,
+                name=f'm{n}',
+            )
+            for n, (group, tiles) in enumerate(zip(WIDE.values(), MATRIX.values(), strict=False))
+        ]
     _, _, resources = compile_cubins(kernels, architecture)
     assert [resources[k.name].spill_bytes for k in kernels] == [0] * len(kernels)
 
@@ -190,7 +264,8 @@ def test_only_chains_are_searched() -> None:
     group = tied(conv(16, 28, 16, 3), conv(16, 28, 16, 3))
     best, *_ = search(group, machine, 4, 1e-4, trials=24)
     assert best.schedule.schema == 'dfg'
-    again = work(group, best.schedule).products * work(group, best.schedule).blocks * 64
+    done = work(group, best.schedule)
+    again = done.blocks * (done.products * 64 + done.matrix * 2048 / 3)
     assert again >= sum(s.flops for s in group.stages)
     assert predict_gpu(group, best.schedule, machine).seconds >= (
         schedule_bounds(group, best.schedule, machine).seconds
@@ -210,7 +285,8 @@ def test_what_does_not_fit_names_the_edge() -> None:
         ({'threads': 2048}, '1 to 1024 threads'),
         ({'tk': 16, 'tp': 16}, 'at most 128 sums'),
         ({'stages': 2}, 'nothing is copied in stages without ci'),
-        ({'format': 3}, 'format is one of'),
+        ({'format': 4}, 'format is one of'),
+        ({'sh': 8, 'sw': 4}, 'slides over 1 to 16 outputs'),
     ],
 )
 def test_schedules_that_are_refused(changed: dict[str, int], words: str) -> None:

@@ -72,12 +72,16 @@ class Region:
         return math.prod(span.size for span in self.written)
 
 
-def regions(group: Group, tile: Mapping[str, int]) -> dict[str, Region]:
+def regions(
+    group: Group, tile: Mapping[str, int], cut: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, Region]:
     """The region of every stage, by its name, for a tile of the last stage's parallel dimensions.
 
     A dimension that `tile` does not name is whole. An axis that readers need in ranges which move
     differently with the tile is whole, too, and so is one that several iterators write together.
-    ScheduleError for a stage in front of others that leaves gaps in what it writes.
+    `cut`: stages and sizes of their reductions that are computed a part at a time; spans then begin
+    where that part does, under the name of the reduction. ScheduleError for a stage in front of
+    others that leaves gaps in what it writes.
     """
     last = group.stages[-1]
     sizes = {name: min(tile.get(name, size), size) for name, size in last.sizes.items()}
@@ -88,6 +92,7 @@ def regions(group: Group, tile: Mapping[str, int]) -> dict[str, Region]:
     needed: dict[str, tuple[Span, ...]] = {}
     found: dict[str, Region] = {}
     for stage in reversed(group.stages):
+        dims: Mapping[str, Span]
         if stage is last:
             dims = own
             written = tuple(_span(e, own) for e in stage.write.index)
@@ -101,6 +106,10 @@ def regions(group: Group, tile: Mapping[str, int]) -> dict[str, Region]:
                 )
             )
             dims = _dims(stage, written)
+        if cut and stage.name in cut:
+            dims = {**dims} | {
+                n: Span(Affine(((n, 1),)), size) for n, size in cut[stage.name].items()
+            }
         found[stage.name] = Region(dims, written)
         for access in stage.reads:
             tensor = group.tensor(access.tensor)

@@ -2,9 +2,11 @@
 
 Goes in: a GPU. Comes out: for each chain the microseconds of one fused kernel (the `dfg` schema),
 of its parts one after the other, and what the model says of it: a table, and JSON that is written
-after every chain. DeepCuts' fused kinds, at shapes of MobileNet-v2, ResNet-50 and DenseNet-121.
+after every chain, with every trial of the fused kernel: its schedule, measured and predicted time,
+registers, spilled and shared bytes. DeepCuts' fused kinds, at shapes of MobileNet-v2, ResNet-50 and
+DenseNet-121; `--only` takes those whose names contain one of some words.
 
-    python -m tilewright_lab.scripts.gpu_chains --json bench/results/h200/chains.json --seconds 200
+    python -m tilewright_lab.scripts.gpu_chains --json chains.json --trials 16 --seconds 450
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from pathlib import Path
 
 import tilewright as tw
 from tilewright.errors import TilewrightError
+from tilewright.kernels.gpu.generate import generate
 from tilewright.ops.chain import chain
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.windows import windows
-from tilewright.targets.plan import Candidate
+from tilewright.runtime.gpu.cuda import CudaDevice
+from tilewright.search.gpu.moves import schedule_text
+from tilewright.targets.gpu.code import cubins
+from tilewright.targets.plan import Candidate, Plan
 
 BATCHES = (1, 16)
 
@@ -64,17 +70,35 @@ def tied(groups: tuple[Group, ...]) -> Group:
     return joined
 
 
-def row(name: str, batch: int, groups: tuple[Group, ...], trials: int) -> dict:
+def trial(group: Group, one: Candidate, architecture: str) -> dict:
+    """What is known of one candidate for a chain, the compiler's figures and the model's parts."""
+    kernel = generate(group, one.schedule).steps[0].kernel
+    _, resources = cubins([kernel], architecture)[kernel]
+    return {
+        'schedule': schedule_text(one.schedule),
+        'us': 1e3 * one.time_ms if one.time_ms else None,
+        'predicted_us': 1e6 * one.prediction.seconds,
+        'parts_us': {n: 1e6 * s for n, s in getattr(one.prediction, 'parts', {}).items()},
+        'blocks': math.prod(kernel.grid), 'registers': resources.registers,
+        'spill_bytes': resources.spill_bytes, 'shared_bytes': kernel.shared_bytes,
+        'error': one.measurement.max_rel_err if one.measurement else None,
+        'message': one.measurement.message if one.measurement else '',
+    }  # fmt: skip
+
+
+def row(name: str, batch: int, groups: tuple[Group, ...], trials: int, architecture: str) -> dict:
     """Both ways, tuned with as many trials for each kernel."""
 
-    def best(group: Group) -> Candidate:
-        return tw.optimize(group, target='cuda', trials=trials).best
+    def tuned(group: Group) -> Plan:
+        return tw.optimize(group, target='cuda', trials=trials, top=trials)
 
     said: dict = {'chain': name, 'batch': batch}
+    whole = tied(groups)
     try:
-        fused, apart = best(tied(groups)), [best(group) for group in groups]
+        plan, apart = tuned(whole), [tuned(group).best for group in groups]
     except TilewrightError as error:
         return said | {'message': str(error)}
+    fused = plan.best
     times = [1e3 * (one.time_ms or math.nan) for one in (fused, *apart)]
     together, *alone = times
     return said | {
@@ -82,6 +106,7 @@ def row(name: str, batch: int, groups: tuple[Group, ...], trials: int) -> dict:
         'apart_us': alone, 'apart_over_fused': sum(alone) / together,
         'schedule': fused.schedule.to_json(),
         'apart_schedules': [one.schedule.to_json() for one in apart],
+        'tried': [trial(whole, one, architecture) for one in plan.candidates],
     }  # fmt: skip
 
 
@@ -90,13 +115,17 @@ def main() -> None:
     parser.add_argument('--json', type=Path, required=True, help='where to write the rows')
     parser.add_argument('--trials', type=int, default=12, help='kernels timed for each group')
     parser.add_argument('--seconds', type=float, default=600.0, help='no new chain after these')
+    parser.add_argument('--only', nargs='*', default=[''], help='words of the chains wanted')
     words = parser.parse_args()
     end, rows = time.monotonic() + words.seconds, []
+    architecture = CudaDevice().architecture
     for batch in BATCHES:
         for name, groups in chains(batch).items():
             if time.monotonic() > end:
                 return
-            rows.append(row(name, batch, groups, words.trials))
+            if not any(word in name for word in words.only):
+                continue
+            rows.append(row(name, batch, groups, words.trials, architecture))
             said = {'trials': words.trials, 'rows': rows}
             words.json.write_text(json.dumps(said, indent=1) + '\n')
             if 'message' in rows[-1]:

@@ -246,11 +246,16 @@ def cut(name: str, place: str, value: str) -> list[str]:
     ]
 
 
-def multiplied(down: int, across: int) -> list[str]:
-    """acc += y x for `down` x `across` tiles of 16 columns and 8 rows, smallest products first."""
-    sums = ', '.join(f'acc[2 * i{a}][2 * j{b}]' for a in ('', ' + 1') for b in ('', ' + 1'))
+def multiplied(
+    down: int, across: int, names: Sequence[str] = ('acc', 'acc', 'acc')
+) -> list[str]:  # fmt: skip
+    """acc += y x for `down` x `across` tiles of 16 columns and 8 rows, smallest products first;
+    `names` of the sums that each of the three products of parts goes to.
+    """
     lines = []
-    for y, x in (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x')):
+    products = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
+    for (y, x), to in zip(products, names, strict=True):
+        sums = ', '.join(f'{to}[2 * i{a}][2 * j{b}]' for a in ('', ' + 1') for b in ('', ' + 1'))
         lines += [
             '#pragma unroll',
             f'for (int i = 0; i < {down}; i++)',

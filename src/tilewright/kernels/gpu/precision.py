@@ -26,10 +26,11 @@ def sum_error(group: Group, schedule: GpuSchedule) -> float:
     parts = parts_of(schedule.intrinsic)
     if parts is None:
         return 0.0
-    stage = group.main
-    terms = math.prod(stage.sizes[name] for name in stage.reduction)
-    terms = math.ceil(terms / dict(schedule.tiles).get('split', 1))
-    return parts.left_out + cut_off(parts, terms)
+    # What one sum of a chain is off by, the next one multiplies: shares of results add up.
+    sums = [s for s in group.stages if s.is_product_sum] if schema.whole else [group.main]
+    split = dict(schedule.tiles).get('split', 1)
+    terms = (math.prod(s.sizes[name] for name in s.reduction) for s in sums)
+    return sum(parts.left_out + cut_off(parts, math.ceil(n / split)) for n in terms)
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

@@ -67,6 +67,8 @@ class Work:
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
     bulk           whether one thread asks for the columns of a piece
+    waits          times that a warp waits for memory, beside the first; None: once for each piece,
+                   or for each that is not copied ahead
     least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as
                    many as that needs at least; 0 where nothing is left to merge
     """
@@ -94,6 +96,7 @@ class Work:
     bulk: bool = False
     least_reads: float = 0.0
     least_wavefronts: float = 0.0
+    waits: float | None = None
 
     @property
     def warps(self) -> int:

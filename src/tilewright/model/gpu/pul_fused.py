@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.schemas.dfg.counts import segment_counts, work_of
+from tilewright.kernels.gpu.schemas.dfg.counts import segment_counts, touched, work_of
 from tilewright.kernels.gpu.schemas.dfg.graph import GLOBAL, Apply, Load
 from tilewright.kernels.gpu.schemas.dfg.plan import DfgPlan, plan
 from tilewright.kernels.gpu.schemas.dfg.segment import Segment, reach
@@ -84,6 +84,8 @@ def _transactions(p: DfgPlan, segment: Segment, load: Load) -> float:
     """Transactions of `TRANSACTION` elements that bring what a block reads of a tensor."""
     if load.level != GLOBAL:
         return 0.0
+    if segment.fragments and segment.fragments.tensor.name == load.tensor:
+        return touched(p, segment, load) / TRANSACTION
     spans = [reach(e, segment).size for e in load.index]
     spans = [min(n, extent) for n, extent in zip(spans, p.tensor(load.tensor).shape, strict=True)]
     return math.prod(spans[:-1]) * math.ceil(spans[-1] / TRANSACTION)

@@ -220,6 +220,8 @@ def latency_cycles(done: Counts, costs: Costs = COSTS) -> Number:
     slowed = np.maximum(1.0, done.warps / CHAIN_WARPS)
     computing = chain * costs.chain_cycles * slowed + costs.step_cycles
     computing = computing + done.turns / done.pieces * costs.turn_cycles
+    if isinstance(done, Work) and done.waits is not None:
+        return done.pieces * computing + (1 + done.waits) * costs.copy_latency
     piece = np.where(
         done.stages > 1,
         np.maximum(computing, costs.copy_latency / np.maximum(done.stages - 1, 1)),

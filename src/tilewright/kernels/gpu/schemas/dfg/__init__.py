@@ -11,6 +11,7 @@ DFG = GpuSchema(
     name=NAME,
     words='all stages of a group in one kernel, from its data-flow graph',
     generate=generate,
+    intrinsics={'fma': 1.0, 'mma_tf32x3': 2.0},
     whole=True,
     table=table,
     pairs=(('bh', 'bw'), ('tk', 'tp'), ('bk', 'tk'), ('bh', 'threads')),

@@ -17,18 +17,29 @@ stored: no thread leaves before the last barrier.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import device_text
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.dfg.fragments import Fragments, packed_lines
 from tilewright.kernels.gpu.schemas.dfg.graph import GLOBAL, Combine, Load
+from tilewright.kernels.gpu.schemas.dfg.matrix import (
+    accumulated,
+    matrix_operands,
+    matrix_products,
+    matrix_stored,
+    matrix_unit,
+)
 from tilewright.kernels.gpu.schemas.dfg.plan import NAME, DfgPlan, plan
-from tilewright.kernels.gpu.schemas.dfg.products import products
+from tilewright.kernels.gpu.schemas.dfg.products import copied, first_of, products
 from tilewright.kernels.gpu.schemas.dfg.segment import Packed, Segment
+from tilewright.kernels.gpu.schemas.dfg.sliding import slid
 from tilewright.kernels.gpu.schemas.dfg.text import (
     Domain,
+    early_name,
     element,
     finished,
     first,
@@ -40,7 +51,8 @@ from tilewright.kernels.gpu.schemas.dfg.text import (
 )
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
-from tilewright.ops.group import Group
+from tilewright.kernels.gpu.work import WARP
+from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import COMBINERS
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -62,11 +74,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def kernel(p: DfgPlan) -> Kernel:
     typed = GpuTyped()
-    body = _place(p)
-    for count, segment in enumerate(p.segments):
-        lines = products(p, segment, typed) if segment.roles else _points(p, segment, typed)
-        body += ['BARRIER;'] if count else []
-        body += ['{', *indented([*_filled(p, segment), *lines]), '}']
+    body = [*_place(p), *_early(p), *(_walked(p, typed) if p.walk else _in_order(p, typed))]
     used = dict.fromkeys(n.tensor for s in p.segments for n in s.loads if n.level == GLOBAL)
     out = p.group.output.name
     return Kernel(
@@ -77,23 +85,89 @@ def kernel(p: DfgPlan) -> Kernel:
         p.threads,
         p.shared,
         typed.helpers() if typed.functions else '',
+        frozenset(['mma_tf32'] if any(s.depths for s in p.segments) else []),
     )
 
 
-def pack_kernel(p: DfgPlan, item: Packed) -> Kernel:
+def _in_order(p: DfgPlan, typed: GpuTyped) -> list[str]:
+    """One segment after the other."""
+    lines = _kept(p)
+    for count, segment in enumerate(p.segments):
+        if count:
+            lines += ['COPY_WAIT(0);'] if count == 1 and p.early else []
+            lines += ['BARRIER;']
+        lines += ['{', *indented(_written(p, segment, typed)), '}']
+    return lines
+
+
+def _walked(p: DfgPlan, typed: GpuTyped) -> list[str]:
+    """All segments for each part of the last one's reduction, whose sums stay in registers."""
+    walk, (*before, last) = p.walk, p.segments
+    assert walk is not None
+    assert last.depths is not None
+    lines = [
+        f'const int begin = {scaled("piece", walk.part)};',
+        f'const int {first(walk.name)} = begin;',
+        *_kept(p),
+    ]
+    for segment in before:
+        lines += ['{', *indented(_written(p, segment, typed)), '}', 'BARRIER;']
+    mine = f'if (unit < {last.units}) {{'
+    products = [*matrix_operands(p, last), *accumulated(p, last, last.depths)]
+    return [
+        f'const int lane = THREAD % {WARP}, unit = THREAD / {WARP};',
+        *matrix_unit(p, last),
+        *(['COPY_WAIT(0);', 'BARRIER;'] if p.early else []),
+        f'for (int piece = 0; piece < {walk.parts}; piece++) {{',
+        *indented([*lines, mine, *indented(products), '}', 'BARRIER;']),
+        '}',
+        mine,
+        *indented(matrix_stored(p, last, typed)),
+        '}',
+    ]
+
+
+def _written(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
+    return [*_filled(p, segment), *_writer(segment)(p, segment, typed)]
+
+
+def _early(p: DfgPlan) -> list[str]:
+    """Copies of constants that are read later, without waiting for them."""
+    lines = []
+    for item in p.early.values():
+        name = early_name(p, item.load)
+        lines += [
+            f'SHARED float *const {name} = kept + {item.offset};',
+            f'const int {name}_first = {first_of(item)};',
+            '{',
+            '    const int from = 0;',
+            *indented(copied(p, item, 0)),
+            '}',
+        ]
+    return [*lines, 'COPY_COMMIT;'] if lines else []
+
+
+def _writer(segment: Segment) -> Callable[[DfgPlan, Segment, GpuTyped], list[str]]:
+    if segment.slide:
+        return slid
+    if segment.depths:
+        return matrix_products
+    return products if segment.roles else _points
+
+
+def pack_kernel(p: DfgPlan, item: Packed | Fragments) -> Kernel:
     """A constant operand in the order in which it is read, zeros behind its end."""
     count = item.tensor.size
-    own, _ = item.dims[-1]
     source = p.group.tensor(item.load.tensor)
-    segment = next(s for s in p.segments if item in s.packed)
-    at = sum_text(*steps(item.load.index, source.strides))
     body = [
         f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
         f'if (flat >= {count})',
         '    return;',
-        *pieces.decode('flat', item.dims),
-        f'{item.tensor.name}[flat] = {own} < {segment.stage.sizes[own]} ? {source.name}[{at}] '
-        f': 0.0f;',
+        *(
+            packed_lines(item, source)
+            if isinstance(item, Fragments)
+            else _packed_lines(p, item, source)
+        ),
     ]
     return Kernel(
         f'{NAME}_pack_{item.tensor.name}',
@@ -104,10 +178,27 @@ def pack_kernel(p: DfgPlan, item: Packed) -> Kernel:
     )
 
 
+def _packed_lines(p: DfgPlan, item: Packed, source: Tensor) -> list[str]:
+    own, _ = item.dims[-1]
+    segment = next(s for s in p.segments if item in s.packed)
+    at = sum_text(*steps(item.load.index, source.strides))
+    return [
+        *pieces.decode('flat', item.dims),
+        f'{item.tensor.name}[flat] = {own} < {segment.stage.sizes[own]} ? {source.name}[{at}] '
+        f': 0.0f;',
+    ]
+
+
 def _place(p: DfgPlan) -> list[str]:
-    """Where this block's tile begins, and where every window in shared memory does."""
+    """Where this block's tile begins."""
     lines = pieces.decode('BLOCK_X', [(f'tile_{d}', count) for d, count in p.tiles])
-    lines += [f'const int {first(d)} = {scaled(f"tile_{d}", p.tile[d])};' for d, _ in p.tiles]
+    return [*lines, *(f'const int {first(d)} = {scaled(f"tile_{d}", p.tile[d])};'
+                      for d, _ in p.tiles)]  # fmt: skip
+
+
+def _kept(p: DfgPlan) -> list[str]:
+    """Where every window in shared memory begins."""
+    lines = []
     for name, kept in p.kept.items():
         found, const = steps([span.start for span in kept.window], kept.strides)
         begin = sum_text(found, const, {d: first(d) for d in found})

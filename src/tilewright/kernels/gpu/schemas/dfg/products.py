@@ -36,6 +36,7 @@ from tilewright.kernels.gpu.schemas.dfg.text import (
     sum_text,
 )
 from tilewright.kernels.gpu.typed import GpuTyped
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.stage import Affine
 
 UNROLLED = 32  # points of a window that are written out
@@ -59,25 +60,56 @@ def products(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
             ],
         ),
         *Domain(p, segment).lines('batch', roles.batch),
-        *_operand(p, segment, 'along'),
-        *_operand(p, segment, 'across'),
+        *operand(p, segment, 'along', _flat(segment, 'along')),
+        *operand(p, segment, 'across', _flat(segment, 'across')),
         f'float acc[{segment.tk}][{segment.tp}];',
         *pieces.cleared(segment.tk, segment.tp),
-        *_pieces(p, segment, _accumulated(p, segment, roles, combine)),
+        *in_pieces(p, segment, _accumulated(p, segment, roles, combine)),
         *_stored(p, segment, typed),
     ]
-    if not segment.staged:
-        head = [f'for (int unit = THREAD; unit < {segment.units}; unit += {p.threads}) {{']
-        return [*head, *indented(lines), '}']
+    return in_turns(p, segment, lines)
+
+
+def in_turns(p: DfgPlan, segment: Segment, lines: Sequence[str]) -> list[str]:
+    """Lines for each `unit` of a segment, by threads, or warps, in turns."""
+    one, of = ('warp', p.threads // WARP) if segment.depths else ('THREAD', p.threads)
+    head = []
+    if segment.depths:
+        head = [f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP};']
+    if segment.chunks == 1:
+        return [
+            *head,
+            *_copied_once(p, segment),
+            f'for (int unit = {one}; unit < {segment.units}; unit += {of}) {{',
+            *indented(lines),
+            '}',
+        ]
     # All threads copy, and wait for each other: those without a share repeat the last one.
-    mine = total([scaled('turn', p.threads), 'THREAD'])
+    mine = total([scaled('turn', of), one])
     return [
+        *head,
         f'for (int turn = 0; turn < {segment.turns(p.threads)}; turn++) {{',
         f'    const int mine = {mine};',
         f'    const int unit = mine < {segment.units} ? mine : {segment.units - 1};',
         *indented(lines),
         '}',
     ]
+
+
+def _staged(p: DfgPlan, segment: Segment) -> dict[str, Staged]:
+    """Role -> what is copied for it."""
+    roles = segment.roles
+    loads = {'along': roles.along, 'across': roles.across} if roles else {}
+    return {r: p.staged[load.name] for r, load in loads.items() if load.name in p.staged}
+
+
+def _copied_once(p: DfgPlan, segment: Segment) -> list[str]:
+    """Operands of which all is in shared memory at once."""
+    lines = []
+    for role, item in _staged(p, segment).items():
+        lines += [f'SHARED const float *const {role}_piece = kept + {item.offset};']
+        lines += ['{', '    const int from = 0;', *indented(copied(p, item, segment.depth)), '}']
+    return [*lines, 'COPY_COMMIT;', 'COPY_WAIT(0);', 'BARRIER;'] if lines else []
 
 
 def _accumulated(p: DfgPlan, segment: Segment, roles: Roles, combine: Combine) -> list[str]:
@@ -121,21 +153,21 @@ def _loops(segment: Segment, roles: Roles, combine: Combine) -> tuple[list[str],
     return lines, len(order)
 
 
-def _pieces(p: DfgPlan, segment: Segment, inner: Sequence[str]) -> list[str]:
+def in_pieces(p: DfgPlan, segment: Segment, inner: Sequence[str]) -> list[str]:
     """What is done with each piece of the reduction, around the copies of operands."""
-    if not segment.staged:
-        return list(inner)
+    if segment.chunks == 1:
+        head = ['const int begin = 0;'] if segment.staged and not segment.depths else []
+        return [*head, *inner]
     roles = segment.roles
     assert roles is not None
-    loads = {'along': roles.along, 'across': roles.across}
-    staged = {r: p.staged[load.name] for r, load in loads.items() if load.name in p.staged}
+    staged = _staged(p, segment)
     size, depth, chunks = segment.stage.sizes[roles.chunk], segment.depth, segment.chunks
     two = any(item.buffers == 2 for item in staged.values())
 
     def copies(chunk: str) -> list[str]:
         lines = [f'const int from = {scaled(f"({chunk})", depth)};']
         for item in staged.values():
-            lines += _copied(p, item, depth, f'({chunk}) % 2' if item.buffers == 2 else '')
+            lines += copied(p, item, depth, chunk)
         return lines
 
     lines = [f'const int begin = {scaled("piece", depth)};']
@@ -157,7 +189,7 @@ def _pieces(p: DfgPlan, segment: Segment, inner: Sequence[str]) -> list[str]:
     ]
 
 
-def _copied(p: DfgPlan, item: Staged, depth: int, half: str) -> list[str]:
+def copied(p: DfgPlan, item: Staged, depth: int, chunk: str = '0') -> list[str]:
     """A piece of an operand from global to shared memory, zeros where there is nothing."""
     four = FOUR if is_copied_in_fours(p, item, depth) else 1
     sizes = [(f'x{axis}', span.size) for axis, span in enumerate(item.window)]
@@ -168,11 +200,11 @@ def _copied(p: DfgPlan, item: Staged, depth: int, half: str) -> list[str]:
     to = [scaled('x' + str(a), s) for a, s in enumerate(item.strides)]
     last = len(sizes) - 1
     to[last] = scaled(f'x{last}', item.strides[last] * four)
-    if half:
-        to.append(f'{half} * {padded(item.floats)}')
+    if item.buffers == 2:
+        to.append(f'({chunk}) % 2 * {padded(item.floats)}')
     for axis, (span, extent) in enumerate(zip(item.window, item.tensor.shape, strict=True)):
         own = scaled(f'x{axis}', four if axis == last else 1)
-        moved = scaled('from', item.moves[axis])
+        moved = f'({chunk})' if axis == item.counts else scaled('from', item.moves[axis])
         lines.append(f'const int y{axis} = {total([origin(span.start), moved, own])};')
         if p.leaves(span, extent) or (item.moves[axis] and _runs_over(p, item, axis, depth)):
             tests.append(f'(unsigned)y{axis} < {extent}u')
@@ -193,7 +225,7 @@ def _copied(p: DfgPlan, item: Staged, depth: int, half: str) -> list[str]:
 
 def _runs_over(p: DfgPlan, item: Staged, axis: int, depth: int) -> bool:
     """Whether the last piece reaches behind the end of an axis."""
-    segment, span = next(s for s in p.segments if item.load.name in s.staged), item.window[axis]
+    segment, span = next(s for s in p.segments if item.load in s.loads), item.window[axis]
     end = span.start.at(p.ends) + item.moves[axis] * (segment.chunks - 1) * depth + span.size
     return end > item.tensor.shape[axis]
 
@@ -206,14 +238,17 @@ def is_copied_in_fours(p: DfgPlan, item: Staged, depth: int) -> bool:
     return item.strides[-1] == 1 and not any(n % FOUR for n in (*starts, *others))
 
 
-def _own(p: DfgPlan, segment: Segment, role: str) -> list[str]:
-    """Declare the iterators of pixel j, or of column i; behind the last one, the last one again."""
+def _flat(segment: Segment, role: str) -> str:
+    """Which pixel is a thread's pixel j, which column its column i."""
+    return f'pixel + j * {segment.pixel_units}' if role == 'along' else f'column * {segment.tk} + i'
+
+
+def own(p: DfgPlan, segment: Segment, role: str, flat: str) -> list[str]:
+    """Declare the iterators of a pixel or a column; behind the last one, the last one again."""
     if role == 'along':
         names, size, run = segment.pixels, segment.size(segment.pixels), segment.tp
-        flat = f'pixel + j * {segment.pixel_units}'
     else:
         names, size, run = segment.columns, segment.size(segment.columns), segment.tk
-        flat = f'column * {run} + i'
     if not names:
         return []
     lines = [f'const int {role}_own = {flat};']
@@ -235,21 +270,19 @@ def reads_fours(p: DfgPlan, segment: Segment) -> bool:
     return not any(n % FOUR for n in (start.const, *(c * p.tile[d] for d, c in start.terms)))
 
 
-def _operand(p: DfgPlan, segment: Segment, role: str) -> list[str]:
+def operand(
+    p: DfgPlan, segment: Segment, role: str, flat: str, run: int | None = None
+) -> list[str]:  # fmt: skip
     """Where each of a thread's elements of an operand begins: what no reduction moves."""
     roles = segment.roles
     assert roles is not None
     load = roles.along if role == 'along' else roles.across
-    name, run = ('j', segment.tp) if role == 'along' else ('i', segment.tk)
+    name = 'j' if role == 'along' else 'i'
+    run = run or (segment.tp if role == 'along' else segment.tk)
     at = place(p, segment, load)
     over = set(segment.stage.reduction)
     fixed = {n: s for n, s in at.steps.items() if n not in over}
-    lines = []
-    if load.name in p.staged:
-        item = p.staged[load.name]
-        starts = zip(item.strides, (span.start for span in item.window), strict=True)
-        begin = total([scaled(f'({origin(e)})', s) for s, e in starts if origin(e)])
-        lines.append(f'const int {role}_first = {begin};')
+    lines = piece_begin(p, load, role)
     if role == 'across' and reads_fours(p, segment):
         (column,) = roles.columns
         begin = total([origin(segment.region.dims[column].start), f'column * {run}'])
@@ -259,13 +292,26 @@ def _operand(p: DfgPlan, segment: Segment, role: str) -> list[str]:
     lines.append(f'int {role}_at[{run}];')
     lines += [f'int {role}_on{axis}[{run}];' for axis, _, _ in at.guards]
     body = [
-        *_own(p, segment, role),
+        *own(p, segment, role, flat),
         f'{role}_at[{name}] = {sum_text(fixed, at.const, off=at.off)};',
     ]
     for axis, e, _ in at.guards:
         part = Affine(tuple((n, c) for n, c in e.terms if n not in over), e.const)
         body.append(f'{role}_on{axis}[{name}] = {pieces.index(part)};')
     return [*lines, *each(name, run), '{', *indented(body), '}']
+
+
+def piece_begin(p: DfgPlan, load: Load, role: str) -> list[str]:
+    """Where the piece of a tensor begins that is in shared memory."""
+    if load.name not in p.staged:
+        return []
+    return [f'const int {role}_first = {first_of(p.staged[load.name])};']
+
+
+def first_of(item: Staged) -> str:
+    """Where what is copied would begin in memory, if all of the tensor were there."""
+    starts = zip(item.strides, (span.start for span in item.window), strict=True)
+    return total([scaled(f'({origin(e)})', s) for s, e in starts if origin(e)]) or '0'
 
 
 def _values(
@@ -285,13 +331,13 @@ def _values(
         ]
         return ['#pragma unroll', *lines]
     text = f'{at.pointer}[{role}_at[{name}] + {step}]'
-    tests = _tests(at, over, role, name)
+    tests = tests_of(at, over, role, name)
     if tests:
         text = f'{" && ".join(tests)} ? {text} : {float_text(load.pad)}'
     return [*each(name, run), f'    {to}[{name}] = {text};']
 
 
-def _tests(at: Place, over: set[str], role: str, name: str) -> list[str]:
+def tests_of(at: Place, over: set[str], role: str, name: str) -> list[str]:
     tests = []
     for axis, e, extent in at.guards:
         part = Affine(tuple((n, c) for n, c in e.terms if n in over))
@@ -301,21 +347,26 @@ def _tests(at: Place, over: set[str], role: str, name: str) -> list[str]:
 
 def _stored(p: DfgPlan, segment: Segment, typed: GpuTyped) -> list[str]:
     """Every sum of a thread through what follows it."""
+    return [
+        *each('i', segment.tk),
+        '{',
+        *indented(own(p, segment, 'across', _flat(segment, 'across'))),
+        *indented(each('j', segment.tp)),
+        '    {',
+        *indented(own(p, segment, 'along', _flat(segment, 'along')), 2),
+        *indented(finished(p, segment, typed, 'acc[i][j]', owned(p, segment)), 2),
+        '    }',
+        '}',
+    ]
+
+
+def owned(p: DfgPlan, segment: Segment) -> list[str]:
+    """Tests that a sum is one of the region, and this thread's."""
     sizes = {
         'along_own': (segment.size(segment.pixels), segment.tp),
         'across_own': (segment.size(segment.columns), segment.tk),
     }
-    owned = [f'{name} < {size}' for name, (size, run) in sizes.items() if size % run]
-    if segment.staged and segment.units % p.threads:
-        owned.append(f'mine < {segment.units}')
-    return [
-        *each('i', segment.tk),
-        '{',
-        *indented(_own(p, segment, 'across')),
-        *indented(each('j', segment.tp)),
-        '    {',
-        *indented(_own(p, segment, 'along'), 2),
-        *indented(finished(p, segment, typed, 'acc[i][j]', owned), 2),
-        '    }',
-        '}',
-    ]
+    tests = [f'{name} < {size}' for name, (size, run) in sizes.items() if size % run]
+    if segment.chunks > 1 and segment.units % (p.threads // segment.unit_threads):
+        tests.append(f'mine < {segment.units}')
+    return tests

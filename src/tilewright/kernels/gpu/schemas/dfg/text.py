@@ -81,12 +81,20 @@ class Place:
     pad: float
 
 
+def early_name(p: DfgPlan, load: Load) -> str:
+    """The pointer to a constant that was copied before all else."""
+    return f'early{list(p.early).index(load.name)}'
+
+
 def place(p: DfgPlan, segment: Segment, load: Load) -> Place:
     tensor = p.tensor(load.tensor)
     pointer, off, strides = tensor.name, '', tensor.strides
     if load.name in p.staged:
         role = 'along' if segment.roles and load is segment.roles.along else 'across'
         pointer, off, strides = f'{role}_piece', f'{role}_first', p.staged[load.name].strides
+    elif load.name in p.early:
+        pointer, off = early_name(p, load), f'{early_name(p, load)}_first'
+        strides = p.early[load.name].strides
     elif load.level != GLOBAL:
         pointer, off = f'{tensor.name}_kept', f'{tensor.name}_first'
         strides = p.kept[tensor.name].strides
@@ -138,10 +146,21 @@ class Domain:
         return [d for d in self.segment.ordered if self._leaves(d)]
 
 
-def finished(
-    p: DfgPlan, segment: Segment, typed: GpuTyped, value: str, owned: Sequence[str] = ()
-) -> list[str]:
-    """What follows the combined `value` at one point, and its store where it is `owned`."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What becomes of a sum at one point: lines that compute `value`, and the place that it goes
+    to, where the tests hold.
+    """
+
+    lines: tuple[str, ...]
+    value: str
+    pointer: str
+    at: str
+    tests: tuple[str, ...]
+
+
+def result_of(p: DfgPlan, segment: Segment, typed: GpuTyped, value: str) -> Result:
+    """What follows the combined `value` at one point."""
     texts: dict[str, str] = {}
     lines: list[str] = []
     combined = segment.combine.inputs if segment.combine else ()
@@ -159,10 +178,19 @@ def finished(
     inside = [f'{d} == {d}here' for d in outside]
     if store.level == GLOBAL:
         at = sum_text(*steps(store.index, p.tensor(store.tensor).strides))
-        return [*lines, f'{only([*owned, *inside])}{store.tensor}[{at}] = {made};']
+        return Result(tuple(lines), made, store.tensor, at, tuple(inside))
     kept = p.kept[store.tensor]
     names = {d: f'{d}here' for d in outside}
     at = sum_text(*steps(store.index, kept.strides), names, f'{store.tensor}_first')
     if inside:
         made = f'{" && ".join(inside)} ? {made} : {float_text(kept.fill or 0.0)}'
-    return [*lines, f'{only(owned)}{store.tensor}_kept[{at}] = {made};']
+    return Result(tuple(lines), made, f'{store.tensor}_kept', at, ())
+
+
+def finished(
+    p: DfgPlan, segment: Segment, typed: GpuTyped, value: str, owned: Sequence[str] = ()
+) -> list[str]:
+    """What follows the combined `value` at one point, and its store where it is `owned`."""
+    made = result_of(p, segment, typed, value)
+    test = only([*owned, *made.tests])
+    return [*made.lines, f'{test}{made.pointer}[{made.at}] = {made.value};']
