@@ -16,7 +16,10 @@ from onnx_cases import OPERATORS, REASONS, all_cases, operator_of, our_cases, pa
 
 # All cases take some minutes to compile: TILEWRIGHT_CONFORMANCE=all pytest tests/conformance
 ALL = os.environ.get('TILEWRIGHT_CONFORMANCE') == 'all'
-WHOLLY = ('Conv', 'ConvTranspose', 'MaxPool', 'AveragePool', 'MatMul', 'Gemm', 'Resize')
+WHOLLY = (
+    'Conv', 'ConvTranspose', 'MaxPool', 'AveragePool', 'MatMul', 'Gemm', 'Resize', 'LSTM', 'GRU',
+    'RNN',
+)  # fmt: skip
 PAGE = Path(__file__).parents[2] / 'docs' / 'operators.md'
 RUNNING = {name for name, case in our_cases().items() if why_not(case) is None}
 

@@ -247,7 +247,7 @@ def test_it_is_listed_and_gone_when_it_is_unregistered():
             SCHEMAS.register(ROWS)
     finally:
         SCHEMAS.unregister(NAME)
-    with pytest.raises(ScheduleError, match=r"'rows' is not a CPU schema.*chain$"):
+    with pytest.raises(ScheduleError, match=r"'rows' is not a CPU schema.*recurrence$"):
         generate(PRODUCT, schedule_of(PRODUCT, 'avx2', 4))
     with pytest.raises(InputError, match='neither choices nor a rank'):
         replace(ROWS, choices=None)

@@ -23,9 +23,9 @@ def core(group: Group, *, front: bool = False) -> Group:
     """What decides the schedule of a group: a sum of products without what is around it, with a
     result of its own where it writes a part of a larger one. `front`: what comes before decides.
 
-    Where several stages reduce and share tiles, all of them decide.
+    Where several stages reduce and share tiles, or take turns, all of them decide.
     """
-    if is_chained(group):
+    if is_chained(group) or group.is_sequential:
         return group
     group = group if front else without_front(group)
     main = group.main

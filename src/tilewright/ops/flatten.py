@@ -37,6 +37,8 @@ def flatten(group: Group) -> Group:
     axes of the same extents, or nothing at all, in every tensor: no window, stride or padding.
     A group in which nothing can be joined is returned as it is.
     """
+    if group.is_sequential:
+        return group
     joined, axis = _without_points(group), 0
     given = len(joined.main.dims)
     while axis + 1 < len(joined.tensor(joined.main.write.tensor).shape):

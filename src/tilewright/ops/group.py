@@ -97,7 +97,9 @@ class Group:
                 self._check_access(stage, access)
             for access in stage.reads:
                 role = self.tensor(access.tensor).role
-                if role in ('inner', 'output') and access.tensor not in written:
+                if role not in ('inner', 'output') or access.tensor in written:
+                    continue
+                if not self._is_earlier(stage, access):
                     raise SpecError(
                         f'stage {stage.name} reads {access.tensor} before it is written'
                     )
@@ -129,6 +131,24 @@ class Group:
                     f'stage {stage.name}: axis {axis} of {tensor.name} is looked up in '
                     f'{source.name}, which is {source.dtype}; indices are whole numbers'
                 )
+
+    def _is_earlier(self, stage: Stage, access: Access) -> bool:
+        """Whether a read is of what an earlier step wrote, along a sequential dimension."""
+        writer = next((s for s in self.stages if s.write.tensor == access.tensor), None)
+        if writer is None or len(stage.sequential) != 1 or writer.sequential != stage.sequential:
+            return False
+        (name,) = stage.sequential
+        axes = [axis for axis, e in enumerate(writer.write.index) if name in e.names]
+        return not set(axes) & {axis for axis, _ in (*access.tables, *access.lookups)} and any(
+            access.index[axis].terms == writer.write.index[axis].terms == ((name, 1),)
+            and access.index[axis].const < writer.write.index[axis].const
+            for axis in axes
+        )
+
+    @cached_property
+    def is_sequential(self) -> bool:
+        """Whether steps follow each other: it is computed as a whole, not part by part."""
+        return any(stage.sequential for stage in self.stages)
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -163,8 +183,10 @@ class Group:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all is float32 and found by affine indices: what every schema understands."""
-        return all(t.dtype == 'f32' for t in self.tensors) and all(
+        """Whether all is float32 and found by affine indices, no step waiting for another: what
+        every schema understands.
+        """
+        return not self.is_sequential and all(t.dtype == 'f32' for t in self.tensors) and all(
             s.is_affine and not set(s.expr.iterators()) for s in self.stages
         )
 

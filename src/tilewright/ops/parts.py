@@ -21,8 +21,11 @@ from tilewright.ops.stage import Access, Affine, Stage
 def parts(group: Group) -> tuple[Group, ...]:
     """[Group] -> [groups in the order in which they run], as few as a greedy cut finds.
 
-    The last one writes the group's output. A group that is one part already is returned as it is.
+    The last one writes the group's output. A group that is one part already is returned as it is;
+    so is one whose stages take turns, step by step.
     """
+    if group.is_sequential:
+        return (group,)
     cut, start = [], 0
     while start < len(group.stages):
         end = next(e for e in range(len(group.stages), start, -1) if _is_part(group, start, e))

@@ -5,7 +5,8 @@ whole numbers and truth values have their own dtype and are exact.
 
 Each access becomes a strided view with one axis for every iterator that it uses, over a copy that
 is padded so that no index falls outside; a table is applied to its axis first, a lookup is one
-fancy index over the iterators of both tensors. Reduction dimensions that share an index expression
+fancy index over the iterators of both tensors. Sequential dimensions are taken step by step.
+Reduction dimensions that share an index expression
 with another iterator (the window of a convolution) are looped over; the rest is one einsum or
 reduction.
 """
@@ -21,6 +22,7 @@ from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import NUMPY, is_float, limits
 from tilewright.ops.evaluate import evaluate
 from tilewright.ops.group import Group
+from tilewright.ops.sequence import in_turns, unrolled
 from tilewright.ops.stage import Access, Stage
 
 _COMBINE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
@@ -42,8 +44,9 @@ def reference(group: Group, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
             raise ArrayError(f'{tensor.name} has shape {array.shape}, expected {tensor.shape}')
         values[tensor.name] = np.asarray(array, kind)
     with np.errstate(all='ignore'):
-        for stage in group.stages:
-            _run(group, stage, values)
+        for run in in_turns(group.stages):
+            for stage in unrolled(run):
+                _run(group, stage, values)
     return values[group.output.name]
 
 

@@ -331,6 +331,8 @@ class Stage:
     """`write[...] combiner= expr(reads...)` over an iteration domain.
 
     With `combiner=None` the stage is pointwise: it has no reduction dimension and assigns.
+    Points of a sequential dimension are computed one after the other, and index the result like
+    parallel ones: a stage may read what was written in earlier steps (ops/sequence.py).
     Indices outside a tensor read `pad_value` (0 for sums, -inf for max).
     """
 
@@ -361,11 +363,11 @@ class Stage:
                     f'stage {self.name}: {access.tensor} is indexed by unknown {unknown}'
                 )
         written = set(self.write.names)
-        parallel = {d.name for d in self.dims if d.kind == 'parallel'}
-        if written != parallel:
+        kept = {d.name for d in self.dims if d.kind != 'reduction'}
+        if written != kept:
             raise SpecError(
                 f'stage {self.name} writes {sorted(written)}, but its parallel dimensions are '
-                f'{sorted(parallel)}: every parallel dimension must index the result exactly once'
+                f'{sorted(kept)}: every parallel dimension must index the result exactly once'
             )
         used = set(self.expr.reads()) | {read for a in self.reads for _, read in a.lookups}
         if used != set(range(len(self.reads))):
@@ -407,6 +409,10 @@ class Stage:
     @cached_property
     def reduction(self) -> tuple[str, ...]:
         return tuple(d.name for d in self.dims if d.kind == 'reduction')
+
+    @cached_property
+    def sequential(self) -> tuple[str, ...]:
+        return tuple(d.name for d in self.dims if d.kind == 'sequential')
 
     @property
     def accesses(self) -> tuple[Access, ...]:

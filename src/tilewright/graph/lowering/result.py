@@ -127,9 +127,13 @@ def join(parts: Sequence[Part]) -> Result:
 
 
 def _work(stage: Stage) -> int:
-    """Points, and what the reference spends on each turn of a loop over a window."""
+    """Points, and what the reference spends on each turn of a loop over a window, or on a step."""
     shared = {n for a in stage.reads for e in a.index if len(e.terms) > 1 for n in e.names}
-    turns = math.prod(d.size for d in stage.dims if d.kind == 'reduction' and d.name in shared)
+    turns = math.prod(
+        d.size
+        for d in stage.dims
+        if d.kind == 'sequential' or (d.kind == 'reduction' and d.name in shared)
+    )
     return stage.points + FOLD_TURN * turns
 
 

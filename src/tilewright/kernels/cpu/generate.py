@@ -20,9 +20,6 @@ def check(group: Group, schedule: Schedule) -> CpuSchema:
     lacks = schema.lacks(group, ISAS[schedule.isa], (schedule.dtype, schedule.accumulation))
     if lacks:
         raise ScheduleError(f'{group.label}: {lacks}')
-    ordered = [d.name for d in group.main.dims if d.kind == 'sequential']
-    if ordered:
-        raise ScheduleError(f'{group.label}: sequential dimensions {ordered} cannot be generated')
     cut = [name for name, _ in schedule.parallel]
     if len(set(cut)) < len(cut):
         raise ScheduleError(

@@ -81,6 +81,7 @@ class CpuSchema:
     storage    where it can keep inner tensors of a group (`Group.storage`)
     flattens   its schedules tile the flattened form of a group (ops/flatten.py)
     registers  its innermost tile is held in registers; else loops are left to the compiler
+    sequential  it computes groups whose stages take turns, step by step, and no others
     last_resort  it is only asked where no other schema of its algorithm applies
     reason     a sentence for people: why it is what a group has
     """
@@ -105,6 +106,7 @@ class CpuSchema:
     storage: tuple[str, ...] = ('register',)
     flattens: bool = False
     registers: bool = True
+    sequential: bool = False
     last_resort: bool = False
     reason: str = ''
 
@@ -131,6 +133,11 @@ class CpuSchema:
                 f'{numbers_text(numbers)} on {isa.name} is not what the {self.name} schema offers; '
                 f'offered are {_offered(lambda s: map(numbers_text, s.dtypes))}, and {isa.name} is '
                 f'for {numbers_text((isa.dtype, isa.accumulation))}'
+            )
+        if group.is_sequential != self.sequential:
+            return (
+                f'steps that {"" if group.is_sequential else "do not "}follow each other are not '
+                f'what the {self.name} schema offers'
             )
         offered = {elements for elements, _ in self.dtypes}
         other = [t.name for t in group.tensors if t.dtype not in offered]
@@ -174,6 +181,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.chain:CHAIN',
+        f'{_FOLDERS}.recurrence:RECURRENCE',
     ),
 )
 

@@ -1,0 +1,113 @@
+"""What the recurrence schema decides before a line is written: blocks of units, places in memory.
+
+Goes in: a group and a schedule. Comes out: `RecurrencePlan`. Weights are packed so that a block of
+units reads one run of memory:
+
+    packed[d][block][k][gate][unit of the block]        units behind the last are zero
+
+Weights that are constant are packed ahead, others at the start of every call, into scratch. States
+that steps hand on lie in scratch twice, [parity][d][n][unit]: a step reads one and writes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.abi import aligned
+from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.group import Group
+from tilewright.ops.phases import Phase, Product, StepPlan, step_plan
+from tilewright.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class RecurrencePlan:
+    """All that code is written from."""
+
+    group: Group
+    schedule: Schedule
+    steps: StepPlan
+
+    @property
+    def dtype(self) -> str:
+        return self.group.output.dtype
+
+    @property
+    def lanes(self) -> int:
+        return ISAS[self.schedule.isa].vector_bytes // DTYPES[self.dtype]
+
+    @property
+    def unit(self) -> int:
+        """Units of a block."""
+        return self.schedule.reg.tile['h']
+
+    @property
+    def batch_tile(self) -> int:
+        return self.schedule.reg.tile['n']
+
+    def blocks(self, phase: Phase) -> int:
+        """Blocks of one direction."""
+        return -(-phase.width // self.unit)
+
+    def packed_elements(self, phase: Phase, product: Product) -> int:
+        items = self.steps.directions * self.blocks(phase)
+        return items * product.units * product.gates * self.unit
+
+    @cached_property
+    def weights(self) -> dict[str, tuple[Phase, Product]]:
+        return {p.weights: (phase, p) for phase in self.steps.phases for p in phase.products}
+
+    def row(self, tensor: str) -> int:
+        """Elements from one sequence of a batch to the next, of a tensor in scratch."""
+        return -(-self.steps.width(tensor) // self.lanes) * self.lanes
+
+    @cached_property
+    def constants(self) -> tuple[Mapping[str, int], int]:
+        """Where constants lie in what is packed, in floats, and how many that are."""
+        return self._places(t.name for t in self.group.with_role('constant'))
+
+    @cached_property
+    def scratch(self) -> tuple[Mapping[str, int], int]:
+        """Where states, values between phases and weights that are not constant lie in scratch."""
+        moving = [n for n in self.weights if self.group.tensor(n).role == 'input']
+        return self._places([*self.steps.carried, *self.steps.kept, *moving])
+
+    def _places(self, names) -> tuple[Mapping[str, int], int]:
+        places, offset = {}, 0
+        for name in names:
+            places[name] = offset
+            offset += aligned(self._elements(name) * DTYPES[self.group.tensor(name).dtype] // 4 + 1)
+        return places, offset
+
+    def _elements(self, name: str) -> int:
+        if name in self.weights:
+            return self.packed_elements(*self.weights[name])
+        tensor = self.group.tensor(name)
+        if tensor.role in ('input', 'constant'):
+            return tensor.size
+        copies = 2 if name in self.steps.carried else 1
+        return copies * self.steps.directions * self.steps.batch * self.row(name)
+
+
+def plan_recurrence(group: Group, schedule: Schedule) -> RecurrencePlan:
+    """[Group, Schedule] -> [RecurrencePlan]; ScheduleError where the schedule is not legal."""
+    stage = group.main
+    if set(schedule.reg.tile) != set(stage.sizes):
+        raise ScheduleError(f'{group.label}: the schedule does not tile {sorted(stage.sizes)}')
+    steps = step_plan(group)
+    made = RecurrencePlan(group, schedule, steps)
+    if made.unit % made.lanes:
+        raise ScheduleError(
+            f'{group.label}: blocks of {made.unit} units; give whole vectors of {made.lanes}'
+        )
+    others = [d for d, _ in schedule.parallel if d != 'h']
+    if others:
+        raise ScheduleError(f'{group.label}: {others} cannot be cut between threads, only h can')
+    write = steps.final.write
+    if any(e.const or [c for _, c in e.terms] != [1] for e in write.index):
+        raise ScheduleError(f'{group.label}: it writes a part of its result; give it one of its own')
+    return made

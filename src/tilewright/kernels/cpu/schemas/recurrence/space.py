@@ -1,0 +1,72 @@
+"""The space of the recurrence schema: register tiles, and how many threads share the units.
+
+Goes in: a group, an instruction set, threads. Comes out: schedules that are worth pricing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.schemas.recurrence.plan import plan_recurrence
+from tilewright.kernels.cpu.space import CACHE_LEVELS
+from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.group import Group
+from tilewright.ops.phases import step_plan
+from tilewright.schedule.schedule import Level, Schedule
+
+IN_FLIGHT = 8  # sums of one k that hide the latency of multiply-adds
+LEFT_FREE = 6  # registers for weights and broadcasts
+
+
+def why_no_recurrence(group: Group) -> str:
+    """Why it cannot compute a group; '' where it can."""
+    if not group.is_sequential:
+        return f'{group.label} has no steps that follow each other'
+    try:
+        step_plan(group)
+    except ScheduleError as error:
+        return str(error)
+    return ''
+
+
+def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
+    """One register tile, with one thread and with all of them."""
+    row, stage = ISAS[isa], group.main
+    lanes = row.vector_bytes // DTYPES[group.output.dtype]
+    sizes, gates = stage.sizes, stage.sizes['g']
+    room = row.registers - LEFT_FREE
+    batch = max(1, min(sizes['n'], room // gates))
+    needed = -(-sizes['h'] // lanes)
+    vectors = max(1, min(needed, IN_FLIGHT // (gates * batch), room // (gates * batch)))
+    reg = dict.fromkeys(sizes, 1) | {'g': gates, 'n': batch, 'h': vectors * lanes, 'k': sizes['k']}
+    whole = {d: max(1, -(-size // reg[d])) * reg[d] for d, size in sizes.items()}
+    order = tuple(sizes)
+    outer = tuple(Level.of(name, order, whole) for name in CACHE_LEVELS[:levels])
+    blocks = sizes['d'] * -(-sizes['h'] // reg['h'])
+    for count in dict.fromkeys((1, min(threads, blocks))):
+        cut = (('h', count),) if count > 1 else ()
+        yield Schedule('recurrence', isa, 'h', (Level.of('reg', order, reg), *outer), cut)
+
+
+def recurrence_lines(group: Group, schedule: Schedule) -> list[str]:
+    """The loops in words, outermost first."""
+    plan = plan_recurrence(group, schedule)
+    steps, tile = plan.steps, schedule.reg.tile
+    shared = f', shared by {schedule.threads} threads in step' if schedule.threads > 1 else ''
+    lines = [f'for each of {steps.steps} steps{shared}:']
+    for number, phase in enumerate(steps.phases):
+        blocks = plan.blocks(phase)
+        lines.append(
+            f'  phase {number}: for each of {steps.directions} x {blocks} blocks of '
+            f'{plan.unit} units:'
+        )
+        for product in phase.products:
+            lines.append(
+                f'    {product.gates} gates x {min(tile["n"], steps.batch)} of {steps.batch} '
+                f'sequences in registers, {product.units} products each, weights '
+                f'{product.weights} packed'
+            )
+        lines.append(f'    {", ".join(s.name for s in phase.points)} of the block, in vectors')
+    return lines

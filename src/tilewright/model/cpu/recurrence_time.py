@@ -1,0 +1,53 @@
+"""The time of the recurrence schema: what a step loads and computes, and how threads keep in step.
+
+Goes in: a group, a schedule with schema 'recurrence', a machine. Comes out: a `Prediction`. Every
+step reads all recurrent weights, from the innermost cache that holds a thread's share of them; that
+is what most such layers wait for:
+
+    seconds = T * (max(sums, weights / bandwidth) + functions + waits)
+"""
+
+from __future__ import annotations
+
+from tilewright.machine.isa import ISAS
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.general_time import stage_cycles
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
+from tilewright.ops.group import Group
+from tilewright.ops.phases import step_plan
+from tilewright.schedule.schedule import Schedule
+
+WAIT_S = 5e-7  # until every thread knows that all others are done
+
+
+def predict_recurrence(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    steps, isa, threads = step_plan(group), ISAS[schedule.isa], schedule.threads
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    products = [s for s in group.stages if s.combiner]
+    points = [s for s in group.stages if not s.combiner]
+    # A weight serves the sequences of a register tile; a step cannot do more than load it.
+    served = min(schedule.reg.tile['n'], steps.batch)
+    macs = sum(s.points for s in products)
+    sums = max(macs / isa.lanes / isa.fma_per_cycle, macs / isa.lanes / served / isa.loads_per_cycle)
+    cycles = sums + sum(stage_cycles(group, s, isa.lanes) for s in points)
+    compute = cycles * cycle_s / threads
+    weights = sum(group.tensor(s.reads[0].tensor).bytes for s in products)
+    boundaries = [Boundary(machine.boundaries[0], 0.0, 0.0)]
+    for number in range(len(machine.caches)):
+        copies = min(threads, max(1, machine.cores // machine.caches[number].shared_by))
+        room = MARGIN * copies * machine.capacity_bytes(number, threads)
+        moved = float(weights * steps.steps) if weights > room else 0.0
+        rate = 1e9 * machine.bandwidth_gbps(number + 1, threads)
+        boundaries.append(Boundary(machine.boundaries[number + 1], moved, moved / rate))
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    if threads > 1:
+        fork += steps.steps * len(steps.phases) * WAIT_S
+    total = max(compute, *(b.seconds for b in boundaries[1:])) + fork
+    flops = float(sum(s.flops for s in products))
+    bounds = bound_times(flops, float(group.compulsory_bytes), machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return Prediction(
+        max(total, bounds[largest]), compute, 0.0, 0.0, fork, tuple(boundaries), bounds[largest],
+        flops, float(group.compulsory_bytes), largest if total < bounds[largest] else '',
+    )  # fmt: skip
