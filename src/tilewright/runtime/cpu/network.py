@@ -38,7 +38,7 @@ from tilewright.runtime.network_arrays import (
     contiguous,
     from_bytes,
     new_array,
-    release,
+    own,
     typed,
 )
 from tilewright.runtime.profile import Profile, TaskTime, medians
@@ -173,7 +173,7 @@ class Network(CalledNetwork):
             ),
         )  # fmt: skip
         self._kept = {
-            name: contiguous(program.constants[name], program.values[name])
+            name: own(program.constants[name], program.values[name])
             for name in sorted(_read_in_place(program, memory))
         }
         arrays = {
@@ -238,8 +238,6 @@ class Network(CalledNetwork):
             given = [contiguous(program.constants[n], program.values[n]) for n in key[1]]
             pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
             library.pack(pointers, base + places[key])
-            for array in given:
-                release(array)
 
         # Outside Python's lock, so that several threads pack at once.
         with ThreadPoolExecutor(self.threads) as workers:
@@ -261,7 +259,7 @@ class Network(CalledNetwork):
             return _Source(place.offset, size, output=names.index(place.name))
         if place.kind == 'constant' and place.name not in self._kept:
             constant = program.constants[place.name]
-            self._kept[place.name] = contiguous(constant, program.values[place.name])
+            self._kept[place.name] = own(constant, program.values[place.name])
         base = self._arena if place.kind == 'arena' else self._kept[place.name]
         return _Source(place.offset, size, memory=base)
 
