@@ -149,7 +149,10 @@ def index(header: dict, draw: random.Random) -> None:
     access = draw.choice([stage['write'], *stage['reads']])
     if access[1]:
         expression = draw.choice(access[1])
-        expression[1] = draw.choice([-1, 1, 5, -1000, 1 << 39])
+        if expression[0] and draw.random() < 0.3:
+            draw.choice(expression[0])[1] = draw.choice([2, 3, 1000])
+        else:
+            expression[1] = draw.choice([-1, 1, 5, -1000, 1 << 30, 1 << 39])
 
 
 def domain(header: dict, draw: random.Random) -> None:
@@ -165,7 +168,7 @@ def without(header: dict, draw: random.Random) -> None:
 
 
 CHANGES: tuple[Callable[[dict, random.Random], None], ...] = (
-    leaf, leaf, shape_of_things, shape_of_things, place, rebind, rebind, role, index, domain,
+    leaf, leaf, shape_of_things, shape_of_things, place, rebind, rebind, role, index, index, domain,
     without,
 )  # fmt: skip
 

@@ -68,6 +68,11 @@ def role_of_a_constant(header: dict) -> None:
     header['program']['inputs'].append(name)
 
 
+def bias_of(header: dict) -> list:
+    stages = [stage for group in header['groups'].values() for stage in group['stages']]
+    return next(access for stage in stages for access in stage['reads'] if access[0] == 'Bias')
+
+
 def first(header: dict, part: str) -> dict:
     return next(iter(header[part].values()))
 
@@ -96,6 +101,7 @@ def first(header: dict, part: str) -> dict:
             lambda h: first(h, 'groups')['stages'][0].update(name='a, b'),
             'not a name',
         ),
+        ('convolutions', lambda h: bias_of(h)[1][0].__setitem__(1, -1000), 'reads outside Bias'),
         ('gathered', lambda h: h['program']['inputs'].append('x'), 'name of its own'),
         ('gathered', lambda h: h['program']['outputs'].append(['y', 'r']), 'name of its own'),
         ('convolutions', lambda h: h['machine'].update(cores=1 << 70), 'cores'),

@@ -19,8 +19,8 @@ from tilewright.graph.memory_proof import box
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Region
 from tilewright.machine.isa import ISAS
-from tilewright.ops.group import Group
-from tilewright.ops.stage import Expr, Stage
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.stage import Access, Expr, Stage
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.schedule.schedule import Schedule
@@ -60,11 +60,29 @@ def check_group(group: Group) -> None:
     for stage in group.stages:
         _check_names([stage.name, *(d.name for d in stage.dims)])
         _check_indices(stage)
-        shape = group.tensor(stage.write.tensor).shape
-        for expression, extent in zip(stage.write.index, shape, strict=True):
-            if expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent:
-                raise ModelError(f'stage {stage.name} writes outside {stage.write.tensor}')
+        if _leaves(stage.write, group.tensor(stage.write.tensor), stage):
+            raise ModelError(f'stage {stage.name} writes outside {stage.write.tensor}')
+        _check_reads(group, stage)
         _check_expr(stage.expr)
+
+
+def _check_reads(group: Group, stage: Stage) -> None:
+    """Only what is padded is read outside its tensor: inputs, and results of the stages before. Of
+    constants, and behind the main stage point by point, kernels test no index.
+    """
+    behind = stage in group.epilogue and not stage.combiner
+    for access in stage.reads:
+        tensor = group.tensor(access.tensor)
+        tested = not access.is_affine or not (behind or tensor.role == 'constant')
+        if not tested and _leaves(access, tensor, stage):
+            raise ModelError(f'stage {stage.name} reads outside {access.tensor}')
+
+
+def _leaves(access: Access, tensor: Tensor, stage: Stage) -> bool:
+    return any(
+        expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent
+        for expression, extent in zip(access.index, tensor.shape, strict=True)
+    )
 
 
 def check_choices(choices: Mapping[str, Choice], target: str, threads: int) -> None:
