@@ -11,7 +11,6 @@ import ctypes
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.kernel import aligned_empty, pool
+from tilewright.runtime.cpu.kernel import aligned_empty, pool, renew_lock_in_children
 from tilewright.runtime.network_arrays import (
     CalledNetwork,
     check_apart,
@@ -149,7 +148,7 @@ class Network(CalledNetwork):
         self.places = memory.places
         self._lock = threading.Lock()  # callers share the arena and the arguments
         self._build(program, memory)
-        _networks.add(self)
+        renew_lock_in_children(self)
 
     def _build(self, program: Program, memory: Memory) -> None:
         loaded = {digest: _Library(kernel.library) for digest, kernel in self.kernels.items()}
@@ -459,16 +458,3 @@ def _room(network: str, what: str, size: int) -> np.ndarray:
             f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
             f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
         ) from None
-
-
-# A lock that another thread held when the process was forked is never released in the child.
-_networks: weakref.WeakSet[Network] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for network in _networks:
-        network._lock = threading.Lock()
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_renew_locks)
