@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -253,3 +255,35 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, said.out, said.err
 
     return run
+
+
+@pytest.fixture
+def agrees_in_children() -> Callable[[Callable[[], np.ndarray]], None]:
+    """Assert that forked children compute the same, while another thread of their parent calls."""
+
+    def check(function: Callable[[], np.ndarray]) -> None:
+        want, stop = function(), threading.Event()
+
+        def keep_busy() -> None:
+            while not stop.is_set():
+                function()
+
+        busy = threading.Thread(target=keep_busy)
+        busy.start()
+        try:
+            for _ in range(5):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(30)  # a child that waits for ever is a failure, not a hang
+                    code = 1
+                    try:
+                        code = 0 if np.array_equal(function(), want) else 2
+                    finally:
+                        os._exit(code)
+                assert os.waitpid(child, 0)[1] == 0
+        finally:
+            stop.set()
+            busy.join()
+        np.testing.assert_array_equal(function(), want)
+
+    return check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -336,3 +338,15 @@ def test_a_converted_input_is_converted_every_time(outer_kernel, arrays, want):
     x *= 2
     doubled = reference(outer_kernel.group, {**arrays, 'In': x})
     np.testing.assert_array_equal(conv(x, out=out), doubled)
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
+@pytest.mark.filterwarnings('ignore:.*multi-threaded:DeprecationWarning')
+@pytest.mark.parametrize('again', [False, True])
+def test_a_forked_child_computes_what_its_parent_does(
+    outer_kernel, arrays, want, agrees_in_children, again
+):
+    """Also while another thread of the parent holds the kernel."""
+    conv = built(outer_kernel, arrays)
+    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32) if again else None
+    agrees_in_children(lambda: conv(x, out=out))

@@ -9,6 +9,7 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from file_mutants import file_of, header_of
 
 import tilewright as tw
 from tilewright import zoo
@@ -231,22 +232,6 @@ def test_a_saved_network_is_the_same(made, network, saved):
     assert again.read_bytes() == saved.read_bytes()
 
 
-def test_pages_of_a_mapped_file_are_released_and_can_be_read_again(tmp_path):
-    import mmap
-
-    from tilewright.runtime.network_arrays import release
-
-    path = tmp_path / 'pages'
-    numbers = np.arange(8192, dtype=np.float32)
-    path.write_bytes(numbers.tobytes())
-    with open(path, 'rb') as file:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    array = np.frombuffer(pages, np.float32)[100:8000].reshape(10, 790)
-    release(array)
-    np.testing.assert_array_equal(array.ravel(), numbers[100:8000])
-    release(np.zeros(3))
-
-
 def test_threads_may_differ_when_loaded(saved, made):
     loaded = tw.load(saved, threads=1)
     assert loaded.threads == 1
@@ -277,18 +262,10 @@ def test_files_that_end_too_early_or_too_late(saved, tmp_path, size):
 
 def rewritten(saved, tmp_path, change):
     """A file with sound checksums whose header was changed."""
-    import hashlib
-    import mmap
-
-    data = saved.read_bytes()
-    length = int.from_bytes(data[8:16], 'little')
-    header = json.loads(data[48 : 48 + length])
-    arrays = data[-(-(48 + length) // mmap.PAGESIZE) * mmap.PAGESIZE :]
+    header, arrays = header_of(saved.read_bytes())
     change(header)
-    text = json.dumps(header).encode()
-    body = data[:8] + len(text).to_bytes(8, 'little') + hashlib.sha256(text).digest() + text
     path = tmp_path / 'changed.tw'
-    path.write_bytes(body + bytes(-len(body) % mmap.PAGESIZE) + arrays)
+    path.write_bytes(file_of(header, arrays))
     return path
 
 

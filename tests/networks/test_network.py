@@ -328,31 +328,9 @@ def test_four_networks_at_once(program):
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
 @pytest.mark.filterwarnings('ignore:.*multi-threaded:DeprecationWarning')
-def test_a_forked_child_computes_what_its_parent_does(network, x):
+def test_a_forked_child_computes_what_its_parent_does(network, x, agrees_in_children):
     """Also while another thread of the parent holds the network."""
-    want = network(x)
-    stop = threading.Event()
-
-    def keep_busy() -> None:
-        while not stop.is_set():
-            network(x)
-
-    busy = threading.Thread(target=keep_busy)
-    busy.start()
-    try:
-        for _ in range(5):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    code = 0 if np.array_equal(network(x), want) else 2
-                finally:
-                    os._exit(code)
-            assert os.waitpid(child, 0)[1] == 0
-    finally:
-        stop.set()
-        busy.join()
-    np.testing.assert_array_equal(network(x), want)
+    agrees_in_children(lambda: network(x))
 
 
 def test_memory_does_not_grow(network, x):

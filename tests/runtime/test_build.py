@@ -1,6 +1,7 @@
 """The compile cache: built once, damaged entries rebuilt, bounded; errors that say what to do."""
 
 import ctypes
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from tilewright.errors import CompilerError, MissingError, StoreError
 from tilewright.machine import compiler as building
+from tilewright.machine import private
 from tilewright.machine.compiler import build, prune, run_compiler
 
 SOURCE = 'int answer(void) { return 42; }'
@@ -73,7 +75,7 @@ def test_source_flags_and_compiler_make_the_key(monkeypatch, tmp_path):
 @pytest.mark.parametrize('damage', ['cut', 'flip', 'library', 'sum', 'empty', 'garbage sum'])
 def test_a_damaged_entry_is_built_again(damage, compilations):
     library = build(SOURCE)
-    data, total = library.read_bytes(), library.parent / 'sha256'
+    data, total = library.read_bytes(), library.parent / 'seal'
     if damage == 'cut':
         library.write_bytes(data[: len(data) // 2])
     elif damage == 'flip':
@@ -96,7 +98,7 @@ def test_a_library_that_is_in_use_is_replaced_not_overwritten():
     library = build(SOURCE)
     loaded = ctypes.CDLL(str(library))
     before = library.stat().st_ino
-    (library.parent / 'sha256').write_text('0')
+    (library.parent / 'seal').write_text('0')
     build(SOURCE)
     assert library.stat().st_ino != before
     assert loaded.answer() == 42
@@ -220,11 +222,112 @@ def test_a_read_only_home_gets_a_temporary_cache(tmp_path, monkeypatch):
     file.write_text('')
     monkeypatch.delenv('TILEWRIGHT_CACHE_DIR')
     monkeypatch.setattr(building, '_user_cache', lambda: file / 'home')
-    folder = building.cache_dir()
+    with pytest.warns(UserWarning, match='cannot be written, so this run is remembered in'):
+        folder = building.cache_dir()
     assert folder.is_dir()
     assert building.cache_dir() == folder
+    assert building.for_children() == {'TILEWRIGHT_CACHE_DIR': str(folder)}
     folder.rmdir()
     building._fallback_dir.cache_clear()
+    assert building.for_children() == {}
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_what_is_made_is_for_this_user_alone_whatever_the_umask(cache, open_umask):
+    library = build(SOURCE)
+    for path in (cache, *cache.rglob('*')):
+        if path.is_dir() or path == library or path.name == 'key':
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_directory_that_others_can_write_is_refused_with_a_remedy(cache):
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(
+        StoreError, match=r'others can write to it \(mode 0777\); run `chmod -R go-w'
+    ):
+        build(SOURCE)
+    cache.chmod(0o700)
+    inner = build(SOURCE).parents[1]
+    inner.chmod(0o777)
+    with pytest.raises(StoreError, match=f'{inner} is not safe to load code from'):
+        build(SOURCE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can give files away')
+@pytest.mark.parametrize('what', ['root', 'code', 'library', 'key'])
+def test_what_belongs_to_another_user_is_not_loaded(cache, compilations, what):
+    library = build(SOURCE)
+    paths = {
+        'root': cache, 'code': cache / 'code', 'library': library, 'key': cache / private.KEY
+    }  # fmt: skip
+    os.chown(paths[what], 12345, 12345)
+    building._writable.cache_clear()
+    private._key.cache_clear()
+    if what == 'library':
+        build(SOURCE)
+        assert len(compilations) == 2
+        return
+    with pytest.raises(StoreError, match='belongs to user 12345, and you are 0'):
+        build(SOURCE)
+
+
+def test_a_library_that_somebody_placed_there_is_not_loaded(cache, compilations):
+    """With a checksum that matches: it is the seal that only this user can make."""
+    library = build(SOURCE)
+    other = build('int answer(void) { return 666; }')
+    library.write_bytes(other.read_bytes())
+    (library.parent / 'seal').write_text(hashlib.sha256(other.read_bytes()).hexdigest())
+    assert _answer(build(SOURCE)) == 42
+    assert len(compilations) == 3
+
+
+def fake_compiler(path, version: str):
+    """A compiler that answers `--version` by a line of shell."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ {version}; exit; }}\nexec gcc "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_compiler_whose_version_never_comes_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv('TILEWRIGHT_CC', str(fake_compiler(tmp_path / 'cc', 'sleep 1000')))
+    monkeypatch.setenv('TILEWRIGHT_TIME_LIMIT', '0.5')
+    with pytest.raises(CompilerError, match=r'longer than 0.5 s; raise TILEWRIGHT_TIME_LIMIT'):
+        build(SOURCE)
+
+
+def test_a_version_in_any_encoding(tmp_path, monkeypatch):
+    monkeypatch.setenv('TILEWRIGHT_CC', str(fake_compiler(tmp_path / 'cc', r"printf '\351\377'")))
+    assert _answer(build(SOURCE)) == 42
+
+
+def test_a_compiler_may_be_a_path_with_blanks_or_begin_with_a_tilde(tmp_path, monkeypatch):
+    command = fake_compiler(tmp_path / 'my tools' / 'c c', 'echo odd')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    for said, words in (
+        (str(command), (str(command),)),
+        ('~/my tools/c c', (str(command),)),
+        (f"'{command}' -DX=1", (str(command), '-DX=1')),
+    ):
+        monkeypatch.setenv('TILEWRIGHT_CC', said)
+        assert building.compiler() == words
+    assert _answer(build(SOURCE)) == 42
+
+
+def test_what_was_built_is_used_where_the_compiler_is_gone(tmp_path, monkeypatch):
+    library = build(SOURCE)
+    monkeypatch.setenv('PATH', str(tmp_path))
+    monkeypatch.setitem(sys.modules, 'ziglang', None)
+    assert build(SOURCE) == library
+    with pytest.raises(MissingError, match='no C compiler was found'):
+        build(SOURCE + ' ')
 
 
 def test_the_users_cache_without_platformdirs(tmp_path, monkeypatch):

@@ -47,7 +47,6 @@ def run(
     if path.suffix != '.tw':
         raise InputError(f'--output {path} does not end in .tw')
     check_writable(path, '--output')
-    out.warn_if_forgetful()
     begin = time.perf_counter()
     checked: list[Checked] = []
     asked = wanted(check, tune)

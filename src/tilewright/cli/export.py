@@ -27,7 +27,6 @@ def run(
 ) -> int:
     """Compile a model and write it as C; comes out: the exit code."""
     check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
-    out.warn_if_forgetful()
     begin = time.perf_counter()
     with Bar(1) as bar:
         bar.begin(model)

@@ -32,7 +32,6 @@ def run(
         raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
     if threads is not None:
         check_early(machine, threads)
-    out.warn_if_forgetful()
     facts = describe_host() if machine is None else None
     found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)
     _check_threads(threads, found)

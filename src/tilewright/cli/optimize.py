@@ -69,7 +69,6 @@ def check_model(name: str) -> None:
 
 def machine_of(name: str | None, measure: bool, out: Output) -> Machine:
     """The machine to plan for; what there is to say about it goes to standard error."""
-    out.warn_if_forgetful()
     machine, warning = load_machine(name, measure=measure)
     if warning:
         out.warn(warning)

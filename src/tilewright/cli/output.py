@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from tilewright import knobs
 from tilewright.errors import InputError, MissingError
 from tilewright.machine import compiler as build
 from tilewright.runtime.measure import Progress
@@ -46,15 +45,6 @@ class Output:
 
     def warn(self, text: str) -> None:
         print(f'warning: {text}', file=sys.stderr, flush=True)
-
-    def warn_if_forgetful(self) -> None:
-        """Say it when the user's cache directory cannot be written, and a temporary one is used."""
-        folder = build.cache_dir()
-        if knobs.get('cache_dir') is None and folder.name != 'tilewright':
-            self.warn(
-                f'the cache directory of this user cannot be written, so this run is remembered in '
-                f'{folder} only; set TILEWRIGHT_CACHE_DIR to a directory that can be written'
-            )
 
     def write(self, data: dict[str, Any]) -> None:
         """Write the complete result, under a heading that says what made it."""

@@ -68,6 +68,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self._check_places()
+        given = {*self.inputs, *self.constants}
         spans: dict[str, list[tuple[int, int]]] = {}
         for value in (*self.inputs, *self.constants):
             self._write(value, spans)
@@ -80,6 +81,9 @@ class Program:
             self._check_type(task, task.group.output.name, task.result)
             if task.result in self.views or task.result in whole:
                 raise ModelError(f'task {task.name} writes {task.result!r}, which exists already')
+            root, _ = self.place(task.result)
+            if root in given:
+                raise ModelError(f'task {task.name} writes {root!r}, which is given')
             if not task.writes_part:
                 whole.add(task.result)
             self._write(task.result, spans)
@@ -88,9 +92,7 @@ class Program:
                 raise ModelError(f'{self.name}: output {value!r} is computed by no task')
 
     def _check_type(self, task: Task, tensor: str, value: str) -> None:
-        if value not in self.values:
-            raise ModelError(f'{self.name}: {value!r} has no type; every value needs one')
-        want, have = task.group.tensor(tensor), self.values[value]
+        want, have = task.group.tensor(tensor), self._type(value)
         if want.shape != have.shape or want.dtype != have.dtype:
             raise ModelError(
                 f'task {task.name}: {tensor} is {want.dtype}{list(want.shape)}, '
@@ -98,14 +100,28 @@ class Program:
             )
 
     def _check_places(self) -> None:
+        """Every value lies inside the memory that holds it. Places are counted in elements, so
+        that what shares memory has one dtype.
+        """
+        for value in (*self.inputs, *self.constants):
+            if value in self.views or value in self.inside:
+                raise ModelError(f'{value!r} is given, and cannot lie in the memory of another')
+        inputs = set(self.inputs)
+        for value, array in self.constants.items():
+            if value in inputs or array.size != self._size(value):
+                raise ModelError(f'constant {value!r} is not what its type says')
         for value, base in self.views.items():
             if base in self.views:
                 raise ModelError(f'{value!r} is a view of {base!r}, which is a view itself')
+            self._check_same_dtype(value, base)
+            if self._size(value) != self._size(base):
+                raise ModelError(f'{value!r} is a view of {base!r}, which has another size')
         for value, (holder, offset) in self.inside.items():
             if value in self.views or holder in self.views:
                 raise ModelError(f'{value!r} lies inside {holder!r}, and one of them is a view')
+            self._check_same_dtype(value, holder)
             size, room = self._size(value), self._size(holder)
-            if offset < 0 or offset + size > room:
+            if not isinstance(offset, int) or offset < 0 or offset + size > room:
                 raise ModelError(f'{value!r} does not fit {holder!r} at element {offset}')
             seen = {value}
             while holder in self.inside:
@@ -114,10 +130,18 @@ class Program:
                 seen.add(holder)
                 holder = self.inside[holder][0]
 
-    def _size(self, value: str) -> int:
+    def _check_same_dtype(self, value: str, holder: str) -> None:
+        one, other = (self._type(name).dtype for name in (value, holder))
+        if one != other:
+            raise ModelError(f'{value!r} is {one} and lies in the memory of {holder!r}, {other}')
+
+    def _type(self, value: str) -> Value:
         if value not in self.values:
             raise ModelError(f'{self.name}: {value!r} has no type; every value needs one')
-        return math.prod(self.values[value].shape)
+        return self.values[value]
+
+    def _size(self, value: str) -> int:
+        return math.prod(self._type(value).shape)
 
     def _write(self, value: str, spans: dict[str, list[tuple[int, int]]]) -> None:
         root, first = self.place(value)

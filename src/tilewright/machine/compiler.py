@@ -3,17 +3,24 @@
 Goes in: source text, compiler flags. Comes out: the path of a library, built once. The key is the
 hash of source, flags, compiler and its version.
 
-An entry is a folder `code/ab/<name>-<digest>/` that holds the library, its source, and a checksum.
-It appears by renaming a finished scratch folder, so that two builders, or one that is killed, never
-leave half of one; and the checksum is compared on every hit, because loading a truncated library
-can kill the process that loads it. A damaged entry is removed and built again. The cache is
-bounded: the entries that were not used for the longest time go first.
+An entry is a folder `code/ab/<name>-<digest>/` that holds the library, its source, and a seal: a
+checksum that only this user can make (private.py). It appears by renaming a finished scratch
+folder, so that two builders, or one that is killed, never leave half of one; and the seal is
+compared on every hit, because loading a truncated library can kill the process that loads it, and
+one that somebody else made could do anything. A damaged entry is removed and built again. The cache
+is bounded: the entries that were not used for the longest time go first.
+
+Which compiler built last is noted, so that a host that has lost it can still use what it built.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import hashlib
+import hmac
+import json
 import os
 import platform
 import shlex
@@ -22,29 +29,35 @@ import signal
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from tilewright import knobs
 from tilewright.errors import CompilerError, MissingError, StoreError
+from tilewright.files import replacing
+from tilewright.machine.private import check_private, make_private, seal, why_open
 
 BASE_FLAGS = ('-std=gnu11', '-O3', '-fno-math-errno', '-fPIC', '-shared', '-pthread')
 CACHE_LIMIT_BYTES = 512 << 20
 KEEP_SECONDS = 3600.0
 _PRUNE_EVERY = 64
-_SUM = 'sha256'
+_SEAL = 'seal'
+_LAST = 'compiler.json'
 _builds = 0
 
 
 @cache
 def _writable(path: Path) -> bool:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private(path)
         with tempfile.TemporaryFile(dir=path):
-            return True
+            pass
     except OSError:
         return False
+    check_private(path)
+    return True
 
 
 def cache_dir() -> Path:
@@ -72,27 +85,63 @@ def _user_cache() -> Path:
 
 @cache
 def _fallback_dir() -> Path:
-    return Path(tempfile.mkdtemp(prefix='tilewright-'))
+    """A temporary directory that goes when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix='tilewright-'))
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a child that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    warnings.warn(
+        f'the cache directory of this user cannot be written, so this run is remembered in '
+        f'{folder} only, until it ends; set TILEWRIGHT_CACHE_DIR to a directory that can be '
+        f'written',
+        stacklevel=2,
+    )
+    return folder
+
+
+def for_children() -> dict[str, str]:
+    """Variables that let a child process use the same cache directory."""
+    if knobs.get('cache_dir') is None and _fallback_dir.cache_info().currsize:
+        return {'TILEWRIGHT_CACHE_DIR': str(_fallback_dir())}
+    return {}
+
+
+def _words(text: str, search_path: str) -> tuple[str, ...]:
+    """A command as words, if it can be run: a path may have blanks, and begin with ~."""
+    with contextlib.suppress(ValueError):  # quotes that do not end
+        for words in ((text,), tuple(shlex.split(text))):
+            name = os.path.expanduser(words[0]) if words else ''
+            if name and shutil.which(name, path=search_path):
+                return (name, *words[1:])
+    return ()
 
 
 @cache
 def _find(preferred: str, fallback: str, search_path: str) -> tuple[str, ...]:
-    if preferred and not shutil.which(preferred.split()[0], path=search_path):
-        raise MissingError(
-            f'TILEWRIGHT_CC={preferred!r} is not a program that can be run; name a C compiler, or '
-            f'unset it to use gcc or clang'
-        )
     for name in (preferred, fallback, 'gcc', 'clang', 'cc'):
-        words = name.split()
-        if words and shutil.which(words[0], path=search_path):
-            return tuple(words)
+        words = _words(name, search_path)
+        if words:
+            return words
+        if name and name == preferred:
+            raise MissingError(
+                f'TILEWRIGHT_CC={preferred!r} is not a program that can be run; name a C compiler, '
+                f'or unset it to use gcc or clang'
+            )
     with contextlib.suppress(ImportError):
         import ziglang  # pyright: ignore[reportMissingImports]
 
         return (str(Path(str(ziglang.__file__)).parent / 'zig'), 'cc')
-    raise MissingError(
+    raise NoCompilerError(
         'no C compiler was found; install gcc or clang, or name one in the variable CC'
     )
+
+
+class NoCompilerError(MissingError):
+    """There is none, and none was asked for."""
 
 
 def compiler() -> tuple[str, ...]:
@@ -103,23 +152,29 @@ def compiler() -> tuple[str, ...]:
 @cache
 def compiler_version(command: tuple[str, ...]) -> str:
     """The first line that the compiler says of itself: part of cache keys and of store records."""
+    _, said, _ = _run([*command, '--version'])
+    return said.split('\n', 1)[0]
+
+
+def identity() -> tuple[tuple[str, ...], str]:
+    """(command, version) of the compiler; of the one that built last where there is none now."""
     try:
-        answer = subprocess.run(
-            [*command, '--version'], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        raise MissingError(
-            f'the C compiler {command[0]} cannot be run ({error.strerror}); name another in the '
-            f'variable CC'
-        ) from None
-    return answer.stdout.split('\n', 1)[0]
+        command = compiler()
+        return command, compiler_version(command)
+    except NoCompilerError:
+        try:
+            kept = json.loads((cache_dir() / 'code' / _LAST).read_text())
+            return tuple(map(str, kept['command'])), str(kept['version'])
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        raise
 
 
 def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> Path:
     """[C source] -> [shared library]. Cached; safe against concurrent builders and kills."""
-    command = compiler()
+    command, version = identity()
     words = [*command, *BASE_FLAGS, *flags, *knobs.get('cflags')]
-    key = '\0'.join([source, *words, compiler_version(command), platform.machine()])
+    key = '\0'.join([source, *words, version, platform.machine()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     entry = cache_dir() / 'code' / digest[:2] / f'{name}-{digest}'
     library = entry / f'{name}.so'
@@ -127,7 +182,9 @@ def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> 
         if is_intact(library):
             os.utime(entry)
         else:
+            compiler()  # the one that is known may not be here any more
             _make(entry, source, words, name)
+            _note(command, version)
         _dump(entry, words)
     except OSError as error:
         raise StoreError(
@@ -138,30 +195,44 @@ def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> 
 
 
 def is_intact(library: Path) -> bool:
-    """Whether an entry is complete and has the bytes that were built."""
+    """Whether an entry is complete, and nobody but this user can have written it."""
+    entry = library.parent
     try:
-        want = (library.parent / _SUM).read_text()
-        return hashlib.sha256(library.read_bytes()).hexdigest() == want
-    except (OSError, UnicodeDecodeError):
+        if any(map(why_open, (library, entry, *entry.parents[:2]))):
+            return False
+        want = (entry / _SEAL).read_text()
+        return hmac.compare_digest(seal(cache_dir(), library.read_bytes()), want)
+    except (OSError, TypeError, UnicodeDecodeError):
         return False
 
 
 def _make(entry: Path, source: str, words: list[str], name: str) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    make_private(entry.parent)
+    check_private(*reversed(entry.parents[:2]))
     _prune_sometimes()
     with tempfile.TemporaryDirectory(dir=entry.parent, prefix='tmp') as scratch:
         made = Path(scratch) / 'entry'
-        made.mkdir()
+        made.mkdir(mode=0o700)
         text, library = made / f'{name}.c', made / f'{name}.so'
         text.write_text(source)
         run_compiler([*words, str(text), '-o', str(library), '-lm'])
-        (made / _SUM).write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        library.chmod(0o700)
+        (made / _SEAL).write_text(seal(cache_dir(), library.read_bytes()))
         _discard_damaged(entry, library.name, scratch)
         # Fails when another builder was quicker; its entry then serves as well as ours.
         with contextlib.suppress(OSError):
             os.rename(made, entry)
         if not is_intact(entry / library.name):
             raise OSError(f'{entry} cannot be replaced')
+
+
+def _note(command: tuple[str, ...], version: str) -> None:
+    """Note who built last, for `identity`."""
+    path, text = cache_dir() / 'code' / _LAST, json.dumps({'command': command, 'version': version})
+    with contextlib.suppress(OSError, ValueError):
+        if not path.exists() or path.read_text() != text:
+            with replacing(path) as made:
+                made.write_text(text)
 
 
 def _discard_damaged(entry: Path, library: str, scratch: str) -> None:
@@ -243,13 +314,26 @@ def prune(limit_bytes: int = CACHE_LIMIT_BYTES, keep_seconds: float = KEEP_SECON
 
 def run_compiler(words: list[str]) -> None:
     """Run a compiler command line; its first complaint becomes the error."""
+    code, _, complaints = _run(words)
+    if code:
+        lines = [line for line in complaints.splitlines() if 'error' in line] or ['no message']
+        full = 'No space left on device' in complaints
+        raise (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if full
+            else CompilerError(f'{words[0]} failed: {lines[0].strip()}')
+        )
+
+
+def _run(words: list[str]) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error) of a compiler, within TILEWRIGHT_TIME_LIMIT."""
     limit = knobs.get('time_limit')
     # A session of its own: a compiler driver that is killed leaves its passes running otherwise.
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors='replace',
@@ -262,15 +346,14 @@ def run_compiler(words: list[str]) -> None:
         ) from None
     with process:
         try:
-            _, complaints = process.communicate(timeout=limit)
+            said, complaints = process.communicate(timeout=limit)
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise CompilerError(
-                f'the compiler took longer than {limit:g} s; raise TILEWRIGHT_TIME_LIMIT'
+                f'{words[0]} took longer than {limit:g} s; raise TILEWRIGHT_TIME_LIMIT, or name '
+                f'another compiler in the variable CC'
             ) from None
-    if process.returncode:
-        lines = [line for line in complaints.splitlines() if 'error' in line] or ['no message']
-        raise CompilerError(f'{words[0]} failed: {lines[0].strip()}')
+    return process.returncode, said, complaints

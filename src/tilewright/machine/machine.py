@@ -8,7 +8,7 @@ are `len(caches) + 1` boundaries, named by the level that receives: 'reg', 'l1',
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -25,14 +25,18 @@ def bytes_text(count: float) -> str:
     return f'{count:.4g} GiB'
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+MOST_CORES = 1 << 16
+MOST_BYTES = 1 << 50
+
+
+def _whole(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _figure(value: Any) -> bool:
     """Whether it is a finite number, 0 or more."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+    return number and 0 <= value <= sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,10 @@ class Cache:
     def __post_init__(self) -> None:
         for name in ('bytes', 'line_bytes', 'ways', 'shared_by', 'usable_bytes'):
             value = getattr(self, name)
-            if not _whole(value, 1):
+            if not _whole(value, MOST_BYTES):
                 raise InputError(
-                    f'cache {self.name}: {name} is {value!r}; it must be a whole number, at least 1'
+                    f'cache {self.name}: {name} is {value!r}; it must be a whole number, at least '
+                    f'1 and at most 2^50'
                 )
 
 
@@ -78,8 +83,8 @@ class Machine:
                 raise InputError(f'machine {name} is {getattr(self, name)!r}; it must be text')
         if not isinstance(self.isa, str) or self.isa not in ISAS:
             self._refuse('isa', f'choose one of {", ".join(ISAS)}')
-        if not _whole(self.cores, 1):
-            self._refuse('cores', 'it must be a whole number, at least 1')
+        if not _whole(self.cores, MOST_CORES):
+            self._refuse('cores', f'it must be a whole number, 1 to {MOST_CORES}')
         caches = self.caches
         if not isinstance(caches, tuple) or not caches or not all(type(c) is Cache for c in caches):
             self._refuse('caches', 'at least one cache is needed, the innermost first')

@@ -279,6 +279,8 @@ def _loaded(
     if wanted_check is not None:
         files = Files(None, lambda to: shutil.copyfile(path, to), saved.target)
         check_network(Subject(made, site.ordered(program_of(path))), wanted_check, files)
+    del saved, best  # what the file held is packed
+    give_back()
     return made
 
 

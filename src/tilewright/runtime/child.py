@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tilewright.machine.compiler import for_children
+
 POLL_S = 0.5  # how long a wait may go on behind the end of a child
 LENGTH = 8  # bytes that say how long a block is
 ROOT = str(Path(__file__).parents[2])
@@ -89,7 +91,10 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self.log,
             bufsize=0,
-            env={**os.environ, **package_paths()} if environment is None else dict(environment),
+            env={
+                **for_children(),
+                **({**os.environ, **package_paths()} if environment is None else environment),
+            },
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         self._finish = weakref.finalize(self, _end, self.process, self.log)

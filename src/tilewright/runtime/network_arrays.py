@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,12 @@ from tilewright.runtime.profile import Profile, explain_network
 def contiguous(array: np.ndarray, value: Value) -> np.ndarray:
     """The array as kernels read it: of the value's type, in C order."""
     return np.ascontiguousarray(array, DTYPES[value.dtype])
+
+
+def own(array: np.ndarray, value: Value) -> np.ndarray:
+    """The same in memory of its own, so that keeping it keeps nothing else: not a whole file."""
+    made = contiguous(array, value)
+    return made if made.base is None else made.copy()
 
 
 def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:
@@ -123,23 +128,6 @@ def checked_result(value: Value, array: object) -> np.ndarray:
             f'out of {value.name!r} must be writeable and aligned; allocate it with numpy.empty'
         )
     return array
-
-
-def release(array: np.ndarray) -> None:
-    """Let the system take back the pages of an array that a mapped file holds; they can be read
-    again. Other arrays are left alone.
-    """
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    pages = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(pages, mmap.mmap) or not hasattr(mmap, 'MADV_DONTNEED'):
-        return
-    start = array.ctypes.data - np.frombuffer(pages, np.uint8).ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def give_back() -> None:

@@ -6,6 +6,7 @@ GPU are told apart by what their JSON holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class Choice:
         try:
             seconds = float(data['predicted_s']), float(data['bound_s'])
             schedule = schedule_from_json(data['schedule'])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f'a stored choice cannot be read: {error!r}') from None
+        if not all(0 <= value < math.inf for value in seconds):  # false for nan
+            raise InputError(f'a stored choice cannot be read: it takes {seconds} s')
         return cls(schedule, *seconds, str(data.get('limit', '')))

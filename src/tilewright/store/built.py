@@ -39,12 +39,12 @@ def remember(group: Group, schedule: Schedule, library: Path) -> None:
 
 
 def _key(group: Group, schedule: Schedule) -> str:
-    command = build.compiler()
+    command, version = build.identity()
     return choices.key_of(
         {
             'library': group.digest,
             'schedule': schedule.digest,
-            'compiler': [*command, build.compiler_version(command)],
+            'compiler': [*command, version],
             'flags': list(build.BASE_FLAGS),
         }
     )

@@ -21,6 +21,7 @@ from typing import Any
 from tilewright import knobs
 from tilewright.errors import TilewrightError
 from tilewright.machine.compiler import cache_dir, prune_files
+from tilewright.machine.private import make_private
 from tilewright.schedule.choice import Choice
 from tilewright.version import VERSION
 
@@ -81,7 +82,7 @@ def keep(key: str, answer: Any) -> None:
     path = _path(key)
     with contextlib.suppress(OSError):
         if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             prune_files(path.parents[1].glob('*/*.json'), MOST_FILES)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix='tmp') as scratch:
             made = Path(scratch) / path.name

@@ -8,8 +8,9 @@
 
 Goes in: a program and the choices for its groups. Comes out: a file; from it, both again. Loading
 runs nothing: there is no code in the file, neither binary nor source, and what is generated from it
-is checked first. Groups and schedules may hold plain words and numbers only, because they end up in
-generated sources. Every byte is covered by a checksum. Weights are mapped into memory, not read.
+is checked first (network_checks.py). Every byte is covered by a checksum. Weights are read, not
+mapped: a file that is cut short while it is in use would end the process, and one that is changed
+would change the network. They take their size in memory until kernels have packed them.
 """
 
 from __future__ import annotations
@@ -20,23 +21,33 @@ import math
 import mmap
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from tilewright.errors import InputError, ModelError, TilewrightError
+from tilewright.files import open_regular, replacing
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.graph.program import Program, Task
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.stage import Affine, Expr
 from tilewright.ops.winograd import ALGORITHMS
+from tilewright.runtime.cpu.kernel import aligned_empty
+from tilewright.runtime.verify import TOLERANCE
 from tilewright.schedule.choice import Choice
+from tilewright.store.network_checks import (
+    MOST_THREADS,
+    PLAIN,
+    check_choices,
+    check_group,
+    check_plain,
+    check_program,
+    check_whole,
+)
 from tilewright.version import VERSION
 
 FORMAT = 1
@@ -44,8 +55,6 @@ MAGIC = b'\x93TWNET\r\n'
 ALIGNMENT = 64
 MOST_HEADER_BYTES = 256 << 20
 _HEAD_BYTES = len(MAGIC) + 8 + 32
-_CHUNK = 1 << 20
-_PLAIN = re.compile(r'[A-Za-z0-9_.+@:,=#>/ -]*')
 
 
 @dataclass(frozen=True)
@@ -119,16 +128,13 @@ def _write(
     ).encode()
     target = Path(path)
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix='.tilewright-') as scratch:
-            made = Path(scratch) / 'network.tw'
-            with open(made, 'wb') as file:
-                file.write(MAGIC + len(header).to_bytes(8, 'little'))
-                file.write(hashlib.sha256(header).digest() + header)
-                file.write(bytes(-file.tell() % mmap.PAGESIZE))
-                for array in arrays.values():
-                    for piece in _pieces(array):
-                        file.write(piece)
-            os.replace(made, target)
+        with replacing(target) as made, open(made, 'wb') as file:
+            file.write(MAGIC + len(header).to_bytes(8, 'little'))
+            file.write(hashlib.sha256(header).digest() + header)
+            file.write(bytes(-file.tell() % mmap.PAGESIZE))
+            for array in arrays.values():
+                for piece in _pieces(array):
+                    file.write(piece)
     except OSError as error:
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from None
 
@@ -145,7 +151,7 @@ def _pieces(array: np.ndarray) -> Iterator[bytes | memoryview]:
 
 def _labelled(group: Group) -> Group:
     """The group with a label that may stand in a file."""
-    if _PLAIN.fullmatch(group.label):
+    if PLAIN.fullmatch(group.label):
         return group
     return replace(group, label=re.sub(r'[^A-Za-z0-9_.+@:,=#>/ -]', '_', group.label))
 
@@ -176,16 +182,20 @@ def read(path: str | os.PathLike[str]) -> Saved:
     """Read a file; whatever is wrong with it is one sentence."""
     where = Path(path)
     try:
-        with open(where, 'rb') as file:
-            header, start = _header(where, file)
-            return _saved(where, file, header, start)
+        with open_regular(where) as file:
+            header, data = _contents(where, file)
+        return _saved(where, header, data)
     except OSError as error:
         raise ModelError(f'{where} cannot be read: {error.strerror or error}') from None
     except _RefusedError:
         raise
     except TilewrightError as error:
         raise ModelError(f'{where} cannot be used: {error}') from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except MemoryError:
+        raise ModelError(f'{where} cannot be used: there is too little memory for it') from None
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+    ) as error:  # fmt: skip
         raise ModelError(f'{where} cannot be used: {error!r}') from None
 
 
@@ -193,8 +203,8 @@ class _RefusedError(ModelError):
     """A file that is refused as a whole."""
 
 
-def _header(where: Path, file: Any) -> tuple[dict, int]:
-    """(header, position of the arrays), both checksums compared."""
+def _contents(where: Path, file: IO[bytes]) -> tuple[dict, np.ndarray]:
+    """(header, bytes of the arrays), both checksums compared."""
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(MAGIC):
         raise _RefusedError(f'{where} is not a .tw file; `tilewright compile` writes them')
@@ -209,18 +219,19 @@ def _header(where: Path, file: Any) -> tuple[dict, int]:
             f'{where} was written by version {header.get("version")} in format '
             f'{header.get("format")}; this is {VERSION}, format {FORMAT}: compile the model again'
         )
-    start = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
-    padding = file.read(start - file.tell())
-    total, left = hashlib.sha256(), header['data_bytes']
-    while left > 0:
-        piece = file.read(min(_CHUNK, left))
-        if not piece:
-            break
-        total.update(piece)
-        left -= len(piece)
-    if left or padding.strip(b'\0') or file.read(1) or total.hexdigest() != header['data_sha256']:
+    padding = file.read(-file.tell() % mmap.PAGESIZE)
+    if size - file.tell() != header['data_bytes']:
         raise _damaged(where)
-    return header, start
+    data = aligned_empty((size - file.tell(),), np.uint8)
+    whole = file.readinto(data) == data.nbytes and not file.read(1)
+    if (
+        not whole
+        or padding.strip(b'\0')
+        or hashlib.sha256(data).hexdigest() != header['data_sha256']
+    ):
+        raise _damaged(where)
+    data.flags.writeable = False
+    return header, data
 
 
 def _damaged(where: Path) -> ModelError:
@@ -229,32 +240,42 @@ def _damaged(where: Path) -> ModelError:
     )
 
 
-def _saved(where: Path, file: Any, header: dict, start: int) -> Saved:
+def _saved(where: Path, header: dict, data: np.ndarray) -> Saved:
     target = str(header.get('target', 'cpu'))
-    program = _program(file, header, start)
-    choices = {digest: Choice.from_json(data) for digest, data in header['choices'].items()}
-    threads = int(header['threads']) if target == 'cpu' else 0
-    if target == 'cpu' and threads < 1:
-        raise _RefusedError(f'{where} is for {threads} threads; compile the model again')
+    threads = header['threads'] if target == 'cpu' else 0
+    if target == 'cpu' and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
+        raise _RefusedError(
+            f'{where} is for {threads!r} threads, where 1 to {MOST_THREADS} are possible; compile '
+            f'the model again'
+        )
+    budget, most = float(header['max_rel_err']), TOLERANCE['f32']
+    if not 0 < budget <= most:
+        raise _RefusedError(
+            f'{where} allows errors of {budget}, where more than 0 and at most {most:g} are '
+            f'possible; compile the model again'
+        )
     kind = Machine if target == 'cpu' else GpuMachine
+    machine = kind.from_json(header['machine'])
+    choices = {digest: Choice.from_json(item) for digest, item in header['choices'].items()}
+    check_choices(choices, target, threads)
     return Saved(
-        program, choices, kind.from_json(header['machine']), threads,
-        float(header['max_rel_err']), _algorithm(where, header), target,
+        _program(header, data), choices, machine, threads, budget, _algorithm(where, header),
+        target,
     )  # fmt: skip
 
 
-def _program(file: Any, header: dict, start: int) -> Program:
-    _check_plain(header['groups'])
-    _check_plain(header['choices'])
-    groups = {digest: Group.from_json(data) for digest, data in header['groups'].items()}
+def _program(header: dict, data: np.ndarray) -> Program:
+    check_plain(header['groups'])
+    check_plain(header['choices'])
+    groups = {digest: Group.from_json(item) for digest, item in header['groups'].items()}
     for group in groups.values():
-        _check_group(group)
+        check_group(group)
     named = {group.digest: digest for digest, group in groups.items()}
     if any(a != b for a, b in named.items()) or header['choices'].keys() != groups.keys():
         raise ModelError('its groups are not those that it names')
     body = header['program']
     values = {name: Value(name, tuple(shape), dtype) for name, shape, dtype in body['values']}
-    return Program(
+    program = Program(
         body['name'],
         tuple(body['inputs']),
         tuple((name, value) for name, value in body['outputs']),
@@ -266,63 +287,25 @@ def _program(file: Any, header: dict, start: int) -> Program:
             for t in body['tasks']
         ),
         values,
-        _mapped(file, header, values, start),
+        _constants(header, data, values),
         body['views'],
         {value: (holder, offset) for value, (holder, offset) in body['inside'].items()},
     )  # fmt: skip
+    check_program(program)
+    return program
 
 
-def _mapped(file: Any, header: dict, values: Mapping[str, Value], start: int) -> dict:
-    """The constants, as read-only views of the mapped file."""
-    if not header['constants']:
-        return {}
-    pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _constants(
+    header: dict, data: np.ndarray, values: Mapping[str, Value]
+) -> dict[str, np.ndarray]:
+    """The constants, as read-only views of the file's bytes."""
     arrays = {}
     for item in header['constants']:
         value, offset = values[item['name']], item['offset']
         kind = _stored(value)
-        count = math.prod(value.shape)
-        if not 0 <= offset <= offset + count * kind.itemsize <= header['data_bytes']:
+        check_whole(f'constant {value.name!r}', (offset, *value.shape))
+        size = math.prod(value.shape) * kind.itemsize
+        if not 0 <= offset <= offset + size <= data.nbytes or offset % kind.itemsize:
             raise ModelError(f'constant {value.name!r} lies outside the file')
-        if not count:
-            arrays[value.name] = np.zeros(value.shape, kind)
-            continue
-        arrays[value.name] = np.frombuffer(pages, kind, count, start + offset).reshape(value.shape)
+        arrays[value.name] = data[offset : offset + size].view(kind).reshape(value.shape)
     return arrays
-
-
-def _check_plain(data: Any) -> None:
-    """Raise unless there is nothing in it but plain words and numbers: it becomes source."""
-    if isinstance(data, dict):
-        for key, item in data.items():
-            _check_plain(key)
-            _check_plain(item)
-    elif isinstance(data, list):
-        for item in data:
-            _check_plain(item)
-    elif isinstance(data, str) and not _PLAIN.fullmatch(data):
-        raise ModelError(f'{data[:40]!r} is not a plain word')
-
-
-def _check_group(group: Group) -> None:
-    """Raise unless its numbers are numbers and what it writes lies inside its tensors."""
-    for stage in group.stages:
-        for access in stage.accesses:
-            for expression in access.index:
-                if isinstance(expression, Affine) and not all(
-                    type(number) is int
-                    for number in (expression.const, *(c for _, c in expression.terms))
-                ):
-                    raise ModelError(f'stage {stage.name} has an index that is not a number')
-        shape = group.tensor(stage.write.tensor).shape
-        for expression, extent in zip(stage.write.index, shape, strict=True):
-            if expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent:
-                raise ModelError(f'stage {stage.name} writes outside {stage.write.tensor}')
-        _check_expr(stage.expr)
-
-
-def _check_expr(expr: Expr) -> None:
-    if not isinstance(expr.value, int | float):
-        raise ModelError(f'an expression holds {expr.value!r}, which is not a number')
-    for argument in expr.args:
-        _check_expr(argument)

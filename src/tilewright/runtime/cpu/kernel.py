@@ -7,6 +7,7 @@ which packs constants, runs and times through the shared thread pool (pool.c).
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,24 @@ def as_operand(tensor: Tensor, array: object) -> np.ndarray:
     return ready if ready.flags.aligned else ready.copy()
 
 
+# A lock that another thread held when the process was forked is never released in the child.
+_locked: weakref.WeakSet = weakref.WeakSet()
+
+
+def renew_lock_in_children(owner: object) -> None:
+    """Give `owner` a new `_lock` in every child process that is forked."""
+    _locked.add(owner)
+
+
+def _renew_locks() -> None:
+    for owner in _locked:
+        owner._lock = threading.Lock()
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Kernel:
     """A loaded kernel. Not tied to weights: `pack` makes the packed constants that `run` needs."""
 
@@ -110,6 +129,7 @@ class Kernel:
         self._same: tuple[int, ...] | None = None  # identities of the last run's arrays
         self._states: list[State] = []  # and what they were like
         self._watched: list[weakref.ref] = []
+        renew_lock_in_children(self)
 
     @classmethod
     def load(cls, library: Path, group: Group) -> Kernel:

@@ -11,7 +11,6 @@ import ctypes
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.kernel import aligned_empty, pool
+from tilewright.runtime.cpu.kernel import aligned_empty, pool, renew_lock_in_children
 from tilewright.runtime.network_arrays import (
     CalledNetwork,
     check_apart,
@@ -38,7 +37,7 @@ from tilewright.runtime.network_arrays import (
     contiguous,
     from_bytes,
     new_array,
-    release,
+    own,
     typed,
 )
 from tilewright.runtime.profile import Profile, TaskTime, medians
@@ -149,7 +148,7 @@ class Network(CalledNetwork):
         self.places = memory.places
         self._lock = threading.Lock()  # callers share the arena and the arguments
         self._build(program, memory)
-        _networks.add(self)
+        renew_lock_in_children(self)
 
     def _build(self, program: Program, memory: Memory) -> None:
         loaded = {digest: _Library(kernel.library) for digest, kernel in self.kernels.items()}
@@ -173,7 +172,7 @@ class Network(CalledNetwork):
             ),
         )  # fmt: skip
         self._kept = {
-            name: contiguous(program.constants[name], program.values[name])
+            name: own(program.constants[name], program.values[name])
             for name in sorted(_read_in_place(program, memory))
         }
         arrays = {
@@ -238,8 +237,6 @@ class Network(CalledNetwork):
             given = [contiguous(program.constants[n], program.values[n]) for n in key[1]]
             pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
             library.pack(pointers, base + places[key])
-            for array in given:
-                release(array)
 
         # Outside Python's lock, so that several threads pack at once.
         with ThreadPoolExecutor(self.threads) as workers:
@@ -261,7 +258,7 @@ class Network(CalledNetwork):
             return _Source(place.offset, size, output=names.index(place.name))
         if place.kind == 'constant' and place.name not in self._kept:
             constant = program.constants[place.name]
-            self._kept[place.name] = contiguous(constant, program.values[place.name])
+            self._kept[place.name] = own(constant, program.values[place.name])
         base = self._arena if place.kind == 'arena' else self._kept[place.name]
         return _Source(place.offset, size, memory=base)
 
@@ -461,16 +458,3 @@ def _room(network: str, what: str, size: int) -> np.ndarray:
             f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
             f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
         ) from None
-
-
-# A lock that another thread held when the process was forked is never released in the child.
-_networks: weakref.WeakSet[Network] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for network in _networks:
-        network._lock = threading.Lock()
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_renew_locks)

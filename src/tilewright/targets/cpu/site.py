@@ -72,8 +72,10 @@ class CpuSite:
         return cls(site.machine, min(saved.threads, site.threads))
 
     def is_another(self, saved: Saved) -> bool:
-        made = saved.machine
-        return made.fingerprint != self.machine.fingerprint or made.isa != self.machine.isa
+        """Whether its schedules are those of another machine, or have what this one lacks."""
+        made, used = saved.machine, {choice.schedule.isa for choice in saved.choices.values()}
+        alike = made.fingerprint == self.machine.fingerprint and made.isa == self.machine.isa
+        return not alike or not used <= {*host_isas()}
 
     @property
     def passes(self) -> ProgramPasses:

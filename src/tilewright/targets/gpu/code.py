@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
 from tilewright.kernels.gpu.schemas.library.calls import is_library
 from tilewright.machine.compiler import cache_dir, prune_files
+from tilewright.machine.private import make_private, seal, why_open
 from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
@@ -121,7 +122,7 @@ def _read(key: str) -> Code | None:
     try:
         said = json.loads(path.with_suffix('.json').read_text())
         binary = path.read_bytes()
-        if said['sha256'] == hashlib.sha256(binary).hexdigest():
+        if not why_open(path) and said['seal'] == seal(cache_dir(), binary):
             return binary, Resources(said['registers'], said['spill_bytes'])
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -133,12 +134,12 @@ def _keep(key: str, code: Code) -> None:
     binary, resources = code
     path = _path(key)
     said = {
-        'sha256': hashlib.sha256(binary).hexdigest(),
+        'seal': seal(cache_dir(), binary),
         'registers': resources.registers,
         'spill_bytes': resources.spill_bytes,
     }
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix='tmp') as scratch:
             for place, data in ((path, binary), (path.with_suffix('.json'), json.dumps(said))):
                 made = Path(scratch) / place.name

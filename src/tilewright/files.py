@@ -1,0 +1,45 @@
+"""Files that people name: read only where they end, and written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file for reading. Devices and pipes, which may never end, are an OSError."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, 'O_NONBLOCK', 0))  # a pipe would wait here
+
+    file = open(path, 'rb', opener=opener)  # noqa: SIM115 (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, 'it is not a regular file', str(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a regular file."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes the name `path` once it is complete; a device is written
+    itself. Whatever fails meanwhile leaves nothing behind, and what was there before as it was.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix='.tilewright-') as scratch:
+        made = Path(scratch) / path.name
+        yield made
+        os.replace(made, path)
