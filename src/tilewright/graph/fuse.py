@@ -5,8 +5,8 @@
 
 Goes in: a program and `cost`, which says how many seconds a group takes. Comes out: a program that
 computes the same. A task is joined with the producer of what it reads if nobody else reads that and
-the joined group costs no more than both; x * sigmoid(x) reads x twice, and is nobody else. The joined task runs where the consumer ran, since what
-else the consumer reads is there by then.
+the joined group costs no more than both; x * sigmoid(x) reads x twice, and is nobody else. The
+joined task runs where the consumer ran, since what else the consumer reads is there by then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.graph.program import Program, Task
+from tilewright.ops.chain import is_chained
 from tilewright.ops.compose import Composed, append, as_one, prepend
 from tilewright.ops.group import Group
 
@@ -85,6 +86,8 @@ def _works(group: Group) -> bool:
 
 
 def _compose(producer: Group, consumer: Group, tensor: str) -> Composed | None:
+    if is_chained(producer) or is_chained(consumer):
+        return None  # its schemas know it as it is
     if _works(consumer):
         return prepend(producer, consumer, tensor)
     return append(producer, consumer, tensor)

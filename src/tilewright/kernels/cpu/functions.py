@@ -7,9 +7,10 @@ by side; those of the standard library are called one by one. Exponentials and l
 their argument and evaluate a polynomial, with the coefficients of Cephes (Moshier, 1989): within 2
 units in the last place, tanh and the logistic function within 4. The error function has minimax
 polynomials of our own (Remez's criterion on erf(x) / x up to 0.92 and on ln(erfc(x)) from there
-to 4, weighted for the relative error of erf; both 1.6e-8 or less before rounding): within 2. NaN of any bit pattern comes out
-where it went in: comparisons are arranged for it, and what is put together from bits, where NaN is
-lost, is not chosen for it. A maximum with NaN is NaN, as numpy and PyTorch have it.
+to 4, weighted for the relative error of erf; both 1.6e-8 or less before rounding): within 2. NaN of
+any bit pattern comes out where it went in: comparisons are arranged for it, and what is put
+together from bits, where NaN is lost, is not chosen for it. A maximum with NaN is NaN, as numpy and
+PyTorch have it.
 """
 
 from __future__ import annotations

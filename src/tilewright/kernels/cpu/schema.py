@@ -174,6 +174,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.chain:CHAIN',
+        f'{_FOLDERS}.attention:ATTENTION',
     ),
 )
 
