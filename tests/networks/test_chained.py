@@ -281,10 +281,14 @@ def test_inner_tensors_keep_their_layout(keeper):
 def test_what_is_fused_follows_from_one_word():
     assert passes_of(None, 'all') == set(PASSES)
     assert set(PASSES) - passes_of(None, 'elementwise') == {'chain'}
-    assert set(PASSES) - passes_of(None, 'none') == {'fuse', 'prologue', 'concat', 'chain'}
+    assert set(PASSES) - passes_of(None, 'none') == {
+        'attention', 'fuse', 'prologue', 'concat', 'chain',
+    }  # fmt: skip
     assert passes_of(None) == passes_of(None, 'elementwise')
     assert passes_of(['chain']) == {'chain'}
-    assert list(PROGRAM_PASSES) == ['fuse', 'prologue', 'concat', 'chain', 'layout']
+    assert list(PROGRAM_PASSES) == [
+        'attention', 'fuse', 'prologue', 'concat', 'chain', 'layout',
+    ]  # fmt: skip
     assert list(GPU_PASSES) == ['fuse', 'prologue', 'concat', 'chain']
     unfused = prepare(separable(), passes=passes_of(None, 'none'))
     assert len(unfused.tasks) == 6

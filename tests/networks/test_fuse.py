@@ -55,13 +55,31 @@ def test_what_others_read_stays():
     nodes = [
         graphs.node('Conv', 'x w', 'c'),
         graphs.node('Relu', 'c', 'r'),
-        graphs.node('Add', 'c r', 'y'),
+        graphs.node('MaxPool', 'c', 'p', kernel_shape=(1, 1)),
+        graphs.node('Add', 'p r', 'y'),
     ]
     program = graphs.lowered(
         graphs.graph({'x': (1, 2, 3, 3)}, 'y', nodes, w=graphs.floats(2, 2, 1, 1))
     )
     fused = fuse(program, free)
-    assert [task.result for task in fused.tasks] == ['c', 'y']
+    assert next(task.result for task in fused.tasks) == 'c'
+    same(program, fused)
+
+
+@pytest.mark.parametrize('op', ['Sigmoid', 'Erf'])
+def test_what_reads_a_value_twice_joins_it(op):
+    """SiLU and GELU as exporters write them behind a convolution are one task."""
+    nodes = [
+        graphs.node('Conv', 'x w', 'c'),
+        graphs.node(op, 'c', 's'),
+        graphs.node('Mul', 'c s', 'y'),
+    ]
+    program = graphs.lowered(
+        graphs.graph({'x': (1, 2, 3, 3)}, 'y', nodes, w=graphs.floats(2, 2, 1, 1))
+    )
+    fused = fuse(program, free)
+    assert [task.result for task in fused.tasks] == ['y']
+    assert set(fused.tasks[0].operands.values()) == {'x', 'w'}
     same(program, fused)
 
 

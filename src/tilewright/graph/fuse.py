@@ -5,17 +5,18 @@
 
 Goes in: a program and `cost`, which says how many seconds a group takes. Comes out: a program that
 computes the same. A task is joined with the producer of what it reads if nobody else reads that and
-the joined group costs no more than both. The joined task runs where the consumer ran, since what
-else the consumer reads is there by then.
+the joined group costs no more than both; x * sigmoid(x) reads x twice, and is nobody else. The
+joined task runs where the consumer ran, since what else the consumer reads is there by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from tilewright.graph.program import Program, Task
-from tilewright.ops.compose import Composed, append, prepend
+from tilewright.ops.chain import is_chained
+from tilewright.ops.compose import Composed, append, as_one, prepend
 from tilewright.ops.group import Group
 
 Cost = Callable[[Group], float]
@@ -28,9 +29,14 @@ def fuse(program: Program, cost: Cost) -> Program:
     """[Program] -> [Program] with as few tasks as the cost allows."""
     tasks: list[Task | None] = []
     made: dict[str, int] = {}  # value -> the number of the task that writes all of it
+    held: dict[str, frozenset[str]] = {}  # value -> results of the tasks that were joined into it
     for original in program.tasks:
         task = original
-        while (found := _joined(program, tasks, made, task, cost)) is not None:
+        held[task.result] = frozenset({task.result})
+        while (found := _joined(program, tasks, made, task, held, cost)) is not None:
+            producer = tasks[found.producer]
+            assert producer is not None
+            held[task.result] |= held[producer.result]
             tasks[found.producer] = None
             task = found.task
         if not task.writes_part:
@@ -46,12 +52,13 @@ class _Joined:
 
 
 def _joined(
-    program: Program, tasks: list[Task | None], made: dict[str, int], task: Task, cost: Cost
-) -> _Joined | None:
+    program: Program, tasks: list[Task | None], made: dict[str, int], task: Task,
+    held: Mapping[str, frozenset[str]], cost: Cost,
+) -> _Joined | None:  # fmt: skip
     """The task with one of its producers; the latest one that it pays to join."""
-    for number, tensor in sorted(_producers(program, made, task), reverse=True):
-        producer = tasks[number]
-        if producer is None:
+    for number, tensor in sorted(_producers(program, made, task, held), reverse=True):
+        producer, task = tasks[number], as_read_once(task, task.operands[tensor])
+        if producer is None or list(task.operands.values()).count(task.operands[tensor]) > 1:
             continue
         if len(producer.group.stages) + len(task.group.stages) > MOST_STAGES:
             continue
@@ -79,19 +86,43 @@ def _works(group: Group) -> bool:
 
 
 def _compose(producer: Group, consumer: Group, tensor: str) -> Composed | None:
+    if is_chained(producer) or is_chained(consumer):
+        return None  # its schemas know it as it is
     if _works(consumer):
         return prepend(producer, consumer, tensor)
     return append(producer, consumer, tensor)
 
 
-def _producers(program: Program, made: dict[str, int], task: Task) -> Iterator[tuple[int, str]]:
-    """(number of a producer, tensor) for what this task alone reads, once, as it was written."""
+def _producers(
+    program: Program, made: dict[str, int], task: Task, held: Mapping[str, frozenset[str]]
+) -> Iterator[tuple[int, str]]:
+    """(number of a producer, tensor) for what this task alone reads, as it was written."""
     if task.writes_part:
         return
+    seen: set[str] = set()
     for tensor, value in task.operands.items():
-        alone = len(program.readers.get(program.base(value), ())) == 1
-        if value in made and alone and once(program, task, value) and not program.is_output(value):
+        readers = {t.result for t in program.readers.get(program.base(value), ())}
+        alone = readers <= held[task.result] and value not in seen
+        seen.add(value)
+        if value in made and alone and _same_way(program, task, value):
             yield made[value], tensor
+
+
+def _same_way(program: Program, task: Task, value: str) -> bool:
+    """Whether a task reads the memory of a value under its own name only, and callers do not."""
+    base = program.base(value)
+    names = {other for other in task.operands.values() if program.base(other) == base}
+    return names == {value} and not program.is_output(value)
+
+
+def as_read_once(task: Task, value: str) -> Task:
+    """The task with one tensor for a value that several of its tensors are: x * sigmoid(x)."""
+    first, *others = (tensor for tensor, name in task.operands.items() if name == value)
+    group = as_one(task.group, (first, *others)) if others else task.group
+    if group is None:
+        return task
+    operands = {tensor: name for tensor, name in task.operands.items() if tensor not in others}
+    return replace(task, group=group, operands=operands)
 
 
 def once(program: Program, task: Task, value: str) -> bool:

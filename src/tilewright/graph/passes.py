@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tilewright.errors import InputError
+from tilewright.graph.attention import join_attention
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
@@ -44,6 +45,7 @@ def unchained(program: Program, _: Cost) -> Program:
 
 
 PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'attention': lambda program, _: join_attention(program),
     'fuse': fuse,
     'prologue': put_before,
     'concat': lambda program, _: concat(program),
@@ -60,7 +62,7 @@ GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
 }
 # What is joined -> the passes that are left out then.
 FUSIONS: dict[str, tuple[str, ...]] = {
-    'none': ('fuse', 'prologue', 'concat', 'chain'),
+    'none': ('attention', 'fuse', 'prologue', 'concat', 'chain'),
     'elementwise': ('chain',),
     'all': (),
 }

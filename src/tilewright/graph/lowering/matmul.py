@@ -47,7 +47,10 @@ def _matmul(node: NodeReader) -> Result:
 
 
 def _stacked(a: Result, b: Result) -> Result:
-    """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once."""
+    """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once.
+
+    The result has the shape that the graph knows, so that a bias behind it can join the product.
+    """
     stack = broadcast([a.shape[:-2], b.shape[:-2]])
     (m, k), (depth, n) = a.shape[-2:], b.shape[-2:]
     if k != depth:
@@ -55,8 +58,9 @@ def _stacked(a: Result, b: Result) -> Result:
     if 0 in (*stack, m, n, k):
         return filled((*stack, m, n), 0, a.dtype)
     if math.prod(b.shape[:-2]) == 1:
-        rows = view(a, (math.prod(a.shape[:-1]), k))
-        return view(product(rows, view(b, (k, n))), (*stack, m, n))
+        a, b = view(a, (*stack, m, k)), view(b, (k, n))
+        if not stack:
+            return product(a, b)
     return compute(stacked_product(a.shape, b.shape, a.dtype), {'A': a, 'B': b})
 
 

@@ -182,6 +182,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
+        f'{_FOLDERS}.attention:ATTENTION',
     ),
 )
 

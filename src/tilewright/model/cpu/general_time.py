@@ -21,7 +21,7 @@ POINT_CYCLES = 0.5  # one load, store or plain function of a vector
 SMOOTH_CYCLES = 8.0  # one exponential, logarithm, root of a vector
 APART_CYCLES = 1.0  # one element that is not beside the one before
 ROW_CYCLES = 12.0  # entering the innermost loop
-_FAST = frozenset({'exp', 'sigmoid', 'tanh', 'sqrt', 'log'})
+_FAST = frozenset({'exp', 'sigmoid', 'tanh', 'sqrt', 'log', 'erf'})
 LIBRARY_CYCLES = 40.0  # one call of a function of the C library
 
 

@@ -35,7 +35,8 @@ class MicroKernel:
     A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
-    that of the sums.
+    that of the sums. With `near`, `a` is in the first cache already, and nothing of it is asked for
+    ahead.
     """
 
     isa: str
@@ -49,6 +50,7 @@ class MicroKernel:
     turned: bool = False
     dtype: str = 'f32'
     accumulation: str = 'f32'
+    near: bool = False
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -82,7 +84,7 @@ def prefetches(kernel: MicroKernel) -> list[int]:
     of the iteration that is at least PREFETCH_CYCLES ahead are asked for now, unless it lies beyond
     what an instruction can address (in very large images).
     """
-    if not kernel.a_step:
+    if not kernel.a_step or kernel.near:
         return []
     isa = ISAS[kernel.isa]
     fmas = len(kernel.steps) * len(kernel.pixels) * kernel.vectors
