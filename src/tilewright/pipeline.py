@@ -16,7 +16,7 @@ from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store

@@ -35,7 +35,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine, Expr
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.schedule.choice import Choice
 from tilewright.version import VERSION
 

@@ -10,7 +10,7 @@ from tilewright.errors import InputError
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.cpu.rank import Candidate, keep_best, rank
 

@@ -18,7 +18,7 @@ from tilewright.kernels.cpu.schema import is_extended
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
