@@ -18,10 +18,8 @@ from tilewright.machine.isa import Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.prediction import Prediction
 from tilewright.model.cpu.winograd_time import (
-    LINE_CYCLES,
     OUT_ROW_CYCLES,
     PIXELS_CYCLES,
-    VECTOR_CYCLES,
     PointsModel,
     predict_points,
 )
@@ -30,6 +28,9 @@ from tilewright.ops.fft_programs import packed, points, results, unpacked
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
+# Set on one core of a Xeon with AVX-512 and 7x7 and 11x11 filters; docs/fft.md has the figures.
+VECTOR_CYCLES = 1.0  # one vector instruction: programs are longer than there are registers
+LINE_CYCLES = 16.0  # one cache line of V written, or of M read, points being far apart
 TRANSPOSED = 1.0  # instructions for each number that is transposed into vectors, in blocks of 4 x 4
 
 
@@ -58,7 +59,9 @@ def _output_row(shape: FftGeometry, isa: Isa, width: int, columns: int, k: int) 
     pixels = down.m * across.m * columns * k / 4
     rows = down.m * -(-k // width) * columns
     vectors = -(-k // isa.lanes)
-    return VECTOR_CYCLES * vectors * columns * each + PIXELS_CYCLES * pixels + OUT_ROW_CYCLES * rows
+    lines = shape.t * vectors * isa.lanes / 16
+    through = columns * (VECTOR_CYCLES * vectors * each + LINE_CYCLES * lines)
+    return through + PIXELS_CYCLES * pixels + OUT_ROW_CYCLES * rows
 
 
 FFT = PointsModel(geometry, _input_row, _output_row)

@@ -129,12 +129,18 @@ def _write_gather(writer: Writer, shape: FftGeometry, lanes: int, strides: tuple
     writer.line('const long y0 = max_long(-top, 0), x0 = max_long(-left, 0);')
     writer.line(f'const long y1 = min_long({down}, {shape.height} - top);')
     writer.line(f'const long x1 = min_long({across}, {shape.width} - left);')
-    inside = f'y0 == 0 && x0 == 0 && y1 == {down} && x1 == {across}'
-    writer.line(f'if (!({inside} && count == {lanes}))')
-    writer.line(f'    memset(to, 0, {down * across * lanes} * sizeof(float));')
-    writer.open('for (long y = y0; y < y1; y++)')
+    writer.open(f'for (long y = 0; y < {down}; y++)')
     writer.line(f'const float *row = image + (top + y) * {strides[2]} + left;')
     writer.line(f'float *line = to + y * {across * lanes};')
+    writer.line(
+        f'const long held = y < y0 || y >= y1 || x1 <= x0 || count < {lanes} ? 0 : x1 - x0;'
+    )
+    # Zeros around what is copied: left and right of it, or everywhere.
+    writer.line(f'memset(line, 0, (held ? x0 : {across}) * {4 * lanes});')
+    writer.line('if (held)')
+    writer.line(f'    memset(line + x1 * {lanes}, 0, ({across} - x1) * {4 * lanes});')
+    writer.line('if (y < y0 || y >= y1)')
+    writer.line('    continue;')
     writer.line('long lane = 0;')
     writer.line('for (; lane + 4 <= count && x1 - x0 >= 4; lane += 4)')
     writer.open('    for (long x = x0; x < x1; x += 4)')

@@ -140,7 +140,8 @@ def check_levels(group: Group, schedule: Schedule, stage: Stage) -> None:
     if names != ['reg', 'l1', 'l2', 'l3'] or schedule.vector != 'k' or schedule.pack:
         raise ScheduleError(
             f'{group.label}: the {schedule.schema} schema has the levels reg, l1, l2, l3, the '
-            f'vector dimension k and no pack level, not {names}, {schedule.vector!r}, {schedule.pack!r}'
+            f'vector dimension k and no pack level, not {names}, {schedule.vector!r}, '
+            f'{schedule.pack!r}'
         )
     tiles = [level.tile for level in schedule.levels]
     if set(tiles[0]) != set(stage.sizes):
