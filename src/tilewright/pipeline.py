@@ -53,7 +53,7 @@ def optimize(
     trials    candidates that are timed: on a CPU the best predicted ones [top], on a GPU as many as
               a search proposes [32].
     model     what ranks candidates on a GPU: 'analytical', 'forest', 'gat', 'auto' or a file.
-    algorithm 'direct', 'winograd', or 'auto': whatever is fastest within the error budget.
+    algorithm 'direct', 'winograd', 'fft', or 'auto': whatever is fastest within the error budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
     """

@@ -17,6 +17,11 @@ ALGORITHMS = ('auto', 'direct', 'winograd', 'fft')  # what one may ask for; auto
 Tile = int | tuple[int, int]  # outputs of a tile: the same both ways, or rows x columns
 
 
+def algorithm_title(name: str) -> str:
+    """What people call an algorithm: Winograd, FFT."""
+    return 'FFT' if name == 'fft' else name.capitalize()
+
+
 class Axis(Protocol):
     """A transform along one direction: `m` outputs of `r` taps from `length` inputs, `step` apart
     from one tile to the next.

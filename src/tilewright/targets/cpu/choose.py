@@ -34,7 +34,7 @@ class Question:
     """What decides the choices for one group.
 
     `growth`, unless it is 0, asks for Winograd kernels alone, with at most so many times the
-    weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or 'winograd':
+    weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or another:
     that wherever there is a kernel of it, and the direct algorithm elsewhere.
     """
 
