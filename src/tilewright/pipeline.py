@@ -16,7 +16,7 @@ from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store
@@ -57,7 +57,7 @@ def optimize(
     model     what ranks candidates on a GPU: 'analytical', 'forest', 'gat', 'auto' or a file.
     prune     on a GPU, what orders and cuts candidates before any is measured: 'time' [default],
               'bound' or 'pul' (docs/deepcuts.md); the same as model='pul' and 'bound'.
-    algorithm 'direct', 'winograd', or 'auto': whatever is fastest within the error budget.
+    algorithm 'direct', 'winograd', 'fft', or 'auto': whatever is fastest within the error budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     store     where records go; None: the user's own store.
     """

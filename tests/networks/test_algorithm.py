@@ -35,16 +35,18 @@ def quiet(monkeypatch):
         yield
 
 
-def two(last: str = 'Relu') -> Graph:
-    """A 3x3 convolution, where Winograd applies, and a 1x1 one, where it does not."""
+def two(last: str = 'Relu', taps: int = 3) -> Graph:
+    """A 3x3 convolution, where Winograd applies, and a 1x1 one, where it does not; FFT applies to
+    the first with 5 taps.
+    """
     nodes = [
-        graphs.node('Conv', 'x w0', 'a', pads=(1, 1, 1, 1)),
+        graphs.node('Conv', 'x w0', 'a', pads=(taps // 2,) * 4),
         graphs.node(last, 'a', 'b'),
         graphs.node('Conv', 'b w1', 'y'),
     ]
     return graphs.graph(
         {'x': (1, 16, 10, 10)}, 'y', nodes,
-        w0=graphs.floats(16, 16, 3, 3), w1=graphs.floats(8, 16, 1, 1, seed=2),
+        w0=graphs.floats(16, 16, taps, taps), w1=graphs.floats(8, 16, 1, 1, seed=2),
     )  # fmt: skip
 
 
@@ -56,14 +58,17 @@ def schemas(network) -> list[str]:
 
 
 def test_each_algorithm_on_the_cpu(tmp_path):
-    made, x = two(), graphs.floats(1, 16, 10, 10, seed=1)
-    want = evaluate(prepare(made, passes=()), {'x': x})['y']
-    for algorithm, first in (('winograd', {'winograd'}), ('direct', {'outer', 'stencil'})):
+    x = graphs.floats(1, 16, 10, 10, seed=1)
+    for algorithm, taps, first in (
+        ('winograd', 3, {'winograd'}), ('fft', 5, {'fft'}), ('direct', 3, {'outer', 'stencil'})
+    ):  # fmt: skip
+        made = two(taps=taps)
+        want = evaluate(prepare(made, passes=()), {'x': x})['y']
         path = tmp_path / f'{algorithm}.tw'
         network = tw.compile(made, algorithm=algorithm, save=path, threads=1)
         np.testing.assert_allclose(network(x), want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
         assert schemas(network)[0] in first
-        assert schemas(network)[1] != 'winograd'
+        assert schemas(network)[1] not in ('winograd', 'fft')
         assert network_file.read(path).algorithm == algorithm
         assert schemas(tw.load(path)) == schemas(network)
 
@@ -82,11 +87,12 @@ def test_the_same_on_the_host_dialect(tmp_path):
         np.testing.assert_allclose(network(x), want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
 
 
-def test_winograd_that_nothing_can_have_is_said():
+@pytest.mark.parametrize(('algorithm', 'name'), [('winograd', 'Winograd'), ('fft', 'FFT')])
+def test_an_algorithm_that_nothing_can_have_is_said(algorithm, name):
     nodes = [graphs.node('Conv', 'x w', 'y')]
     made = graphs.graph({'x': (1, 4, 6, 6)}, 'y', nodes, w=graphs.floats(8, 4, 1, 1))
-    with pytest.warns(UserWarning, match='no convolution of test can be computed by Winograd'):
-        tw.compile(made, algorithm='winograd', threads=1)
+    with pytest.warns(UserWarning, match=f'no convolution of test can be computed by {name}'):
+        tw.compile(made, algorithm=algorithm, threads=1)
 
 
 def test_what_makes_errors_count_for_more_decides():
@@ -127,8 +133,8 @@ def test_what_is_asked_is_part_of_the_question():
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path, capsys):
-    with pytest.raises(InputError, match="algorithm 'fft' is not known"):
-        tw.compile(two(), algorithm='fft')
+    with pytest.raises(InputError, match="algorithm 'karatsuba' is not known"):
+        tw.compile(two(), algorithm='karatsuba')
     path = tmp_path / 'net.tw'
     tw.compile(two(), algorithm='direct', save=path, threads=1)
     with pytest.raises(InputError, match=r'algorithm= means nothing with .*compiled already'):

@@ -35,6 +35,7 @@ class AlgorithmName(StrEnum):
     AUTO = 'auto'
     DIRECT = 'direct'
     WINOGRAD = 'winograd'
+    FFT = 'fft'
 
 
 def given(ctx: typer.Context, *names: str) -> dict[str, bool]:

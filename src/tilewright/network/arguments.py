@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
+from tilewright.ops.tiles import algorithm_title
 from tilewright.targets.gpu.tuning import How, model_for
 
 GPU_TARGETS = ('cuda', 'opencl', 'host')
@@ -96,16 +97,20 @@ def how_of(
     return replace(how, model=model_for(prune, model))
 
 
-def warn_without_winograd(program: Program, schemas: Mapping[str, str], max_rel_err: float) -> None:
-    """Say so where Winograd was asked for and no convolution has it. Groups go by their digests."""
+def warn_without(
+    algorithm: str, program: Program, schemas: Mapping[str, str], max_rel_err: float
+) -> None:
+    """Say so where Winograd or FFT was asked for and no convolution has it. `schemas` are those of
+    groups by their digests; these schemas have the names of their algorithms.
+    """
     windows = {
         task.group.digest
         for task in program.tasks
         if task.group.main.is_product_sum and {'r', 's'} <= set(task.group.main.sizes)
     }
-    if windows and not any(schemas[digest] == 'winograd' for digest in windows):
+    if windows and not any(schemas[digest] == algorithm for digest in windows):
         warnings.warn(
-            f'no convolution of {program.name} can be computed by Winograd within an error of '
-            f'{max_rel_err:g}: all are computed directly',
+            f'no convolution of {program.name} can be computed by {algorithm_title(algorithm)} '
+            f'within an error of {max_rel_err:g}: all are computed directly',
             stacklevel=3,
         )

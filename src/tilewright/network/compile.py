@@ -47,9 +47,10 @@ from tilewright.network.arguments import (
     how_of,
     is_onnx,
     is_saved,
-    warn_without_winograd,
+    warn_without,
     with_fallback,
 )
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
 from tilewright.runtime.cpu.network import Network
@@ -109,8 +110,8 @@ def compile(
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
-    algorithm  of convolutions: 'direct'; 'winograd' wherever it applies within the error budget;
-             'auto': the faster of both.
+    algorithm  of convolutions: 'direct'; 'winograd' or 'fft' wherever it applies within the error
+             budget; 'auto': the fastest of all.
     max_rel_err  largest error of one kernel, as a share of its largest output.
     passes   names out of `PASSES`; None: those that `fuse` asks for.
     fuse     'none': every operator is a kernel of its own; 'elementwise': what is computed element
@@ -177,9 +178,9 @@ def compile(
     if libraries != 'none':
         best = site.select(program, best, asked, progress)
         clock.say('selected')
-    if algorithm == 'winograd':
+    if algorithm in ALGORITHMS[2:]:
         schemas = {digest: choice.schedule.schema for digest, choice in best.items()}
-        warn_without_winograd(program, schemas, max_rel_err)
+        warn_without(algorithm, program, schemas, max_rel_err)
     made = site.bind(program, best, asked.max_rel_err, progress)
     clock.say('ready')
     saved = Saved(

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from tilewright.ops import epilogue_error
 from tilewright.ops.chain import is_chained
+from tilewright.ops.fft import why_not_filter
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
 from tilewright.ops.winograd import applies
@@ -66,7 +67,8 @@ def _alone(group: Group) -> Group:
 
 
 def _grows(group: Group) -> bool:
-    """Whether errors of Winograd count for more behind the epilogue, so that it decides as well."""
-    return any(not applies(group, m) for m in ((2, 2), (1, 2), (2, 1))) and (
+    """Whether errors of Winograd or FFT count for more behind the epilogue, so that it decides."""
+    possible = any(not applies(group, m) for m in ((2, 2), (1, 2), (2, 1)))
+    return (possible or not why_not_filter(group)) and (
         epilogue_error.growth(group, UNIT) > epilogue_error.GENTLE
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
 from tilewright.machine.machine import Machine, bytes_text
 from tilewright.model.cpu.prediction import Prediction, bound_times
+from tilewright.ops.tiles import algorithm_title
 from tilewright.report.machine_page import aligned, boundary_names
 from tilewright.report.tables import COUNTED, figures
 from tilewright.report.words import loop_lines
@@ -111,7 +112,7 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
     """
     machine, prediction = plan.machine, plan.best.prediction
     names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))
-    name = best_schema(plan).algorithm.capitalize()
+    name = algorithm_title(best_schema(plan).algorithm)
     kernels = 'every kernel' if _is_direct(plan) else f'every {name} kernel with these tiles'
     found = []
     times = bound_times(prediction.flops_done, prediction.moved, machine, plan.threads)

@@ -35,7 +35,7 @@ from tilewright.graph.program import Program, Task
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.runtime.cpu.kernel import aligned_empty
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.schedule.choice import Choice

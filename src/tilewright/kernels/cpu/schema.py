@@ -19,7 +19,7 @@ from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.registry import Registry
 from tilewright.schedule.schedule import Schedule
 
@@ -179,6 +179,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.outer:OUTER',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
+        f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',

@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.schemas.winograd.plan import option, split_runs, tile, transform_lanes
@@ -34,7 +36,8 @@ from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import step_cycles
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import Geometry, Tile, geometry, matmul_stage
+from tilewright.ops.tiles import Axis, Tile, TileGeometry, product_stage
+from tilewright.ops.winograd import Geometry, geometry
 from tilewright.ops.winograd_matrices import Transform
 from tilewright.schedule.schedule import Schedule
 
@@ -59,7 +62,7 @@ PRODUCTS_EXPOSED = 0.3
 class Work:
     """What one thread does: the numbers of a schedule that the price depends on."""
 
-    shape: Geometry
+    shape: TileGeometry[Axis]
     isa: Isa
     run: int
     vectors: int
@@ -119,82 +122,6 @@ def _runs(tiles: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple(Counter(split_runs(tiles, most)).items())
 
 
-def work_of(group: Group, schedule: Schedule) -> Work:
-    """[Group, Schedule] -> [Work] of the largest part."""
-    shape, isa = geometry(group, tile(schedule)), ISAS[schedule.isa]
-    part = part_extents(matmul_stage(group, tile(schedule)), schedule)
-    outer, inner = schedule.levels[3].tile, schedule.levels[1].tile
-    n, ph, pw = (min(outer[d], part[d]) for d in ('n', 'ph', 'pw'))
-    return Work(
-        shape, isa, option(schedule, 'run'), schedule.reg.tile['k'] // isa.lanes,
-        min(inner['k'], part['k']), (n, ph, pw),
-        (part['n'], part.get('g', 1), part['k'], part['ph'], part['pw']),
-    )  # fmt: skip
-
-
-def cycles(work: Work, machine: Machine, threads: int) -> Cycles:
-    """Cycles of the largest part, and the words that cross each boundary for it."""
-    n, g, k, ph, pw = work.part
-    multiply = transform_in = transform_out = 0.0
-    first = dict.fromkeys((shared for shared, _ in _sharing(work.shape)), 0.0)
-    blocks = 0
-    for size_n, count_n in _pieces(n, work.block[0]):
-        for rows, count_h in _pieces(ph, work.block[1]):
-            for columns, count_w in _pieces(pw, work.block[2]):
-                count = g * count_n * count_h * count_w
-                blocks += count
-                tiles = size_n * rows * columns
-                for shared, each, lead in _multiply(
-                    work.shape, work.isa, work.run, work.vectors, tiles, k
-                ):
-                    multiply += count * each
-                    first[shared] += count * lead
-                above = _input_row(work.shape, work.isa, work.block[2], columns)
-                below = _output_row(work.shape, work.isa, work.width, columns, k)
-                transform_in += count * size_n * rows * above
-                transform_out += count * size_n * rows * below
-    if pw < work.shape.pw:
-        transform_out += SHARED_LINE_CYCLES * n * g * k * ph * work.shape.down.m
-    streams = tuple(
-        (first[shared], blocks * weights * work.shape.c * k)
-        for shared, weights in _sharing(work.shape)
-    )
-    words = _words(work, machine, threads, blocks)
-    return Cycles(multiply, transform_in, transform_out, words, streams)
-
-
-@lru_cache(maxsize=65536)
-def _multiply(
-    shape: Geometry, isa: Isa, most: int, vectors: int, tiles: int, k: int
-) -> tuple[tuple[int, float, float], ...]:
-    """(points that share a weight, cycles of their products, of their first runs) for a block."""
-    width = vectors * isa.lanes
-    full, rest = divmod(k, width)
-    panels = [(vectors, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
-    found = []
-    for shared, weights in _sharing(shape):
-        longest = split_runs(shared * tiles, most)[0]
-        total = lead = 0.0
-        for run, count in _runs(shared * tiles, most):
-            for wide, number in panels:
-                each = shape.c * step_cycles(isa, run, run, wide)
-                each += CALL_CYCLES + ACCUMULATOR_CYCLES * run * wide
-                total += weights * count * number * each
-                lead += weights * number * each if run == longest else 0.0
-        found.append((shared, total, lead))
-    return tuple(found)
-
-
-@lru_cache(maxsize=4096)
-def _sharing(shape: Geometry) -> tuple[tuple[int, int], ...]:
-    """(points that share a weight, number of such weights)."""
-    found: Counter[int] = Counter()
-    for down in shape.down.parts:
-        for across in shape.across.parts:
-            found[down.shared * across.shared] += down.kinds * across.kinds
-    return tuple(found.items())
-
-
 @lru_cache(maxsize=65536)
 def _input_row(shape: Geometry, isa: Isa, widest: int, columns: int) -> float:
     """Both passes over a row of tiles, for every channel."""
@@ -229,6 +156,97 @@ def _output_row(shape: Geometry, isa: Isa, width: int, columns: int, k: int) -> 
     pixels = down.m * across.m * columns * k / 4
     rows = down.m * -(-k // width)
     return VECTOR_CYCLES * vectors * columns * each + PIXELS_CYCLES * pixels + OUT_ROW_CYCLES * rows
+
+
+@dataclass(frozen=True, slots=True)
+class PointsModel:
+    """What an algorithm that multiplies at points is priced by.
+
+    geometry     [Group, Tile] -> its tiles
+    input_row    [tiles, Isa, most columns, columns] -> cycles of the input transform of a row of
+                 tiles, for every channel
+    output_row   [tiles, Isa, lanes of a panel, columns, k] -> cycles of the output transform of a
+                 row of tiles for k channels, and of its rows of pixels
+    """
+
+    geometry: Callable[[Group, Tile], TileGeometry[Axis]]
+    input_row: Callable[[Any, Isa, int, int], float]
+    output_row: Callable[[Any, Isa, int, int, int], float]
+
+
+WINOGRAD = PointsModel(geometry, _input_row, _output_row)
+
+
+def work_of(group: Group, schedule: Schedule, model: PointsModel = WINOGRAD) -> Work:
+    """[Group, Schedule] -> [Work] of the largest part."""
+    shape, isa = model.geometry(group, tile(schedule)), ISAS[schedule.isa]
+    part = part_extents(product_stage(shape), schedule)
+    outer, inner = schedule.levels[3].tile, schedule.levels[1].tile
+    n, ph, pw = (min(outer[d], part[d]) for d in ('n', 'ph', 'pw'))
+    return Work(
+        shape, isa, option(schedule, 'run'), schedule.reg.tile['k'] // isa.lanes,
+        min(inner['k'], part['k']), (n, ph, pw),
+        (part['n'], part.get('g', 1), part['k'], part['ph'], part['pw']),
+    )  # fmt: skip
+
+
+def cycles(work: Work, machine: Machine, threads: int, model: PointsModel = WINOGRAD) -> Cycles:
+    """Cycles of the largest part, and the words that cross each boundary for it."""
+    n, g, k, ph, pw = work.part
+    multiply = transform_in = transform_out = 0.0
+    first = dict.fromkeys((shared for shared, _ in _sharing(work.shape)), 0.0)
+    blocks = 0
+    for size_n, count_n in _pieces(n, work.block[0]):
+        for rows, count_h in _pieces(ph, work.block[1]):
+            for columns, count_w in _pieces(pw, work.block[2]):
+                count = g * count_n * count_h * count_w
+                blocks += count
+                tiles = size_n * rows * columns
+                for shared, each, lead in _multiply(
+                    work.shape, work.isa, work.run, work.vectors, tiles, k
+                ):
+                    multiply += count * each
+                    first[shared] += count * lead
+                above = model.input_row(work.shape, work.isa, work.block[2], columns)
+                below = model.output_row(work.shape, work.isa, work.width, columns, k)
+                transform_in += count * size_n * rows * above
+                transform_out += count * size_n * rows * below
+    if pw < work.shape.pw:
+        transform_out += SHARED_LINE_CYCLES * n * g * k * ph * work.shape.down.m
+    streams = tuple(
+        (first[shared], blocks * weights * work.shape.c * k)
+        for shared, weights in _sharing(work.shape)
+    )
+    words = _words(work, machine, threads, blocks)
+    return Cycles(multiply, transform_in, transform_out, words, streams)
+
+
+@lru_cache(maxsize=65536)
+def _multiply(
+    shape: TileGeometry[Axis], isa: Isa, most: int, vectors: int, tiles: int, k: int
+) -> tuple[tuple[int, float, float], ...]:
+    """(points that share a weight, cycles of their products, of their first runs) for a block."""
+    width = vectors * isa.lanes
+    full, rest = divmod(k, width)
+    panels = [(vectors, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
+    found = []
+    for shared, weights in _sharing(shape):
+        longest = split_runs(shared * tiles, most)[0]
+        total = lead = 0.0
+        for run, count in _runs(shared * tiles, most):
+            for wide, number in panels:
+                each = shape.c * step_cycles(isa, run, run, wide)
+                each += CALL_CYCLES + ACCUMULATOR_CYCLES * run * wide
+                total += weights * count * number * each
+                lead += weights * number * each if run == longest else 0.0
+        found.append((shared, total, lead))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _sharing(shape: TileGeometry[Axis]) -> tuple[tuple[int, int], ...]:
+    """(points that share a weight, number of such weights)."""
+    return shape.sharing
 
 
 def _words(work: Work, machine: Machine, threads: int, blocks: int) -> tuple[Words, ...]:
@@ -317,35 +335,46 @@ def seconds(done: Cycles, isa: Isa, machine: Machine, threads: int) -> Parts:
     )
 
 
-def transform_time(group: Group, m: Tile, isa: Isa, machine: Machine, threads: int) -> float:
+def transform_time(
+    group: Group, m: Tile, isa: Isa, machine: Machine, threads: int, model: PointsModel = WINOGRAD
+) -> float:
     """Seconds of both transforms, cut evenly between threads."""
-    shape = geometry(group, m)
+    shape = model.geometry(group, m)
     rows = shape.n * shape.g * shape.ph
-    total = rows * _input_row(shape, isa, shape.pw, shape.pw)
-    total += rows * _output_row(shape, isa, 2 * isa.lanes, shape.pw, shape.k)
+    total = rows * model.input_row(shape, isa, shape.pw, shape.pw)
+    total += rows * model.output_row(shape, isa, 2 * isa.lanes, shape.pw, shape.k)
     return total * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads))
 
 
-def needs(group: Group, m: Tile) -> tuple[int, int]:
+def needs(group: Group, m: Tile, model: PointsModel = WINOGRAD) -> tuple[int, int]:
     """(operations of the products, bytes to be moved) of this algorithm: weights transformed."""
-    shape = geometry(group, m)
+    shape = model.geometry(group, m)
     weights = group.tensor(group.main.reads[1].tensor).bytes
     transformed = 4 * shape.weights * shape.g * shape.k * shape.c
-    return matmul_stage(group, m).flops, group.compulsory_bytes - weights + transformed
+    return product_stage(shape).flops, group.compulsory_bytes - weights + transformed
 
 
-def lower_bound_winograd(group: Group, m: Tile, machine: Machine, threads: int) -> float:
+def lower_bound_winograd(
+    group: Group, m: Tile, machine: Machine, threads: int, model: PointsModel = WINOGRAD
+) -> float:
     """Seconds that no kernel of this algorithm can beat: its products at peak, or the traffic."""
-    return max(bound_times(*needs(group, m), machine, threads).values())
+    return max(bound_times(*needs(group, m, model), machine, threads).values())
 
 
 def predict_winograd(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
+    return predict_points(group, schedule, machine, WINOGRAD)
+
+
+def predict_points(
+    group: Group, schedule: Schedule, machine: Machine, model: PointsModel
+) -> Prediction:
+    """The same for any algorithm that multiplies at points."""
     threads = schedule.threads
-    work = work_of(group, schedule)
-    done = cycles(work, machine, threads)
+    work = work_of(group, schedule, model)
+    done = cycles(work, machine, threads, model)
     parts = seconds(done, work.isa, machine, threads)
-    flops, moved = needs(group, tile(schedule))
+    flops, moved = needs(group, tile(schedule), model)
     bounds = bound_times(flops, moved, machine, threads)
     largest = max(bounds, key=lambda name: bounds[name])
     short = max(0.0, bounds[largest] - parts.total)

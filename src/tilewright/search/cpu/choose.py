@@ -1,4 +1,4 @@
-"""Which algorithms compete: the direct one and, where it applies within the error budget, Winograd.
+"""Which algorithms compete: the direct one and, within the error budget, Winograd and FFT.
 
 Goes in: a group, a machine, an algorithm's name, an error budget. Comes out: candidates of all
 algorithms that compete, best predicted first.
@@ -10,7 +10,7 @@ from tilewright.errors import InputError
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS, algorithm_title
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.cpu.rank import Candidate, keep_best, rank
 
@@ -50,7 +50,7 @@ def choose_preferred(
 
 
 def _why_not(group: Group, algorithm: str, max_rel_err: float) -> str:
-    name = algorithm.capitalize()
+    name = algorithm_title(algorithm)
     reasons = [s.why_not(group) for s in SCHEMAS.values() if s.algorithm == algorithm]
     if all(reasons):
         return f'{name} cannot be used: {reasons[0]}; use --algorithm direct or auto'

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.isa.micro import registers_needed
@@ -22,15 +22,18 @@ from tilewright.kernels.cpu.space import Cut, even_cuts
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.winograd_time import (
+    WINOGRAD,
+    PointsModel,
     Work,
     cycles,
     lower_bound_winograd,
-    predict_winograd,
+    predict_points,
     seconds,
     transform_time,
 )
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import Geometry, Tile, applies, geometry, matmul_stage
+from tilewright.ops.tiles import Axis, Tile, TileGeometry, product_stage
+from tilewright.ops.winograd import applies, geometry
 from tilewright.ops.winograd_error import DEFAULT_LIMIT, predicted_error
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
@@ -58,60 +61,77 @@ def rank_winograd(
 
     `growth` is how many times as many weights there may be as the convolution has.
     """
+    shapes = [m for m in tiles_within(group, max_rel_err) if weight_growth(group, m) <= growth]
+    return rank_points(group, machine, threads, top, shapes, WINOGRAD, winograd_schedule)
+
+
+def rank_points(
+    group: Group, machine: Machine, threads: int, top: int, shapes: Sequence[Shape],
+    model: PointsModel, make: Callable[..., Schedule],
+) -> tuple[Candidate, ...]:  # fmt: skip
+    """The same for any algorithm that multiplies at points; `make` makes its schedules."""
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     isa = ISAS[machine.isa]
     priced: list[Priced] = []
     best = math.inf
-    shapes = [m for m in tiles_within(group, max_rel_err) if weight_growth(group, m) <= growth]
-    for bound, m in _promising(group, machine, isa, threads, shapes):
+    for bound, m in _promising(group, machine, isa, threads, shapes, model):
         if bound > HOPE * best:
             continue
-        priced += _price(group, machine, isa, m, threads)
+        priced += _price(group, machine, isa, m, threads, model)
         best = min(best, min(item[0] for item in priced))
     return tuple(
-        Candidate(schedule, predict_winograd(group, schedule, machine))
-        for schedule in _distinct(group, machine.isa, sorted(priced), top)
+        Candidate(schedule, predict_points(group, schedule, machine, model))
+        for schedule in _distinct(group, machine.isa, sorted(priced), top, make)
     )
 
 
 def _promising(
-    group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape]
-) -> list[tuple[float, Shape]]:
+    group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape],
+    model: PointsModel,
+) -> list[tuple[float, Shape]]:  # fmt: skip
     """(bound, shape) of those whose bound and transforms together take least, best first."""
     found = []
     for m in shapes:
-        bound = lower_bound_winograd(group, m, machine, threads)
-        found.append((bound + transform_time(group, m, isa, machine, threads), bound, m))
+        bound = lower_bound_winograd(group, m, machine, threads, model)
+        found.append((bound + transform_time(group, m, isa, machine, threads, model), bound, m))
     return [(bound, m) for _, bound, m in sorted(found)[:SHAPES]]
 
 
-def _price(group: Group, machine: Machine, isa: Isa, m: Shape, threads: int) -> list[Priced]:
+def _price(
+    group: Group, machine: Machine, isa: Isa, m: Shape, threads: int, model: PointsModel
+) -> list[Priced]:
     """The choices for one shape of tiles, with their times."""
-    shape, stage = geometry(group, m), matmul_stage(group, m)
+    shape = model.geometry(group, m)
+    stage = product_stage(shape)
     tiles = _register_tiles(isa, shape)
     found = []
     free = [d for d in stage.parallel if d != 't']
     for cut in even_cuts(stage, threads, free)[:CUTS]:
         ways = dict(cut)
         part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
-        bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()))
+        bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()), model)
         usual = sorted(
-            (_total(shape, isa, machine, part, ways, (tile, USUAL_PANELS, block)), tile, block)
+            (
+                _total(shape, isa, machine, part, ways, (tile, USUAL_PANELS, block), model),
+                tile,
+                block,
+            )
             for tile in tiles
             for block in _blocks(part)
         )
         for number, (total, tile, block) in enumerate(usual):
             found.append((max(total, bound), total, m, cut, tile, USUAL_PANELS, block))
             for held in OTHER_PANELS if number < CARRIED else ():
-                total = _total(shape, isa, machine, part, ways, (tile, held, block))
+                total = _total(shape, isa, machine, part, ways, (tile, held, block), model)
                 found.append((max(total, bound), total, m, cut, tile, held, block))
     return found
 
 
 def _total(
-    shape: Geometry, isa: Isa, machine: Machine, part: Mapping[str, int], ways: Mapping[str, int],
-    choice: tuple[tuple[int, int], int, tuple[int, int, int]],
+    shape: TileGeometry[Axis], isa: Isa, machine: Machine, part: Mapping[str, int],
+    ways: Mapping[str, int], choice: tuple[tuple[int, int], int, tuple[int, int, int]],
+    model: PointsModel,
 ) -> float:  # fmt: skip
     """Seconds of one choice of register tile, panels of k and block, the bound left aside."""
     tile, held, block = choice
@@ -123,7 +143,7 @@ def _total(
         (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
     )  # fmt: skip
     threads = math.prod(ways.values())
-    return seconds(cycles(work, machine, threads), isa, machine, threads).total
+    return seconds(cycles(work, machine, threads, model), isa, machine, threads).total
 
 
 def tiles_within(group: Group, max_rel_err: float) -> tuple[Shape, ...]:
@@ -145,7 +165,7 @@ def weight_growth(group: Group, m: Tile) -> float:
     return geometry(group, m).weights / (sizes.get('r', 1) * sizes.get('s', 1))
 
 
-def _register_tiles(isa: Isa, shape: Geometry) -> list[tuple[int, int]]:
+def _register_tiles(isa: Isa, shape: TileGeometry[Axis]) -> list[tuple[int, int]]:
     """(run, vectors): the longest run of tiles for each number of vectors of k.
 
     Those with enough accumulators to fill the pipeline, or with as many as the registers hold.
@@ -176,7 +196,9 @@ def _blocks(part: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
                     yield block
 
 
-def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Schedule]:
+def _distinct(
+    group: Group, isa: str, priced: list[Priced], top: int, make: Callable[..., Schedule]
+) -> list[Schedule]:
     """The best first; near copies of those before them come last.
 
     Shapes, cuts and widths of panels behave differently where the model is wrong: the best of each
@@ -193,6 +215,6 @@ def _distinct(group: Group, isa: str, priced: list[Priced], top: int) -> list[Sc
                 continue
             if once:
                 kinds.add(kind)
-            schedule = winograd_schedule(group, isa, m, run, vectors, panels, block, cut)
+            schedule = make(group, isa, m, run, vectors, panels, block, cut)
             chosen.setdefault(schedule.digest, (place, schedule))
     return [schedule for _, schedule in sorted(chosen.values(), key=lambda item: item[0])]

@@ -18,7 +18,7 @@ from tilewright.kernels.cpu.schema import is_extended
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import ALGORITHMS
+from tilewright.ops.tiles import ALGORITHMS
 from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Schedule
@@ -34,7 +34,7 @@ class Question:
     """What decides the choices for one group.
 
     `growth`, unless it is 0, asks for Winograd kernels alone, with at most so many times the
-    weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or 'winograd':
+    weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or another:
     that wherever there is a kernel of it, and the direct algorithm elsewhere.
     """
 

@@ -124,7 +124,7 @@ class How:
              'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
              with a model nor with what one has chosen
     seed     another one draws other candidates
-    algorithm  of convolutions: auto, direct, or winograd where it applies
+    algorithm  of convolutions: auto, direct, or winograd or fft where it applies
     """
 
     model: str = 'analytical'

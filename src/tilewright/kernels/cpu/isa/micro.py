@@ -30,13 +30,14 @@ PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never.
+    """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never, and
+    `a_ahead` whether pixels of later iterations are: not where these lie side by side, which
+    hardware sees, or are in the first cache already.
 
     A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
-    that of the sums. With `near`, `a` is in the first cache already, and nothing of it is asked for
-    ahead.
+    that of the sums.
     """
 
     isa: str
@@ -47,10 +48,10 @@ class MicroKernel:
     acc: tuple[int, ...]
     name: str
     b_ahead: int = 0
+    a_ahead: bool = True
     turned: bool = False
     dtype: str = 'f32'
     accumulation: str = 'f32'
-    near: bool = False
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -84,7 +85,7 @@ def prefetches(kernel: MicroKernel) -> list[int]:
     of the iteration that is at least PREFETCH_CYCLES ahead are asked for now, unless it lies beyond
     what an instruction can address (in very large images).
     """
-    if not kernel.a_step or kernel.near:
+    if not kernel.a_step or not kernel.a_ahead:
         return []
     isa = ISAS[kernel.isa]
     fmas = len(kernel.steps) * len(kernel.pixels) * kernel.vectors

@@ -85,7 +85,7 @@ def _write_micro(writer: Writer, p: AttentionPlan) -> None:
             1,
             tuple(row * out for row in range(p.high)),
             kernel_name(p, product, width // p.lanes),
-            near=True,
+            a_ahead=False,
         )
         writer.lines += micro.emit(kernel).splitlines()
         writer.line()

@@ -17,14 +17,18 @@ What is decided before a line is written is in plan.py.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import write_epilogue
-from tilewright.kernels.cpu.schemas.winograd.plan import BLOCK, WinogradPlan, option, split_runs
+from tilewright.kernels.cpu.schemas.winograd.plan import BLOCK, PointsPlan, option, split_runs
 from tilewright.kernels.cpu.schemas.winograd.transform import (
+    Buffers,
     Class,
+    Products,
     write_filter,
     write_input,
     write_output,
@@ -32,12 +36,34 @@ from tilewright.kernels.cpu.schemas.winograd.transform import (
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
+from tilewright.ops.winograd import Geometry
 
 WEIGHTS_AHEAD = 512  # floats: weights come from afar, faster than hardware asks for them
 
 
-def generate(p: WinogradPlan) -> str:
-    """[WinogradPlan] -> [C source]"""
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """What an algorithm writes of its own.
+
+    input      `transform_input`: from the image to V
+    filter     `transform_filter`: from one filter to its weights
+    products   the loops over points, from the first to the last of a block of k
+    output     `transform_output_vN`: from M to rows, for panels of N vectors
+    """
+
+    input: Callable[[Writer, PointsPlan], None]
+    filter: Callable[[Writer, PointsPlan], None]
+    products: Callable[[Writer, PointsPlan, str, str], None]
+    output: Callable[[Writer, PointsPlan, int], None]
+
+
+def generate(p: PointsPlan) -> str:
+    """[PointsPlan] -> [C source]"""
+    return generate_points(p, WINOGRAD)
+
+
+def generate_points(p: PointsPlan, transforms: Transforms) -> str:
+    """The source with these transforms around the products."""
     group, schedule, writer = p.group, p.schedule, Writer()
     abi.write_head(writer, group, schedule)
     write_epilogue(writer, p.epilogue.functions)
@@ -46,41 +72,41 @@ def generate(p: WinogradPlan) -> str:
         writer.line(f'typedef float {name} __attribute__(({size}));')
     writer.lines += TRANSPOSE.splitlines()
     writer.line()
-    image = group.tensor(group.main.reads[0].tensor)
-    write_input(writer, p.buffers, image.strides)
+    transforms.input(writer, p)
     for vectors in _vector_counts(p):
         for item in {c.shared: c for c in p.classes}.values():
             _write_multiply(writer, p, item, vectors)
-        isa = ISAS[schedule.isa]
-        write_output(writer, p.shape, vectors, isa, p.classes, p.row_pitch)
+        transforms.output(writer, p, vectors)
     _write_store(writer, p)
+    transforms.filter(writer, p)
     _write_packing(writer, p)
-    _write_part(writer, p)
+    _write_part(writer, p, transforms)
     return writer.text()
 
 
-def _vector_counts(p: WinogradPlan) -> list[int]:
+def _vector_counts(p: PointsPlan) -> list[int]:
     """Vectors of the panels that there are."""
     return sorted({p.tail_vectors} | ({p.vectors} if p.panels > 1 else set()))
 
 
-def _micro(p: WinogradPlan, item: Class, run: int, vectors: int) -> micro.MicroKernel:
+def _micro(p: PointsPlan, item: Products, run: int, vectors: int) -> micro.MicroKernel:
     name = micro.micro_name(p.schedule.isa, (run,), vectors)
     return micro.MicroKernel(
         p.schedule.isa,
-        tuple(range(run)),
+        tuple(number * p.buffers.tile_step for number in range(run)),
         vectors,
         (0,),
-        item.shared * p.buffers.tiles,
+        item.shared * p.buffers.channel_step,
         tuple(number * item.index_step for number in range(run)),
         name if item.shared == 1 else f'{name}_of{item.shared}',
         b_ahead=WEIGHTS_AHEAD,
+        a_ahead=p.buffers.tile_step == 1,
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
     )
 
 
-def _write_multiply(writer: Writer, p: WinogradPlan, item: Class, vectors: int) -> None:
+def _write_multiply(writer: Writer, p: PointsPlan, item: Products, vectors: int) -> None:
     """The products of one panel and one weight, for every number of tiles a block may have."""
     most = option(p.schedule, 'run')
     runs = {tiles: split_runs(item.shared * tiles, most) for tiles in p.blocks}
@@ -102,10 +128,12 @@ def _write_multiply(writer: Writer, p: WinogradPlan, item: Class, vectors: int) 
             count, name = len(list(same)), kernels[run].name
             start, to = 'v', 'm'
             if first:
-                start, to = f'v + {first}', f'm + {first * item.index_step}'
+                place = first * p.buffers.tile_step
+                start, to = f'v + {place}', f'm + {first * item.index_step}'
             if count > 1:
                 writer.line(f'    for (long i = 0; i < {count}; i++)')
-                start, to = f'{start} + i * {run}', f'{to} + i * {run * item.index_step}'
+                step = run * p.buffers.tile_step
+                start, to = f'{start} + i * {step}', f'{to} + i * {run * item.index_step}'
             writer.line(f'    {"    " * (count > 1)}{name}({start}, u, {to}, {p.shape.c}, 0);')
             first += count * run
         writer.line('    break;')
@@ -115,7 +143,7 @@ def _write_multiply(writer: Writer, p: WinogradPlan, item: Class, vectors: int) 
     writer.line()
 
 
-def _write_store(writer: Writer, p: WinogradPlan) -> None:
+def _write_store(writer: Writer, p: PointsPlan) -> None:
     """`store_row`: one row of output pixels of a panel, transposed, through the epilogue.
 
     Where that can be, in blocks of 4 x 4; lanes that are no block go through a small buffer.
@@ -169,13 +197,12 @@ def _write_quick_row(writer: Writer, quick: Quick, plane: int) -> None:
     writer.close()
 
 
-def _write_packing(writer: Writer, p: WinogradPlan) -> None:
+def _write_packing(writer: Writer, p: PointsPlan) -> None:
     """tw_pack: weights in the order in which they are read; other constants behind them.
 
     [g][block of k of every part][weight][panel][c][lane]
     """
     shape = p.shape
-    write_filter(writer, shape)
     weights = p.group.main.reads[1].tensor
     names = [t.name for t in p.group.with_role('constant')]
     taps = shape.down.r * shape.across.r
@@ -214,12 +241,12 @@ def _whole_lanes(text: str, lanes: int) -> str:
     return f'({text} + {lanes - 1}) / {lanes} * {lanes}'
 
 
-def constant_offsets(p: WinogradPlan) -> dict[str, int]:
+def constant_offsets(p: PointsPlan) -> dict[str, int]:
     """Where each constant but the weights lies behind them, in floats."""
     return abi.constant_places(p.group, p.group.main.reads[1].tensor, p.packed_weights)
 
 
-def _write_part(writer: Writer, p: WinogradPlan) -> None:
+def _write_part(writer: Writer, p: PointsPlan, transforms: Transforms) -> None:
     shape, group, schedule = p.shape, p.group, p.schedule
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
     places = constant_offsets(p)
@@ -251,8 +278,7 @@ def _write_part(writer: Writer, p: WinogradPlan) -> None:
     writer.line(f'const long held = {_whole_lanes(f"{last} - {first}", p.lanes)};')
     place = total([scaled(g, p.group_floats), scaled(first, shape.weights * shape.c)])
     writer.line(f'const float *weights = args->packed + {place};')
-    for item in p.classes:
-        _write_products(writer, p, item, first, last)
+    transforms.products(writer, p, first, last)
     writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
     writer.line(f'const float *panel = m + (k - {first}) / {p.width} * {p.panel_floats};')
     _write_rows(writer, p, nest, g)
@@ -261,29 +287,35 @@ def _write_part(writer: Writer, p: WinogradPlan) -> None:
     writer.close()
 
 
-def _write_products(writer: Writer, p: WinogradPlan, item: Class, first: str, last: str) -> None:
-    """All weights of a class, and the panels of k for each."""
+def _write_class(
+    writer: Writer, p: PointsPlan, shape: Geometry, item: Class, first: str, last: str
+) -> None:
+    """All weights of a class."""
     down, across = item.down, item.across
-    points, v_stride = p.shape.across.t, p.buffers.v_stride
+    points, v_stride = shape.across.t, p.buffers.v_stride
     writer.open(f'for (long i = 0; i < {down.kinds}; i++)')
     writer.open(f'for (long j = 0; j < {across.kinds}; j++)')
     row = f'(i + {down.first}) * {points * v_stride}'
     column = f'(j + {across.first}) * {down.shared * v_stride}'
     writer.line(f'const float *from = v + {row} + {column};')
-    weight = f'((i + {down.kind}) * {p.shape.across.kinds} + j + {across.kind})'
+    weight = f'((i + {down.kind}) * {shape.across.kinds} + j + {across.kind})'
     writer.line(f'const float *u = weights + {weight} * ({p.shape.c} * held);')
     step = scaled(f'(i * {across.kinds} + j)', item.weight_step)
     writer.line(f'float *to = m + {item.place} + {step};')
+    write_panels(writer, p, item.shared, first, last)
+    writer.close(2)
+
+
+def write_panels(writer: Writer, p: PointsPlan, shared: int, first: str, last: str) -> None:
+    """The products of one weight `u`, all panels of k: V at `from`, M at `to`."""
     writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
-    _by_width(
-        writer, p, lambda vectors: f'multiply_v{vectors}_of{item.shared}(from, u, to, tiles);'
-    )
+    _by_width(writer, p, lambda vectors: f'multiply_v{vectors}_of{shared}(from, u, to, tiles);')
     writer.line(f'u += {p.shape.c * p.width};')
     writer.line(f'to += {p.panel_floats};')
-    writer.close(3)
+    writer.close()
 
 
-def _by_width(writer: Writer, p: WinogradPlan, call) -> None:
+def _by_width(writer: Writer, p: PointsPlan, call) -> None:
     """The call for panels of all vectors, or of those that the last one has."""
     if len(_vector_counts(p)) == 1:
         writer.line(call(_vector_counts(p)[0]))
@@ -294,7 +326,7 @@ def _by_width(writer: Writer, p: WinogradPlan, call) -> None:
     writer.line(f'    {call(p.tail_vectors)}')
 
 
-def _write_rows(writer: Writer, p: WinogradPlan, nest: Nest, g: str) -> None:
+def _write_rows(writer: Writer, p: PointsPlan, nest: Nest, g: str) -> None:
     """Output tiles of a panel, one row of tiles at a time, and their rows into the result."""
     shape = p.shape
     down, across = shape.down, shape.across
@@ -334,3 +366,32 @@ def _write_rows(writer: Writer, p: WinogradPlan, nest: Nest, g: str) -> None:
         f'pixels{arguments});'
     )
     writer.close(4)
+
+
+def _own(p: PointsPlan) -> tuple[Geometry, Buffers, list[Class]]:
+    """What this schema's plans have, as the transforms know it."""
+    assert isinstance(p.shape, Geometry)
+    assert isinstance(p.buffers, Buffers)
+    return p.shape, p.buffers, [item for item in p.classes if isinstance(item, Class)]
+
+
+def _write_own_input(writer: Writer, p: PointsPlan) -> None:
+    write_input(writer, _own(p)[1], p.group.tensor(p.group.main.reads[0].tensor).strides)
+
+
+def _write_own_filter(writer: Writer, p: PointsPlan) -> None:
+    write_filter(writer, _own(p)[0])
+
+
+def _write_own_products(writer: Writer, p: PointsPlan, first: str, last: str) -> None:
+    shape, _, classes = _own(p)
+    for item in classes:
+        _write_class(writer, p, shape, item, first, last)
+
+
+def _write_own_output(writer: Writer, p: PointsPlan, vectors: int) -> None:
+    shape, _, classes = _own(p)
+    write_output(writer, shape, vectors, ISAS[p.schedule.isa], classes, p.row_pitch)
+
+
+WINOGRAD = Transforms(_write_own_input, _write_own_filter, _write_own_products, _write_own_output)

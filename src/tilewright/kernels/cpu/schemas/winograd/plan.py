@@ -2,13 +2,14 @@
 
 Goes in: a convolution's group and a schedule with schema 'winograd' over the dimensions of the
 batched product (`ops.winograd.matmul_stage`), with the options m (outputs of a tile) and run (most
-tiles that a micro-kernel takes). Comes out: a `WinogradPlan`, or a ScheduleError that says why the
-schedule is not legal.
+tiles that a micro-kernel takes). Comes out: a `PointsPlan`, or a ScheduleError that says why the
+schedule is not legal. Other transforms make plans of the same kind (schemas/fft).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -17,33 +18,41 @@ from tilewright.kernels.cpu.contraction import check_plain
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
-from tilewright.kernels.cpu.schemas.winograd.transform import Buffers, Class, classes_of
+from tilewright.kernels.cpu.schemas.winograd.transform import (
+    Buffers,
+    Products,
+    TileBuffers,
+    classes_of,
+)
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
-from tilewright.ops.winograd import Geometry, applies, geometry, matmul_stage
+from tilewright.ops.tiles import Axis, TileGeometry
+from tilewright.ops.winograd import applies, geometry, matmul_stage
 from tilewright.schedule.schedule import Schedule
 
 BLOCK = ('n', 'ph', 'pw')
 STRETCH = 4096  # floats of output rows that wait for their transposition, a quarter of an L1
+# Buffers, what is multiplied, and the floats of the products of one panel.
+Held = tuple[TileBuffers, tuple[Products, ...], int]
 
 
 @dataclass(frozen=True)
-class WinogradPlan:
-    """Everything that the generator decides before it writes a line."""
+class PointsPlan:
+    """Everything that is decided before a line is written, for any transforms."""
 
     group: Group
     schedule: Schedule
-    shape: Geometry
+    shape: TileGeometry[Axis]
     stage: Stage
-    buffers: Buffers
+    buffers: TileBuffers
     epilogue: Epilogue
     lanes: int
     vectors: int
     tail_vectors: int
     panels: int
     blocks: tuple[int, ...]
-    classes: tuple[Class, ...]
+    classes: tuple[Products, ...]
     panel_floats: int
 
     @property
@@ -98,7 +107,7 @@ class WinogradPlan:
 def option(schedule: Schedule, name: str) -> int:
     options = dict(schedule.options)
     if name not in options:
-        raise ScheduleError(f'a schedule of the winograd schema needs the option {name!r}')
+        raise ScheduleError(f'a schedule of the {schedule.schema} schema needs the option {name!r}')
     return options[name]
 
 
@@ -115,17 +124,24 @@ def product(group: Group, schedule: Schedule) -> Stage:
 
 def check(group: Group, schedule: Schedule) -> Stage:
     """Raise ScheduleError where the schedule is not legal for this schema."""
-    check_plain(group)
-    m, run = tile(schedule), option(schedule, 'run')
-    reason = applies(group, m)
+    reason = applies(group, tile(schedule))
     if reason:
         raise ScheduleError(f'winograd: {reason}; use the direct algorithm')
-    stage, lanes = product(group, schedule), ISAS[schedule.isa].lanes
+    stage = product(group, schedule)
+    check_levels(group, schedule, stage)
+    return stage
+
+
+def check_levels(group: Group, schedule: Schedule, stage: Stage) -> None:
+    """Raise ScheduleError where levels are not those of a product at points."""
+    check_plain(group)
+    run, lanes = option(schedule, 'run'), ISAS[schedule.isa].lanes
     names = [level.name for level in schedule.levels]
     if names != ['reg', 'l1', 'l2', 'l3'] or schedule.vector != 'k' or schedule.pack:
         raise ScheduleError(
-            f'{group.label}: the winograd schema has the levels reg, l1, l2, l3, the vector '
-            f'dimension k and no pack level, not {names}, {schedule.vector!r}, {schedule.pack!r}'
+            f'{group.label}: the {schedule.schema} schema has the levels reg, l1, l2, l3, the '
+            f'vector dimension k and no pack level, not {names}, {schedule.vector!r}, '
+            f'{schedule.pack!r}'
         )
     tiles = [level.tile for level in schedule.levels]
     if set(tiles[0]) != set(stage.sizes):
@@ -164,7 +180,6 @@ def check(group: Group, schedule: Schedule) -> Stage:
     bad = [d for d, _ in schedule.parallel if d not in (*BLOCK, 'g', 'k')]
     if bad:
         raise ScheduleError(f'{group.label}: {bad} cannot be cut between threads')
-    return stage
 
 
 def split_runs(tiles: int, most: int) -> tuple[int, ...]:
@@ -180,7 +195,7 @@ def split_runs(tiles: int, most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def stretch_tiles(shape: Geometry, width: int) -> int:
+def stretch_tiles(shape: TileGeometry[Axis], width: int) -> int:
     """Tiles in a row whose outputs, for one panel, fit `STRETCH`; a multiple of four.
 
     Whole vectors of four pixels then leave at once whatever m is.
@@ -197,10 +212,25 @@ def transform_lanes(isa_lanes: int, columns: int) -> int:
     return lanes
 
 
-def plan_winograd(group: Group, schedule: Schedule) -> WinogradPlan:
-    """[Group, Schedule] -> [WinogradPlan]"""
+def plan_winograd(group: Group, schedule: Schedule) -> PointsPlan:
+    """[Group, Schedule] -> [PointsPlan]"""
     stage = check(group, schedule)
-    shape = geometry(group, tile(schedule))
+    shape, lanes = geometry(group, tile(schedule)), ISAS[schedule.isa].lanes
+
+    def hold(tiles: int, columns: int, width: int) -> Held:
+        buffers = Buffers(tiles, columns, transform_lanes(lanes, columns), shape)
+        return buffers, *classes_of(shape, tiles, width)
+
+    return plan_points(group, schedule, shape, stage, hold)
+
+
+def plan_points(
+    group: Group, schedule: Schedule, shape: TileGeometry[Axis], stage: Stage,
+    hold: Callable[[int, int, int], Held],
+) -> PointsPlan:  # fmt: skip
+    """[Group, Schedule] -> [PointsPlan]; `hold` says how so many tiles, and columns of them, are
+    held for panels of so many output channels.
+    """
     lanes = ISAS[schedule.isa].lanes
     width = schedule.reg.tile['k']
     vectors = width // lanes
@@ -208,10 +238,8 @@ def plan_winograd(group: Group, schedule: Schedule) -> WinogradPlan:
     tail = -(-(shape.k - (panels - 1) * width) // lanes)
     sets = tile_sets(stage, schedule, 1)
     blocks = sorted({a * b * c for a, b, c in itertools.product(*(sets[d] for d in BLOCK))})
-    columns = max(sets['pw'])
-    buffers = Buffers(max(blocks), columns, transform_lanes(lanes, columns), shape)
-    classes, panel_floats = classes_of(shape, max(blocks), width)
-    return WinogradPlan(
+    buffers, classes, panel_floats = hold(max(blocks), max(sets['pw']), width)
+    return PointsPlan(
         group, schedule, shape, stage, buffers, typed_epilogue(group), lanes, vectors, tail, panels,
         tuple(blocks), classes, panel_floats,
     )  # fmt: skip

@@ -11,7 +11,9 @@ from tilewright.kernels.cpu.contraction import why_no_products
 from tilewright.kernels.cpu.space import Cut
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
-from tilewright.ops.winograd import Tile, applies, matmul_stage, tile_of
+from tilewright.ops.stage import Stage
+from tilewright.ops.tiles import Tile, tile_of
+from tilewright.ops.winograd import applies, matmul_stage
 from tilewright.schedule.schedule import Level, Schedule
 
 SIZES = (2, 3, 4, 5, 6, 7)
@@ -31,6 +33,14 @@ def winograd_schedule(
 ) -> Schedule:  # fmt: skip
     """The schedule of these decisions: `block` is n, ph, pw; `k_panels` panels of k at once."""
     stage = matmul_stage(group, m)
+    return points_schedule('winograd', stage, isa, m, run, vectors, k_panels, block, parallel)
+
+
+def points_schedule(
+    schema: str, stage: Stage, isa: str, m: Tile, run: int, vectors: int, k_panels: int,
+    block: tuple[int, int, int], parallel: Cut = (),
+) -> Schedule:  # fmt: skip
+    """The same for any schema that multiplies at points, given the stage of its products."""
     sizes, width = stage.sizes, vectors * ISAS[isa].lanes
     whole = -(-sizes['k'] // width) * width
     order = tuple(sizes)
@@ -47,4 +57,4 @@ def winograd_schedule(
     down, across = tile_of(m)
     wide = (('mw', across),) if across != down else ()
     options = (('m', down), *wide, ('run', run))
-    return Schedule('winograd', isa, 'k', levels, parallel, '', options)
+    return Schedule(schema, isa, 'k', levels, parallel, '', options)

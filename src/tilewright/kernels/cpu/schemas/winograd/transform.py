@@ -27,16 +27,46 @@ LINE = 16  # floats of a cache line: buffers that are walked together start this
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
-    """Strides and sizes of one thread's scratch, in floats.
+class TileBuffers:
+    """How one thread holds V, whatever the transforms; in floats.
 
-    tiles, columns  most tiles, and most columns of tiles, of a block
-    lanes           fp32 lanes of the input transform (a power of two)
+    tiles       most tiles of a block
+    columns     most columns of tiles that leave together
+    lanes       fp32 lanes of the input transform (a power of two)
     """
 
     tiles: int
     columns: int
     lanes: int
+
+    @property
+    def tile_step(self) -> int:
+        """From one tile of V to the next."""
+        return 1
+
+    @property
+    def channel_step(self) -> int:
+        """From one channel of V to the next."""
+        return self.tiles
+
+    @property
+    def v_stride(self) -> int:
+        """From one point of V to the next."""
+        raise NotImplementedError
+
+    @property
+    def work_floats(self) -> int:
+        """What the input transform needs beside."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers(TileBuffers):
+    """Strides and sizes of one thread's scratch, in floats.
+
+    V[point][channel][tile]; `columns` are those of a block.
+    """
+
     shape: Geometry
 
     @property
@@ -77,20 +107,30 @@ class Buffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
-    """Points whose weights are shared by equally many: one part of the rows, one of the columns.
+class Products:
+    """Where products lie in M.
 
-    down, across   the parts
-    place          where the class begins in M
-    index_step     from one tile (times the points that share a weight) to the next in M
-    weight_step    from one weight to the next in M
+    place          of the first
+    index_step     from one tile (times the points that share a weight) to the next
+    weight_step    from one weight to the next
     """
 
-    down: Part
-    across: Part
     place: int
     index_step: int
     weight_step: int
+
+    @property
+    def shared(self) -> int:
+        """Points that share a weight."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Class(Products):
+    """Points whose weights are shared by equally many: one part of the rows, one of the columns."""
+
+    down: Part
+    across: Part
 
     @property
     def shared(self) -> int:
@@ -114,11 +154,11 @@ def classes_of(shape: Geometry, tiles: int, width: int) -> tuple[tuple[Class, ..
     for down, across in pairs:
         shared, weights = down.shared * across.shared, down.kinds * across.kinds
         if shared == 1:
-            found.append(Class(down, across, first, tile, width))
+            found.append(Class(first, tile, width, down, across))
             first += weights * width
         else:
             step = odd_lines(shared * tiles * width)
-            found.append(Class(down, across, place, width, step))
+            found.append(Class(place, width, step, down, across))
             place += weights * step
     return tuple(found), place
 
@@ -128,11 +168,11 @@ def odd_lines(floats: int) -> int:
     return (-(-floats // LINE) | 1) * LINE
 
 
-def number(value: Fraction) -> str:
+def number(value: Fraction | float) -> str:
     return f'{float(value)!r}f'
 
 
-def combination(terms: Sequence[tuple[Fraction, str]]) -> str:
+def combination(terms: Sequence[tuple[Fraction | float, str]]) -> str:
     """A C expression for a weighted sum, plain terms first so that the rest become FMAs."""
     kept = [(c, x) for c, x in terms if c]
     if not kept:

@@ -6,6 +6,8 @@ from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.schemas.winograd.plan import product, tile
 from tilewright.kernels.cpu.words import behind, loop_line, quantity
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
+from tilewright.ops.tiles import Axis, TileGeometry
 from tilewright.ops.winograd import geometry
 from tilewright.schedule.schedule import Level, Schedule
 
@@ -18,8 +20,14 @@ def winograd_title(group: Group, schedule: Schedule) -> str:
 
 def winograd_lines(group: Group, schedule: Schedule) -> list[str]:
     """Blocks of tiles, transformed, multiplied point by point, and transformed back."""
+    return points_lines(group, schedule, product(group, schedule), geometry(group, tile(schedule)))
+
+
+def points_lines(
+    group: Group, schedule: Schedule, stage: Stage, shape: TileGeometry[Axis]
+) -> list[str]:
+    """The same for any schema that multiplies at points."""
     options = dict(schedule.options)
-    stage, shape = product(group, schedule), geometry(group, tile(schedule))
     reg, l1, l2, l3 = schedule.levels
     part = part_extents(stage, schedule)
     lines, depth = [], 0
