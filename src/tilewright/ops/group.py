@@ -130,6 +130,11 @@ class Group:
                     f'{source.name}, which is {source.dtype}; indices are whole numbers'
                 )
 
+    def __hash__(self) -> int:
+        # Values that follow from a group are kept under it, and asked for thousands of times in a
+        # search. A label says the whole problem: few groups that differ have the same.
+        return hash(self.label)
+
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {t.name: t for t in self.tensors}
