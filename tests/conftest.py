@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -70,9 +71,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes seconds in all comes first, so that a mistake shows early."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Cases that add little are slow; what takes seconds in all comes first, so that a mistake
+    shows early.
+    """
+    rest = thin.listed()
+    for item in items:
+        if item.nodeid in rest:
+            item.add_marker(pytest.mark.slow)
+    yield
     items.sort(key=lambda item: item.path.parent.name != 'unit')
 
 
