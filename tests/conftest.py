@@ -18,19 +18,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine import measure
 from tilewright.machine.compiler import build
+from tilewright.machine.detect import HostFacts
 from tilewright.machine.isa import ISAS, host_isas
+from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
+from tilewright.report import gpu_explain
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu import rank_outer
+from tilewright.search.gpu import moves as gpu_moves
 from tilewright.search.gpu import tune as gpu_tune
 from tilewright.targets.gpu import choose as gpu_choose
+from tilewright.targets.gpu import price as gpu_price
+from tilewright.targets.gpu import ranked as gpu_ranked
+from tilewright.targets.gpu import target as gpu_target
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
@@ -40,6 +49,19 @@ ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # and checks what users get.
 QUICK = ('-O0',)
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
+# How much of a space searches look at, where what they find only has to be right.
+FEW_SCHEDULES = (
+    (rank_outer, 'SHAPES', 1),
+    (rank_outer, 'BUDGET', 12),
+    (gpu_choose, 'TRIALS', 12),
+    (gpu_target, 'LOOKED_AT', 12),
+    (gpu_ranked, 'LOOKED_AT', 24),
+    (gpu_explain, 'LOOKED_AT', 24),
+    (gpu_price, 'CHAIN_TRIALS', 12),
+    (gpu_moves, 'FIXED_DRAWS', 100),
+    (gpu_tune, 'CLIMBS', 2),
+    (gpu_tune, 'PARENTS', 2),
+)
 # A process takes longer to start than to search for the small networks of most tests, and other
 # tests keep the other cores busy.
 os.environ.setdefault('TILEWRIGHT_JOBS', '1')
@@ -51,9 +73,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes seconds in all comes first, so that a mistake shows early."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Cases that add little are slow; what takes seconds in all comes first, so that a mistake
+    shows early.
+    """
+    rest = thin.listed()
+    for item in items:
+        if item.nodeid in rest:
+            item.add_marker(pytest.mark.slow)
+    yield
     items.sort(key=lambda item: item.path.parent.name != 'unit')
 
 
@@ -237,10 +266,15 @@ def few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers are kept under the compiler's flags, and none that was found like this may be a user's.
     """
     if knobs.get('cflags'):
-        monkeypatch.setattr(rank_outer, 'SHAPES', 1)
-        monkeypatch.setattr(rank_outer, 'BUDGET', 12)
-        monkeypatch.setattr(gpu_choose, 'TRIALS', 12)
-        monkeypatch.setattr(gpu_tune, 'CLIMBS', 2)
+        monkeypatch.setattr(measure, 'measure_host', _measured_once)
+        for module, name, value in FEW_SCHEDULES:
+            monkeypatch.setattr(module, name, value)
+
+
+@functools.cache
+def _measured_once(facts: HostFacts, isa: str) -> Record:
+    """This host, measured in a moment: tests with a cache of their own would measure it again."""
+    return measure_host(facts, isa, Effort(0.0002, 2, 4, 16 << 20))
 
 
 @pytest.fixture

@@ -113,8 +113,14 @@ def _small():
     }
 
 
-@pytest.mark.parametrize('exact', [False, True])
-@pytest.mark.parametrize('name', list(_small()))
+@pytest.mark.parametrize(
+    ('name', 'exact'),
+    [
+        pytest.param(name, exact, marks=[pytest.mark.slow] * (exact and name == 'dense'))
+        for name in _small()
+        for exact in (False, True)
+    ],
+)
 def test_no_order_beats_the_classes_for_any_tile(name, exact):
     """All orders x all integer tiles: for each tile the best class is as good as the best order."""
     stage = _small()[name]

@@ -23,7 +23,7 @@ from tilewright_lab.collect.cnnopt_space import factor_space
 
 MACHINE = known_gpu('rtx2080ti')
 LAYER = conv2d(c=8, h=18, w=18, k=64, r=3, s=3)
-SPACE = factor_space(LAYER, MACHINE, 'rs')[0][::3]
+SPACE = factor_space(LAYER, MACHINE, 'rs')[0][::6]
 
 
 def times() -> dict[GpuSchedule, float | None]:

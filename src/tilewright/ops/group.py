@@ -150,6 +150,11 @@ class Group:
         """Whether steps follow each other: it is computed as a whole, not part by part."""
         return any(stage.sequential for stage in self.stages)
 
+    def __hash__(self) -> int:
+        # Values that follow from a group are kept under it, and asked for thousands of times in a
+        # search. A label says the whole problem: few groups that differ have the same.
+        return hash(self.label)
+
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {t.name: t for t in self.tensors}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import safe_iterators
@@ -47,5 +48,10 @@ def parts_by(schema: GpuSchema, group: Group) -> tuple[Group, ...]:
 
 
 def _part(schema: GpuSchema, group: Group, schedule: GpuSchedule) -> Module:
-    safe, _ = safe_iterators(group, RESERVED | schema.reserved)
+    safe = _with_safe_names(group, schema.reserved)
     return replace(schema.generate(safe, schedule), group=group)
+
+
+@lru_cache(maxsize=256)
+def _with_safe_names(group: Group, reserved: frozenset[str]) -> Group:
+    return safe_iterators(group, RESERVED | reserved)[0]

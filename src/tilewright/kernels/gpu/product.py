@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
@@ -49,7 +50,7 @@ class ProductPlan:
         c = self.contraction
         return [(d, self.sizes[d]) for d in (*c.outer, *c.unrolled)]
 
-    @property
+    @cached_property
     def window_points(self) -> int:
         return math.prod(size for _, size in self.windows)
 
@@ -80,6 +81,7 @@ class BlockedPlan(ProductPlan):
         return -(-self.columns // self.bk)
 
 
+@lru_cache(maxsize=256)
 def product_of(group: Group, schema: str) -> Contraction:
     """The roles of a group's dimensions; raises ScheduleError where it is not a sum of products."""
     candidates = vector_candidates(group)

@@ -31,6 +31,7 @@ Kind = tuple[str, str]  # schema, intrinsic
 LEAST_THREADS = 64
 FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessors
 FRONTED = 4.0  # times that schemas which apply a front are drawn more often
+FIXED_DRAWS = 400  # of a schema, until it counts as one for other operators
 REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
 
 
@@ -82,13 +83,13 @@ class Moves:
     group: Group
     machine: GpuMachine
     tables: Mapping[Kind, Table]
-    _seen: dict[str, tuple[bool, int]] = field(default_factory=dict)
+    _seen: dict[GpuSchedule, tuple[bool, int]] = field(default_factory=dict)
 
     def _look(self, schedule: GpuSchedule) -> tuple[bool, int]:
         """(whether it is legal, the blocks of its largest kernel)."""
-        if schedule.digest not in self._seen:
-            self._seen[schedule.digest] = self._generated(schedule)
-        return self._seen[schedule.digest]
+        if schedule not in self._seen:
+            self._seen[schedule] = self._generated(schedule)
+        return self._seen[schedule]
 
     def _generated(self, schedule: GpuSchedule) -> tuple[bool, int]:
         if not self.machine.has(schedule.intrinsic) or not precise(self.group, schedule):
@@ -199,7 +200,7 @@ def moves(
 def _applies(group: Group, machine: GpuMachine, kind: Kind, table: Table) -> bool:
     """Whether any of some fixed draws of one schema is legal: some are for other operators."""
     space, rng = Moves(group, machine, {kind: table}), random.Random(0)
-    for _ in range(400):
+    for _ in range(FIXED_DRAWS):
         tiles: dict[str, int] = {}
         for names, values in table.items():
             tiles |= zip(names, rng.choice(values), strict=True)

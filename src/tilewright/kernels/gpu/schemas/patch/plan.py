@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -179,7 +180,7 @@ class PatchPlan(BlockedPlan):
             (*pieces, *parts, 2, self.bk // 8, 8, 4),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Places that are copied at once: fours where pixels lie in one aligned row."""
         strides, const = access_strides(self.group, self.contraction.a)

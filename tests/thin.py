@@ -1,0 +1,97 @@
+"""Which cases of tests `make test` leaves to `make test-all`, by the lines of the package they run.
+
+    pytest -m '' --cov=tilewright --cov-context=test --junitxml=times.xml      needs pytest-cov
+    python tests/thin.py .coverage times.xml
+
+Goes in: the lines that every case ran, and its seconds. Comes out: tests/left_out.json, of every
+test that takes seconds the cases whose lines cheaper cases of it run as well, and that are not the
+only ones of an instruction set or a target; tests/conftest.py marks them `slow`.
+Cases that were not measured stay as they are listed, and new ones run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from pathlib import Path
+from xml.etree import ElementTree
+
+LIST = Path(__file__).with_name('left_out.json')
+LEAST_S = 2.0  # that all cases of a test take together, for it to be worth a list
+START_S = 0.05  # of a case, whatever it does
+# Instruction sets and targets: generated code that no line of the package shows.
+PLACES = {'avx512', 'avx2', 'neon', 'portable', 'cpu', 'cuda', 'host', 'opencl'}
+
+
+def left_out(lines: Mapping[str, Set], seconds: Mapping[str, float]) -> dict[str, list[str]]:
+    """test -> its cases that are not needed; a greedy cover of the lines that all of them run."""
+    tests: dict[str, list[str]] = defaultdict(list)
+    for case in sorted(lines):
+        name, bracket, _ = case.partition('[')
+        if bracket and case in seconds:
+            tests[name].append(case)
+    found = {}
+    for name, cases in tests.items():
+        if sum(seconds[case] for case in cases) < LEAST_S:
+            continue
+        places = {case: PLACES & set(re.split(r'[\[\]-]', case)) for case in cases}
+        needed = _cover({case: {*lines[case], *places[case]} for case in cases}, seconds)
+        rest = [case[len(name) :] for case in cases if case not in needed]
+        if rest:
+            found[name] = rest
+    return found
+
+
+def _cover(lines: Mapping[str, Set], seconds: Mapping[str, float]) -> set[str]:
+    """Cases that run all lines: always the one that runs most new ones a second; one at least."""
+    left = set().union(*lines.values())
+    chosen: list[str] = []
+    while left or not chosen:
+        best = max(lines, key=lambda c: (len(lines[c] & left) + 1e-9) / (seconds[c] + START_S))
+        chosen.append(best)
+        left -= lines[best]
+    for case in sorted(chosen, key=lambda c: -seconds[c]):
+        others = [lines[c] for c in chosen if c != case]
+        if others and set().union(*others) >= lines[case]:
+            chosen.remove(case)
+    return set(chosen)
+
+
+def listed() -> set[str]:
+    """The cases of the list, by their whole names."""
+    return {name + case for name, cases in json.loads(LIST.read_text()).items() for case in cases}
+
+
+def write(found: Mapping[str, list[str]], measured: Set[str]) -> None:
+    """Write the list again; what was not measured stays on it."""
+    made: dict[str, list[str]] = {name: list(cases) for name, cases in found.items()}
+    for case in listed() - measured:
+        name, bracket, rest = case.partition('[')
+        made.setdefault(name, []).append(bracket + rest)
+    made = {name: sorted(made[name]) for name in sorted(made)}
+    LIST.write_text(json.dumps(made, indent=1, ensure_ascii=False) + '\n')
+
+
+def main(coverage_file: str, times_file: str) -> None:
+    from coverage import CoverageData  # pyright: ignore[reportMissingImports]
+
+    data = CoverageData(coverage_file)
+    data.read()
+    lines: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for path in data.measured_files():
+        for line, contexts in data.contexts_by_lineno(path).items():
+            for context in contexts:
+                if context:
+                    lines[context.split('|')[0]].add((path, line))
+    seconds = {}
+    for case in ElementTree.parse(times_file).iter('testcase'):
+        module, name = case.attrib['classname'].replace('.', '/'), case.attrib['name']
+        seconds[f'{module}.py::{name}'] = float(case.attrib['time'])
+    write(left_out(lines, seconds), set(lines))
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
