@@ -1,11 +1,12 @@
 """What each pass over a network gains: all of them, each one left out, none; timed in turns.
 
     python -m tilewright_lab.scripts.network_passes [NETWORK] [--image SIZE] [--width N] \
-        [--threads T]
-                                   [--rounds 7] [--calls 20] [--json FILE]
+        [--threads T] [--rounds 7] [--calls 20] [--json FILE]
+    python -m tilewright_lab.scripts.network_passes mobilenet_v1 --fusion [--tune measure]
 
 NETWORK is a name of the zoo [resnet18]; `--image` and `--width` make it smaller. Every variant is
-compiled by the model alone, compared with the one that has all passes, and timed in every round.
+compiled, compared with the first one and timed in every round. With `--fusion` the variants are
+what `fuse=` may be, instead: chains of reducing operators too, element-wise work alone, nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
-from tilewright.graph.passes import PASSES
+from tilewright.graph.passes import FUSIONS, PASSES
+from tilewright.network.arguments import TUNES
 from tilewright.report.grid import Grid
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.network_arrays import example
@@ -30,12 +32,16 @@ from tilewright.runtime.network_arrays import example
 ALL = 'all'
 
 
-def variants() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(what it is called, the passes that run)."""
-    yield ALL, PASSES
+def variants(fusion: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what it is called, arguments of `compile`), the one first that has everything."""
+    if fusion:
+        yield from ((name, {'fuse': name}) for name in reversed(FUSIONS))
+        return
+    yield ALL, {'passes': PASSES}
     for left_out in PASSES:
-        yield f'no {left_out}', tuple(name for name in PASSES if name != left_out)
-    yield 'none', ()
+        passes = tuple(name for name in PASSES if name != left_out)
+        yield f'no {left_out}', {'passes': passes}
+    yield 'none', {'passes': ()}
 
 
 def row(name: str, net: Network, times: list[float], error: float) -> dict[str, Any]:
@@ -76,11 +82,14 @@ def main() -> None:
     parser.add_argument('--threads', type=int)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--calls', type=int, default=20)
+    parser.add_argument('--fusion', action='store_true', help='compare what fuse= may be')
+    parser.add_argument('--tune', choices=TUNES, default='model')
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
     model = zoo.onnx_model(given.network, image=given.image, width=given.width)
     nets = {
-        name: tw.compile(model, passes=passes, threads=given.threads) for name, passes in variants()
+        name: tw.compile(model, threads=given.threads, tune=given.tune, **words)
+        for name, words in variants(given.fusion)
     }
     inputs = {value.name: example(value) for value in nets[ALL].inputs}
     want = nets[ALL].run(inputs)
@@ -100,8 +109,8 @@ def main() -> None:
     if given.json is not None:
         result = {
             'network': given.network, 'image': given.image, 'width': given.width,
-            'threads': nets[ALL].threads, 'rounds': given.rounds, 'calls': given.calls,
-            'variants': rows, 'versions': versions(),
+            'tune': given.tune, 'threads': nets[ALL].threads, 'rounds': given.rounds,
+            'calls': given.calls, 'variants': rows, 'versions': versions(),
         }  # fmt: skip
         given.json.write_text(json.dumps(result, indent=1) + '\n')
 
