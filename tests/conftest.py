@@ -34,6 +34,7 @@ from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu import rank_outer
+from tilewright.search.cpu.solver import cache_orders
 from tilewright.search.gpu import moves as gpu_moves
 from tilewright.search.gpu import tune as gpu_tune
 from tilewright.targets.gpu import choose as gpu_choose
@@ -52,7 +53,9 @@ os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
 # How much of a space searches look at, where what they find only has to be right.
 FEW_SCHEDULES = (
     (rank_outer, 'SHAPES', 1),
+    (rank_outer, 'ORDERS', 1),
     (rank_outer, 'BUDGET', 12),
+    (rank_outer, 'cache_orders', lambda *stage: cache_orders(*stage)[:2]),
     (gpu_choose, 'TRIALS', 12),
     (gpu_target, 'LOOKED_AT', 12),
     (gpu_ranked, 'LOOKED_AT', 24),

@@ -41,7 +41,12 @@ def load() -> dict[str, Any]:
             sys.modules['expecttest'] = module
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
+        from torch.testing._internal import common_utils
         from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.opinfo import core
+    # They look for a test of PyTorch's own on the stack, for every sample: half of the time.
+    for module in (common_utils, core):
+        module.extract_test_fn = lambda: None
     return {info.name: info for info in op_db if info.name in OPERATORS}
 
 

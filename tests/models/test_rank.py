@@ -46,8 +46,8 @@ def test_a_missing_solver_is_no_obstacle(monkeypatch):
     def missing(*_args, **_options):
         raise MissingError('no casadi')
 
-    group, machine = tw.parse('mopt/R9'), known_machine('i7-9700k')
-    with_solver = ranked('mopt/R9', 1)[0]
+    group, machine = tw.parse('mopt/Y5'), known_machine('i7-9700k')
+    with_solver = ranked('mopt/Y5', 1)[0]
     monkeypatch.setattr(rank_outer, 'solve', missing)
     without = rank.rank(group, machine, 1, 1)[0]
     assert without.prediction.seconds <= 1.1 * with_solver.prediction.seconds

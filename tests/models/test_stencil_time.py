@@ -145,6 +145,7 @@ def test_it_is_not_offered_where_it_does_not_apply():
     assert rank_stencil(matmul(m=8, n=8, k=8), MACHINE, 1, 3) == ()
 
 
+@pytest.mark.usefixtures('few_schedules')
 @pytest.mark.parametrize('algorithm', ['auto', 'direct'])
 def test_the_model_chooses_it_for_depthwise_and_not_for_dense(algorithm):
     sliding = choose(depthwise(32, 28), MACHINE, 2, 3, algorithm)
