@@ -22,7 +22,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 SECTOR = 8  # floats that memory moves at once: fewer neighbours waste the rest
-FEW_TILES = 16  # with fewer, every weight of a point is read for next to nothing
+LEAST_SAVING = 2.0  # times fewer products: with less, transforms cost as much
 
 
 def need(group: Group, schedule: GpuSchedule) -> Need:
@@ -51,7 +51,7 @@ def shortcut(group: Group) -> Shortcut | None:
     weights = sum(t.bytes for t in p.product.with_role('constant'))
     return Shortcut(
         group.flops * (1 - 1 / p.shape.saving), 2 * sum(t.bytes for t in between) + weights,
-        TRANSFORMS, tuple(PRODUCTS), p.shape.saving > 1 and p.tiles >= FEW_TILES,
+        TRANSFORMS, tuple(PRODUCTS), p.shape.saving > LEAST_SAVING,
     )  # fmt: skip
 
 
