@@ -31,6 +31,9 @@ WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split':
 CASES = {
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'dfg': GpuSchedule.of('dfg', threads=64, bn=1, bk=8, bh=4, bw=8, tk=4, tp=2),
+    'fft': GpuSchedule.of('fft', size=12, **TILED),
+    'fft/mma': GpuSchedule.of('fft', 'mma_tf32x3', size=12,
+                              **(TILED | {'bp': 2, 'tk': 16, 'tp': 16})),
     'general': GpuSchedule.of('general', threads=64),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
@@ -52,7 +55,7 @@ CASES = {
 }  # fmt: skip
 WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
 # No OpenCL that runs on a CPU has these.
-MATRIX = ('patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
+MATRIX = ('fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
 
 def problem(schema: str, edge: int) -> Group:
@@ -61,11 +64,20 @@ def problem(schema: str, edge: int) -> Group:
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
     if schema == 'rows':
         return softmax(shape=(3, 64 + edge))
-    plain = schema.startswith('winograd')
+    plain = schema.startswith(('winograd', 'fft'))
+    taps = 5 if schema.startswith('fft') else 3
     stride = 2 if edge == 0 and not plain else 1
     batch = (2, 1, 3)[edge + 1]
     side, long = (8 + edge) * stride, (16 + edge) * stride
-    common = {'n': batch, 'h': side, 'w': long, 'r': 3, 's': 3, 'stride': stride, 'bias': True}
+    common = {
+        'n': batch,
+        'h': side,
+        'w': long,
+        'r': taps,
+        's': taps,
+        'stride': stride,
+        'bias': True,
+    }
     if schema == 'depthwise':
         return tw.conv2d(c=4 + edge, k=4 + edge, groups=4 + edge, pad=1, **common)
     dilation = groups = 2 if edge == 1 and not plain else 1

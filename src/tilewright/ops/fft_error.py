@@ -34,10 +34,13 @@ from tilewright.ops.winograd_error import VARIANCE
 GROWTH = 1.3
 
 
-def transform_error(shape: FftGeometry, channels: float) -> float:
-    """Expected largest error over largest result for `channels` additions."""
+def transform_error(shape: FftGeometry, channels: float, product: float = 0.0) -> float:
+    """Expected largest error over largest result for `channels` additions.
+
+    product   deviation of each product of points from the right one, as a share of it
+    """
     passes = 2 * GROWTH * math.log2(shape.down.length * shape.across.length)
-    return math.sqrt(VARIANCE * (passes + 2 + channels + 1))
+    return math.sqrt(VARIANCE * (passes + 2 + channels + 1) + 2 * product**2)
 
 
 def predicted_error(group: Group, m: Tile) -> float:

@@ -72,7 +72,7 @@ def layers() -> dict[str, Group]:
 def attempts(session: Session, group: Group, ours: GpuSchedule) -> list[dict[str, Any]]:
     """Ours and everything that libraries propose, checked and timed."""
     session.group(with_own_dims(group).to_json(), 0, TOLERANCE)
-    found = [_attempt(session, ours)]
+    found = [attempt(session, ours.to_json())]
     for library in available()[0]:
         sentence = why_not(library, group)
         if sentence:
@@ -83,15 +83,17 @@ def attempts(session: Session, group: Group, ours: GpuSchedule) -> list[dict[str
         except TilewrightError as error:
             found.append({'library': library, 'status': 'failed', 'message': str(error)})
             continue
-        found += [_attempt(session, GpuSchedule.from_json(data)) for data in proposed]
+        found += [attempt(session, data) for data in proposed]
     return found
 
 
-def _attempt(session: Session, schedule: GpuSchedule) -> dict[str, Any]:
+def attempt(session: Session, data: dict[str, Any]) -> dict[str, Any]:
+    """One schedule, checked and timed."""
+    schedule = GpuSchedule.from_json(data)
     library = schedule.schema if is_library(schedule) else 'ours'
-    said = {'library': library, 'schedule': schedule.to_json(), 'text': schedule_text(schedule)}
+    said = {'library': library, 'schedule': data, 'text': schedule_text(schedule)}
     try:
-        answer = session.attempt(schedule.to_json(), None, REPEATS)
+        answer = session.attempt(data, None, REPEATS)
     except TilewrightError as error:
         return said | {'status': 'failed', 'message': str(error)}
     samples = answer.get('samples_ms', [])

@@ -13,6 +13,7 @@ from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
 from tilewright.kernels.gpu.schemas.dfg import DFG
+from tilewright.kernels.gpu.schemas.fft import FFT
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
@@ -23,7 +24,7 @@ from tilewright.kernels.gpu.schemas.winograd import WINOGRAD
 from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
-OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG)
+OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT)
 FALLBACK = GENERAL  # computes every group
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 GPU_SCHEMAS: Registry[GpuSchema] = Registry('a GPU schema', OWN)

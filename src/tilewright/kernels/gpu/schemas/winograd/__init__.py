@@ -12,7 +12,7 @@ from tilewright.kernels.gpu.schemas.winograd.plan import NAME, PRODUCTS, TILES
 from tilewright.ops.group import Group
 
 
-def _table(group: Group, intrinsic: str) -> Table:
+def table(group: Group, intrinsic: str) -> Table:
     """The size of a tile, and decisions of the products: rows without a window, many blocks."""
     size, splits = each(m=TILES), (1, 2, 3, 4)
     plain = {('joint',): [(0,)]}
@@ -45,7 +45,7 @@ WINOGRAD = GpuSchema(
     intrinsics={'fma': 1.0, 'mma_tf32x3': 2.0, 'wgmma_tf32_bf16': 3.0},
     algorithm='winograd',
     reserved=PRODUCTS['mma_tf32x3'].reserved,
-    table=_table,
+    table=table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split')),
     unsaid=PRODUCTS['mma_tf32x3'].unsaid,
     fixed=_is_transform,

@@ -31,7 +31,14 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.winograd.plan import PRODUCTS, WinogradPlan, cut, plan, result
+from tilewright.kernels.gpu.schemas.winograd.plan import (
+    PRODUCTS,
+    PointsPlan,
+    WinogradPlan,
+    cut,
+    plan,
+    result,
+)
 from tilewright.ops.group import Group, Tensor
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -42,7 +49,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     product = PRODUCTS[schedule.intrinsic].generate(p.product, p.schedule)
-    ahead, first, last = _transforms(group, p.m)
+    ahead, first, last = _transforms(group, p.shape.down.m)
     return Module(
         group,
         (*tensor_buffers(group), *product.buffers),
@@ -60,7 +67,7 @@ def _transforms(group: Group, m: int) -> tuple[Step, Step, Step]:
     return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), made
 
 
-def _threads(count: int) -> tuple[list[str], tuple[int, int, int]]:
+def flat_threads(count: int) -> tuple[list[str], tuple[int, int, int]]:
     """(lines that give each thread its number `flat` below `count`, the grid)."""
     lines = [f'const int flat = BLOCK_X * {THREADS} + THREAD;']
     if count % THREADS:
@@ -68,7 +75,7 @@ def _threads(count: int) -> tuple[list[str], tuple[int, int, int]]:
     return lines, (-(-count // THREADS), 1, 1)
 
 
-def _tile(p: WinogradPlan, channel: str, channels: int) -> list[str]:
+def tile_of_thread(p: PointsPlan, channel: str, channels: int) -> list[str]:
     """The channel, the image and the tile in it of thread `flat`."""
     shape = p.shape
     sizes = [(channel, channels), ('n', shape.n), ('py', shape.ph), ('px', shape.pw)]
@@ -81,7 +88,7 @@ def filter_kernel(p: WinogradPlan) -> Kernel:
     points = p.product.tensor(p.product.main.reads[1].tensor)
     down, across, taps = shape.down, shape.across, shape.down.r
     count = shape.k * shape.c
-    lines, grid = _threads(count)
+    lines, grid = flat_threads(count)
     lines += [
         f'const GLOBAL float *const from = @{weights.name} + flat * {taps * across.r};',
         f'GLOBAL float *const to = @{points.name} + flat;',
@@ -110,11 +117,11 @@ def input_kernel(p: WinogradPlan) -> Kernel:
     shape, image = p.shape, p.image
     down, across = shape.down, shape.across
     points = p.product.tensor(p.product.main.reads[0].tensor)
-    lines, grid = _threads(shape.c * p.tiles)
+    lines, grid = flat_threads(shape.c * p.tiles)
     plane = shape.height * shape.width
     place = f'(n * {image.shape[1]} + c) * {plane} + top * {shape.width} + left'
     lines += [
-        *_tile(p, 'c', shape.c),
+        *tile_of_thread(p, 'c', shape.c),
         f'const int top = py * {down.m} - {shape.pad_top};',
         f'const int left = px * {across.m} - {shape.pad_left};',
         f'const int at = {place};',
@@ -197,9 +204,9 @@ def output_kernel(p: WinogradPlan) -> Kernel:
     shape = p.shape
     down, across = shape.down, shape.across
     points = p.product.output
-    lines, grid = _threads(shape.k * p.tiles)
+    lines, grid = flat_threads(shape.k * p.tiles)
     lines += [
-        *_tile(p, 'k', shape.k),
+        *tile_of_thread(p, 'k', shape.k),
         f'const GLOBAL float *const from = @{points.name} + flat;',
         f'const int w = px * {across.m};',
     ]

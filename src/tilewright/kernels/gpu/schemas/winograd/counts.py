@@ -19,7 +19,7 @@ from tilewright.kernels.gpu.schema import Detour, Shortcut
 from tilewright.kernels.gpu.schemas.winograd.plan import (
     PRODUCTS,
     TILES,
-    WinogradPlan,
+    PointsPlan,
     plan,
     product_group,
     why_not,
@@ -45,14 +45,18 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     """The products, and the kernels beside them."""
-    p = plan(group, schedule)
-    done = PRODUCTS[schedule.intrinsic].count_work(p.product, p.schedule, registers)
-    beside = sum(t.bytes for t in group.tensors if t.role != 'inner') - p.weights.bytes
-    moved = float(sum(_between(p)) + beside)
-    return replace(done, extra_kernels=TRANSFORMS, extra_bytes=moved)
+    return points_work(plan(group, schedule), schedule.intrinsic, registers)
 
 
-def _between(p: WinogradPlan) -> tuple[int, int]:
+def points_work(p: PointsPlan, intrinsic: str, registers: int | None, waste: float = 1.0) -> Work:
+    """The same for any transforms, which move `waste` times the bytes that they leave behind."""
+    done = PRODUCTS[intrinsic].count_work(p.product, p.schedule, registers)
+    beside = sum(t.bytes for t in p.group.tensors if t.role != 'inner') - p.weights.bytes
+    moved = waste * sum(_between(p)) + beside
+    return replace(done, extra_kernels=TRANSFORMS, extra_bytes=float(moved))
+
+
+def _between(p: PointsPlan) -> tuple[int, int]:
     """Bytes of what is multiplied and of the products."""
     v, _, made = p.product.tensors
     return v.bytes, made.bytes
@@ -60,8 +64,12 @@ def _between(p: WinogradPlan) -> tuple[int, int]:
 
 def detour(group: Group, schedule: GpuSchedule) -> Detour:
     """Fewer products, and what the kernels leave for each other, beside image and result."""
-    p = plan(group, schedule)
-    beside = p.image.bytes, group.output.bytes
+    return points_detour(plan(group, schedule))
+
+
+def points_detour(p: PointsPlan) -> Detour:
+    """The same for any transforms."""
+    beside = p.image.bytes, p.group.output.bytes
     return Detour(p.product.flops, tuple(zip(_between(p), beside, strict=True)))
 
 
@@ -71,7 +79,7 @@ def shortcut(group: Group) -> Shortcut | None:
         return None
     m = max(TILES)
     shape = geometry(group, m)
-    between = product_group(group, m).tensors
+    between = product_group(group, shape).tensors
     return Shortcut(
         group.flops * (1 - 1 / shape.saving),
         2 * sum(t.bytes for t in between if t.role != 'constant'), TRANSFORMS, tuple(PRODUCTS),

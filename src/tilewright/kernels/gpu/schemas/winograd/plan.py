@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import Epilogue
@@ -17,6 +18,7 @@ from tilewright.kernels.gpu.schemas.patch import PATCH
 from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
+from tilewright.ops.tiles import Axis, TileGeometry
 from tilewright.ops.winograd import Geometry, applies, geometry
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -28,19 +30,18 @@ TAPS = 3
 PRODUCTS = {'fma': TILED, 'mma_tf32x3': PATCH, 'wgmma_tf32x3': PATCH, 'wgmma_tf32_bf16': PATCH}
 
 
+G = TypeVar('G', bound=TileGeometry[Axis], covariant=True)
+
+
 @dataclass(frozen=True)
-class WinogradPlan:
-    """Everything that is decided before a line is written."""
+class PointsPlan(Generic[G]):
+    """Everything that is decided before a line is written, for any transforms."""
 
     group: Group
     epilogue: Epilogue
-    shape: Geometry
+    shape: G
     product: Group
     schedule: GpuSchedule
-
-    @property
-    def m(self) -> int:
-        return self.shape.down.m
 
     @property
     def tiles(self) -> int:
@@ -54,6 +55,9 @@ class WinogradPlan:
     @property
     def weights(self) -> Tensor:
         return self.group.tensor(self.group.main.reads[1].tensor)
+
+
+WinogradPlan = PointsPlan[Geometry]
 
 
 def why_not(group: Group) -> str:
@@ -96,22 +100,24 @@ def plan(group: Group, schedule: GpuSchedule) -> WinogradPlan:
 @lru_cache(maxsize=256)
 def cut(group: Group, m: int) -> WinogradPlan:
     """What all schedules with the same tiles have in common."""
-    shape, product = geometry(group, m), product_group(group, m)
-    return WinogradPlan(group, gpu_epilogue(group), shape, product, GpuSchedule(NAME))
+    shape = geometry(group, m)
+    return WinogradPlan(
+        group, gpu_epilogue(group), shape, product_group(group, shape), GpuSchedule(NAME)
+    )
 
 
-def of_product(schedule: GpuSchedule) -> GpuSchedule:
+def of_product(schedule: GpuSchedule, size: str = 'm') -> GpuSchedule:
     """The schedule of the products: all decisions but the size of tiles."""
-    tiles = tuple((name, value) for name, value in schedule.tiles if name != 'm')
+    tiles = tuple((name, value) for name, value in schedule.tiles if name != size)
     return GpuSchedule(PRODUCTS[schedule.intrinsic].name, tiles, schedule.intrinsic)
 
 
-def product_group(group: Group, m: int) -> Group:
-    """A matrix product for each of the (m + 2)^2 points: M[g,k,p] += V[g,c,p] U[g,k,c].
+def product_group(group: Group, shape: TileGeometry[Axis]) -> Group:
+    """A matrix product for each point, (m + 2)^2 for F(m, 3): M[g,k,p] += V[g,c,p] U[g,k,c].
 
     g counts points, as groups of a convolution are counted; p counts tiles, as its pixels.
     """
-    shape, stage = geometry(group, m), group.main
+    stage = group.main
     image, weights = (access.tensor for access in stage.reads)
     names = f'{image}_points', f'{weights}_points', f'{stage.write.tensor}_points'
     points, tiles = shape.t, shape.n * shape.ph * shape.pw
