@@ -14,7 +14,8 @@ from tilewright_lab.figures.figures import FIGURES, Options
 
 
 def ours(us: float, seconds: float, tune: str = 'measure', status: str = 'ok') -> dict:
-    settings = {'tune': tune, 'parallel': True, 'kernels': 50}
+    settings = {'tune': tune, 'parallel': True, 'kernels': 50,
+                'stages_s': {'search': 0.25 * seconds, 'measure': 0.5 * seconds}}  # fmt: skip
     return {'name': f'tilewright/{tune}, side by side', 'status': status, 'median_us': us,
             'tuning_s': seconds, 'settings': settings}  # fmt: skip
 
@@ -82,6 +83,7 @@ def test_seconds_are_marked_where_something_was_known_before(data: Path) -> None
     assert cells(lines, 'resnet50', 1) == ['30.0', '12.0*', '14.0*', '80.0*', '20.0']
     assert found['mean_seconds']['not fused'] == pytest.approx((30.0 * 9.0) ** 0.5)
     assert 'after 60 s in which' in '\n'.join(lines)
+    assert 'with libraries: search 25%, measure 50% of the seconds' in lines
     assert '13.53' in '\n'.join(lines)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
+from tilewright.runtime.measure import Progress
 from tilewright_lab.cli import gpu_networks
 from tilewright_lab.compare.gpu_networks import (
     GpuNetworkResult,
@@ -138,3 +139,11 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
     assert [tunes for _, tunes in asked] == [('measure',)] * 2
     assert asked[0][0]['fuse'] == 'none'
     assert invoke(['bench', 'mopt/R9', '--no-untuned']) == 2
+
+
+def test_seconds_of_stages_add_up() -> None:
+    stages = gpu_networks._Stages()
+    for stage in ('search', 'search', 'measure'):
+        stages(Progress(stage, 'a layer', 1, 2, 0.0, None))
+    assert set(stages.spent) == {'search', 'measure'}
+    assert 0 < sum(stages.spent.values()) <= stages.seconds

@@ -109,23 +109,24 @@ def _ours(
     subject: Subject, compiling: dict[str, Any], tunes: Sequence[str]
 ) -> list[Callable[[], Entrant]]:
     """Ours with branches side by side, compiled in each way, and the last also in a row."""
-    made: dict[str, tuple[GpuNetwork, float]] = {}
+    made: dict[str, tuple[GpuNetwork, float, dict[str, float]]] = {}
 
-    def network(tune: str) -> tuple[GpuNetwork, float]:
-        """The network, and the seconds that it took."""
+    def network(tune: str) -> tuple[GpuNetwork, float, dict[str, float]]:
+        """The network, the seconds that it took, and those of its stages."""
         if tune not in made:
-            began = time.perf_counter()
+            stages = _Stages()
             graph = zoo.graph(**subject.arguments)
             # Answers are compared with the peers', and seconds are those of compiling.
-            found = compile(graph, progress=_told, tune=tune, check=False, **compiling)
+            found = compile(graph, progress=stages, tune=tune, check=False, **compiling)
             assert isinstance(found, GpuNetwork)
-            made[tune] = found, time.perf_counter() - began
+            made[tune] = found, stages.seconds, stages.spent
         return made[tune]
 
     def entrant(tune: str, parallel: bool) -> Entrant:
-        net, spent = network(tune)
+        net, spent, stages = network(tune)
         stream = recorded(net.device, net.calls, net.waits if parallel else None)
-        settings = {'tune': tune, 'parallel': parallel, 'kernels': len(net.calls)}
+        settings = {'tune': tune, 'parallel': parallel, 'kernels': len(net.calls),
+                    'stages_s': stages}  # fmt: skip
         if parallel:
             settings['tasks'] = _tasks(net, subject)
         label = f'{OURS}/{tune}, {"side by side" if parallel else "in a row"}'
@@ -167,8 +168,24 @@ def _timed(net: GpuNetwork, stream: Recorded, repeats: int) -> list[float]:
     return stream.time(repeats, COPIES)
 
 
-def _told(state: Any) -> None:
-    progress(f'{state.stage} {state.key} {state.done}/{state.total}')
+class _Stages:
+    """Shows how far a compilation is, and adds up the seconds of its stages: search, measure,
+    select and build; a stage is told of when a piece of it is done.
+    """
+
+    def __init__(self) -> None:
+        self.began = self.last = time.perf_counter()
+        self.spent: dict[str, float] = {}
+
+    def __call__(self, state: Any) -> None:
+        progress(f'{state.stage} {state.key} {state.done}/{state.total}')
+        now = time.perf_counter()
+        self.spent[state.stage] = self.spent.get(state.stage, 0.0) + now - self.last
+        self.last = now
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
 
 
 def _exit_code(done: Sequence[GpuNetworkResult]) -> int:

@@ -47,6 +47,7 @@ class Version:
     seconds   the longest compilation among files with an empty cache directory, else of all files
     cold      whether the cache directory was empty
     tune      how the fastest was chosen: 'model' or 'measure'
+    stages    seconds of the stages of that compilation, where the file has them
     """
 
     us: float
@@ -54,6 +55,7 @@ class Version:
     kernels: int | None
     seconds: float | None
     cold: bool
+    stages: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Workload:
             'ours': {
                 name: {
                     'us': one.us, 'tune': one.tune, 'kernels': one.kernels, 'seconds': one.seconds,
-                    'cold': one.cold, 'best_peer_over_ours': self.ratio(name),
+                    'cold': one.cold, 'stages_s': dict(one.stages),
+                    'best_peer_over_ours': self.ratio(name),
                 }
                 for name, one in self.versions.items()
             },
@@ -185,12 +188,13 @@ def _version(found: Sequence[tuple[bool, dict]]) -> Version:
     _, best = min(found, key=lambda pair: pair[1]['median_us'])
     tune = best['settings']['tune']
     spent = [
-        (cold, one['tuning_s'])
+        (cold, one['tuning_s'], one['settings'].get('stages_s', {}))
         for cold, one in found
         if one['settings']['tune'] == tune and one.get('tuning_s') is not None
     ]
-    cold, seconds = max(spent, default=(False, None))
-    return Version(best['median_us'], tune, best['settings'].get('kernels'), seconds, cold)
+    cold, seconds, stages = max(spent, key=lambda one: one[:2], default=(False, None, {}))
+    kernels = best['settings'].get('kernels')
+    return Version(best['median_us'], tune, kernels, seconds, cold, stages)
 
 
 def _timed(network: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,7 @@ def text(found: Mapping[str, Any]) -> str:
         f'the deck: AutoTVM took {found["paper"]["autotvm_over_deepcuts"]} times as long as '
         f'DeepCuts; its bars have no numbers',
     ]  # fmt: skip
+    lines += stage_lines(found)
     if found['inductor_ahead_s']:
         lines.append(
             f'inductor: of its fastest form, after {found["inductor_ahead_s"]:.0f} s in which '
@@ -52,6 +53,23 @@ def text(found: Mapping[str, Any]) -> str:
     if found['missing']:
         lines.append(f'{found["missing"]} times are missing (-): docs/reproduce.md measures them')
     return '\n'.join(lines)
+
+
+def stage_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of each version, what share of all seconds its stages take, where files have them."""
+    lines = []
+    for name in VERSIONS:
+        ours = [w['ours'][name] for w in found['workloads'] if name in w['ours']]
+        told = [one for one in ours if one['stages_s']]
+        total = sum(one['seconds'] for one in told)
+        stages = dict.fromkeys(stage for one in told for stage in one['stages_s'])
+        shares = [
+            f'{stage} {sum(one["stages_s"].get(stage, 0.0) for one in told) / total:.0%}'
+            for stage in stages
+        ]
+        if shares:
+            lines.append(f'{name}: {", ".join(shares)} of the seconds')
+    return lines
 
 
 def markdown(found: Mapping[str, Any]) -> str:

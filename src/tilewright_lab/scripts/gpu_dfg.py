@@ -35,7 +35,7 @@ from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import Moves
 from tilewright.search.gpu.tune import tune
 from tilewright.store.records import open_store
-from tilewright.targets.gpu.choose import search
+from tilewright.targets.gpu.choose import search, varied
 from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
 from tilewright_lab.compare.gpu_timed import TimedGroup, timed_groups
 
@@ -56,14 +56,16 @@ def planned(
 def dfg_by_model(
     group: Group, machine: GpuMachine, trials: int, looked: int
 ) -> tuple[GpuSchedule, ...]:
-    """The best of the dfg schema by the time model, also where a search would not look at it."""
+    """The best of the dfg schema by the time model, also where a search would not look at it; of
+    each intrinsic some, as `search` has it.
+    """
     kinds = [kind for kind in schema_named(DFG).intrinsics if machine.has(kind)]
     space = Moves(group, machine, {(DFG, kind): decisions(group, kind) for kind in kinds})
     tried = tune(
         space, lambda some: [_predicted(group, s, machine) for s in some], trials=looked,
         seed=random.Random(group.digest).getrandbits(32),
     )  # fmt: skip
-    return tuple(t.schedule for t in tried if t.seconds is not None)[:trials]
+    return tuple(varied([t.schedule for t in tried if t.seconds is not None], trials))
 
 
 def _predicted(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> float | None:

@@ -257,10 +257,10 @@ def _by_model(
         seed=Random(group.digest).getrandbits(32),
     )  # fmt: skip
     best = [t.schedule for t in tried if t.seconds is not None]
-    return [choice_of(group, schedule, machine) for schedule in _varied(best, top)]
+    return [choice_of(group, schedule, machine) for schedule in varied(best, top)]
 
 
-def _varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
+def varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
     """The first `top`, at most half of them of one schema and intrinsic if there are others: the
     model may favour one wrongly.
     """

@@ -100,7 +100,7 @@ class GpuSite:
 
         def report(group: Group, done: int, total: int) -> None:
             if progress is not None:
-                progress(Progress('measure', group.label, done, total, 0.0, None))
+                progress(Progress('select', group.label, done, total, 0.0, None))
 
         return select(
             _groups(program), best, Place.of(self.device, self.target, self.name),
