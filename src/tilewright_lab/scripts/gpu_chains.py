@@ -4,9 +4,11 @@ Goes in: a GPU. Comes out: for each chain the microseconds of one fused kernel (
 of its parts one after the other, and what the model says of it: a table, and JSON that is written
 after every chain, with every trial of the fused kernel: its schedule, measured and predicted time,
 registers, spilled and shared bytes. DeepCuts' fused kinds, at shapes of MobileNet-v2, ResNet-50 and
-DenseNet-121; `--only` takes those whose names contain one of some words.
+DenseNet-121; `--only` takes those whose names contain one of some words. With `--near N` the best
+predicted fused schedule is timed as well, and N that differ from it in one decision: what each
+decision is worth, whatever the model says.
 
-    python -m tilewright_lab.scripts.gpu_chains --json chains.json --trials 16 --seconds 450
+    python -m tilewright_lab.scripts.gpu_chains --json c.json --only dw --trials 8 --near 20
 """
 
 from __future__ import annotations
@@ -16,19 +18,26 @@ import json
 import math
 import time
 from pathlib import Path
+from statistics import median
 
 import tilewright as tw
 from tilewright.errors import TilewrightError
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import LARGEST_ERROR
 from tilewright.ops.chain import chain
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.windows import windows
-from tilewright.runtime.gpu.cuda import CudaDevice
-from tilewright.search.gpu.moves import schedule_text
-from tilewright.targets.gpu.code import cubins
-from tilewright.targets.plan import Candidate, Plan
+from tilewright.runtime.gpu.worker import GpuWorker, Opened
+from tilewright.runtime.measure import Measurement
+from tilewright.runtime.pool import each
+from tilewright.runtime.worker import Answer
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import moves, schedule_text
+from tilewright.targets.gpu.choose import prediction_of, search
+from tilewright.targets.gpu.code import build, cubins
+from tilewright.targets.plan import Plan
 
 BATCHES = (1, 16)
 
@@ -70,23 +79,45 @@ def tied(groups: tuple[Group, ...]) -> Group:
     return joined
 
 
-def trial(group: Group, one: Candidate, architecture: str) -> dict:
-    """What is known of one candidate for a chain, the compiler's figures and the model's parts."""
-    kernel = generate(group, one.schedule).steps[0].kernel
-    _, resources = cubins([kernel], architecture)[kernel]
+def trial(
+    group: Group, schedule: GpuSchedule, found: Answer | Measurement, opened: Opened
+) -> dict:  # fmt: skip
+    """What is known of one kernel for a chain: measured, by the compiler, and by the model."""
+    kernel = generate(group, schedule).steps[0].kernel
+    _, resources = cubins([kernel], str(opened.architecture))[kernel]
+    said = prediction_of(group, schedule, opened.machine)
+    samples = found.samples_ms if found.status == 'ok' else ()
     return {
-        'schedule': schedule_text(one.schedule),
-        'us': 1e3 * one.time_ms if one.time_ms else None,
-        'predicted_us': 1e6 * one.prediction.seconds,
-        'parts_us': {n: 1e6 * s for n, s in getattr(one.prediction, 'parts', {}).items()},
+        'schedule': schedule_text(schedule), 'us': 1e3 * median(samples) if samples else None,
+        'predicted_us': 1e6 * said.seconds,
+        'parts_us': {n: 1e6 * s for n, s in getattr(said, 'parts', {}).items()},
         'blocks': math.prod(kernel.grid), 'registers': resources.registers,
         'spill_bytes': resources.spill_bytes, 'shared_bytes': kernel.shared_bytes,
-        'error': one.measurement.max_rel_err if one.measurement else None,
-        'message': one.measurement.message if one.measurement else '',
+        'error': found.max_rel_err, 'message': found.message,
     }  # fmt: skip
 
 
-def row(name: str, batch: int, groups: tuple[Group, ...], trials: int, architecture: str) -> dict:
+def near(group: Group, count: int, worker: GpuWorker, opened: Opened) -> list[dict]:
+    """The best predicted schedule, and up to `count` that differ from it in one decision."""
+    best, *_ = search(group, opened.machine, 1, LARGEST_ERROR)
+    space = moves(group, opened.machine)
+    beside = sorted(
+        space.neighbours(best.schedule),
+        key=lambda s: prediction_of(group, s, opened.machine).seconds,
+    )
+    wanted = [best.schedule, *beside[:count]]
+    built = each(build, [(group, s, str(opened.architecture)) for s in wanted])
+    return [
+        trial(group, schedule, worker.attempt(group, schedule, made)[0], opened)
+        for schedule, made in zip(wanted, built, strict=True)
+        if not made.error
+    ]
+
+
+def row(
+    name: str, batch: int, groups: tuple[Group, ...], trials: int, beside: int, worker: GpuWorker,
+    opened: Opened,
+) -> dict:  # fmt: skip
     """Both ways, tuned with as many trials for each kernel."""
 
     def tuned(group: Group) -> Plan:
@@ -106,7 +137,11 @@ def row(name: str, batch: int, groups: tuple[Group, ...], trials: int, architect
         'apart_us': alone, 'apart_over_fused': sum(alone) / together,
         'schedule': fused.schedule.to_json(),
         'apart_schedules': [one.schedule.to_json() for one in apart],
-        'tried': [trial(whole, one, architecture) for one in plan.candidates],
+        'tried': [
+            trial(whole, one.schedule, one.measurement, opened)
+            for one in plan.candidates if one.measurement
+        ],
+        'near': near(whole, beside, worker, opened) if beside else [],
     }  # fmt: skip
 
 
@@ -115,27 +150,36 @@ def main() -> None:
     parser.add_argument('--json', type=Path, required=True, help='where to write the rows')
     parser.add_argument('--trials', type=int, default=12, help='kernels timed for each group')
     parser.add_argument('--seconds', type=float, default=600.0, help='no new chain after these')
+    parser.add_argument('--near', type=int, default=0, help='neighbours of the best predicted one')
     parser.add_argument('--only', nargs='*', default=[''], help='words of the chains wanted')
     words = parser.parse_args()
     end, rows = time.monotonic() + words.seconds, []
-    architecture = CudaDevice().architecture
-    for batch in BATCHES:
-        for name, groups in chains(batch).items():
+    wanted = [
+        (name, batch, groups)
+        for batch in BATCHES
+        for name, groups in chains(batch).items()
+        if any(word in name for word in words.only)
+    ]
+    with GpuWorker(seed=0) as worker:
+        opened = worker.open()
+        for name, batch, groups in wanted:
             if time.monotonic() > end:
                 return
-            if not any(word in name for word in words.only):
-                continue
-            rows.append(row(name, batch, groups, words.trials, architecture))
+            made = row(name, batch, groups, words.trials, words.near, worker, opened)
+            rows.append(made)
             said = {'trials': words.trials, 'rows': rows}
             words.json.write_text(json.dumps(said, indent=1) + '\n')
-            if 'message' in rows[-1]:
-                print(f'{name}, batch {batch}: {rows[-1]["message"]}', flush=True)
-                continue
-            print(
-                f'{name}, batch {batch}: fused {rows[-1]["fused_us"]:.2f} us (predicted '
-                f'{rows[-1]["fused_predicted_us"]:.2f}), apart {sum(rows[-1]["apart_us"]):.2f} us',
-                flush=True,
-            )
+            print(f'{name}, batch {batch}: {_line(made)}', flush=True)
+
+
+def _line(made: dict) -> str:
+    if 'message' in made:
+        return made['message']
+    best = min((one['us'] for one in made['near'] if one['us']), default=math.nan)
+    return (
+        f'fused {made["fused_us"]:.2f} us (predicted {made["fused_predicted_us"]:.2f}; near '
+        f'{best:.2f}), apart {sum(made["apart_us"]):.2f} us'
+    )
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ from tilewright.kernels.gpu.schema import DIRECT, GpuSchema, Table
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.bounds import compute_gflops
 from tilewright.model.gpu.time import COSTS
+from tilewright.ops.chain import is_chained
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -84,6 +85,7 @@ class Moves:
     machine: GpuMachine
     tables: Mapping[Kind, Table]
     _seen: dict[GpuSchedule, tuple[bool, int]] = field(default_factory=dict)
+    _kernels: dict[int, str] = field(default_factory=dict)
 
     def _look(self, schedule: GpuSchedule) -> tuple[bool, int]:
         """(whether it is legal, the blocks of its largest kernel)."""
@@ -100,6 +102,12 @@ class Moves:
                 self.machine.fits(kernel.name, kernel.threads, kernel.shared_bytes)
         except ScheduleError:
             return False, 0
+        # Decisions for one stage of a chain change nothing where it has no such stage: of schedules
+        # with the same kernels one is enough.
+        if is_chained(self.group):
+            text = hash(tuple((k.body, k.threads, k.grid) for k in module.kernels))
+            if self._kernels.setdefault(text, schedule.digest) != schedule.digest:
+                return False, 0
         enough = all(step.kernel.threads >= LEAST_THREADS for step in module.steps)
         fixed = schema_named(schedule.schema).fixed
         decided = [step.kernel for step in module.steps if not fixed(step.kernel)]

@@ -16,7 +16,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import Detour, Table, each
 from tilewright.kernels.gpu.schemas.dfg.fragments import COLUMNS, PER_COLUMN, Depths
 from tilewright.kernels.gpu.schemas.dfg.graph import GLOBAL, Load
-from tilewright.kernels.gpu.schemas.dfg.matrix import in_pairs
+from tilewright.kernels.gpu.schemas.dfg.matrix import in_pairs, unrolled
 from tilewright.kernels.gpu.schemas.dfg.plan import BLOCK, NAME, DfgPlan, check_fits, plan
 from tilewright.kernels.gpu.schemas.dfg.products import is_copied_in_fours, reads_fours
 from tilewright.kernels.gpu.schemas.dfg.segment import (
@@ -137,14 +137,17 @@ def _copies(p: DfgPlan, segment: Segment) -> tuple[int, float, float]:
 
 
 def _waits(p: DfgPlan, segment: Segment) -> float:
-    """Times that a warp waits for global memory: in each turn for operands that it reads there, and
-    behind a loop for those that follow; for each piece that is not copied while one is used.
+    """Times that a warp waits for global memory: in each turn for operands that it reads there (by
+    matrix instructions, for every few steps that are written out), and behind a loop for those that
+    follow; for each piece that is not copied while one is used.
     """
     turns = segment.turns(p.threads)
     combined = set(segment.combine.inputs) if segment.combine else set()
     direct = [n for n in segment.loads if n.level == GLOBAL and n.name not in p.early]
     staged = [p.staged[n.name] for n in direct if n.name in p.staged]
-    before = any(n.name in combined and n.name not in p.staged for n in direct)
+    before = float(any(n.name in combined and n.name not in p.staged for n in direct))
+    if segment.depths:
+        before *= -(-segment.depths.steps * segment.depths.chunks // unrolled(segment))
     behind = any(n.name not in combined for n in direct) and not segment.slide
     pieces = turns * segment.chunks if segment.chunks > 1 else 1
     copies = (pieces if any(s.buffers == 1 for s in staged) else 1) if staged else 0
@@ -282,9 +285,10 @@ def bank_conflicts(p: DfgPlan, segment: Segment, load: Load) -> float:
 def _strip_points(segment: Segment, slide: Slide) -> Iterable[Mapping[str, int]]:
     """The first output of each lane."""
     runs = {axis.dim: axis.run for axis in (slide.rows, slide.columns)}
+    strips = segment.strips[::-1]
     for lane in range(min(WARP, segment.units)):
         left, point = lane, {}
-        for d, count in reversed(segment.strips):
+        for d, count in strips:
             left, own = divmod(left, count)
             point[d] = own * runs.get(d, 1)
         yield point
@@ -409,11 +413,15 @@ def _walks(group: Group) -> list[int]:
 
 
 def _has_columns(stage: Stage) -> bool:
-    """Whether it may be a product for matrix instructions."""
-    return stage.is_product_sum and any(
-        size >= LEAST_COLUMNS and sum(name in e.names for a in stage.reads for e in a.index) == 1
-        for name, size in stage.sizes.items()
-        if name in stage.parallel
+    """Whether it may be a product for matrix instructions: both operands have dimensions of their
+    own.
+    """
+    if not stage.is_product_sum:
+        return False
+    one, other = ({n for e in a.index for n in e.names} & set(stage.parallel) for a in stage.reads)
+    return all(
+        math.prod(stage.sizes[n] for n in own) >= LEAST_COLUMNS
+        for own in (one - other, other - one)
     )
 
 
@@ -436,6 +444,7 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     if not is_chained(group) or not group.is_plain:
         return ()
     found: dict[GpuSchedule, float] = {}
+    known = set()
     for values in _coarse(group, machine):
         intrinsic = 'mma_tf32x3' if values['tk'] >= COLUMNS else 'fma'
         schedule = GpuSchedule.of(NAME, intrinsic, **values)
@@ -444,7 +453,10 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
             check_fits(p, machine.shared_bytes_per_block)
         except ScheduleError:
             continue
-        found[schedule] = _cycles(work_of(p), machine)
+        done = work_of(p)
+        if done not in known:  # decisions for stages that the group does not have
+            known.add(done)
+            found[schedule] = _cycles(done, machine)
     return tuple(sorted(found, key=lambda s: found[s])[:PROPOSED])
 
 
@@ -456,16 +468,29 @@ def _coarse(group: Group, machine: GpuMachine) -> Iterable[Mapping[str, int]]:
     options = []
     for name, d in zip(names, dims, strict=True):
         size = last.sizes[d]
-        few = {'bn': (1,), 'bk': (size, 32), 'bh': (2, 4, 8), 'bw': (size, 8, 16)}[name]
+        few = {'bn': (1,), 'bk': (size, 32), 'bh': (2, 4, 8, 16), 'bw': (size, 8, 16)}[name]
         options.append(sorted({min(n, size) for n in few}))
-    shares = [(8, 4, 0), (4, 4, 0), (8, 4, 8), (4, 4, 8)]
-    slid = {'format': 0}
-    if machine.has('mma_tf32x3') and any(map(_has_columns, group.stages)):
-        shares, slid = [(32, 32, 0), (32, 32, 32)], {'format': 3, 'sh': 4, 'early': 1}
-    for tile in itertools.product(*options):
-        for threads, (tk, tp, ci) in itertools.product((128, 256), shares):
-            more = {'threads': threads, 'tk': tk, 'tp': tp, 'ci': ci}
-            yield dict(zip(names, tile, strict=True)) | more | slid
+    matrix = machine.has('mma_tf32x3') and any(map(_has_columns, group.stages))
+    names = (*names, 'threads', 'tk', 'tp', 'ci', 'sh', 'sw', 'early', 'hc', 'format')
+    if matrix:
+        slides = [(4, 1), (4, 4)] if any(map(_has_windows, group.stages)) else [(1, 1)]
+        walks = [n for n in _walks(group) if n in (0, 48, 64)]
+        shares = [
+            (threads, 64, 32, 0, sh, sw, 1, hc, 3)
+            for threads, (sh, sw), hc in itertools.product((128, 256), slides, walks)
+        ]
+    else:
+        shares = [
+            (threads, tk, 4, ci, 1, 1, 0, 0, 0)
+            for threads, tk, ci in itertools.product((128, 256), (8, 4), (0, 8))
+        ]
+    for tile, share in itertools.product(itertools.product(*options), shares):
+        yield dict(zip(names, (*tile, *share), strict=True))
+
+
+def _has_windows(stage: Stage) -> bool:
+    """Whether its outputs may slide over what they read."""
+    return stage.combiner is not None and not _has_columns(stage)
 
 
 def _cycles(done: Work, machine: GpuMachine) -> float:

@@ -53,6 +53,7 @@ from tilewright.kernels.gpu.schemas.dfg.text import (
 from tilewright.kernels.gpu.typed import GpuTyped
 
 WRITTEN = 96  # matrix instructions that are written out for one turn of a loop
+MOST_UNROLLED = 4
 PAIR = 2
 FEW = 2  # matrix instructions of a step, below which each waits for the one before
 
@@ -125,13 +126,17 @@ def _weights(p: DfgPlan, segment: Segment, item: Fragments) -> list[str]:
     return [*piece_begin(p, load, 'across'), f'const int weights_at = {begin} + {mine};']
 
 
+def unrolled(segment: Segment) -> int:
+    """Steps of a loop that are written out, and whose operands are asked for at once."""
+    each_step = 3 * (segment.tk // COLUMNS) * (segment.tp // PIXELS)
+    return max(1, min(MOST_UNROLLED, WRITTEN // each_step))
+
+
 def accumulated(p: DfgPlan, segment: Segment, d: Depths) -> list[str]:
     """All steps of a piece."""
-    down, across = segment.tk // COLUMNS, segment.tp // PIXELS
-    unrolled = max(1, min(4, WRITTEN // (3 * down * across)))
     if d.joint:
         return [
-            f'#pragma unroll {unrolled}',
+            f'#pragma unroll {unrolled(segment)}',
             f'for (int step = 0; step < {d.steps}; step++) {{',
             *indented(_step(p, segment, d, 'step')),
             '}',
@@ -146,7 +151,7 @@ def accumulated(p: DfgPlan, segment: Segment, d: Depths) -> list[str]:
     at = 'inner_step' if flat == '0' else f'({flat}) * {count} + inner_step'
     return [
         *lines,
-        f'#pragma unroll {min(unrolled, count)}',
+        f'#pragma unroll {min(unrolled(segment), count)}',
         f'for (int inner_step = 0; inner_step < {count}; inner_step++) {{',
         *indented(_step(p, segment, d, at)),
         '}' * (1 + len(d.window)),
