@@ -17,6 +17,7 @@ from tilewright.kernels.gpu.schemas.fft import FFT
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
+from tilewright.kernels.gpu.schemas.recurrence import RECURRENCE
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.kernels.gpu.schemas.transposed import TRANSPOSED
@@ -24,8 +25,11 @@ from tilewright.kernels.gpu.schemas.winograd import WINOGRAD
 from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
-OWN = (TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT)
-FALLBACK = GENERAL  # computes every group
+OWN = (
+    TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT,
+    RECURRENCE,
+)  # fmt: skip
+FALLBACK = GENERAL  # computes every group but those whose steps follow each other
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one
 GPU_SCHEMAS: Registry[GpuSchema] = Registry('a GPU schema', OWN)
 _LIBRARIES: dict[str, GpuSchema] = {one.name: one for one in LIBRARIES}

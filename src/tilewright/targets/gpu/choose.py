@@ -167,6 +167,8 @@ def search(
 
     Without `products` by schemas that move one element at a time.
     """
+    if group.is_sequential:
+        return _special(group, machine)[:top]
     if is_chained(group):
         together = [
             schema.name

@@ -22,6 +22,9 @@ from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.phases import Phase, Product
 from tilewright.ops.stage import Access, Affine, Stage
 
+LINE = 64
+AHEAD = 2048  # bytes that weights are asked for before they are used
+
 HELPERS = """\
 #include <stdint.h>
 
@@ -163,6 +166,9 @@ class _Unit:
         out.open(f'static void {name}(const elem *w, const elem *x, elem *sums)')
         out.line(f'vec {", ".join(f"s{b}_{v} = {{0}}" for b, v in tiles)};')
         out.open(f'for (long k = 0; k < {product.units}; k++, w += {vectors * lanes})')
+        ahead = AHEAD // DTYPES[self.plan.dtype]
+        for line in range(0, vectors * lanes * DTYPES[self.plan.dtype], LINE):
+            out.line(f'__builtin_prefetch(w + {ahead + line // DTYPES[self.plan.dtype]}, 0, 3);')
         for b in range(count):
             out.line(f'const elem x{b} = x[k{f" + {b * row}" if b else ""}];')
         for v in range(vectors):
@@ -188,7 +194,9 @@ class _Unit:
             sums = product.stage.write.tensor
             size = tile * product.gates * unit
             out.line(f'elem {sums}_sums[{size}] __attribute__((aligned(64)));')
-        out.open('for (long item = low; item < high; item++)')
+        out.open('for (long i = low; i < high; i++)')
+        # To and fro: what the last step read last is still in a cache, and is read first.
+        out.line('const long item = t & 1 ? low + high - 1 - i : i;')
         out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
         out.line(f'const long units = min_long({unit}, {phase.width} - first);')
         out.open(f'for (long begin = 0; begin < {steps.batch}; begin += {tile})')

@@ -39,6 +39,8 @@ UNROLLED = 4  # turns of a lane whose loads are under way at once
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module], a kernel for each part."""
+    if group.is_sequential:
+        raise ScheduleError(f'{group.label}: its steps follow each other; use another schema')
     return joined(group, [_one(part, schedule) for part in parts(group)])
 
 
