@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -43,3 +43,20 @@ def replacing(path: Path) -> Iterator[Path]:
         made = Path(scratch) / path.name
         yield made
         os.replace(made, path)
+
+
+@contextmanager
+def replacing_all(folder: Path) -> Iterator[Path]:
+    """A folder to write files into, which are moved to `folder` once all of them are complete."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix='.tilewright-') as scratch:
+            yield Path(scratch)
+            for path in Path(scratch).iterdir():
+                os.replace(path, folder / path.name)
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # somebody else has put something there
+                path.rmdir()
+        raise

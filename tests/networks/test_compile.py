@@ -176,6 +176,16 @@ def test_an_answer_that_is_damaged_is_no_answer(tmp_path, monkeypatch):
     assert choices.recall(key) is None
 
 
+def test_no_choice_at_all_is_no_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    machine, _ = load_machine(measure=False)
+    group = conv2d(c=4, h=5, w=5, k=4, r=1, s=1)
+    (found,) = choose_all([group], machine, 1, 1, 1e-4)
+    for path in (tmp_path / 'chosen').rglob('*.json'):
+        path.write_text('[]')
+    assert choose_all([group], machine, 1, 1, 1e-4) == [found]
+
+
 def test_what_is_chosen_for_gpus_also_depends_on_their_own_code():
     question = {'a': 1}
     assert choices.key_of(question) == choices.key_of(question, ())

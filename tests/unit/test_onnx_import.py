@@ -240,6 +240,8 @@ def test_external_data_beside_the_model(tmp_path: Path) -> None:
         ('C:\\data.bin', 'absolute path'),
         ('', 'not a file name'),
         ('missing.bin', 'No such file'),
+        ('a' * 5000, 'File name too long'),
+        ('a/' * 3000 + 'b', 'File name too long'),
         ('.', 'not a file name|not a plain file'),
     ],
 )

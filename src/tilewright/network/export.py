@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.files import replacing_all
 from tilewright.graph.memory import plan
 from tilewright.graph.memory_proof import prove_memory
 from tilewright.graph.program import Program
@@ -135,11 +136,11 @@ def write_files(
         ],
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, pieces in arrays.items():
-            _write_bytes(folder / file, pieces)
-        for file, text in texts.items():
-            (folder / file).write_text(text)
+        with replacing_all(folder) as made:
+            for file, pieces in arrays.items():
+                _write_bytes(made / file, pieces)
+            for file, text in texts.items():
+                (made / file).write_text(text)
     except OSError as error:
         raise InputError(f'{folder} cannot be written: {error.strerror}; name another') from None
     return tuple(sorted([*texts, *arrays]))
