@@ -11,6 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tilewright.errors import InputError
+
+
+def path_of(what: str, given: object) -> Path:
+    """A path that a caller gives as `what`, or an InputError."""
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise InputError(f'{what} is {given!r}; give a path')
+    return Path(given)
+
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a file for reading. Devices and pipes, which may never end, are an OSError."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.files import replacing_all
+from tilewright.files import path_of, replacing_all
 from tilewright.graph.memory import plan
 from tilewright.graph.memory_proof import prove_memory
 from tilewright.graph.program import Program
@@ -68,7 +68,7 @@ def export(
     The other arguments are those of `compile`. The results that the test compares with are computed
     here, by the same kernels, on inputs of order one.
     """
-    target = Path(folder)
+    target = path_of('folder', folder)
     _check_free(target)
     if name is not None and not is_c_name(name):
         raise InputError(f'name {name!r} cannot begin names of C; use letters, digits and _')

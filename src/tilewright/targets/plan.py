@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ArrayError, CheckError, InputError
-from tilewright.files import replacing_all
+from tilewright.files import path_of, replacing_all
 from tilewright.ops.group import Group
 from tilewright.runtime.measure import Measurement
 from tilewright.targets.target import target_of
@@ -134,15 +134,15 @@ class Plan:
 
     def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
-        suffix = target_of(self.target).suffix
+        where, suffix = path_of('folder', folder), target_of(self.target).suffix
         texts = {
             f'{number:02d}-{candidate.schedule.digest}{suffix}': self.source(candidate)
             for number, candidate in enumerate(self.candidates, 1)
         }
-        with replacing_all(Path(folder)) as made:
+        with replacing_all(where) as made:
             for name, text in texts.items():
                 (made / name).write_text(text)
-        return [Path(folder) / name for name in texts]
+        return [where / name for name in texts]
 
     def to_json(self) -> dict:
         return {
