@@ -7,9 +7,18 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from tilewright.errors import InputError
+
+
+def path_of(what: str, given: object) -> Path:
+    """A path that a caller gives as `what`, or an InputError."""
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise InputError(f'{what} is {given!r}; give a path')
+    return Path(given)
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -43,3 +52,20 @@ def replacing(path: Path) -> Iterator[Path]:
         made = Path(scratch) / path.name
         yield made
         os.replace(made, path)
+
+
+@contextmanager
+def replacing_all(folder: Path) -> Iterator[Path]:
+    """A folder to write files into, which are moved to `folder` once all of them are complete."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix='.tilewright-') as scratch:
+            yield Path(scratch)
+            for path in Path(scratch).iterdir():
+                os.replace(path, folder / path.name)
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # somebody else has put something there
+                path.rmdir()
+        raise

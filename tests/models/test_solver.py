@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
 import math
+import signal
 import sys
 from dataclasses import replace
 from functools import reduce
@@ -436,3 +438,25 @@ def test_the_table_of_two_tiny_layers(tmp_path, capsys, monkeypatch):
         assert row['refined_ms'] <= row['floor_ms']
         assert row['refined_ms'] <= row['exhaustive_ms'] * 1.02
         assert row['exhaustive_combinations'] > 0
+
+
+def test_an_interrupt_that_the_solver_swallows_comes_afterwards(monkeypatch):
+    """Ipopt's callbacks may eat the exception that Ctrl-C raises in them."""
+    real = solver_module._solver
+
+    class Swallowing:
+        def __init__(self, *size: object) -> None:
+            self.solve = real(*size)
+            self.stats = self.solve.stats
+
+        def __call__(self, **given: object) -> object:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            return self.solve(**given)
+
+    monkeypatch.setattr(solver_module, '_solver', Swallowing)
+    stage = matmul(m=64, n=64, k=64).main
+    order = tuple(stage.sizes)
+    with pytest.raises(KeyboardInterrupt):
+        solve(Problem(stage, stage.sizes, {}, (2000.0,), (1e9, 1e8), (order,)))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

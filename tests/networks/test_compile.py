@@ -176,6 +176,16 @@ def test_an_answer_that_is_damaged_is_no_answer(tmp_path, monkeypatch):
     assert choices.recall(key) is None
 
 
+def test_no_choice_at_all_is_no_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    machine, _ = load_machine(measure=False)
+    group = conv2d(c=4, h=5, w=5, k=4, r=1, s=1)
+    (found,) = choose_all([group], machine, 1, 1, 1e-4)
+    for path in (tmp_path / 'chosen').rglob('*.json'):
+        path.write_text('[]')
+    assert choose_all([group], machine, 1, 1, 1e-4) == [found]
+
+
 def test_what_is_chosen_for_gpus_also_depends_on_their_own_code():
     question = {'a': 1}
     assert choices.key_of(question) == choices.key_of(question, ())
@@ -365,5 +375,66 @@ def test_symbolic_sizes_are_fixed_by_shapes():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = 'batch'
     program = prepare(model, {'image': (2, 3, 32, 32)})
     assert program.values['image'].shape == (2, 3, 32, 32)
-    with pytest.raises(ModelError):
+    assert prepare(model).values['image'].shape == (1, 3, 32, 32)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = 'height'
+    with pytest.raises(ModelError, match='which is open'):
         prepare(model)
+
+
+@pytest.mark.parametrize('name', ['resnet18', 'inception_v1'])
+def test_a_batch_of_nothing(name):
+    """Every kind of layer has a result for it: nothing."""
+    model = zoo.onnx_model(name, **zoo.SMALL[name])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = 'batch'
+    sizes = model.graph.input[0].type.tensor_type.shape.dim[1:]
+    shape = (0, *(size.dim_value for size in sizes))
+    network = tw.compile(model, shapes={'image': shape})
+    assert network(np.zeros(shape, np.float32)).shape[0] == 0
+
+
+def test_a_network_of_the_zoo_by_its_name(monkeypatch):
+    small = zoo.graph('squeezenet', image=32, width=8)
+    monkeypatch.setattr(zoo, 'graph', lambda name: small if name == 'squeezenet' else None)
+    assert tw.compile('squeezenet').inputs[0].shape == (1, 3, 32, 32)
+    with pytest.raises(ModelError, match='cannot be read'):
+        tw.compile('squeezenett')
+
+
+class Raising:
+    """Something that says it is an array, and is none."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise KeyError('no data')
+
+
+@pytest.mark.parametrize(
+    ('call', 'names'),
+    [
+        (lambda net, conv: tw.load(None), 'path is None'),
+        (lambda net, conv: tw.load(5), 'path is 5'),
+        (lambda net, conv: tw.compile(graphs.convolutions(), save=5), 'save is 5'),
+        (lambda net, conv: tw.compile(graphs.convolutions(), save=b'x.tw'), 'save is b'),
+        (lambda net, conv: tw.export(graphs.convolutions(), None), 'folder is None'),
+        (lambda net, conv: conv(Raising()), 'In is not an array .*no data'),
+        (lambda net, conv: net(Raising()), "input 'x' is not an array .*no data"),
+    ],
+)
+def test_misuse_is_an_error_of_ours(network, call, names):
+    group = conv2d(c=4, h=5, w=5, k=4, r=1, s=1)
+    conv = tw.optimize(group, measure=False).build(weights=np.ones((4, 4, 1, 1), np.float32))
+    with pytest.raises(InputError, match=names) as caught:
+        call(network, conv)
+    assert '\n' not in str(caught.value)
+
+
+def test_tensors_that_are_no_arrays_are_an_error_of_ours(network):
+    torch = pytest.importorskip('torch')
+    group = conv2d(c=4, h=6, w=6, k=4, r=1, s=1)
+    conv = tw.optimize(group, measure=False).build(weights=np.ones((4, 4, 1, 1), np.float32))
+    for tensor, why in (
+        (torch.zeros(1, 4, 6, 6, requires_grad=True), 'detach'),
+        (torch.zeros(1, 4, 6, 6, dtype=torch.bfloat16), 'BFloat16'),
+    ):
+        for callee in (conv, network):
+            with pytest.raises(InputError, match=f'is not an array .*{why}.*give a numpy array'):
+                callee(tensor)

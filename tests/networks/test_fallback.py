@@ -321,5 +321,7 @@ def test_the_command_line(tmp_path, capsys):
     assert len(json.loads(report.read_text())['samples_ms']) == 2
     assert invoke(['compile', str(path), *words]) == 0
     assert 'topk.tw is not written' in capsys.readouterr().err
+    assert invoke(['compile', str(path), '-o', str(tmp_path / 'topk.tw'), *words]) == 2
+    assert 'topk.tw is not written' in capsys.readouterr().err
     assert not (tmp_path / 'topk.tw').exists()
     assert json.loads(report.read_text())['fallback'] == [['TopK', 'TopK_values']]

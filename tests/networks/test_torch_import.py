@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -285,3 +287,15 @@ def test_tables_name_operators_that_exist():
     for name in HANDLERS:
         _, packet, overload = name.split('.')
         assert hasattr(getattr(torch.ops.aten, packet), overload), name
+
+
+def test_what_cannot_be_traced_is_one_sentence_with_the_place(capfd):
+    """Not the pages that PyTorch prints of the graph so far."""
+    with pytest.raises(ModelError) as caught:
+        import_torch(Branching(), {'x': (2, 2)})
+    said = str(caught.value)
+    assert said.startswith('Branching cannot be traced by torch.export: ')
+    line = inspect.getsourcelines(Branching)[1] + 2
+    assert f'{__file__}:{line}, return x if x.sum() > 0 else -x' in said
+    assert '\n' not in said
+    assert capfd.readouterr() == ('', '')

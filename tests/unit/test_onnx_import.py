@@ -104,9 +104,27 @@ def test_open_sizes_are_fixed_by_shapes() -> None:
     assert [v.shape for v in graph.inputs] == [(4, 3, 5), (4, 1)]
     refused(made, r"shape \[N, 3, \?\], which is open; fix it with shapes=\{'x'")
     refused(made, r'shape \[4, 3, \?\]; shapes gives it as \[4, 2, 5\]', shapes={'x': (4, 2, 5)})
-    refused(made, 'share the size', shapes={'x': (4, 3, 5), 'z': (5, 1)})
     refused(made, "no input 'w', which shapes names; its inputs are 'x', 'z'", shapes={'w': (1,)})
     refused(made, 'give whole numbers', shapes={'x': ('a', 3, 5)})
+
+
+def test_sizes_that_are_given_override_names() -> None:
+    made = model([relu()], {'x': ('?', 3, '?'), 'z': ('?', 1)})
+    given = {'x': (4, 3, 5), 'z': (6, 1)}
+    with pytest.warns(UserWarning, match=r"calls several sizes '\?', .* as 4 and as 5 and as 6"):
+        graph = import_onnx(made, shapes=given)
+    assert {v.name: v.shape for v in graph.inputs} == given
+
+
+def test_a_batch_that_is_free_is_one() -> None:
+    for batch in ('N', None):
+        made = model([relu()], {'x': (batch, 3, 5), 'z': (batch, 1)})
+        assert [v.shape for v in import_onnx(made).inputs] == [(1, 3, 5), (1, 1)]
+    made = model([relu()], {'x': ('N', 3, 5), 'z': ('N', 1)})
+    graph = import_onnx(made, shapes={'z': (7, 1)})
+    assert [v.shape for v in graph.inputs] == [(7, 3, 5), (7, 1)]
+    for shape in (('N',), ('N', 3, 'N'), ('N', 'M')):
+        refused(model([relu()], {'x': shape}), 'which is open')
 
 
 def test_a_shape_that_is_missing_altogether() -> None:
@@ -172,7 +190,7 @@ def test_shapes_that_cannot_be_read(given: object) -> None:
 
 
 def test_names_with_several_lines_are_quoted() -> None:
-    made = model([relu('a\nb')], {'a\nb': ('N', 3)})
+    made = model([relu('a\nb')], {'a\nb': (3, 'N')})
     refused(made, r"shapes=\{'a\\nb': \(..\)\}")
 
 
@@ -240,6 +258,8 @@ def test_external_data_beside_the_model(tmp_path: Path) -> None:
         ('C:\\data.bin', 'absolute path'),
         ('', 'not a file name'),
         ('missing.bin', 'No such file'),
+        ('a' * 5000, 'File name too long'),
+        ('a/' * 3000 + 'b', 'File name too long'),
         ('.', 'not a file name|not a plain file'),
     ],
 )

@@ -26,6 +26,7 @@ import numpy as np
 from tilewright.check.cause import Cause
 from tilewright.check.difference import Arrays
 from tilewright.errors import InputError, TilewrightError
+from tilewright.files import replacing
 from tilewright.machine.compiler import cache_dir
 from tilewright.version import VERSION
 
@@ -112,7 +113,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], option: str = '')
     """Arrays by name, as an .npz file under exactly this name; `option` is who named it."""
     try:
         # Not numpy.savez, which takes no array that is called like one of its parameters.
-        with zipfile.ZipFile(path, 'w') as archive:
+        with replacing(path) as made, zipfile.ZipFile(made, 'w') as archive:
             for name, array in arrays.items():
                 with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
                     np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)

@@ -73,12 +73,13 @@ def run(
     out.say(summary(network))
     for verdict in checked:
         out.say(f'checked: {verdict}')
-    if theirs:
-        out.warn(
-            f'{path} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can '
-            f'hold; run {model} with --fallback {fallback}, which finds its kernels ready'
-        )
-    else:
+    refused = (
+        f'{path} is not written: {fallback} runs {len(theirs)} nodes, which no .tw file can hold; '
+        f'run {model} with --fallback {fallback}, which finds its kernels ready'
+    )
+    if theirs and output is None:
+        out.warn(refused)
+    elif not theirs:
         out.say(f'wrote {path} ({path.stat().st_size / 2**20:.1f} MiB) in {seconds:.1f} s')
     out.write(
         {
@@ -97,6 +98,8 @@ def run(
             'check': checked[0].to_json() if checked else None,
         }
     )
+    if theirs and output is not None:
+        raise InputError(refused)
     return 0
 
 

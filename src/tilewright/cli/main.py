@@ -6,6 +6,7 @@ An error is one sentence on standard error; TILEWRIGHT_DEBUG=1 adds the tracebac
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -42,6 +43,8 @@ from tilewright.errors import InputError, TilewrightError
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.version import VERSION
 
+# What a file or a disk is to blame for, not this package.
+_ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
 # Packages that bring verbs of their own name a function of the app here, as the lab does.
 COMMANDS = 'tilewright.commands'
 
@@ -286,7 +289,7 @@ def invoke(words: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter('default', UserWarning)
             warnings.showwarning = _show_warning
-            return int(app(words, prog_name='tilewright', standalone_mode=False) or 0)
+            return _run(words)
     except TilewrightError as error:
         if _debugging():
             traceback.print_exc()
@@ -297,7 +300,19 @@ def invoke(words: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return _failed('interrupted', 130)
+    except MemoryError as error:
+        why = f' ({_sentence(str(error))})' if str(error) else ''
+        return _failed(
+            f'there is too little memory{why}; ask for smaller sizes, or raise the limit',
+            InputError.exit_code,
+        )
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
+            what = error.filename or 'the output'
+            return _failed(
+                f'{what} cannot be used: {error.strerror}; make room, or name another',
+                InputError.exit_code,
+            )
         usage = getattr(error, 'format_message', None)  # typer's own: a wrong option or verb
         if usage is not None:
             return _failed(f'{_sentence(usage())} (see tilewright --help)', InputError.exit_code)
@@ -308,6 +323,18 @@ def invoke(words: list[str]) -> int:
             f'TILEWRIGHT_DEBUG=1 shows where',
             1,
         )
+
+
+def _run(words: list[str]) -> int:
+    """The verb's exit code. Not by typer's own `main`, which makes Ctrl-C a bare number."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context('tilewright', words) as context:
+            code = int(command.invoke(context) or 0)
+    except typer.Exit as done:
+        code = done.exit_code
+    sys.stdout.flush()
+    return code
 
 
 def _sentence(text: str) -> str:

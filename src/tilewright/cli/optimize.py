@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewright import knobs
 from tilewright.cli.output import Bar, Output
-from tilewright.errors import InputError
+from tilewright.errors import InputError, MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
@@ -127,8 +127,8 @@ def run(
                     trials=trials, model=model, prune=prune, algorithm=algorithm,
                     max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
                 )  # fmt: skip
-                built = _built(plan)
                 written = _emitted(plan, emit, name if len(layers) > 1 else '')
+                built = _built(plan, sources_alone=bool(written))
                 bar.finish()
                 with bar.paused():
                     text = optimized_row(columns, name, plan)
@@ -151,11 +151,18 @@ def _machine_text(machine: Machine | GpuMachine) -> str:
     return f'{machine.name}, {machine.isa}' if isinstance(machine, Machine) else machine.name
 
 
-def _built(plan: Plan) -> str | None:
-    """Compile the best schedule of a CPU, so that it is ready; None for what this host cannot."""
+def _built(plan: Plan, sources_alone: bool) -> str | None:
+    """Compile the best schedule of a CPU, so that it is ready; None for what this host cannot, and
+    where sources are all that is asked for and there is no compiler.
+    """
     if plan.target != 'cpu' or plan.machine.isa not in host_isas() or not_working(plan):
         return None
-    return str(plan.library())
+    try:
+        return str(plan.library())
+    except MissingError:
+        if sources_alone:
+            return None
+        raise
 
 
 def _emitted(plan: Plan, folder: Path | None, name: str) -> list[str]:
@@ -222,7 +229,9 @@ def layer_text(name: str, plan: Plan, built: str | None, written: Sequence[str])
         f'{_ms(shown.algorithm_bound_ms)} ms ({kind})'
     )
     if built is None and plan.target == 'cpu':
-        lines.append(f'not compiled: this host cannot run {plan.machine.isa}')
+        runs = plan.machine.isa in host_isas()
+        why = 'there is no C compiler' if runs else f'this host cannot run {plan.machine.isa}'
+        lines.append(f'not compiled: {why}')
     lines += [f'next: {other}' for other in _others(plan)]
     lines += [f'wrote {path}' for path in written]
     return '\n'.join(lines)

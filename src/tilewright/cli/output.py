@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from tilewright.errors import InputError, MissingError
+from tilewright.files import replacing
 from tilewright.machine import compiler as build
 from tilewright.runtime.measure import Progress
 from tilewright.store.records import package_version
@@ -58,11 +58,8 @@ class Output:
             return
         path = Path(self.json_file)
         try:
-            # Under its name only when complete: a reader never sees half of it.
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix='.tilewright-') as scratch:
-                made = Path(scratch) / 'result.json'
+            with replacing(path) as made:
                 made.write_text(text)
-                os.replace(made, path)
         except OSError as error:
             raise InputError(f'--json {path} cannot be written: {error.strerror}') from None
 

@@ -18,6 +18,7 @@ from tilewright.cli.compile import model_of, network_json, shapes_for
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import CheckError, InputError
+from tilewright.files import open_regular
 from tilewright.graph.graph import DTYPES
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu.network import Network
@@ -135,7 +136,7 @@ def random_inputs(network: Network, seed: int | None) -> dict[str, np.ndarray]:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Arrays by name from an .npz file; that of an .npy file has no name."""
     try:
-        with open(path, 'rb') as file:
+        with open_regular(path) as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {'': loaded}

@@ -8,6 +8,7 @@ from pathlib import Path
 from tilewright import zoo
 from tilewright.cli.output import Output
 from tilewright.errors import InputError
+from tilewright.files import replacing
 from tilewright.report.grid import Grid
 
 ALL = 'networks'
@@ -35,7 +36,8 @@ def run(
     if name is not None and output is not None:
         data = zoo.onnx_model(name, seed, batch, image, width).SerializeToString()
         try:
-            output.write_bytes(data)
+            with replacing(output) as made_file:
+                made_file.write_bytes(data)
         except OSError as error:
             raise InputError(f'-o {output} cannot be written: {error.strerror}') from None
         out.say(f'{output}: {len(data)} bytes, seed {seed}')

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,6 +156,7 @@ class _Importer:
         self.nodes: list[Node] = []
         self.numbers: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.batch: set[str] = set()  # names of a batch that nobody gives the size of
 
     def graph(self) -> Graph:
         opset = self._opset()
@@ -223,7 +225,7 @@ class _Importer:
                 )
         for name, array in self.fixed.items():
             self.shapes[name] = array.shape
-        symbols = self._symbols(given)
+        symbols, self.batch = self._symbols(given), self._free_batch(given)
         values = [self._input(info, symbols) for info in given]
         for value in values:
             if value.name in self.fixed:
@@ -240,17 +242,29 @@ class _Importer:
 
     def _symbols(self, inputs: Sequence[ValueInfoProto]) -> dict[str, int]:
         """Sizes of the names that stand for them, where `shapes` says how large they are."""
-        found: dict[str, int] = {}
+        found: dict[str, dict[int, None]] = {}
         for info in inputs:
             dims = info.type.tensor_type.shape.dim
             shape = self.shapes.get(info.name, ())
             for dim, size in zip(dims, shape, strict=False):
-                if dim.dim_param and found.setdefault(dim.dim_param, size) != size:
-                    raise self._error(
-                        f'has inputs that share the size {dim.dim_param!r}; shapes gives it as '
-                        f'{found[dim.dim_param]} and as {size}'
-                    )
-        return found
+                if dim.dim_param:
+                    found.setdefault(dim.dim_param, {})[size] = None
+        # Some exporters call every size that they do not know '?'.
+        for name, sizes in found.items():
+            if len(sizes) > 1:
+                warnings.warn(
+                    f'{self.source.name} calls several sizes {name!r}, and shapes gives it as '
+                    f'{" and as ".join(map(str, sizes))}: every input has the sizes given for it',
+                    stacklevel=2,
+                )
+        return {name: next(iter(sizes)) for name, sizes in found.items() if len(sizes) == 1}
+
+    def _free_batch(self, inputs: Sequence[ValueInfoProto]) -> set[str]:
+        """Names that stand for the size of a batch: of first axes alone, never of others. '' is
+        among them: a first axis may have no name.
+        """
+        shapes = [[dim.dim_param for dim in info.type.tensor_type.shape.dim] for info in inputs]
+        return {'', *(s[0] for s in shapes if s)} - {name for s in shapes for name in s[1:] if name}
 
     def _input(self, info: ValueInfoProto, symbols: Mapping[str, int]) -> Value:
         kind, what = info.type.WhichOneof('value'), f'input {info.name!r} of {self.source.name}'
@@ -276,6 +290,8 @@ class _Importer:
         shown = '?' if has is None else f'[{", ".join(_shown(s) for s in has)}]'
         given = self.shapes.get(name)
         if given is None:
+            if has is not None and len(has) > 1 and has[0] in self.batch:
+                has = [1, *has[1:]]
             sizes = tuple(size for size in has or () if isinstance(size, int))
             if has is None or len(sizes) != len(has):
                 raise ModelError(

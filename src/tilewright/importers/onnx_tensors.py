@@ -153,7 +153,11 @@ def _inside(folder: Path, location: str, what: str) -> Path:
     path = folder
     for part in parts:
         path = path / part
-        if path.is_symlink():
+        try:
+            link = path.is_symlink()
+        except OSError as error:  # a name that is too long
+            raise _refused(what, location[:80], error.strerror or str(error)) from None
+        if link:
             raise _refused(what, location, 'it is a symbolic link; copy the file instead')
     return path
 

@@ -10,12 +10,17 @@ that lists all of it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import logging
 import operator
+import traceback
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,8 +154,7 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> An
     training = [m for m in module.modules() if m.training]
     module.eval()
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter('ignore')
+        with _quiet(), torch.no_grad():
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
     except ModelError:
         raise
@@ -161,15 +165,37 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> An
             part.training = True
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the pages that PyTorch prints and logs of a graph that it cannot trace."""
+    before = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter('ignore')
+            logging.disable(logging.CRITICAL)
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _reason(torch: Any, module: Any, inputs: tuple[Any, ...], name: str, error: Exception) -> str:
     """Why a module cannot be traced: it does not run at all, or PyTorch cannot follow it."""
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter('ignore')
+        with _quiet(), torch.no_grad():
             module(*inputs)
     except Exception as refused:
-        return f'{name} does not run on the example inputs: {_first_line(refused)}'
-    return f'{name} cannot be traced by torch.export: {_first_line(error)}'
+        said = _first_line(refused)
+        return f'{name} does not run on the example inputs: {said}{_place(torch, refused)}'
+    return f'{name} cannot be traced by torch.export: {_first_line(error)}{_place(torch, error)}'
+
+
+def _place(torch: Any, error: Exception) -> str:
+    """The line of the user's code that led to an error, to end a sentence with."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), '<')
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(ours):
+            return f' (at {frame.filename}:{frame.lineno}, {frame.line})'
+    return ''
 
 
 def _first_line(error: Exception) -> str:

@@ -23,6 +23,7 @@ import hmac
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -317,12 +318,9 @@ def run_compiler(words: list[str]) -> None:
     code, _, complaints = _run(words)
     if code:
         lines = [line for line in complaints.splitlines() if 'error' in line] or ['no message']
-        full = 'No space left on device' in complaints
-        raise (
-            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if full
-            else CompilerError(f'{words[0]} failed: {lines[0].strip()}')
-        )
+        if re.search('No space left|quota exceeded|File too large|size limit', complaints):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise CompilerError(f'{words[0]} failed: {lines[0].strip()}')
 
 
 def _run(words: list[str]) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from tilewright.errors import InputError
+from tilewright.files import read_regular
 from tilewright.machine.machine import Machine
 
 _FOLDER = resources.files('tilewright.machine') / 'known'
@@ -36,7 +37,7 @@ def known_machine(name: str) -> Machine:
 def machine_from_file(path: Path) -> Machine:
     """A machine file: a bare machine, or one with its curve beside it, as the cache keeps them."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_regular(path))
     except OSError as error:
         raise InputError(f'machine file {path} cannot be read: {error.strerror}') from None
     except ValueError as error:

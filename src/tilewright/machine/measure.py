@@ -13,13 +13,13 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
 from tilewright.errors import InputError, MissingError
+from tilewright.files import replacing
 from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
@@ -294,10 +294,8 @@ def _write(path: Path, record: Record) -> str | None:
     """Store the record under its final name in one step; the answer is a warning if that failed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            made = Path(scratch) / path.name
+        with replacing(path) as made:
             made.write_text(record.dumps())
-            os.replace(made, path)
     except OSError as error:
         return (
             f'the measured figures could not be stored in {path.parent} ({error.strerror}) and '

@@ -6,10 +6,11 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from tilewright import zoo
 from tilewright.errors import InputError, UnsupportedError
+from tilewright.files import path_of
 from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
 from tilewright.ops.tiles import algorithm_title
@@ -34,15 +35,23 @@ def check(
         raise InputError(
             f'machine={machine!r} is not a Machine; give one of tilewright.Machine, or leave it out'
         )
-    if save is not None and Path(save).suffix != '.tw':
-        raise InputError(f'save={os.fspath(save)!r} does not end in .tw, by which files are known')
-    if save is not None and not Path(save).parent.is_dir():
-        raise InputError(f'{save} cannot be written: {Path(save).parent} is not a directory')
+    if save is None:
+        return
+    path = path_of('save', save)
+    if path.suffix != '.tw':
+        raise InputError(f'save={str(path)!r} does not end in .tw, by which files are known')
+    if not path.parent.is_dir():
+        raise InputError(f'{path} cannot be written: {path.parent} is not a directory')
 
 
 def is_saved(network: Any) -> bool:
     """Whether a network is the path of a .tw file."""
-    return isinstance(network, str | os.PathLike) and os.fspath(network).endswith('.tw')
+    return isinstance(network, str | os.PathLike) and str(network).endswith('.tw')
+
+
+def is_zoo(network: Any) -> bool:
+    """Whether a network is the name of one of the zoo, and of no file."""
+    return isinstance(network, str) and network in zoo.NAMES and not os.path.exists(network)
 
 
 def check_saved(path: str | os.PathLike[str], **given: object) -> None:

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tilewright import zoo
 from tilewright.check.cause import Subject
 from tilewright.check.check import Check, check_network, wanted
 from tilewright.check.expected import program_of
 from tilewright.check.failure import Files
 from tilewright.check.source import Source
 from tilewright.errors import InputError, ModelError, UnsupportedError
+from tilewright.files import path_of
 from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.passes import (
@@ -47,6 +49,7 @@ from tilewright.network.arguments import (
     how_of,
     is_onnx,
     is_saved,
+    is_zoo,
     warn_without,
     with_fallback,
 )
@@ -96,8 +99,8 @@ def compile(
 ) -> Network:
     """A network that is ready to run.
 
-    network  the path of an .onnx or .tw file, the bytes or ModelProto of an ONNX model, a
-             torch.nn.Module, or a Graph or Program of ours.
+    network  the path of an .onnx or .tw file, the name of a network of the zoo (docs/zoo.md), the
+             bytes or ModelProto of an ONNX model, a torch.nn.Module, or a Graph or Program of ours.
     tune     'model' times nothing and is the same every time; 'measure' times the `trials` best
              predicted kernels of each distinct group, where they will run: in the network.
     model    what ranks the kernels that are timed: 'analytical', on GPUs also 'forest', 'gat',
@@ -151,6 +154,9 @@ def compile(
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
+    if is_zoo(network):
+        # No ONNX model, which a fallback would need: all of it is ours.
+        network, fallback = zoo.graph(network), None
     clock = _Clock()
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
@@ -254,7 +260,7 @@ def load(
     it once against the program that the file holds, in float64: kernels are checked then, and
     where memory lies. Passes were made before the file was written, and are not.
     """
-    return _loaded(path, None, threads, device, wanted(check, 'model'), progress)
+    return _loaded(path_of('path', path), None, threads, device, wanted(check, 'model'), progress)
 
 
 def _loaded(

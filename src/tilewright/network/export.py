@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.files import path_of, replacing_all
 from tilewright.graph.memory import plan
 from tilewright.graph.memory_proof import prove_memory
 from tilewright.graph.program import Program
@@ -67,7 +68,7 @@ def export(
     The other arguments are those of `compile`. The results that the test compares with are computed
     here, by the same kernels, on inputs of order one.
     """
-    target = Path(folder)
+    target = path_of('folder', folder)
     _check_free(target)
     if name is not None and not is_c_name(name):
         raise InputError(f'name {name!r} cannot begin names of C; use letters, digits and _')
@@ -135,11 +136,11 @@ def write_files(
         ],
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, pieces in arrays.items():
-            _write_bytes(folder / file, pieces)
-        for file, text in texts.items():
-            (folder / file).write_text(text)
+        with replacing_all(folder) as made:
+            for file, pieces in arrays.items():
+                _write_bytes(made / file, pieces)
+            for file, text in texts.items():
+                (made / file).write_text(text)
     except OSError as error:
         raise InputError(f'{folder} cannot be written: {error.strerror}; name another') from None
     return tuple(sorted([*texts, *arrays]))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.errors import SpecError
+from tilewright.files import read_regular
 from tilewright.ops.convolution import Conv2d, describe
 from tilewright.ops.group import Group
 from tilewright.ops.pointwise import ACTIVATIONS
@@ -330,7 +331,7 @@ def _read_into(
     if path.resolve() in outer:
         raise SpecError(f'shape list {path} includes itself; remove that --batch')
     try:
-        lines = path.read_text().splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, 'strerror', None) or 'it is not text'
         raise SpecError(f'shape list {path} cannot be read ({reason}); check the name') from None

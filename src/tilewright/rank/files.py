@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.files import open_regular, replacing
 from tilewright.machine.compiler import cache_dir
 from tilewright.rank.features import NAMES, VERSION, probe
 from tilewright.rank.model import LearnedModel
@@ -61,11 +61,10 @@ def save_model(model: LearnedModel, path: Path) -> None:
     arrays['sha256'] = np.frombuffer(_digest(arrays).encode(), np.uint8)
     data = io.BytesIO()
     np.savez_compressed(data, allow_pickle=False, **arrays)
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(data.getvalue())
-        os.replace(fresh, path)
+        with replacing(path) as made:
+            made.write_bytes(data.getvalue())
     except OSError as error:
         raise InputError(f'the model {path} cannot be written: {error.strerror}') from None
 
@@ -83,7 +82,7 @@ def load_model(path: Path) -> LearnedModel:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > LARGEST_BYTES:
             raise InputError(

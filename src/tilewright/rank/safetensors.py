@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.files import read_regular, replacing
 
 METADATA = '__metadata__'
 LARGEST_HEADER = 16 << 20
@@ -132,11 +132,10 @@ def _refusal(name: str, why: str) -> InputError:
 
 def save_file(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write a file; under its name only when complete."""
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(dump(arrays, metadata))
-        os.replace(fresh, path)
+        with replacing(path) as made:
+            made.write_bytes(dump(arrays, metadata))
     except OSError as error:
         raise InputError(f'{path} cannot be written: {error.strerror}') from None
 
@@ -149,7 +148,7 @@ def load_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             raise InputError(
                 f'{path} has {size} bytes, and a model has at most {LARGEST_BYTES}; name another'
             )
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         raise InputError(f'{path} does not exist; train a model, or name another') from None
     except OSError as error:

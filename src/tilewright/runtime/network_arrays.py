@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.errors import ArrayError, InputError
 from tilewright.graph.graph import DTYPES, Value
-from tilewright.runtime.cpu.kernel import aligned_empty
+from tilewright.runtime.cpu.kernel import aligned_empty, array_of
 from tilewright.runtime.profile import Profile, explain_network
 
 
@@ -93,10 +93,7 @@ def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
 def checked_input(value: Value, given: Any) -> np.ndarray:
     """What a caller gives for an input, C-contiguous and aligned; copied where it is not."""
     if type(given) is not np.ndarray:
-        try:
-            given = np.asarray(given)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ArrayError(f'input {value.name!r} is not an array: {error}') from None
+        given = array_of(f'input {value.name!r}', given)
     if given.shape != value.shape:
         raise ArrayError(
             f'input {value.name!r} has shape {given.shape}; this network was compiled for '

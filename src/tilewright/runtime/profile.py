@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.files import replacing
 
 _WIDEST = 44
 _FIGURES = '     ms   share  GFLOP/s  of bound'
@@ -109,7 +110,8 @@ class Profile:
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON."""
         try:
-            Path(path).write_text(json.dumps(self.to_trace()) + '\n')
+            with replacing(Path(path)) as made:
+                made.write_text(json.dumps(self.to_trace()) + '\n')
         except OSError as error:
             raise InputError(f'{path} cannot be written: {error.strerror}') from None
 

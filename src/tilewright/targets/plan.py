@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ArrayError, CheckError, InputError
+from tilewright.files import path_of, replacing_all
 from tilewright.ops.group import Group
 from tilewright.runtime.measure import Measurement
 from tilewright.targets.target import target_of
@@ -133,15 +134,15 @@ class Plan:
 
     def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = target_of(self.target).suffix
-        written = []
-        for number, candidate in enumerate(self.candidates, 1):
-            path = folder / f'{number:02d}-{candidate.schedule.digest}{suffix}'
-            path.write_text(self.source(candidate))
-            written.append(path)
-        return written
+        where, suffix = path_of('folder', folder), target_of(self.target).suffix
+        texts = {
+            f'{number:02d}-{candidate.schedule.digest}{suffix}': self.source(candidate)
+            for number, candidate in enumerate(self.candidates, 1)
+        }
+        with replacing_all(where) as made:
+            for name, text in texts.items():
+                (made / name).write_text(text)
+        return [where / name for name in texts]
 
     def to_json(self) -> dict:
         return {

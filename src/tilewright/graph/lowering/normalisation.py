@@ -43,7 +43,7 @@ def _batch_norm(node: NodeReader) -> Result:
 def _by_channels(node: NodeReader, groups: int, word: str) -> Result:
     """Over groups of channels and their pixels, with a scale and a bias for each channel."""
     x, scale, bias = node.input(0), node.input(1), node.input(2)
-    if len(x.shape) < 3 or 0 in x.shape:
+    if len(x.shape) < 3 or 0 in x.shape[1:]:
         raise ModelError(f'{list(x.shape)} is not an image; give [n, c, ..]')
     n, c = x.shape[:2]
     if groups < 1 or c % groups:
@@ -51,6 +51,8 @@ def _by_channels(node: NodeReader, groups: int, word: str) -> Result:
     # Before opset 21 groups had one scale each; where both fit they are the same.
     if scale.shape != bias.shape or scale.shape not in ((c,), (groups,)):
         raise ModelError(f'its scale has shape {list(scale.shape)}; it must be [{c}]')
+    if not n:
+        return x
     split = view(x, (n, groups, c // groups, math.prod(x.shape[2:])))
     epsilon = node.float('epsilon', 1e-5)
     group = channel_norm(word, split.shape, scale.shape[0], epsilon, x.dtype)
@@ -150,8 +152,10 @@ def _lp_norm(node: NodeReader) -> Result:
 def _lrn(node: NodeReader) -> Result:
     """By the squares of neighbouring channels (AlexNet Sec. 3.3, scaled as ONNX does)."""
     x, size = node.input(0), node.int('size')
-    if len(x.shape) < 3 or 0 in x.shape or not 1 <= size <= 2 * x.shape[1] + 1:
+    if len(x.shape) < 3 or 0 in x.shape[1:] or not 1 <= size <= 2 * x.shape[1] + 1:
         raise ModelError(f'{list(x.shape)} over {size} channels; give an image and 1 or more')
+    if not x.shape[0]:
+        return x
     alpha, beta, bias = (
         node.float('alpha', 1e-4), node.float('beta', 0.75), node.float('bias', 1.0)
     )  # fmt: skip

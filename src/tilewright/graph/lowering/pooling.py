@@ -94,6 +94,8 @@ def _over_all(
     """One value for each channel."""
     x = _image(node)
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
+    if 0 in shape:
+        return filled(shape, 0, x.dtype)
     if 0 in x.shape:
         raise ModelError(f'{list(x.shape)} has no elements to reduce')
     axes = range(2, len(x.shape))

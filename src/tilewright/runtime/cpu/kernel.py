@@ -61,6 +61,17 @@ def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarra
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+def array_of(what: str, given: object) -> np.ndarray:
+    """What a caller gives as an array; whatever it raises when it is asked for one is an
+    ArrayError. Tensors of PyTorch are arrays unless they require gradients or are of bfloat16.
+    """
+    try:
+        return np.asarray(given)
+    except Exception as error:
+        said = ' '.join(str(error).split()) or type(error).__name__
+        raise ArrayError(f'{what} is not an array ({said}); give a numpy array') from None
+
+
 def as_operand(tensor: Tensor, array: object) -> np.ndarray:
     """The array as the kernel reads it: its dtype, C-contiguous, aligned; else copied."""
     kind = NUMPY[tensor.dtype]
@@ -68,10 +79,7 @@ def as_operand(tensor: Tensor, array: object) -> np.ndarray:
         flags = array.flags
         if flags.c_contiguous and flags.aligned:
             return array  # nothing to do: what a caller who cares passes every time
-    try:
-        given = np.asarray(array)
-    except ValueError as error:
-        raise ArrayError(f'{tensor.name} is not an array: {error}') from None
+    given = array_of(tensor.name, array)
     if given.shape != tensor.shape:
         raise ArrayError(
             f'{tensor.name} has shape {given.shape}; this kernel was made for {tensor.shape}'

@@ -22,8 +22,11 @@ solver as parameters, so it is built once for each size of problem, not once for
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -413,17 +416,34 @@ def _minimise(
         ]
     )  # fmt: skip
     rows = len(free) + caches + (caches - 1) * dims
-    result = solver(
-        x0=np.append(x, t),
-        p=parameters,
-        lbx=np.append(given.low, t - 60.0 if free.any() else t),
-        ubx=np.append(given.high, t + 60.0 if free.any() else t),
-        lbg=np.full(rows, -np.inf),
-        ubg=np.zeros(rows),
-    )
+    with _interrupts_later():
+        result = solver(
+            x0=np.append(x, t),
+            p=parameters,
+            lbx=np.append(given.low, t - 60.0 if free.any() else t),
+            ubx=np.append(given.high, t + 60.0 if free.any() else t),
+            lbg=np.full(rows, -np.inf),
+            ubg=np.zeros(rows),
+        )
     found = np.array(result['x']).ravel()
     inside = np.clip(found[:-1], given.low, given.high)
     return inside, float(found[-1]), np.array(result['lam_g']).ravel(), solver.stats()['success']
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back until a solve has ended, some milliseconds: Ipopt may swallow it."""
+    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+        yield
+        return
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if seen:
+        signal.raise_signal(signal.SIGINT)
 
 
 @cache

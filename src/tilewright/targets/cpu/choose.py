@@ -134,7 +134,8 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         if key in found or key in open_ones:
             continue
         kept = None if is_extended() else choices.recall_choices(key)
-        if kept is not None:
+        # Only within a limit on weights there may be no choice; elsewhere that is no answer.
+        if kept or (kept is not None and question.growth):
             found[key] = kept
         else:
             open_ones[key] = question
