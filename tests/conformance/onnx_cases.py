@@ -227,7 +227,8 @@ beside that:
 - *ArgMax, ArgMin, Hardmax, the Indices of MaxPool* take NaN for the extreme, the first one, with
   `select_last_index` the last: as numpy and PyTorch do, but for PyTorch's poolings, which take the
   last. The place always lies inside the axis, never in the padding.
-- *Softmax, LogSoftmax*: a row with NaN or inf in it, or of -inf alone, is NaN.
+- *Softmax, LogSoftmax*: a row with NaN or inf in it, or of -inf alone, is NaN. In Attention a row
+  that sees nothing, of -inf alone, is 0.
 - *Signs of zeros* are kept, but a maximum or minimum of 0 and -0 is either of them, and a sum that
   is zero may have either sign.
 - *Subnormal numbers* are read and written as they are. In f32 Exp, Sigmoid, constant negative
@@ -242,6 +243,6 @@ beside that:
 
 _OTHERS = """\
 `--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: recurrences,
-attention, quantised operators, scatters, whatever has subgraphs or results of a size that depends
-on data, losses, and of convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which
-gather and scatter by computed places. With the number of node tests in which each occurs:"""
+quantised operators, scatters, whatever has subgraphs or results of a size that depends on data,
+losses, and of convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which gather and
+scatter by computed places. With the number of node tests in which each occurs:"""

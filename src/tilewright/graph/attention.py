@@ -27,7 +27,7 @@ MOST_BETWEEN = 8  # element-wise operators between the product and the softmax
 
 def join_attention(program: Program) -> Program:
     """[Program] -> [Program] in which every attention is one task."""
-    softened = [t for t in program.tasks if _is_softmax(t.group)]
+    softened = [t for t in program.tasks if _softmax_of(t.group) is not None]
     if not softened:
         return program
     links = _Links.of(program)
@@ -75,13 +75,15 @@ class _Found:
     joined: Task
 
 
-def _is_softmax(group: Group) -> bool:
+def _softmax_of(group: Group) -> bool | None:
+    """Whether a softmax along the last axis is guarded; None for anything else."""
     shape = group.output.shape
-    return (
-        len(shape) > 1
-        and len(group.stages) == 3
-        and group.digest == softmax(shape, len(shape) - 1).digest
-    )
+    if len(shape) < 2 or len(group.stages) != 3:
+        return None
+    for guarded in (False, True):
+        if group.digest == softmax(shape, len(shape) - 1, guarded=guarded).digest:
+            return guarded
+    return None
 
 
 def _found(links: _Links, task: Task) -> _Found | None:
@@ -96,7 +98,8 @@ def _found(links: _Links, task: Task) -> _Found | None:
             (later.group, next(t for t, v in later.operands.items() if v == earlier.result))
             for earlier, later in itertools.pairwise(before)
         ]
-        made = join(first.group, pairs, last.group, weights)
+        guarded = bool(_softmax_of(task.group))
+        made = join(first.group, pairs, last.group, weights, guarded)
         if made is None:
             continue
         group, names = made

@@ -33,6 +33,11 @@ def _linear(call: Call) -> Value:
     x, weight = call.value('input'), call.value('weight')
     bias = call.value('bias') if call.has('bias') else None
     c, k = x.shape[-1], weight.shape[0]
+    if len(x.shape) > 2 and weight.name in call.emitter.constants:
+        # In the shape that what follows has, so that it can join the product.
+        turned = call.emit('Transpose', weight, perm=(1, 0))
+        made = call.emit('MatMul', x, turned)
+        return call.done('Add', made, bias) if bias else call.made('Identity', call.result, made)
     rows = call.reshaped(x, (math.prod(x.shape[:-1]), c))
     made = call.emit('Gemm', rows, weight, bias, transB=1)
     return call.reshaped(Value(made, (rows.shape[0], k), x.dtype), call.result.shape)

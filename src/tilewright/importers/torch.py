@@ -27,13 +27,19 @@ import numpy as np
 
 from tilewright.errors import MissingError, ModelError
 from tilewright.graph.graph import DTYPES, Graph, Value
-from tilewright.importers import aten_elementwise, aten_recurrent, aten_shapes, aten_windows
+from tilewright.importers import (
+    aten_attention,
+    aten_elementwise,
+    aten_recurrent,
+    aten_shapes,
+    aten_windows,
+)
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
 
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler
-    for table in (aten_elementwise, aten_shapes, aten_windows, aten_recurrent)
+    for table in (aten_attention, aten_elementwise, aten_recurrent, aten_shapes, aten_windows)
     for name, handler in table.HANDLERS.items()
 }
 # Operators that PyTorch would take apart although a node of ours is the whole of them.
@@ -41,7 +47,8 @@ _KEPT = (
     'linear.default', 'upsample_nearest1d.vec', 'upsample_nearest2d.vec', 'upsample_nearest3d.vec',
     'upsample_linear1d.vec', 'upsample_bilinear2d.vec', 'upsample_trilinear3d.vec',
     'upsample_bicubic2d.vec', 'hardsigmoid.default', 'hardswish.default', 'mish.default',
-    'pixel_shuffle.default', 'adaptive_avg_pool1d.default', *aten_recurrent.HANDLERS,
+    'pixel_shuffle.default', 'adaptive_avg_pool1d.default', 'matmul.default',
+    'scaled_dot_product_attention.default', *aten_recurrent.HANDLERS,
 )  # fmt: skip
 
 

@@ -47,11 +47,12 @@ def causal(row: str, key: str, offset: int = 0) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The stages of an attention group by what they do."""
+    """The stages of an attention group by what they do; `guarded`: a row that sees nothing is 0."""
 
     scores: Stage
     between: tuple[Stage, ...]
     values: Stage
+    guarded: bool = False
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -105,30 +106,41 @@ def read_attention(group: Group) -> Attention:
     made = between[-1].write.tensor if between else first.write.tensor
     stack = tuple(d for d in first.dims if d.name not in (ROW, KEY, DEPTH))
     names = {ROW, KEY, DEPTH} <= set(first.sizes) and set(last.sizes) >= {ROW, KEY, COLUMN}
-    if not names or rest != softmax_stages(stack, first.sizes, made, rest[-1].write.tensor):
+    weights = rest[-1].write.tensor
+    found = [
+        guarded
+        for guarded in (False, True)
+        if names and rest == softmax_stages(stack, first.sizes, made, weights, guarded)
+    ]
+    if not found:
         raise SpecError(f'{group.label} is not two products with a softmax between them')
     if any(s.combiner or not s.is_affine for s in between) or not last.is_product_sum:
         raise SpecError(f'{group.label}: what is between its products is not element by element')
-    return Attention(first, between, last)
+    return Attention(first, between, last, found[0])
 
 
 def softmax_stages(
-    stack: Sequence[Dim], sizes: Mapping[str, int], given: str, made: str
+    stack: Sequence[Dim], sizes: Mapping[str, int], given: str, made: str, guarded: bool = False
 ) -> tuple[Stage, ...]:
     """Peak, Total and what is `made`, of a tensor that is `given`, along its last axis."""
-    plain = softmax((*(d.size for d in stack), sizes[ROW], sizes[KEY]), len(stack) + 1)
+    shape = (*(d.size for d in stack), sizes[ROW], sizes[KEY])
+    plain = softmax(shape, len(stack) + 1, guarded=guarded)
     names = [*(d.name for d in stack), ROW, KEY]
     tensors = {'In': given, 'Out': made}
     return tuple(_renamed(s, _by_axis(s, names), tensors) for s in plain.stages)
 
 
 def join(
-    scores: Group, between: Sequence[tuple[Group, str]], values: Group, weights: str
+    scores: Group,
+    between: Sequence[tuple[Group, str]],
+    values: Group,
+    weights: str,
+    guarded: bool = False,
 ) -> tuple[Group, tuple[dict[str, str], ...]] | None:
     """One group of a product, the groups behind it, a softmax and a product with its result.
 
     between  element-wise groups, each with the tensor of it that is the result before it
-    weights  the tensor of `values` that is what the softmax makes
+    weights  the tensor of `values` that is what the softmax makes, guarded or not
     Comes out: the group and, for the product, those between and the last one, how their inputs are
     called in it; None where they are not an attention.
     """
@@ -173,7 +185,7 @@ def join(
     dims = [Dim(name, size) for name, size in zip(axes, shape, strict=True)]
     made = fresh('Weights', taken)
     sizes = dict(zip(axes, shape, strict=True))
-    stages += softmax_stages(dims[:-2], sizes, held[-1], made)
+    stages += softmax_stages(dims[:-2], sizes, held[-1], made, guarded)
     final = _values(values, weights, axes, made, taken, tensors)
     if final is None:
         return None

@@ -161,10 +161,24 @@ def lrn(
     return group_of(f'{label_of("lrn", shape)}size{size}', stages, {'In': shape}, dtype)
 
 
-def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
-    """exp(In - Peak) / Total along an axis, in three stages."""
-    shifted = call('exp', call('sub', X, read(1)))
-    return _exponentials('softmax', shape, axis, call('div', shifted, read(2)), dtype)
+def softmax(shape: Shape, axis: int = 1, dtype: str = 'f32', guarded: bool = False) -> Group:
+    """exp(In - Peak) / Total along an axis, in three stages.
+
+    A line of -inf alone is NaN; `guarded` it is 0, as attention has it for words that see nothing.
+    """
+    total = read(2)
+    if guarded:
+        total = call('where', call('eq', total, const(0.0)), const(1.0), total)
+    expr = call('div', _shifted(guarded), total)
+    return _exponentials('softmax', shape, axis, expr, dtype, guarded)
+
+
+def _shifted(guarded: bool = False) -> Expr:
+    """exp(In - Peak)"""
+    peak = read(1)
+    if guarded:
+        peak = call('where', call('eq', peak, const(-math.inf)), const(0.0), peak)
+    return call('exp', call('sub', X, peak))
 
 
 def log_softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
@@ -173,14 +187,15 @@ def log_softmax(shape: Shape, axis: int = 1, dtype: str = 'f32') -> Group:
     return _exponentials('logsoftmax', shape, axis, finish, dtype)
 
 
-def _exponentials(word: str, shape: Shape, axis: int, finish: Expr, dtype: str) -> Group:
+def _exponentials(
+    word: str, shape: Shape, axis: int, finish: Expr, dtype: str, guarded: bool = False
+) -> Group:
     """finish(In, the largest along the axis, the sum of exponentials with that taken off)."""
     form = lines(shape, (axis,))
     peak, total = Access('Peak', form.place), Access('Total', form.place)
-    shifted = call('exp', call('sub', X, read(1)))
     stages = [
         form.reduce('peak', 'Peak', X, 'max', pad=-math.inf),
-        form.reduce('total', 'Total', shifted, 'sum', peak),
+        form.reduce('total', 'Total', _shifted(guarded), 'sum', peak),
         Stage('finish', dims_of(shape), Access('Out', form.source.index),
               (form.source, peak, total), finish),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ tests/extend/test_operator.py is an example.
 from __future__ import annotations
 
 from tilewright.graph.lowering import (
+    attention,
     convolution,
     elementwise,
     gathers,
@@ -31,6 +32,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Normalisation': normalisation.OPERATORS,
     'Matrix products': matmul.OPERATORS,
     'Recurrent layers': recurrent.OPERATORS,
+    'Attention': attention.OPERATORS,
     'Element by element': elementwise.OPERATORS,
     'Softmax': reduce.SOFTMAX,
     'Reductions': reduce.OPERATORS,

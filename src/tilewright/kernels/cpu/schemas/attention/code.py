@@ -293,7 +293,10 @@ def _write_store(writer: Writer, p: AttentionPlan) -> None:
     place += [scaled('(i_block + r)', strides[ROW]), str(strides.const)]
     writer.open('for (long r = 0; r < rows; r++)')
     writer.line(f'float *restrict to = args->out + {total(place)};')
-    writer.line('const float part_of = 1.0f / totals[r];')
+    divided = '1.0f / totals[r]'
+    if p.form.guarded:
+        divided = f'totals[r] == 0.0f ? 0.0f : {divided}'
+    writer.line(f'const float part_of = {divided};')
     writer.line(f'for (long e = 0; e < {p.size(COLUMN)}; e++)')
     writer.line(
         f'    to[{scaled("e", strides[COLUMN]) or "0"}] = sums[r * {p.columns} + e] * part_of;'
