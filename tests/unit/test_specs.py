@@ -61,6 +61,7 @@ def test_every_field_of_two_dimensions():
         ('ic3ih8oc4kh3', (0, 0), (6, 6)),  # neither: no padding
         ('ic3ih8oc4kh3ph1', (1, 1), (8, 8)),  # padding gives the output
         ('ic3ih8oc4kh3oh8', (1, 1), (8, 8)),  # output gives the padding
+        ('ic3ih7oc4oh7kh1sh2ph3', (3, 3), (7, 7)),  # the first and last windows hold padding alone
         ('ic3ih8oc4kh3oh7', (0, 1), (7, 7)),  # an odd row goes to the far side
         ('ic3ih224oc4kh7sh2oh112', (2, 3), (112, 112)),  # 222 + 7 rows are read, 5 of them padding
         ('ic3ih13oc4kh3ph0oh12', (0, 1), (12, 12)),  # as in benchdnn's tails: asymmetric

@@ -132,7 +132,7 @@ def read_layer(text: str) -> Layer:
         raise SpecError(f'spec {text!r}: {error}') from None
     canonical = text[:end].replace('_', '') == conv.label.split('+')[0]
     for axis, letter in ((height, 'h'), (width, 'w')):
-        if axis.after >= axis.span and not canonical:
+        if axis.after >= axis.span and axis.out != axis.symmetric and not canonical:
             raise SpecError(
                 f'spec {text!r} says o{letter}{axis.out}, whose last windows lie wholly in the '
                 f'padding; with p{letter}{axis.before} on both sides o{letter} is {axis.symmetric}'
