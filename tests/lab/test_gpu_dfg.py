@@ -132,7 +132,7 @@ def test_fused_kernels_are_collected_and_judged(
     said = capsys.readouterr().out
     assert '1 of 3 measured times are below the bound' in said
     assert 'small: 3 schedules, pul' in said
-    assert 'fused chains, 3' in FIGURES['pruned'](found['pruned'])
+    assert 'fused chains, 3' in FIGURES['pruned'](found)
 
 
 def test_without_measured_chains_it_says_so(tmp_path: Path, capsys) -> None:

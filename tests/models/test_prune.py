@@ -30,7 +30,7 @@ from tilewright.targets.gpu.tuning import How
 
 H200 = known_gpu('h200')
 LAYER = tw.conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)
-TRIALS = 24
+TRIALS = 10
 
 
 def fused():

@@ -61,13 +61,13 @@ def _columns(data: Mapping[str, Any], single: Mapping[str, float]) -> Iterable[t
 
 
 def pruned(data: Mapping[str, Any]) -> str:
-    """What the first percent by a ranker keeps, and what the bound excludes."""
+    """What the first percent by a ranker keeps, and what the bound excludes; of pruners.py, too."""
     head = (
         'schedules', 'pruned by', 'pruned', 'best kept on', 'loss, mean', 'loss, largest',
         'needed, mean',
     )  # fmt: skip
     rows = []
-    for title, ways in data.items():
+    for title, ways in data.get('pruned', data).items():
         for number, (way, word) in enumerate(_WAYS.items()):
             mean = ways[way]['mean']
             rows.append((
