@@ -137,6 +137,7 @@ def test_a_wrong_lowering_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     assert found.passes == 'none'
 
 
+@pytest.mark.slow
 def test_a_wrong_pass_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relu behind a Sigmoid changes nothing; here it is dropped behind anything."""
 
@@ -151,6 +152,7 @@ def test_a_wrong_pass_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.passes == 'simplify'
 
 
+@pytest.mark.slow
 def test_a_wrong_memory_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that live at the same time at the same place."""
     monkeypatch.setattr(memory, 'offsets_of', lambda lives: dict.fromkeys(lives, 0))
