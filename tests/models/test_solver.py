@@ -410,6 +410,7 @@ def test_refinement_without_a_legal_choice_says_so():
 
 
 @needs_casadi
+@pytest.mark.slow
 def test_the_table_of_two_tiny_layers(tmp_path, capsys, monkeypatch):
     script = (
         Path(__file__).resolve().parents[2]
