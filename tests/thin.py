@@ -4,9 +4,10 @@
     python tests/thin.py .coverage times.xml
 
 Goes in: the lines that every case ran, and its seconds. Comes out: tests/left_out.json, of every
-test that takes seconds the cases whose lines cheaper cases of it run as well, and that are not the
-only ones of an instruction set or a target; tests/conftest.py marks them `slow`.
-Cases that were not measured stay as they are listed, and new ones run.
+test that takes seconds the cases whose lines cheaper cases of it run as well, and long cases whose
+lines others of any test run; never the last case of a test, nor its only one for an instruction
+set, a target or a schema. tests/conftest.py marks them `slow`. Cases that were not measured stay as
+they are listed, and new ones run.
 """
 
 from __future__ import annotations
@@ -14,35 +15,51 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Set
 from pathlib import Path
 from xml.etree import ElementTree
 
 LIST = Path(__file__).with_name('left_out.json')
 LEAST_S = 2.0  # that all cases of a test take together, for it to be worth a list
+LONG_S = 0.75  # of a case that is left out for what other tests run
 START_S = 0.05  # of a case, whatever it does
-# Instruction sets and targets: generated code that no line of the package shows.
-PLACES = {'avx512', 'avx2', 'neon', 'portable', 'cpu', 'cuda', 'host', 'opencl'}
+# Instruction sets, targets and schemas of CPU kernels: each makes code that no line shows.
+PLACES = {
+    'avx512', 'avx2', 'neon', 'portable', 'cpu', 'cuda', 'host', 'opencl', 'outer', 'stencil',
+    'winograd', 'general', 'chain',
+}  # fmt: skip
 
 
 def left_out(lines: Mapping[str, Set], seconds: Mapping[str, float]) -> dict[str, list[str]]:
-    """test -> its cases that are not needed; a greedy cover of the lines that all of them run."""
-    tests: dict[str, list[str]] = defaultdict(list)
-    for case in sorted(lines):
-        name, bracket, _ = case.partition('[')
-        if bracket and case in seconds:
-            tests[name].append(case)
-    found = {}
+    """test -> its cases that are not needed."""
+    tests: dict[str, set[str]] = defaultdict(set)
+    for case in lines:
+        if '[' in case and case in seconds:
+            tests[_test(case)].add(case)
+    needed = {name: set(cases) for name, cases in tests.items()}
     for name, cases in tests.items():
-        if sum(seconds[case] for case in cases) < LEAST_S:
-            continue
-        places = {case: PLACES & set(re.split(r'[\[\]-]', case)) for case in cases}
-        needed = _cover({case: {*lines[case], *places[case]} for case in cases}, seconds)
-        rest = [case[len(name) :] for case in cases if case not in needed]
-        if rest:
-            found[name] = rest
-    return found
+        if sum(seconds[case] for case in cases) >= LEAST_S:
+            needed[name] = _cover({c: {*lines[c], *_places(c)} for c in sorted(cases)}, seconds)
+    out = {case for name, cases in tests.items() for case in cases - needed[name]}
+    counts = Counter(line for case in lines if case not in out for line in lines[case])
+    for case in sorted(set().union(*needed.values()), key=lambda c: (-seconds[c], c)):
+        others = needed[_test(case)] - {case}
+        there = set().union(*map(_places, others))
+        once = any(counts[line] == 1 for line in lines[case])
+        if seconds[case] >= LONG_S and not once and others and there >= _places(case):
+            needed[_test(case)] = others
+            counts.subtract(lines[case])
+    rest = {name: sorted(cases - needed[name]) for name, cases in tests.items()}
+    return {n: [c.removeprefix(n) for c in cases] for n, cases in rest.items() if cases}
+
+
+def _test(case: str) -> str:
+    return case.partition('[')[0]
+
+
+def _places(case: str) -> set[str]:
+    return PLACES & set(re.split(r'[\[\]-]', case))
 
 
 def _cover(lines: Mapping[str, Set], seconds: Mapping[str, float]) -> set[str]:

@@ -24,6 +24,10 @@ from torch_samples import OPERATORS, Samples, errors, load, samples  # noqa: E40
 # Samples of an operator that are computed, and compiled, in the quick run; at once in the slow run.
 MOST, COMPILED, TOGETHER = 10, 2, 30
 LARGE = ('nn.functional.conv_transpose3d',)  # takes numpy seconds each
+# Of the operators on lines and volumes kernels and refusals are slow: their code is that of planes.
+PLANES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (not name.endswith('2d'))) for name in OPERATORS
+]
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ('gcc', 'clang', 'cc'))), reason='no C compiler is installed'
 )
@@ -71,7 +75,7 @@ def test_samples_by_numpy(operators, name):
 
 
 @needs_compiler
-@pytest.mark.parametrize('name', OPERATORS)
+@pytest.mark.parametrize('name', PLANES)
 def test_samples_by_kernels(operators, name):
     check(spread(samples(operators[name]), COMPILED), by_kernels)
 
@@ -87,7 +91,7 @@ def test_all_samples(operators, name):
         check(part, by_kernels)
 
 
-@pytest.mark.parametrize('name', OPERATORS)
+@pytest.mark.parametrize('name', PLANES)
 def test_calls_that_pytorch_refuses_are_refused(operators, name):
     for sample, _, pattern in errors(operators[name]):
         with pytest.raises(ModelError, match='does not run on the example inputs') as caught:

@@ -377,6 +377,7 @@ def test_the_verbs_train_evaluate_and_show(folder, tmp_path, call, monkeypatch) 
         assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_figures_on_small_data(folder, tmp_path, call, monkeypatch) -> None:
     pytest.importorskip('torch')
     monkeypatch.setattr(gtuner, 'LEAST', 10)

@@ -66,6 +66,7 @@ def drawn() -> list[Family]:
     return families(GroupSource(LAYER.digest, 1), LAYER, H200)
 
 
+@pytest.mark.slow
 def test_a_turn_has_every_schema_and_is_the_same_again(drawn: list[Family]) -> None:
     assert drawn == families(GroupSource(LAYER.digest, 1), LAYER, H200)
     counts = Counter(family.kind for family in drawn)

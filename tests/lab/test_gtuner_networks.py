@@ -90,6 +90,7 @@ def call(capsys: pytest.CaptureFixture):
     return run
 
 
+@pytest.mark.slow
 def test_networks_by_some_methods(cache: Path, call, tmp_path: Path, monkeypatch) -> None:
     """Made, interrupted in between, gone on with; each answer is PyTorch's."""
     words = ('--target', 'host', '--samples', 2, '--networks', 'tiny,pooled')

@@ -136,7 +136,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda c: f'{c.name}-{len(c.capacities)}-{c.line}')
+@pytest.mark.parametrize(
+    'case',
+    [pytest.param(c, marks=[pytest.mark.slow] * (c.name in ('dense', 'strided'))) for c in CASES],
+    ids=[f'{c.name}-{len(c.capacities)}-{c.line}' for c in CASES],
+)
 def test_volumes_within_a_tenth_of_the_simulation_where_claimed(case):
     found = bench.compare(case, 8, seed=3)
     assert found['claimed'] > 0.7

@@ -67,7 +67,7 @@ def subject(tmp_path_factory):
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(n, marks=[pytest.mark.slow] * (n == 'torch-compile'))
+        pytest.param(n, marks=[pytest.mark.slow] * (n in ('torch', 'torch-compile')))
         for n in peer_names('network')
     ],
 )

@@ -87,7 +87,16 @@ def fake(body):
 REPLY = 'print(json.dumps({"status": "ok", "echo": request}), flush=True)'
 
 
-@pytest.mark.parametrize('name', [name for name in peer_names() if not table_of()[name].tuned])
+@pytest.fixture(
+    scope='module', params=[name for name in peer_names() if not table_of()[name].tuned]
+)
+def peer(request):
+    """A contestant that is asked by several tests: some take seconds to start."""
+    skip_if_absent(request.param)
+    with Peer(request.param, 1) as started:
+        yield started
+
+
 @pytest.mark.parametrize(
     'group',
     [
@@ -100,13 +109,11 @@ REPLY = 'print(json.dumps({"status": "ok", "echo": request}), flush=True)'
     ],
     ids=['dense', 'everything', 'depthwise'],
 )  # fmt: skip
-def test_every_peer_answers_right(name, group, tmp_path):
-    skip_if_absent(name)
+def test_every_peer_answers_right(peer, group, tmp_path):
     path = tmp_path / 'y.npy'
-    with Peer(name, 1) as peer:
-        report = peer.ask(prepare(group))
-        peer.ask({'do': 'answer', 'path': str(path)})
-        timed = peer.ask({'do': 'time', 'repeats': 3, 'warm': 1, 'flush': False})
+    report = peer.ask(prepare(group))
+    peer.ask({'do': 'answer', 'path': str(path)})
+    timed = peer.ask({'do': 'time', 'repeats': 3, 'warm': 1, 'flush': False})
     want = reference(group, verify.random_arrays(group, 3))
     verdict = verify.compare(group, np.load(path), want)
     assert verdict.ok, verdict.message
@@ -117,28 +124,14 @@ def test_every_peer_answers_right(name, group, tmp_path):
     assert all(('trial_median_ms' in t) != ('message' in t) for t in report['tried'])
 
 
-def test_activations_of_the_onnx_model(tmp_path):
-    skip_if_absent('onnxruntime')
+def test_activations(peer, tmp_path):
     path = tmp_path / 'y.npy'
-    with Peer('onnxruntime', 1) as peer:
-        for activation in ('relu', 'leaky_relu', 'sigmoid', 'tanh'):
-            group = conv2d(c=2, h=4, w=4, k=3, r=1, s=1, activation=activation)
-            peer.ask(prepare(group))
-            peer.ask({'do': 'answer', 'path': str(path)})
-            want = reference(group, verify.random_arrays(group, 3))
-            assert verify.compare(group, np.load(path), want).ok, activation
-
-
-def test_activations_of_torch(tmp_path):
-    skip_if_absent('torch')
-    path = tmp_path / 'y.npy'
-    with Peer('torch', 1) as peer:
-        for activation in ('relu', 'leaky_relu', 'sigmoid', 'tanh'):
-            group = conv2d(c=2, h=4, w=4, k=3, r=1, s=1, activation=activation)
-            peer.ask(prepare(group))
-            peer.ask({'do': 'answer', 'path': str(path)})
-            want = reference(group, verify.random_arrays(group, 3))
-            assert verify.compare(group, np.load(path), want).ok, activation
+    for activation in ('relu', 'leaky_relu', 'sigmoid', 'tanh'):
+        group = conv2d(c=2, h=4, w=4, k=3, r=1, s=1, activation=activation)
+        peer.ask(prepare(group))
+        peer.ask({'do': 'answer', 'path': str(path)})
+        want = reference(group, verify.random_arrays(group, 3))
+        assert verify.compare(group, np.load(path), want).ok, activation
 
 
 def test_a_peer_is_stopped_unless_it_is_asked():

@@ -81,6 +81,7 @@ def test_samples_reach_every_kind_of_choice():
     assert all(a <= b for a, b in zip(inside, outside, strict=True))
 
 
+@pytest.mark.slow
 def test_a_small_space_is_exhausted_and_ends():
     tiny = conv2d(c=1, h=1, w=1, k=1, r=1, s=1)
     found = drawn(tiny, 1000)
@@ -458,6 +459,7 @@ def test_fig7_finds_the_fullest_file_of_a_directory_and_shows_what_failed(tmp_pa
 
 
 @pytest.mark.usefixtures('two_layers')
+@pytest.mark.slow
 def test_pictures(samples, tmp_path):
     pytest.importorskip('matplotlib')
     bench = bench_file(tmp_path / 'bench.json')

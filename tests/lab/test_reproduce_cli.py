@@ -65,6 +65,7 @@ def test_help_names_the_figures(call):
         assert word in out
 
 
+@pytest.mark.slow
 def test_fig5_is_measured_resumed_and_evaluated_from_its_data(call, cache, host, tmp_path):
     words = ('mopt-fig5', '--layers', f'{SMALL},{OTHER}', '--machine', host, '--seed', 3)
     result = tmp_path / 'result.json'

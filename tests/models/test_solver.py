@@ -412,6 +412,7 @@ def test_refinement_without_a_legal_choice_says_so():
 
 
 @needs_casadi
+@pytest.mark.slow
 def test_the_table_of_two_tiny_layers(tmp_path, capsys, monkeypatch):
     script = (
         Path(__file__).resolve().parents[2]
@@ -427,7 +428,16 @@ def test_the_table_of_two_tiny_layers(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'solver_table', module)
     spec.loader.exec_module(module)
     target = tmp_path / 'table.json'
-    arguments = ['--layers', '32x16x8x3x1,16x16x8x1x1', '--budget', '200', '--top', '2', '--json', str(target)]
+    arguments = [
+        '--layers',
+        '32x16x8x3x1,16x16x8x1x1',
+        '--budget',
+        '200',
+        '--top',
+        '2',
+        '--json',
+        str(target),
+    ]
     assert module.main(arguments) == 0
     assert '32x16x8x3x1' in capsys.readouterr().out
     rows = json.loads(target.read_text())['rows']

@@ -171,6 +171,7 @@ def test_a_network_with_chains_agrees_with_one_without(keeper, tmp_path):
     assert group.storage == chained[0].group.storage
 
 
+@pytest.mark.slow
 def test_a_network_is_checked_pass_by_pass_with_chains(keeper):
     """A check that cannot make the programs between passes again."""
     assert len(tw.compile(separable(), fuse='all', threads=1, check=True).tasks) == 2

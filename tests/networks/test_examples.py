@@ -36,7 +36,10 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp('cache')
 
 
-@pytest.mark.parametrize('name', EXAMPLES)
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == 'torch_compile.py')) for n in EXAMPLES],
+)
 def test_an_example_runs(name, tmp_path, cache, monkeypatch, capfd):
     """As `python examples/NAME`, but in this process, which has imported what takes seconds."""
     words, package, said = EXAMPLES[name]

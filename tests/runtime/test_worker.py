@@ -408,7 +408,7 @@ def _assert_complete(store_path: Path) -> dict[str, Measurement]:
     return found
 
 
-@pytest.mark.parametrize('stored_before_kill', [1, 6])
+@pytest.mark.parametrize('stored_before_kill', [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_loses_nothing_and_a_second_start_finishes(tmp_path, stored_before_kill):
     path = tmp_path / 'store.sqlite'
     stored: dict[str, Measurement] = {}

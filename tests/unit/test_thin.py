@@ -10,9 +10,9 @@ import thin
 
 def test_cheap_cases_that_run_all_lines_stay() -> None:
     lines = {
-        't.py::a[x]': {1, 2},
-        't.py::a[y]': {2, 3},
-        't.py::a[all]': {1, 2, 3},
+        't.py::a[x]': {21, 22},
+        't.py::a[y]': {22, 23},
+        't.py::a[all]': {21, 22, 23},
         't.py::a[none]': set(),
         't.py::b': {1},
         't.py::cheap[x]': {1},
@@ -31,6 +31,20 @@ def test_cheap_cases_that_run_all_lines_stay() -> None:
         't.py::same': ['[x]'],
         't.py::sets': ['[neon-1]'],
     }
+
+
+def test_long_cases_whose_lines_other_tests_run_are_left_out() -> None:
+    lines = {
+        't.py::a[x]': {1, 2},
+        't.py::a[y]': {1, 3},
+        't.py::a[cpu]': {1, 4},
+        't.py::b': {2, 4},
+        't.py::c[x]': {5},
+        't.py::d': {5},
+    }
+    seconds = dict.fromkeys(lines, 0.8)
+    assert thin.left_out(lines, seconds) == {'t.py::a': ['[x]']}
+    assert thin.left_out(lines, seconds | {'t.py::a[x]': 0.7}) == {}
 
 
 def test_tests_without_lines_keep_a_case() -> None:
