@@ -137,7 +137,7 @@ def test_nothing_else_is_predicted_to_be_as_fast_for_large_filters():
 
 
 def test_the_budget_is_kept():
-    with pytest.raises(InputError, match='no FFT algorithm for .* stays below an error of 1e-08'):
+    with pytest.raises(InputError, match=r'no FFT algorithm for .* stays below an error of 1e-08'):
         choose(LARGE, MACHINE, 1, 1, 'fft', 1e-8)
 
 
