@@ -127,7 +127,7 @@ def _gpu_layers(options: ExplainOptions, out: Output) -> Explained:
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         name, group, _ = layers[number]
-        explained = explain_gpu(name, group, machine)
+        explained = explain_gpu(name, group, machine, algorithm=options.algorithm)
         return explanation_text(explained), explained.to_json()
 
     return Explained([name for name, _, _ in layers], machine, explain)
