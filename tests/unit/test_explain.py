@@ -256,7 +256,7 @@ def test_a_winograd_plan_is_explained_by_its_own_operations(threads):
     for absent in ('copying', 'storing results', 'overlap', "solver's dual"):
         assert absent not in text
     assert 'Times add up' in text
-    assert 'GFLOP/s count the direct operations; Winograd performs fewer' in text
+    assert 'GFLOP/s count the direct operations; Winograd and FFT perform fewer' in text
 
 
 @pytest.mark.parametrize('threads', [1, 4])
@@ -362,7 +362,7 @@ def test_rows_stay_under_their_headings():
     plan = plan_of(DENSE)
     columns = Columns(['short', 'a much longer name'], OPTIMIZED)
     note, head = columns.head().splitlines()
-    assert note == 'GFLOP/s count the direct operations; Winograd performs fewer'
+    assert note == 'GFLOP/s count the direct operations; Winograd and FFT perform fewer'
     assert '\n' not in Columns(['short'], ('predicted',)).head()
     row = optimized_row(columns, 'short', plan)
     for heading in OPTIMIZED:

@@ -157,7 +157,7 @@ def _gpu_layers(options: ExplainOptions, out: Output) -> Explained:
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         name, group, _ = layers[number]
-        explained = explain_gpu(name, group, machine)
+        explained = explain_gpu(name, group, machine, algorithm=options.algorithm)
         text, said = explanation_text(explained), explained.to_json()
         if options.dfg is not None:
             write_dfg(group, machine, options.dfg)

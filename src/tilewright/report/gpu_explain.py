@@ -56,8 +56,9 @@ class Explanation:
 
 
 def explain_gpu(
-    name: str, group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None
-) -> Explanation:
+    name: str, group: Group, machine: GpuMachine, schemas: Sequence[str] | None = None,
+    algorithm: str = 'auto',
+) -> Explanation:  # fmt: skip
     """[Group, GpuMachine] -> [Explanation], the same every time; of all schemas, or of some."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
@@ -66,7 +67,7 @@ def explain_gpu(
         except ScheduleError:
             return None
 
-    space = moves(group, machine, schemas)
+    space = moves(group, machine, schemas, algorithm)
     tried = tune(space, lambda some: [seconds(s) for s in some], trials=LOOKED_AT, batch=64)
     return explained(name, group, machine, [t.schedule for t in tried if t.seconds is not None])
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tilewright.targets.plan import Plan
 
 
-COUNTED = 'GFLOP/s count the direct operations; Winograd performs fewer'
+COUNTED = 'GFLOP/s count the direct operations; Winograd and FFT perform fewer'
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Figures:
 
     @property
     def percent_of_peak(self) -> float:
-        """Above 100 where Winograd performs fewer operations than the definition has."""
+        """Above 100 where Winograd or FFT performs fewer operations than the definition has."""
         return 100 * self.gflops / self.peak_gflops
 
     @property

@@ -30,10 +30,11 @@ from tilewright.targets.gpu.choose import choose_all
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 from tilewright_lab.scripts.gpu_libraries import REPEATS, TOLERANCE, attempt
 
-# n, channels in and out, height and width, filter
+# n, channels in and out, height and width, filter; the float64 reference of the last takes longest
 LAYERS = (
-    (1, 64, 56, 7), (16, 64, 56, 7), (1, 64, 56, 11), (16, 64, 28, 11), (16, 64, 28, 5),
-    (1, 128, 28, 9), (1, 32, 56, 15), (16, 32, 28, 15), (1, 32, 56, 31), (8, 32, 28, 31),
+    (1, 64, 56, 7), (16, 64, 28, 7), (1, 64, 56, 11), (16, 32, 28, 11), (16, 64, 28, 5),
+    (1, 128, 28, 9), (1, 32, 56, 15), (16, 32, 28, 15), (1, 32, 28, 31), (1, 32, 56, 31),
+    (16, 64, 56, 7),
 )  # fmt: skip
 # cuDNN's forward algorithms by number.
 CUDNN = {
