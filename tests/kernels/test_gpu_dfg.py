@@ -11,8 +11,8 @@ from marks import needs_nvrtc
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
-from tilewright.kernels.gpu.schemas.dfg.counts import propose, table
 from tilewright.kernels.gpu.schemas.dfg.graph import block_graph, extracted
+from tilewright.kernels.gpu.schemas.dfg.space import propose, table
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.model.gpu.time import predict_gpu

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import GpuSchema
 from tilewright.kernels.gpu.schemas.dfg.code import generate
-from tilewright.kernels.gpu.schemas.dfg.counts import detour, need, propose, table, work
+from tilewright.kernels.gpu.schemas.dfg.counts import detour, need, work
 from tilewright.kernels.gpu.schemas.dfg.plan import NAME, UNSAID
+from tilewright.kernels.gpu.schemas.dfg.space import propose, table
 
 DFG = GpuSchema(
     name=NAME,

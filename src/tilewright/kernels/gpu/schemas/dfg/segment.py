@@ -214,14 +214,14 @@ def segment_of(
     roles = roles_of(graph, stage)
     made = _slid(Segment(graph, stage, region, roles), values, last)
     if made.slide:
-        return _with_stages(made, values | {'cw': 0}) if roles else made
+        return _with_stages(made, {**values, 'cw': 0}) if roles else made
     if roles is None:
         return _by_points(made, values['threads'])
     if values['matrix']:
         found = _by_matrix(group, made, values, number, last, parts)
         if found is not None:
             return found
-        values = values | {name: min(values[name], SUMS) for name in ('tk', 'tp')}
+        values = {**values, **{name: min(values[name], SUMS) for name in ('tk', 'tp')}}
     tk = min(values['tk'], made.size(roles.columns))
     tp = min(values['tp'], made.size(roles.pixels))
     made = _busy(replace(made, tk=tk, tp=tp), values['threads'])
