@@ -220,7 +220,7 @@ def test_more_random_layers_of_pytorch(seed: int) -> None:
 def test_pytorch_layers_are_not_unrolled(kind: str) -> None:
     """The graph has one node for a layer, however long the sequence is."""
     layer = getattr(torch.nn, kind)(3, 4, num_layers=2, bidirectional=True).eval()
-    for steps in (2, 50):
+    for steps in (2, 20):
         graph = import_torch(layer, example_inputs=[torch.zeros(steps, 1, 3)])
         assert [n.op for n in graph.nodes].count(kind) == 2
         assert len(graph.nodes) < 60
@@ -326,7 +326,7 @@ def test_saved_and_explained(tmp_path) -> None:
 def test_exported_as_c(tmp_path) -> None:
     """Threads of an exported network keep in step without Python; it checks itself."""
     made, _ = model('LSTM', direction='bidirectional', states=True)
-    exported = tw.export(made, tmp_path / 'net', name='net', threads=2)
+    exported = tw.export(made, tmp_path / 'layer', name='layer', threads=2)
     done = subprocess.run(
         ['make', 'CFLAGS=-O1', 'check'], cwd=exported.folder, capture_output=True, text=True
     )
