@@ -17,11 +17,14 @@ from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.moving import transpose
 from tilewright.ops.normalise import softmax
+from tilewright.ops.recurrence import Recurrent, recurrence
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import call, read
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
+SIGMOID, TANH = call('sigmoid', read(0)), call('tanh', read(0))
 TILED = {'bk': 16, 'bp': 32, 'tk': 4, 'tp': 4, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CNNOPT = {'rk': 1, 'ry': 2, 'rx': 4, 'tk': 8, 'ty': 2, 'tx': 2, 'wk': 2, 'wy': 1, 'wx': 1,
           'cb': 2, 'stages': 2, 'split': 2, 'join': 2}  # fmt: skip
@@ -38,6 +41,7 @@ CASES = {
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
+    'recurrence': GpuSchedule.of('recurrence', threads=32, lanes=8, batch=2),
     'rows': GpuSchedule.of('rows', threads=32),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),
@@ -64,6 +68,17 @@ def problem(schema: str, edge: int) -> Group:
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
     if schema == 'rows':
         return softmax(shape=(3, 64 + edge))
+    if schema == 'recurrence':
+        kind = ('gru', 'lstm', 'rnn')[edge + 1]
+        functions = {
+            'gru': (SIGMOID, TANH), 'lstm': (SIGMOID, TANH, TANH), 'rnn': (TANH,)
+        }[kind]  # fmt: skip
+        layer = Recurrent(
+            kind, 3, 2 + edge, 8 + edge, (False, True), (functions,) * 2,
+            projected=5 if kind == 'lstm' else 0, lengths='i32' if kind == 'gru' else '',
+            initial_state=kind != 'rnn',
+        )  # fmt: skip
+        return recurrence(layer)
     plain = schema.startswith(('winograd', 'fft'))
     taps = 5 if schema.startswith('fft') else 3
     stride = 2 if edge == 0 and not plain else 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
 from collections.abc import Sequence
 from random import Random
@@ -13,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
-from tilewright.errors import ModelError, ScheduleError, UnsupportedError
+from tilewright.errors import MissingError, ModelError, ScheduleError, UnsupportedError
 from tilewright.graph.lower import lower
 from tilewright.importers.torch import import_torch
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -26,7 +28,9 @@ from tilewright.ops.recurrence import Recurrent, recurrence
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call
 from tilewright.runtime.cpu.kernel import Kernel
+from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.verify import compare, random_arrays
+from tilewright.targets.gpu import choose
 
 torch = pytest.importorskip('torch', reason='install the extra tilewright[torch]')
 GATES = {'LSTM': 4, 'GRU': 3, 'RNN': 1}
@@ -216,7 +220,7 @@ def test_more_random_layers_of_pytorch(seed: int) -> None:
 def test_pytorch_layers_are_not_unrolled(kind: str) -> None:
     """The graph has one node for a layer, however long the sequence is."""
     layer = getattr(torch.nn, kind)(3, 4, num_layers=2, bidirectional=True).eval()
-    for steps in (2, 50):
+    for steps in (2, 20):
         graph = import_torch(layer, example_inputs=[torch.zeros(steps, 1, 3)])
         assert [n.op for n in graph.nodes].count(kind) == 2
         assert len(graph.nodes) < 60
@@ -268,8 +272,7 @@ def test_threads_compute_what_one_does() -> None:
 
 
 def test_calls_side_by_side_do_not_wait_for_each_other() -> None:
-    """Two networks share a kernel: one finds the pool busy, and its parts run one after the other.
-    """
+    """Networks share a kernel: one finds the pool busy, and runs its parts one after the other."""
     made, inputs = model('GRU', steps=40, batch=1, hidden=64)
     nets = [tw.compile(made, threads=2) for _ in range(3)]
     want = nets[0].run(inputs)
@@ -288,6 +291,25 @@ def test_calls_side_by_side_do_not_wait_for_each_other() -> None:
     assert all(np.array_equal(one['Y'], want['Y']) for one in results)
 
 
+# GPUs
+
+
+@pytest.mark.parametrize('target', ['host', 'opencl'])
+@pytest.mark.parametrize('kind', list(GATES))
+def test_networks_on_gpus(kind: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the same result: the step that memory counts begins at zero again."""
+    try:
+        open_device(target)
+    except MissingError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(choose, 'has_products', lambda group: False)
+    made, inputs = model(kind, direction='bidirectional', states=True, batch=5, hidden=9)
+    net = tw.compile(made, target=target)
+    want = tw.compile(made, threads=1).run(inputs)
+    for _ in range(2):
+        agree(net.run(inputs), want)
+
+
 # Files, words, refusals
 
 
@@ -298,6 +320,18 @@ def test_saved_and_explained(tmp_path) -> None:
     agree(tw.load(tmp_path / 'net.tw').run(inputs), net.run(inputs))
     assert 'recurrence' in net.explain()
     assert 'lstm-bidirectional-4x3x20' in net.explain()
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='needs make')
+def test_exported_as_c(tmp_path) -> None:
+    """Threads of an exported network keep in step without Python; it checks itself."""
+    made, _ = model('LSTM', direction='bidirectional', states=True)
+    exported = tw.export(made, tmp_path / 'layer', name='layer', threads=2)
+    done = subprocess.run(
+        ['make', 'CFLAGS=-O1', 'check'], cwd=exported.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(': right, ') == 3
 
 
 def test_a_group_by_itself_is_optimised_and_explained() -> None:

@@ -191,8 +191,10 @@ class Group:
         """Whether all is float32 and found by affine indices, no step waiting for another: what
         every schema understands.
         """
-        return not self.is_sequential and all(t.dtype == 'f32' for t in self.tensors) and all(
-            s.is_affine and not set(s.expr.iterators()) for s in self.stages
+        return (
+            not self.is_sequential
+            and all(t.dtype == 'f32' for t in self.tensors)
+            and all(s.is_affine and not set(s.expr.iterators()) for s in self.stages)
         )
 
     def read_dtypes(self, stage: Stage) -> tuple[str, ...]:

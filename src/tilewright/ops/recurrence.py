@@ -4,9 +4,9 @@
     I, F, O, New[t, d, n, h] = functions of In[.., g, h] + Sum[.., g, h]
     Cell[t] = F * Cell[t - 1] + I * New;   State[t] = O * tanh(Cell[t])
 
-`t` is sequential, `d` a direction, `n` a sequence of the batch, `g` a gate, `h` a hidden unit. In, the
-products of the inputs of all steps with biases added, comes from outside: it is one matrix product,
-which does not wait for anything. Directions that run backwards read In from its end.
+`t` is sequential, `d` a direction, `n` a sequence of the batch, `g` a gate, `h` a hidden unit. In,
+the products of the inputs of all steps with biases added, comes from outside: it is one matrix
+product, which does not wait for anything. Directions that run backwards read In from its end.
 
 The result is one tensor, Out[r, d, n, u]: row r < T is the state at place r of the sequence, row T
 the last state, rows behind it the last cell (LSTM), `u` units to a row. With lengths, a state is
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from tilewright.errors import SpecError
 from tilewright.ops.describe import group_of
-from tilewright.ops.functions import ONE, X, ZERO, add, mul, sub, where
+from tilewright.ops.functions import ONE, ZERO, X, add, mul, sub, where
 from tilewright.ops.group import Group
 from tilewright.ops.stage import (
     MAX_TABLE,
@@ -138,7 +138,7 @@ class _Builder:
 
     def _label(self) -> str:
         layer = self.layer
-        turn = {(False,): '', (True,): '-backwards'}.get(layer.backwards, '-bidirectional')
+        turn = '-bidirectional' if layer.directions > 1 else '-backwards' * layer.backwards[0]
         kind = '' if layer.dtype == 'f32' else f'-{layer.dtype}'
         shape = f'{layer.steps}x{layer.batch}x{layer.hidden}'
         return f'{layer.kind}{turn}-{shape}{f"p{layer.units}" if layer.projected else ""}{kind}'

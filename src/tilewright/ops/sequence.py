@@ -8,7 +8,6 @@ read what any of them wrote in an earlier step, or what one before it wrote in t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,10 +15,13 @@ from tilewright.ops.stage import Access, Affine, Expr, Stage, whole
 
 
 def in_turns(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """Stages in runs that are interleaved; a stage without a sequential dimension is one by itself.
-    """
-    for sequential, run in itertools.groupby(stages, key=lambda s: s.sequential):
-        yield from (tuple(run),) if sequential else ((stage,) for stage in run)
+    """Stages in runs that are interleaved; one without steps is a run by itself."""
+    start = 0
+    for end, stage in enumerate(stages, 1):
+        if end < len(stages) and stage.sequential and stages[end].sequential == stage.sequential:
+            continue
+        yield tuple(stages[start:end])
+        start = end
 
 
 def unrolled(run: tuple[Stage, ...]) -> Iterator[Stage]:

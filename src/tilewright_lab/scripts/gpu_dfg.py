@@ -24,8 +24,8 @@ from typing import Any
 
 from tilewright.errors import InputError, ScheduleError, TilewrightError
 from tilewright.kernels.gpu.registry import schema_named
-from tilewright.kernels.gpu.schemas.dfg.space import decisions
 from tilewright.kernels.gpu.schemas.dfg.plan import NAME as DFG
+from tilewright.kernels.gpu.schemas.dfg.space import decisions
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES
 from tilewright.ops.group import Group

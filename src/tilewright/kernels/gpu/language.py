@@ -193,7 +193,11 @@ def lower(kernel: Kernel, dialect: Dialect) -> str:
 
 
 def lower_all(kernels: Sequence[Kernel], dialect: Dialect) -> str:
-    """[Kernel] -> [one translation unit]: a compiler starts up once for all of them."""
+    """[Kernel] -> [one translation unit]: a compiler starts up once for all of them.
+
+    A kernel that is launched several times is written once.
+    """
+    kernels = tuple(dict.fromkeys(kernels))
     names = [kernel.name for kernel in kernels]
     if len(set(names)) < len(names):
         raise ScheduleError(f'kernels of one source must have names of their own, not {names}')

@@ -29,7 +29,9 @@ def predict_recurrence(group: Group, schedule: Schedule, machine: Machine) -> Pr
     # A weight serves the sequences of a register tile; a step cannot do more than load it.
     served = min(schedule.reg.tile['n'], steps.batch)
     macs = sum(s.points for s in products)
-    sums = max(macs / isa.lanes / isa.fma_per_cycle, macs / isa.lanes / served / isa.loads_per_cycle)
+    sums = max(
+        macs / isa.lanes / isa.fma_per_cycle, macs / isa.lanes / served / isa.loads_per_cycle
+    )
     cycles = sums + sum(stage_cycles(group, s, isa.lanes) for s in points)
     compute = cycles * cycle_s / threads
     weights = sum(group.tensor(s.reads[0].tensor).bytes for s in products)

@@ -68,7 +68,8 @@ class Runner:
         self.module, self.device = module, device
         own: list[Program] = []
         if programs is None:
-            programs = own = [device.compile(kernel) for kernel in module.kernels]
+            compiled = {kernel: device.compile(kernel) for kernel in dict.fromkeys(module.kernels)}
+            own, programs = [*compiled.values()], [compiled[k] for k in module.kernels]
         self.arrays = allocate(device, module)
         self.close = weakref.finalize(self, _give_back, device, [*self.arrays.values()], own)
         self.close.atexit = False  # a driver may have ended before we do

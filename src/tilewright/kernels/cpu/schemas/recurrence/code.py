@@ -16,14 +16,15 @@ from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES, Typed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.schemas.recurrence.plan import RecurrencePlan
-from tilewright.kernels.cpu.schemas.recurrence.team import TEAM, ROUNDS_ALONE, ROUNDS_TOGETHER
+from tilewright.kernels.cpu.schemas.recurrence.team import ROUNDS_ALONE, ROUNDS_TOGETHER, TEAM
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.phases import Phase, Product
-from tilewright.ops.stage import Access, Affine, Stage
+from tilewright.ops.stage import Access, Affine
 
 LINE = 64
 AHEAD = 2048  # bytes that weights are asked for before they are used
+PIECE = 1 << 14  # bytes of weights that stay in the first cache for several tiles of sequences
 
 HELPERS = """\
 #include <stdint.h>
@@ -117,9 +118,9 @@ class _Unit:
     # Packing.
 
     def _pack(self, out: Writer, name: str, phase: Phase, product: Product) -> None:
-        """Some blocks of a matrix of weights; a block is [k][gate][unit]."""
+        """Some blocks of a matrix of weights; a block is [tile of gates][k][gate][unit]."""
         blocks, unit, gates = self.plan.blocks(phase), self.plan.unit, product.gates
-        rows, units = phase.width, product.units
+        rows, units, tile = phase.width, product.units, self.plan.gate_tile(product)
         out.open(f'static void pack_{name}(const elem *from, elem *to, long low, long high)')
         out.open('for (long item = low; item < high; item++)')
         out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
@@ -128,8 +129,9 @@ class _Unit:
         out.open(f'for (long lane = 0; lane < {unit}; lane++)')
         out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
         out.line(f'const int there = first + lane < {rows};')
+        at = f'((g / {tile} * {units} + k) * {tile} + g % {tile}) * {unit} + lane'
         out.line(f'for (long k = 0; k < {units}; k++)')
-        out.line(f'    block[(k * {gates} + g) * {unit} + lane] = there ? row[k] : 0;')
+        out.line(f'    block[{at}] = there ? row[k] : 0;')
         out.close(4)
         out.line()
 
@@ -153,22 +155,35 @@ class _Unit:
 
     def _products(self, out: Writer, product: Product) -> None:
         """Functions for each number of sequences that a register tile may hold."""
-        tile, batch = self.plan.batch_tile, self.steps.batch
-        for count in sorted({min(tile, batch), batch % tile} - {0}):
+        tile, batch = self._tile, self.steps.batch
+        for count in sorted({tile, batch % tile} - {0}):
             self._product(out, product, count)
 
+    @property
+    def _tile(self) -> int:
+        return min(self.plan.batch_tile, self.steps.batch)
+
     def _product(self, out: Writer, product: Product, count: int) -> None:
-        """sums[sequence][gate][unit of the block] of `count` sequences."""
-        lanes, unit = self.plan.lanes, self.plan.unit
-        vectors, row = product.gates * unit // lanes, self.plan.row(product.source)
+        """sums[sequence][gate][unit of the block] of `count` sequences, over some k."""
+        lanes, unit, size = self.plan.lanes, self.plan.unit, DTYPES[self.plan.dtype]
+        vectors = self.plan.gate_tile(product) * unit // lanes
+        row = self.plan.row(product.source)
         tiles = [(b, v) for b in range(count) for v in range(vectors)]
+        place = {(b, v): b * product.gates * unit + v * lanes for b, v in tiles}
         name = f'{product.stage.write.tensor.lower()}_{count}'
-        out.open(f'static void {name}(const elem *w, const elem *x, elem *sums)')
+        ends = 'long low, long high'
+        out.open(f'static void {name}(const elem *w, const elem *x, elem *sums, {ends})')
         out.line(f'vec {", ".join(f"s{b}_{v} = {{0}}" for b, v in tiles)};')
-        out.open(f'for (long k = 0; k < {product.units}; k++, w += {vectors * lanes})')
-        ahead = AHEAD // DTYPES[self.plan.dtype]
-        for line in range(0, vectors * lanes * DTYPES[self.plan.dtype], LINE):
-            out.line(f'__builtin_prefetch(w + {ahead + line // DTYPES[self.plan.dtype]}, 0, 3);')
+        if self._pieces(product) > 1:
+            out.open('if (low > 0)')
+            for b, v in tiles:
+                out.line(f's{b}_{v} = *(const vec *)(sums + {place[b, v]});')
+            out.close()
+        out.line(f'w += low * {vectors * lanes};')
+        out.open(f'for (long k = low; k < high; k++, w += {vectors * lanes})')
+        if self.plan.is_large:
+            for at in range(0, vectors * lanes, LINE // size):
+                out.line(f'__builtin_prefetch(w + {AHEAD // size + at}, 0, 3);')
         for b in range(count):
             out.line(f'const elem x{b} = x[k{f" + {b * row}" if b else ""}];')
         for v in range(vectors):
@@ -177,52 +192,76 @@ class _Unit:
                 out.line(f's{b}_{v} += w{v} * x{b};')
         out.close()
         for b, v in tiles:
-            out.line(f'*(vec *)(sums + {(b * vectors + v) * lanes}) = s{b}_{v};')
+            out.line(f'*(vec *)(sums + {place[b, v]}) = s{b}_{v};')
         out.close()
         out.line()
+
+    def _pieces(self, product: Product) -> int:
+        """Pieces of k: what several tiles of sequences read stays in the first cache for them."""
+        if self.steps.batch <= self._tile:
+            return 1
+        row = self.plan.gate_tile(product) * self.plan.unit * DTYPES[self.plan.dtype]
+        return max(1, -(-product.units * row // PIECE))
 
     def _phase(self, out: Writer, number: int, phase: Phase) -> None:
         """Some blocks of a phase at step t."""
         plan, steps = self.plan, self.steps
-        blocks, unit, tile = plan.blocks(phase), plan.unit, min(plan.batch_tile, steps.batch)
+        blocks, unit = plan.blocks(phase), plan.unit
         items = steps.directions * blocks
         threads = plan.schedule.threads
         out.open(f'static void phase_{number}(const tw_args *args, long t, long part)')
         out.line(f'const long low = part * {items} / {threads};')
         out.line(f'const long high = (part + 1) * {items} / {threads};')
         for product in phase.products:
-            sums = product.stage.write.tensor
-            size = tile * product.gates * unit
-            out.line(f'elem {sums}_sums[{size}] __attribute__((aligned(64)));')
+            size = steps.batch * product.gates * unit
+            name = product.stage.write.tensor
+            out.line(f'elem {name}_sums[{size}] __attribute__((aligned(64)));')
         out.open('for (long i = low; i < high; i++)')
         # To and fro: what the last step read last is still in a cache, and is read first.
         out.line('const long item = t & 1 ? low + high - 1 - i : i;')
         out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
         out.line(f'const long units = min_long({unit}, {phase.width} - first);')
-        out.open(f'for (long begin = 0; begin < {steps.batch}; begin += {tile})')
-        rest = steps.batch % tile
         for product in phase.products:
-            self._call(out, product, tile, rest)
-        out.line(f'const long end = min_long(begin + {tile}, {steps.batch});')
-        out.open('for (long n = begin; n < end; n++)')
+            self._calls(out, product)
+        out.open(f'for (long n = 0; n < {steps.batch}; n++)')
         self._points(out, phase)
-        out.close(4)
+        out.close(3)
         out.line()
 
-    def _call(self, out: Writer, product: Product, tile: int, rest: int) -> None:
-        name, size = product.stage.write.tensor, product.units * product.gates * self.plan.unit
-        weights = f'{self._base(product.weights)} + item * {size}'
-        source = '&' + self._state(product.source, 't & 1' if product.last else '0', '0').replace(
-            ' + n)', ' + begin)'
+    def _calls(self, out: Writer, product: Product) -> None:
+        """The sums of all sequences of a block."""
+        name, unit, tile = product.stage.write.tensor, self.plan.unit, self._tile
+        pieces, batch, row = self._pieces(product), self.steps.batch, product.gates * unit
+        gates = self.plan.gate_tile(product)
+        loops = []
+        n, g, low, high = '0', '0', '0', str(product.units)
+        if gates < product.gates:
+            loops.append(f'for (long g = 0; g < {product.gates}; g += {gates})')
+            g = 'g'
+        if pieces > 1:
+            step = -(-product.units // pieces)
+            loops.append(f'for (long from = 0; from < {product.units}; from += {step})')
+            low, high = 'from', f'min_long(from + {step}, {product.units})'
+        if batch > tile:
+            loops.append(f'for (long n = 0; n < {batch}; n += {tile})')
+            n = 'n'
+        for loop in loops:
+            out.open(loop)
+        parity = 't & 1' if product.last else '0'
+        source = '&' + self._state(product.source, parity, '0').replace('+ n)', f'+ {n})')
+        weights = f'{self._base(product.weights)} + (item * {product.gates} + {g}) * ' + str(
+            product.units * unit
         )
-        call = f'({weights}, {source}, {name}_sums);'
-        if rest:
-            out.line(f'if ({self.steps.batch} - begin < {tile})')
-            out.line(f'    {name.lower()}_{rest}{call}')
+        sums = f'{name}_sums + {n} * {row} + {g} * {unit}'
+        call = f'({weights}, {source}, {sums}, {low}, {high});'
+        if batch % tile:
+            out.line(f'if ({batch} - n < {tile})')
+            out.line(f'    {name.lower()}_{batch % tile}{call}')
             out.line('else')
             out.line(f'    {name.lower()}_{tile}{call}')
         else:
             out.line(f'{name.lower()}_{tile}{call}')
+        out.close(len(loops))
 
     def _points(self, out: Writer, phase: Phase) -> None:
         """The functions of a phase at every unit of the block."""
@@ -248,11 +287,11 @@ class _Unit:
         name, dtype = access.tensor, self.plan.group.tensor(access.tensor).dtype
         for product in phase.products:
             if product.stage.write.tensor == name:
-                at = f'((n - begin) * {product.gates} + {access.index[3].const}) * {self.plan.unit}'
+                at = f'(n * {product.gates} + {access.index[3].const}) * {self.plan.unit}'
                 return f'{name}_sums[{at} + lane]', dtype
-        if name in self.steps.aliases or name in self.steps.carried:
-            if self.steps.is_last(access):
-                return self._state(self.steps.carrier(access), 't & 1', 'h'), dtype
+        carried = name in self.steps.aliases or name in self.steps.carried
+        if carried and self.steps.is_last(access):
+            return self._state(self.steps.carrier(access), 't & 1', 'h'), dtype
         if name in values:
             return values[name], dtype
         if name in self.steps.carried:

@@ -3,10 +3,11 @@
 Goes in: a group and a schedule. Comes out: `RecurrencePlan`. Weights are packed so that a block of
 units reads one run of memory:
 
-    packed[d][block][k][gate][unit of the block]        units behind the last are zero
+    packed[d][block][tile of gates][k][gate][unit of the block]      units behind the last are zero
 
 Weights that are constant are packed ahead, others at the start of every call, into scratch. States
-that steps hand on lie in scratch twice, [parity][d][n][unit]: a step reads one and writes the other.
+that steps hand on lie in scratch twice, [parity][d][n][unit]: a step reads one and writes the
+other.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.ops.phases import Phase, Product, StepPlan, step_plan
 from tilewright.schedule.schedule import Schedule
+
+LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class RecurrencePlan:
         """Blocks of one direction."""
         return -(-phase.width // self.unit)
 
+    def gate_tile(self, product: Product) -> int:
+        """Gates whose sums are in registers at once: a divisor of all."""
+        most = self.schedule.reg.tile['g']
+        return max(g for g in range(1, product.gates + 1) if product.gates % g == 0 and g <= most)
+
     def packed_elements(self, phase: Phase, product: Product) -> int:
         items = self.steps.directions * self.blocks(phase)
         return items * product.units * product.gates * self.unit
@@ -60,6 +68,14 @@ class RecurrencePlan:
     @cached_property
     def weights(self) -> dict[str, tuple[Phase, Product]]:
         return {p.weights: (phase, p) for phase in self.steps.phases for p in phase.products}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the second cache of most machines does not hold a thread's weights, so that
+        they are asked for ahead of time.
+        """
+        elements = sum(self.packed_elements(*found) for found in self.weights.values())
+        return elements * DTYPES[self.dtype] > LARGE_BYTES * self.schedule.threads
 
     def row(self, tensor: str) -> int:
         """Elements from one sequence of a batch to the next, of a tensor in scratch."""
@@ -109,5 +125,7 @@ def plan_recurrence(group: Group, schedule: Schedule) -> RecurrencePlan:
         raise ScheduleError(f'{group.label}: {others} cannot be cut between threads, only h can')
     write = steps.final.write
     if any(e.const or [c for _, c in e.terms] != [1] for e in write.index):
-        raise ScheduleError(f'{group.label}: it writes a part of its result; give it one of its own')
+        raise ScheduleError(
+            f'{group.label}: it writes a part of its result; give it one of its own'
+        )
     return made

@@ -5,7 +5,7 @@ Goes in: a group, an instruction set, threads. Comes out: schedules that are wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.schemas.recurrence.plan import plan_recurrence
@@ -18,6 +18,7 @@ from tilewright.schedule.schedule import Level, Schedule
 
 IN_FLIGHT = 8  # sums of one k that hide the latency of multiply-adds
 LEFT_FREE = 6  # registers for weights and broadcasts
+AGAIN = 0.05  # what it costs to read weights once more
 
 
 def why_no_recurrence(group: Group) -> str:
@@ -34,12 +35,9 @@ def why_no_recurrence(group: Group) -> str:
 def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
     """One register tile, with one thread and with all of them."""
     row, stage = ISAS[isa], group.main
-    lanes = row.vector_bytes // DTYPES[group.output.dtype]
-    sizes, gates = stage.sizes, stage.sizes['g']
-    room = row.registers - LEFT_FREE
-    batch = max(1, min(sizes['n'], room // gates))
-    needed = -(-sizes['h'] // lanes)
-    vectors = max(1, min(needed, IN_FLIGHT // (gates * batch), room // (gates * batch)))
+    lanes, sizes = row.vector_bytes // DTYPES[group.output.dtype], stage.sizes
+    gates, batch = min(_tiles(sizes, row.registers - LEFT_FREE), key=lambda t: _cycles(sizes, *t))
+    vectors = max(1, min(-(-sizes['h'] // lanes), IN_FLIGHT // (gates * batch)))
     reg = dict.fromkeys(sizes, 1) | {'g': gates, 'n': batch, 'h': vectors * lanes, 'k': sizes['k']}
     whole = {d: max(1, -(-size // reg[d])) * reg[d] for d, size in sizes.items()}
     order = tuple(sizes)
@@ -48,6 +46,24 @@ def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Ite
     for count in dict.fromkeys((1, min(threads, blocks))):
         cut = (('h', count),) if count > 1 else ()
         yield Schedule('recurrence', isa, 'h', (Level.of('reg', order, reg), *outer), cut)
+
+
+def _tiles(sizes: Mapping[str, int], room: int) -> Iterator[tuple[int, int]]:
+    """(gates, sequences) whose sums fit registers, sequences dealt out as evenly as can be."""
+    for gates in range(1, sizes['g'] + 1):
+        if sizes['g'] % gates == 0 and gates <= room:
+            turns = -(-sizes['n'] // (room // gates))
+            yield gates, -(-sizes['n'] // turns)
+
+
+def _cycles(sizes: Mapping[str, int], gates: int, batch: int) -> float:
+    """Cycles for one k of a vector of units: multiply-adds, or loads, of two in a cycle each.
+
+    Weights that several turns read come from a cache for all but the first.
+    """
+    turns = -(-sizes['n'] // batch)
+    one = max(gates * batch, gates + batch, IN_FLIGHT if sizes['n'] > 1 else 0) / 2
+    return sizes['g'] / gates * turns * one * (1 + AGAIN * (turns - 1))
 
 
 def recurrence_lines(group: Group, schedule: Schedule) -> list[str]:
@@ -64,8 +80,8 @@ def recurrence_lines(group: Group, schedule: Schedule) -> list[str]:
         )
         for product in phase.products:
             lines.append(
-                f'    {product.gates} gates x {min(tile["n"], steps.batch)} of {steps.batch} '
-                f'sequences in registers, {product.units} products each, weights '
+                f'    {plan.gate_tile(product)} of {product.gates} gates x {tile["n"]} of '
+                f'{steps.batch} sequences in registers, {product.units} products each, weights '
                 f'{product.weights} packed'
             )
         lines.append(f'    {", ".join(s.name for s in phase.points)} of the block, in vectors')

@@ -50,8 +50,9 @@ static inline void relax(long turns)
 
 static void lock_teams(void)
 {{
-    for (long turns = 0; atomic_flag_test_and_set_explicit(&teams_busy, memory_order_acquire); turns++)
-        relax(turns);
+    long turns = 0;
+    while (atomic_flag_test_and_set_explicit(&teams_busy, memory_order_acquire))
+        relax(turns++);
 }}
 
 static void unlock_teams(void) {{ atomic_flag_clear_explicit(&teams_busy, memory_order_release); }}
@@ -103,14 +104,15 @@ void tw_part(const tw_args *args, long part)
         for (long i = 0; i < PARTS; i++) {{
             const long piece = (part + i) % PARTS;
             long expected = number;
-            if (!atomic_compare_exchange_strong(&mine->claimed[piece].rounds, &expected, number + 1))
+            _Atomic long *const claimed = &mine->claimed[piece].rounds;
+            if (!atomic_compare_exchange_strong(claimed, &expected, number + 1))
                 continue;
             run_round(args, number, piece);
             atomic_fetch_add_explicit(&mine->done, 1, memory_order_release);
         }}
-        for (long turns = 0;
-             atomic_load_explicit(&mine->done, memory_order_acquire) < (number + 1) * PARTS; turns++)
-            relax(turns);
+        long turns = 0;
+        while (atomic_load_explicit(&mine->done, memory_order_acquire) < (number + 1) * PARTS)
+            relax(turns++);
     }}
     leave_team(mine);
 }}

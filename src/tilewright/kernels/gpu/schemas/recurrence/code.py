@@ -1,9 +1,9 @@
 """The recurrence schema: one kernel for each phase of a step, the same one for every step.
 
 Goes in: a group whose stages take turns (ops/phases.py). Comes out: a module whose steps are these
-kernels over and over, between one that sets the first states and one that writes the last. Which step it is stands in memory, where
-the last block of a step counts it up, and back to zero at the end; so nothing is compiled twice,
-and a graph of the whole call can be replayed.
+kernels over and over, between one that sets the first states and one that writes the last. Which
+step it is stands in memory, where the last block of a step counts it up, and back to zero at the
+end; so nothing is compiled twice, and a graph of the whole call can be replayed.
 
 Some lanes share a unit: they walk its rows of weights together, for a few sequences at a time, join
 their sums in shared memory, and then each computes the functions of one sequence. Decisions:
@@ -227,9 +227,7 @@ class _PhaseKernel(_Texts):
             lines.append(f'    const {kind} w_{g} = {weights}[{row}];')
         lines += [f'    {name}_{g}_{n} += w_{g} * x_{n};' for g, n in every]
         lines.append('}')
-        lines.append(
-            f'SHARED {kind} *const {name}_sums = (SHARED {kind} *){name}_joined + THREAD;'
-        )
+        lines.append(f'SHARED {kind} *const {name}_sums = (SHARED {kind} *){name}_joined + THREAD;')
         places = [number * self.threads for number in range(len(every))]
         for (g, n), place in zip(every, places, strict=True):
             lines.append(f'{name}_sums[{place}] = {name}_{g}_{n};')
