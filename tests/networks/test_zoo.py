@@ -9,6 +9,12 @@ import pytest
 from tilewright import zoo
 from tilewright.cli.main import invoke
 from tilewright.errors import SpecError
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.lower import lower
+from tilewright.graph.passes import PROGRAM_PASSES, apply_passes, passes_of
+from tilewright.machine.detect import describe_host
+from tilewright.machine.measure import nominal_machine
+from tilewright.targets.cpu.cost import CpuCost
 from tilewright.zoo.as_onnx import to_onnx
 from tilewright.zoo.layers import Builder
 
@@ -186,3 +192,48 @@ def test_zoo_verb_shows_and_writes(tmp_path, capsys):
     assert invoke(['zoo', '-o', str(path)]) == 2
     assert 'needs a network' in capsys.readouterr().err
     assert invoke(['zoo', 'resnet18', '-o', str(tmp_path / 'no' / 'x.onnx')]) == 2
+
+
+@pytest.mark.parametrize('name', zoo.TRANSFORMERS)
+def test_transformers_in_all_forms_agree(name):
+    """ONNX Runtime, PyTorch and we compute the same of two heads and a few words."""
+    small = zoo.SMALL[name]
+    made = zoo.network(name, **small)
+    given = zoo.inputs(made)
+    session = ort.InferenceSession(zoo.onnx_model(name, **small).SerializeToString())
+    want = session.run(None, given)
+    module = zoo.torch_module(name, **small)
+    found = module(*(torch.from_numpy(array) for array in given.values()))
+    found = found if isinstance(found, tuple) else (found,)
+    ours = evaluate(lower(zoo.graph(name, **small)), given)
+    for value, right, theirs in zip(made.outputs, want, found, strict=True):
+        scale = np.abs(right).max()
+        assert right.shape == value.shape
+        assert np.abs(theirs.numpy() - right).max() < 1e-5 * scale
+        assert np.abs(ours[value.name] - right).max() < 1e-5 * scale
+
+
+def test_transformers_have_the_sizes_of_their_papers():
+    millions = {n: zoo.network(n).parameters / 1e6 for n in zoo.TRANSFORMERS}
+    assert millions['bert_base'] == pytest.approx(108.9, abs=0.1)  # without its pooler
+    assert millions['vit_b16'] == pytest.approx(86.6, abs=0.1)
+    assert millions['gpt2'] == millions['gpt2_decode'] == pytest.approx(124.4, abs=0.1)
+    assert zoo.network('bert_base').shape == (1, 384)
+    assert zoo.network('bert_base_128', 2).shape == (2, 128)
+    with pytest.raises(SpecError, match='words'):
+        zoo.network('bert_base', image=513)
+    with pytest.raises(SpecError, match='multiple of 16'):
+        zoo.network('vit_b16', image=100)
+
+
+def test_a_transformer_compiles_to_seven_tasks_a_layer():
+    """Product of queries, keys and values, attention, product, norm, two products, norm."""
+    small = zoo.SMALL['bert_base']
+    made = zoo.network('bert_base', **small)
+    graph = zoo.graph('bert_base', **small)
+    cost = CpuCost(nominal_machine(describe_host(), 'portable'), 1)
+    program = apply_passes(graph, passes_of(None), cost, PROGRAM_PASSES)
+    assert len(program.tasks) == 7 * len(made.layers) + 3
+    given = zoo.inputs(made)
+    want = evaluate(lower(graph), given)['scores']
+    assert np.abs(evaluate(program, given)['scores'] - want).max() < 1e-5 * np.abs(want).max()

@@ -108,13 +108,13 @@ def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
 
     The latter is no ONNX model on a GPU, whose machine may have no package for it.
     """
-    if model in zoo.NAMES and not Path(model).exists():
+    if model in zoo.KNOWN and not Path(model).exists():
         if target != 'cpu':
             return zoo.graph(model, seed or 0)
         return zoo.onnx_model(model, seed or 0)
     if not model.endswith(('.onnx', '.tw')):
         raise InputError(
-            f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.NAMES)}'
+            f'{model!r} is no .onnx or .tw file and no network of the zoo: {", ".join(zoo.KNOWN)}'
         )
     return Path(model)
 

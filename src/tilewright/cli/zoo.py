@@ -27,10 +27,10 @@ def run(
 ) -> int:
     """Show one network or all of them, and write the one that is named if `output` is given."""
     if name is None and output is not None:
-        raise InputError(f'-o {output} needs a network; choose one of {", ".join(zoo.NAMES)}')
+        raise InputError(f'-o {output} needs a network; choose one of {", ".join(zoo.KNOWN)}')
     made = [
         zoo.network(chosen, batch, image, width)
-        for chosen in ((name,) if name is not None else zoo.NAMES)
+        for chosen in ((name,) if name is not None else zoo.KNOWN)
     ]
     out.say(_table(made).text())
     if name is not None and output is not None:
@@ -57,7 +57,7 @@ def run(
     return 0
 
 
-def _table(networks: Iterable[zoo.Network]) -> Grid:
+def _table(networks: Iterable[zoo.Network | zoo.Transformer]) -> Grid:
     rows = [
         (
             network.name, 'x'.join(map(str, network.shape)), str(len(network.layers)),
@@ -71,7 +71,7 @@ def _table(networks: Iterable[zoo.Network]) -> Grid:
 def networks_of(spec: str, suffixes: tuple[str, ...] = (ONNX,)) -> tuple[str, ...] | None:
     """The networks that a spec names, None when it names layers: names of the zoo, model files."""
     pieces = [piece.strip() for piece in spec.split(',') if piece.strip()]
-    named = [piece in (*zoo.NAMES, ALL) or piece.endswith(suffixes) for piece in pieces]
+    named = [piece in (*zoo.KNOWN, ALL) or piece.endswith(suffixes) for piece in pieces]
     if not any(named):
         return None
     if not all(named):

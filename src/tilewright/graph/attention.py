@@ -5,22 +5,24 @@
 Goes in: a program as it was lowered, one operator a task, whatever the exporter: ONNX's own
 Attention, PyTorch's scaled_dot_product_attention and the nodes that exporters write for either are
 the same tasks here. Comes out: a program that computes the same, in which nobody stores the square
-matrix of scores. Operators before and behind it that only exchange axes (heads in and out of rows,
-keys turned) go into the indices by which the task reads and writes.
+matrix of scores. Operators before and behind it that only move elements (rows cut into queries,
+keys and values, heads in and out of rows, keys turned) go into the indices of what it reads and
+writes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.graph.program import Program, Task
 from tilewright.ops.attention import join
 from tilewright.ops.compose import placed
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, Tensor, row_major_strides
 from tilewright.ops.normalise import softmax
-from tilewright.ops.stage import Access, Stage, read, var
+from tilewright.ops.stage import Access, Affine, Stage, read, var
 
 MOST_BETWEEN = 8  # element-wise operators between the product and the softmax
 
@@ -131,17 +133,11 @@ def _before(
 
 
 def _turned(links: _Links, found: _Found) -> Task:
-    """The task with exchanges of axes before and behind it taken into its indices."""
+    """The task with moves before it and an exchange of axes behind it taken into its indices."""
     task = found.joined
     for tensor in ('Q', 'K', 'V'):
-        while True:
-            mover = links.makers.get(task.operands[tensor])
-            if mover is None or not _is_exchange(mover.group):
-                break
-            group = _reading(task.group, tensor, mover.group)
-            task = replace(
-                task, group=group, operands=task.operands | {tensor: mover.operands['In']}
-            )
+        while (moved := _moved(links, task, tensor)) is not None:
+            task = moved
     mover = links.reader(task.result)
     if mover is None or not _is_exchange(mover.group) or mover.writes_part:
         return task
@@ -151,33 +147,82 @@ def _turned(links: _Links, found: _Found) -> Task:
     )  # fmt: skip
 
 
-def _is_exchange(group: Group) -> bool:
-    """Whether a group only puts axes of a float32 tensor in another order."""
+def _moved(links: _Links, task: Task, tensor: str) -> Task | None:
+    """The task that reads what its operand was moved from; None where that was computed."""
+    value = task.operands[tensor]
+    mover = links.makers.get(value)
+    if mover is not None and _is_move(mover.group):
+        source, stage = mover.operands['In'], mover.group.stages[0]
+        names, index = [d.name for d in stage.dims], stage.reads[0].index
+        group = _reading(task.group, tensor, mover.group.tensor('In').shape, names, index)
+        return replace(task, group=group, operands={**task.operands, tensor: source})
+    base = links.program.views.get(value, '')
+    mover = links.makers.get(base)
+    if mover is None or not _is_move(mover.group):
+        return None
+    shape = links.program.values[base].shape
+    seen = _split(links.program.values[value].shape, shape)
+    if seen is None:
+        return None
+    group = _reading(task.group, tensor, shape, *seen)
+    return replace(task, group=group, operands={**task.operands, tensor: base})
+
+
+def _split(view: tuple[int, ...], base: tuple[int, ...]) -> tuple[list[str], list[Affine]] | None:
+    """Names for the axes of a view, and where it reads its base, if it only splits axes of it."""
+    names, index, at = [f'a{n}' for n in range(len(view))], [], 0
+    for size in base:
+        first, product = at, 1
+        while product < size and at < len(view):
+            product *= view[at]
+            at += 1
+        if product != size:
+            return None
+        steps = row_major_strides(view[first:at])
+        index.append(Affine(tuple(zip(names[first:at], steps, strict=True))))
+    return (names, index) if math.prod(view[at:]) == 1 else None
+
+
+def _is_move(group: Group) -> bool:
+    """Whether a group only takes elements of a float32 tensor, at affine places inside it."""
     stage = group.stages[0]
     if len(group.stages) > 1 or stage.combiner or stage.expr != read(0) or not stage.is_affine:
         return False
-    given = [t for t in group.tensors if t.role == 'input']
-    if [t.name for t in given] != ['In'] or any(t.dtype != 'f32' for t in group.tensors):
+    if any(t.dtype != 'f32' or t.role == 'constant' for t in group.tensors):
         return False
-    written, reads = stage.write.index, stage.reads[0].index
-    names = [d.name for d in stage.dims]
-    return (
-        written == tuple(map(var, names))
-        and sorted(e.names for e in reads) == sorted((n,) for n in names)
-        and all(e == var(e.names[0]) for e in reads)
+    return stage.write.index == tuple(var(d.name) for d in stage.dims) and all(
+        e.const >= 0 and e.const + e.extent(stage.sizes) <= size
+        for e, size in zip(stage.reads[0].index, group.tensor('In').shape, strict=True)
     )
 
 
-def _reading(group: Group, tensor: str, mover: Group) -> Group:
-    """The group that reads what the mover reads, in place of its `tensor`."""
-    stage = mover.stages[0]
-    source = replace(mover.tensor('In'), name=tensor)
+def _is_exchange(group: Group) -> bool:
+    """Whether a group only puts axes of a float32 tensor in another order."""
+    if not _is_move(group):
+        return False
+    reads = group.stages[0].reads[0].index
+    names = [d.name for d in group.stages[0].dims]
+    return sorted(e.names for e in reads) == sorted((n,) for n in names) and all(
+        e == var(e.names[0]) for e in reads
+    )
+
+
+def _reading(
+    group: Group, tensor: str, shape: tuple[int, ...], names: Sequence[str],
+    index: Sequence[Affine],
+) -> Group:  # fmt: skip
+    """The group with another tensor of this shape in the place of `tensor`.
+
+    Its element at `index`, over iterators of these names, one for each axis of `tensor`, is that of
+    `tensor` there.
+    """
+    source = Tensor(tensor, tuple(f'x{n}' for n in range(len(shape))), shape)
 
     def through(access: Access) -> Access:
         if access.tensor != tensor:
             return access
-        place = dict(zip((d.name for d in stage.dims), access.index, strict=True))
-        return replace(access, index=tuple(placed(e, place) for e in stage.reads[0].index))
+        place = dict(zip(names, access.index, strict=True))
+        return replace(access, index=tuple(placed(e, place) for e in index))
 
     def moved(given: Stage) -> Stage:
         return replace(given, reads=tuple(map(through, given.reads)))

@@ -4,6 +4,7 @@ zoo.onnx_model('resnet18')              onnx.ModelProto, input 'image', output '
 zoo.torch_module('resnet18')            torch.nn.Module with the same weights
 zoo.graph('resnet18')                   a graph of our own, where neither is installed
 zoo.onnx_model('vgg16', **zoo.SMALL['vgg16'])      the same structure, small
+zoo.onnx_model('bert_base', image=128)             a transformer: `image` is its number of words
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import numpy as np
 
 from tilewright.errors import SpecError
 from tilewright.graph.graph import Graph
-from tilewright.zoo import classic, inception, residual
+from tilewright.zoo import classic, inception, residual, transformers
 from tilewright.zoo.as_graph import to_graph
 from tilewright.zoo.layers import INPUT, OUTPUT, Layer, Network
+from tilewright.zoo.transformers import Transformer
 from tilewright.zoo.weights import weights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 __all__ = [
-    'INPUT', 'NAMES', 'OUTPUT', 'SMALL', 'Layer', 'Network', 'example', 'graph', 'network',
-    'onnx_model', 'torch_module', 'weights',
+    'INPUT', 'KNOWN', 'NAMES', 'OUTPUT', 'SMALL', 'TRANSFORMERS', 'Layer', 'Network',
+    'Transformer', 'example', 'graph', 'inputs', 'network', 'onnx_model', 'torch_module',
+    'weights',
 ]  # fmt: skip
 _MAKERS = {
     'alexnet': classic.alexnet,
@@ -44,30 +47,36 @@ _MAKERS = {
     'darknet19': classic.darknet19,
 }
 NAMES = tuple(_MAKERS)
+TRANSFORMERS = tuple(transformers.MAKERS)
+KNOWN = (*NAMES, *TRANSFORMERS)
 # Arguments that make a network small: every kind of layer and every stage is left.
 SMALL = {
     name: {'image': {'alexnet': 67, 'nin': 96, 'inception_v3': 96}.get(name, 64), 'width': 8}
     for name in NAMES
-}
+} | {name: {'image': 32 if name == 'vit_b16' else 5, 'width': 6} for name in TRANSFORMERS}
 
 
-def network(name: str, batch: int = 1, image: int | None = None, width: int = 1) -> Network:
+def network(
+    name: str, batch: int = 1, image: int | None = None, width: int = 1
+) -> Network | Transformer:
     """A network by name, at the image size of its paper and its own width unless told otherwise."""
-    if name not in _MAKERS:
-        near = difflib.get_close_matches(name, NAMES, 3, 0.5)
-        words = f'did you mean {", ".join(near)}?' if near else f'known: {", ".join(NAMES)}'
+    if name not in KNOWN:
+        near = difflib.get_close_matches(name, KNOWN, 3, 0.5)
+        words = f'did you mean {", ".join(near)}?' if near else f'known: {", ".join(KNOWN)}'
         raise SpecError(f'network {name!r} is not known; {words}')
     sizes = {} if image is None else {'image': image}
-    return _MAKERS[name](batch, width=width, **sizes)
+    return (_MAKERS | transformers.MAKERS)[name](batch, width=width, **sizes)
 
 
 def onnx_model(
     name: str, seed: int = 0, batch: int = 1, image: int | None = None, width: int = 1
 ) -> ModelProto:
     """A network as an ONNX model: opset 21, weights as initialisers, batch norms not folded."""
-    from tilewright.zoo.as_onnx import to_onnx
+    from tilewright.zoo.as_onnx import graph_to_onnx, to_onnx
 
     made = network(name, batch, image, width)
+    if isinstance(made, Transformer):
+        return graph_to_onnx(graph(name, seed, batch, image, width), made.outputs)
     return to_onnx(made, weights(made, seed))
 
 
@@ -76,6 +85,8 @@ def graph(
 ) -> Graph:
     """A network as a graph, with the weights of `onnx_model`."""
     made = network(name, batch, image, width)
+    if isinstance(made, Transformer):
+        return transformers.to_graph(made, transformers.draw_weights(made, seed))
     return to_graph(made, weights(made, seed))
 
 
@@ -86,9 +97,20 @@ def torch_module(
     from tilewright.zoo.as_torch import to_torch
 
     made = network(name, batch, image, width)
+    if isinstance(made, Transformer):
+        return transformers.to_torch(made, transformers.draw_weights(made, seed))
     return to_torch(made, weights(made, seed))
 
 
-def example(made: Network, seed: int = 0) -> np.ndarray:
-    """A random image for a network: float32 NCHW, mean 0, deviation 1."""
+def inputs(made: Network | Transformer, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a network, by name."""
+    if isinstance(made, Transformer):
+        return transformers.draw_inputs(made, seed)
+    return {INPUT: example(made, seed)}
+
+
+def example(made: Network | Transformer, seed: int = 0) -> np.ndarray:
+    """What a network is asked first: an image, float32 NCHW, mean 0, deviation 1, or words."""
+    if isinstance(made, Transformer):
+        return next(iter(inputs(made, seed).values()))
     return np.random.default_rng([seed, 1]).standard_normal(made.shape, np.float32)

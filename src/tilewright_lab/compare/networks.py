@@ -53,7 +53,7 @@ class Subject:
         network = zoo.network(name, batch, **sizes)
         path = folder / f'{name}.onnx'
         path.write_bytes(zoo.onnx_model(**arguments).SerializeToString())
-        inputs = {zoo.INPUT: zoo.example(network, seed)}
+        inputs = zoo.inputs(network, seed)
         return cls(name, path, arguments, inputs, batch, 2 * network.multiplications)
 
     @classmethod

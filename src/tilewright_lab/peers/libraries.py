@@ -90,13 +90,19 @@ def openvino_run(request: Any) -> Callable[[], None]:
 
 
 def torch_run(call: Callable[[], Any]) -> tuple[Callable[[], None], Callable[[], Any]]:
-    """(run, last result as an array) of a call that gives a tensor."""
+    """(run, last result as an array) of a call that gives a tensor; a tuple of several."""
     kept: list[Any] = [None]
 
     def run() -> None:
         # PyTorch has no call into a given buffer. Its result is freed before the next call, and
         # the allocator is told to keep the pages (peers.py), so no call pays for fresh memory.
         kept[0] = None
-        kept[0] = call().contiguous()
+        found = call()
+        several = isinstance(found, tuple)
+        kept[0] = tuple(t.contiguous() for t in found) if several else found.contiguous()
 
-    return run, lambda: kept[0].numpy()
+    def result() -> Any:
+        found = kept[0]
+        return tuple(t.numpy() for t in found) if isinstance(found, tuple) else found.numpy()
+
+    return run, result

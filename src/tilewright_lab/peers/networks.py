@@ -57,17 +57,25 @@ def _torch(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
         'channels_last': torch.channels_last,
     }[settings['memory_format']]
     module = copy.deepcopy(_module(tuple(job.zoo.items()))).to(memory_format=layout)
-    (given,) = job.inputs.values()
-    (name,) = job.outputs
-    image = torch.from_numpy(given)
-    call = _torch_call(torch, module, image.contiguous(memory_format=layout), settings)
+    given = tuple(map(torch.from_numpy, job.inputs.values()))
+
+    def laid_out() -> tuple[Any, ...]:
+        return tuple(x.contiguous(memory_format=layout) if x.ndim == 4 else x for x in given)
+
+    call = _torch_call(torch, module, laid_out(), settings)
 
     def infer() -> Any:
         with torch.inference_mode():
-            return call(image.contiguous(memory_format=layout))
+            return call(*laid_out())
 
     run, result = libraries.torch_run(infer)
-    return NetworkVariant(job, run, lambda: {name: result()}, lambda: 'oneDNN and ATen')
+
+    def answers() -> Arrays:
+        found = result()
+        several = found if isinstance(found, tuple) else (found,)
+        return dict(zip(job.outputs, several, strict=True))
+
+    return NetworkVariant(job, run, answers, lambda: 'oneDNN and ATen')
 
 
 @functools.lru_cache(1)
@@ -76,7 +84,9 @@ def _module(arguments: tuple[tuple[str, Any], ...]) -> Any:
     return zoo.torch_module(**dict(arguments))
 
 
-def _torch_call(torch: Any, module: Any, image: Any, settings: Mapping[str, Any]) -> Any:
+def _torch_call(
+    torch: Any, module: Any, given: tuple[Any, ...], settings: Mapping[str, Any]
+) -> Any:
     if 'backend' in settings:
         torch._dynamo.reset()
         inductor: Any = import_module('torch._inductor.config')
@@ -84,7 +94,7 @@ def _torch_call(torch: Any, module: Any, image: Any, settings: Mapping[str, Any]
         return torch.compile(module, mode=settings['mode'], dynamic=False, fullgraph=True)
     if settings['mode'] == 'eager':
         return module
-    frozen = torch.jit.freeze(torch.jit.trace(module, image, check_trace=False))
+    frozen = torch.jit.freeze(torch.jit.trace(module, given, check_trace=False))
     if 'optimize_for_inference' in settings['mode']:
         frozen = torch.jit.optimize_for_inference(frozen)
     return frozen
