@@ -36,6 +36,7 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu import rank_outer
 from tilewright.search.cpu.solver import cache_orders
 from tilewright.search.gpu import moves as gpu_moves
+from tilewright.search.gpu import strategies as gpu_strategies
 from tilewright.search.gpu import tune as gpu_tune
 from tilewright.targets.gpu import choose as gpu_choose
 from tilewright.targets.gpu import price as gpu_price
@@ -62,6 +63,7 @@ FEW_SCHEDULES = (
     (gpu_explain, 'LOOKED_AT', 24),
     (gpu_price, 'CHAIN_TRIALS', 12),
     (gpu_moves, 'FIXED_DRAWS', 100),
+    (gpu_strategies, 'POPULATION', 24),
     (gpu_tune, 'CLIMBS', 2),
     (gpu_tune, 'PARENTS', 2),
 )

@@ -11,6 +11,7 @@ from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.outer.plan import plan_outer
 from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
@@ -133,3 +134,10 @@ def test_channels_that_fill_no_vector_are_not_turned(check):
     schedule = schedule_for(group, 'portable', {'hw': 8, 'k': 1}, {'hw': 8})
     assert 'finish4(1' not in generate(group, schedule)
     check(group, schedule)
+
+
+@pytest.mark.parametrize(('stride', 'turned'), [(1, True), (2, False)])
+def test_only_pixels_side_by_side_lie_across_vectors(stride: int, turned: bool) -> None:
+    group = conv2d(c=4, h=16, w=16, k=8, r=3, s=3, stride=stride)
+    schedule = schedule_for(group, 'neon', {'k': 1, 'h': 1, 'w': 4}, {}, pack='')
+    assert plan_outer(group, schedule).turned((4,), 1) == turned

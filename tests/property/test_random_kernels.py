@@ -15,8 +15,10 @@ from tilewright.machine.isa import ISAS
 from tilewright.ops.reference import reference
 from tilewright_lab.simulate.emulate import cross_compiler, run_program
 
+ASSEMBLED = [name for name, row in ISAS.items() if row.arch != 'any']
 
-@settings(max_examples=12)
+
+@settings(max_examples=6)
 @given(group=groups(), seed=SEEDS)
 def test_a_random_schedule_computes_the_reference(isa, check, group, seed):
     check(group, schedule_of(group, isa, seed), seed)
@@ -41,12 +43,25 @@ def test_random_schedules_stay_inside_their_buffers(isa, tools, whole_numbers, a
         assert agrees(group, out, want)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(group=groups(), seed=SEEDS)
 @pytest.mark.isa
-@pytest.mark.parametrize('name', [n for n, row in ISAS.items() if row.arch != 'any'])
+@pytest.mark.parametrize('name', ASSEMBLED)
 def test_random_schedules_are_accepted_by_the_assembler(name, tmp_path_factory, group, seed):
     """Also for instruction sets that nothing here can run."""
+    assemble(name, tmp_path_factory, group, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(group=groups(), seed=SEEDS)
+@pytest.mark.isa
+@pytest.mark.parametrize('name', ASSEMBLED)
+def test_many_random_schedules_are_accepted_by_the_assembler(name, tmp_path_factory, group, seed):
+    assemble(name, tmp_path_factory, group, seed)
+
+
+def assemble(name, tmp_path_factory, group, seed):
     try:
         command = cross_compiler(name)
     except MissingError as error:
@@ -60,7 +75,7 @@ def test_random_schedules_are_accepted_by_the_assembler(name, tmp_path_factory, 
     assert made.stat().st_size > 0
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(group=groups(), seed=SEEDS, data=st.data())
 def test_parts_write_disjoint_elements_that_cover_the_output(
     whole_numbers, part_by_part, group, seed, data
