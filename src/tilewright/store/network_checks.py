@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewright.errors import ModelError
@@ -68,19 +68,25 @@ def check_group(group: Group) -> None:
 
 def _check_reads(group: Group, stage: Stage) -> None:
     """Only what is padded is read outside its tensor: inputs, and results of the stages before. Of
-    constants, and behind the main stage point by point, kernels test no index.
+    constants, and behind the main stage point by point, kernels test no index. What the step before
+    the first one would have written is a state that kernels set.
     """
     behind = stage in group.epilogue and not stage.combiner
     for access in stage.reads:
         tensor = group.tensor(access.tensor)
         tested = not access.is_affine or not (behind or tensor.role == 'constant')
-        if not tested and _leaves(access, tensor, stage):
+        over = stage.sequential if group.reads_earlier(stage, access) else ()
+        if not tested and _leaves(access, tensor, stage, over):
             raise ModelError(f'stage {stage.name} reads outside {access.tensor}')
 
 
-def _leaves(access: Access, tensor: Tensor, stage: Stage) -> bool:
+def _leaves(
+    access: Access, tensor: Tensor, stage: Stage, before: Sequence[str] = ()
+) -> bool:  # fmt: skip
+    """Whether it reaches outside; along dimensions of `before` one element before the first is not."""
     return any(
-        expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent
+        expression.const < (-1 if set(expression.names) & set(before) else 0)
+        or expression.const + expression.extent(stage.sizes) > extent
         for expression, extent in zip(access.index, tensor.shape, strict=True)
     )
 
