@@ -11,7 +11,11 @@ from marks import needs_nvrtc
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.matrix_units import cut_off, parts_of
+from tilewright.kernels.gpu.precision import sum_error
+from tilewright.kernels.gpu.schemas.dfg.counts import segment_counts
 from tilewright.kernels.gpu.schemas.dfg.graph import block_graph, extracted
+from tilewright.kernels.gpu.schemas.dfg.plan import plan
 from tilewright.kernels.gpu.schemas.dfg.space import propose, table
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
@@ -30,6 +34,7 @@ from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import moves
 from tilewright.targets.gpu.choose import search
 
 
@@ -129,6 +134,9 @@ SCHEDULES = {
     'weights': GpuSchedule.of(
         'dfg', threads=32, bn=1, bk=0, bh=2, bw=0, tk=4, tp=2, ci=2, cw=1, stages=2, format=1
     ),
+    'slid': GpuSchedule.of(
+        'dfg', threads=64, bn=1, bk=4, bh=4, bw=4, tk=4, tp=2, sh=2, sw=4, early=1, format=3
+    ),
 }
 
 
@@ -217,9 +225,15 @@ def _behind(c: int, h: int) -> tuple[Group, Group]:
 
 
 @pytest.mark.parametrize('size', [7, 8, 9])
-@pytest.mark.parametrize('kind', ['conv+conv', 'strided', '1x1+dw+1x1', 'attention'])
-def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
-    check(KINDS[kind](size), SCHEDULES['staged'], 'opencl')
+@pytest.mark.parametrize(
+    ('kind', 'schedule'),
+    [
+        ('conv+conv', 'staged'), ('strided', 'staged'), ('1x1+dw+1x1', 'staged'),
+        ('attention', 'staged'), ('1x1+dw+1x1', 'slid'), ('conv+pool', 'slid'),
+    ],
+)  # fmt: skip
+def test_around_the_edges_of_a_tile(kind: str, schedule: str, size: int) -> None:
+    check(KINDS[kind](size), SCHEDULES[schedule], 'opencl')
 
 
 @needs_nvrtc
@@ -227,12 +241,10 @@ def test_around_the_edges_of_a_tile(kind: str, size: int) -> None:
 def test_nvrtc_compiles_every_schedule(architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubins
 
-    kinds = ('conv+conv', '1x1+dw+1x1', 'two pads', 'norm+product', 'attention')
-    schedules = [*SCHEDULES.values()]
-    schedules[1] = GpuSchedule.of('dfg', **(dict(schedules[1].tiles) | {'sh': 2, 'sw': 4}))
+    kinds = ('conv+conv', '1x1+dw+1x1', 'two pads', 'norm+product', 'attention', 'conv+pool')
     kernels = [
         replace(generate(KINDS[kind](9), schedule).steps[0].kernel, name=f'k{n}')
-        for n, (kind, schedule) in enumerate(zip(kinds, schedules, strict=True))
+        for n, (kind, schedule) in enumerate(zip(kinds, SCHEDULES.values(), strict=True))
     ]
     if architecture != 'sm_75':
         kernels += [
@@ -272,6 +284,47 @@ def test_only_chains_are_searched() -> None:
     )
 
 
+def test_counts_by_hand() -> None:
+    """Matrix instructions, multiply-adds and reads of a depthwise stage and a 1x1 convolution: 32
+    channels, 64 columns, a tile of 4 x 8 pixels, 4 warps.
+    """
+    group = tied(
+        conv2d(c=32, h=16, w=16, k=32, r=3, s=3, pad=1, groups=32),
+        conv2d(c=32, h=16, w=16, k=64, r=1, s=1),
+    )
+    tiles = {'bn': 1, 'bk': 0, 'bh': 4, 'bw': 8, 'tk': 32, 'tp': 16, 'sh': 4, 'format': 3}
+    p = plan(group, GpuSchedule.of('dfg', 'mma_tf32x3', threads=128, **tiles))
+    slid, product = (segment_counts(p, segment) for segment in p.segments)
+    strips = 32 * 8 // 32  # warps of them: every channel, every column
+    assert slid.products == strips * 4 * 9
+    assert slid.reads == strips * (6 * 3 + 9)
+    steps = 4 * 32 // 8  # shares of 32 columns by 16 pixels, depths in eights
+    assert product.matrix == steps * 3 * 2 * 2
+    assert product.reads == steps * (2 * 2 + 2)
+    assert product.wavefronts == steps * (2 * 2 + 4 * 2)  # planes are 8 banks apart
+    assert product.share == 1.0
+
+
+def test_errors_of_sums_behind_each_other_add_up() -> None:
+    group = tied(conv(16, 8, 32, 1), conv(32, 8, 16, 3))
+    tiles = {'bn': 1, 'bk': 0, 'bh': 4, 'bw': 4, 'tk': 16, 'tp': 8}
+    parts = parts_of('mma_tf32x3')
+    assert parts is not None
+    found = sum_error(group, GpuSchedule.of('dfg', 'mma_tf32x3', threads=64, **tiles))
+    assert found == pytest.approx(2 * parts.left_out + cut_off(parts, 16 + 9 * 32))
+    assert sum_error(group, GpuSchedule.of('dfg', threads=64, **tiles)) == 0.0
+
+
+def test_neighbours_have_kernels_of_their_own() -> None:
+    """Decisions for stages that a chain does not have would fill a search with copies."""
+    group = tied(conv(16, 28, 16, 3, groups=16), conv(16, 28, 16, 1))
+    machine = known_gpu('h200')
+    space, (best, *_) = moves(group, machine), propose(group, machine)
+    kernels = [generate(group, s).steps[0].kernel for s in (best, *space.neighbours(best))]
+    texts = [(kernel.body, kernel.threads, kernel.grid) for kernel in kernels[1:]]
+    assert len(set(texts)) == len(texts) > 4
+
+
 def test_what_does_not_fit_names_the_edge() -> None:
     group = tied(conv(3, 56, 256, 3), conv(256, 56, 64, 3))
     edge = group.stages[-1].reads[0].tensor
@@ -287,6 +340,7 @@ def test_what_does_not_fit_names_the_edge() -> None:
         ({'stages': 2}, 'nothing is copied in stages without ci'),
         ({'format': 4}, 'format is one of'),
         ({'sh': 8, 'sw': 4}, 'slides over 1 to 16 outputs'),
+        ({'hc': 16}, 'hc=16 must be a multiple of 16 that divides the 4 channels'),
     ],
 )
 def test_schedules_that_are_refused(changed: dict[str, int], words: str) -> None:

@@ -25,6 +25,9 @@ from tilewright.ops.stage import Stage
 from tilewright.schedule.gpu import GpuSchedule
 
 PROPOSED = 4
+MOST_EARLY = (
+    65536  # bytes of constants that are proposed to be copied ahead without a second thought
+)
 SLID = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 4), (2, 4), (4, 4))  # outputs of a thread
 
 
@@ -124,9 +127,11 @@ def _coarse(group: Group, machine: GpuMachine) -> Iterable[Mapping[str, int]]:
     if matrix:
         slides = [(4, 1), (4, 4)] if any(map(_has_windows, group.stages)) else [(1, 1)]
         walks = [n for n in _walks(group) if n in (0, 48, 64)]
+        constants = sum(t.bytes for t in group.with_role('constant'))
+        early = (1,) if constants <= MOST_EARLY else (0, 1)
         shares = [
-            (threads, 64, 32, 0, sh, sw, 1, hc, 3)
-            for threads, (sh, sw), hc in itertools.product((128, 256), slides, walks)
+            (threads, 64, 32, 0, sh, sw, now, hc, 3)
+            for threads, (sh, sw), now, hc in itertools.product((128, 256), slides, early, walks)
         ]
     else:
         shares = [
