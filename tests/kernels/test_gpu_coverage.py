@@ -41,7 +41,7 @@ CASES = {
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
-    'recurrence': GpuSchedule.of('recurrence', threads=32, lanes=8, batch=2),
+    'recurrence': GpuSchedule.of('recurrence', threads=32, lanes=8, batch=2, wide=1),
     'rows': GpuSchedule.of('rows', threads=32),
     'rs': GpuSchedule.of('rs', **CNNOPT),
     's': GpuSchedule.of('s', **CNNOPT),

@@ -168,7 +168,8 @@ def search(
     Without `products` by schemas that move one element at a time.
     """
     if group.is_sequential:
-        return _special(group, machine)[:top]
+        found = _special(group, machine)
+        return found[:top] if products else found[-1:]
     if is_chained(group):
         together = [
             schema.name

@@ -11,6 +11,8 @@ their sums in shared memory, and then each computes the functions of one sequenc
     threads   of a block
     lanes     that share a unit, a power of two that divides the threads
     batch     sequences that a block takes at once, no more than lanes
+    wide      1: weights and states are loaded four at a time, where they are floats and rows are
+              whole fours; arrays have to begin at multiples of 16 bytes
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ EACH = 128  # threads of a block that sets or writes states
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     steps = step_plan(group)
-    threads, lanes, batch = (schedule[name] for name in ('threads', 'lanes', 'batch'))
+    threads, lanes, batch, wide = (schedule[n] for n in ('threads', 'lanes', 'batch', 'wide'))
     if lanes < 1 or lanes & (lanes - 1) or threads % lanes or not 1 <= batch <= lanes:
         raise ScheduleError(
             f'{group.label}: {lanes} lanes and {batch} sequences in a block of {threads} threads; '
             f'give a power of two that divides the threads, and no more sequences than lanes'
         )
     phases = [
-        Step.of(_PhaseKernel(steps, number, threads, lanes, batch).kernel())
+        Step.of(_PhaseKernel(steps, number, threads, lanes, batch, wide == 1).kernel())
         for number in range(len(steps.phases))
     ]
     begin, finish = Step.of(_Begin(steps).kernel()), Step.of(_Finish(steps).kernel())
@@ -64,7 +66,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
-    """A warp for each unit, fewer lanes where sums are short."""
+    """A warp for each unit, fewer lanes where sums are short; the last loads one at a time."""
     if not group.is_sequential:
         return ()
     steps = step_plan(group)
@@ -74,7 +76,10 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         lanes //= 2
     threads = min(128, machine.threads_per_block)
     batch = min(AT_ONCE, steps.batch)
-    return (GpuSchedule.of(NAME, threads=threads, lanes=lanes, batch=batch),)
+    return tuple(
+        GpuSchedule.of(NAME, threads=threads, lanes=lanes, batch=batch, wide=wide)
+        for wide in (1, 0)
+    )
 
 
 def _dims(steps: StepPlan, name: str) -> tuple[str, ...]:
@@ -159,10 +164,12 @@ class _Texts:
 class _PhaseKernel(_Texts):
     """One phase of a step, whichever it is."""
 
-    def __init__(self, steps: StepPlan, number: int, threads: int, lanes: int, batch: int) -> None:
+    def __init__(
+        self, steps: StepPlan, number: int, threads: int, lanes: int, batch: int, wide: bool
+    ) -> None:
         super().__init__(steps)
         self.number, self.phase = number, steps.phases[number]
-        self.threads, self.lanes, self.at_once = threads, lanes, batch
+        self.threads, self.lanes, self.at_once, self.wide = threads, lanes, batch, wide
 
     @property
     def type(self) -> str:
@@ -212,20 +219,20 @@ class _PhaseKernel(_Texts):
         weights, units = self.use(product.weights), product.units
         width, batch = self.phase.width, self.steps.batch
         every = [(g, n) for g in range(gates) for n in range(self.at_once)]
+        four = self.wide and units % 4 == 0 and kind == 'float'
         lines = [f'{kind} {name}_{g}_{n} = 0;' for g, n in every]
-        lines.append(f'for (int k = lane; k < {units}; k += {self.lanes}) {{')
+        first, step = ('lane * 4', self.lanes * 4) if four else ('lane', self.lanes)
+        lines.append(f'for (int k = {first}; k < {units}; k += {step}) {{')
         for n in range(self.at_once):
             at = 'first' if n == 0 else f'min(first + {n}, {batch - 1})'
-            source = (
-                self.last(product.source, at, 'k')
-                if product.last
-                else self.state(product.source, '0', at, 'k')
-            )
-            lines.append(f'    const {kind} x_{n} = {source};')
+            parity = 't & 1' if product.last else '0'
+            source = self.state(product.source, parity, at, 'k')
+            lines.append(f'    {_loaded(f"x_{n}", source, kind, four)}')
         for g in range(gates):
             row = f'((d * {gates} + {g}) * {width} + h) * {units} + k'
-            lines.append(f'    const {kind} w_{g} = {weights}[{row}];')
-        lines += [f'    {name}_{g}_{n} += w_{g} * x_{n};' for g, n in every]
+            lines.append(f'    {_loaded(f"w_{g}", f"{weights}[{row}]", kind, four)}')
+        for part in ('.x', '.y', '.z', '.w') if four else ('',):
+            lines += [f'    {name}_{g}_{n} += w_{g}{part} * x_{n}{part};' for g, n in every]
         lines.append('}')
         lines.append(f'SHARED {kind} *const {name}_sums = (SHARED {kind} *){name}_joined + THREAD;')
         places = [number * self.threads for number in range(len(every))]
@@ -294,6 +301,13 @@ class _PhaseKernel(_Texts):
             f'    {TURN}[0] = t + 1 < {self.steps.steps} ? t + 1 : 0;',
             '}',
         ]
+
+
+def _loaded(name: str, element: str, kind: str, four: bool) -> str:
+    """One element, or four beside each other, in a variable."""
+    if four:
+        return f'const float4 {name} = LOAD4(GLOBAL, &{element});'
+    return f'const {kind} {name} = {element};'
 
 
 class _Begin(_Texts):
