@@ -8,8 +8,8 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 from tilewright.errors import InputError
 
@@ -21,7 +21,7 @@ def path_of(what: str, given: object) -> Path:
     return Path(given)
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a file for reading. Devices and pipes, which may never end, are an OSError."""
 
     def opener(name: str, flags: int) -> int:

@@ -192,3 +192,29 @@ def test_an_interrupt_during_imports_is_the_same_sentence(capsys, monkeypatch):
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == 'tilewright: interrupted\n'
+
+
+@pytest.fixture
+def no_compiler(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv('PATH', str(tmp_path / 'nothing'))
+    for name in ('CC', 'TILEWRIGHT_CC'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, 'ziglang', None)
+
+
+def test_sources_are_emitted_without_a_compiler(call, host, tmp_path, no_compiler, monkeypatch):
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
+    words = ('optimize', SMALL, '--no-measure', '--machine', host, '--emit', tmp_path / 'out')
+    code, said, _ = call(*words, '--threads', 1)
+    assert code == 0
+    assert 'not compiled: there is no C compiler' in said
+    assert list((tmp_path / 'out').glob('01-*.c'))
+
+
+def test_a_compiled_network_runs_where_the_compiler_is_gone(call, model, tmp_path, request):
+    path = tmp_path / 'net.tw'
+    assert call('compile', model, '-o', path)[0] == 0
+    assert call('run', path)[0] == 0
+    request.getfixturevalue('no_compiler')
+    code, _, said = call('run', path)
+    assert code == 0, said

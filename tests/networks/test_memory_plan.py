@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from collections import Counter
 from dataclasses import replace
 
 import graphs
@@ -148,3 +150,17 @@ def test_a_result_inside_something_else_is_copied_and_lives_to_the_end():
 def test_places_that_cannot_be_are_refused(inside, message):
     with pytest.raises(ModelError, match=message):
         chain([8, 8, 8], inside=inside)
+
+
+def test_planning_takes_work_that_grows_with_the_number_of_tasks():
+    """In a chain every value meets its neighbours alone, however long it is."""
+    counts = []
+    for length in (100, 200):
+        program, calls = chain([64] * length), Counter()
+        sys.setprofile(lambda frame, event, _: calls.update([event]))  # noqa: B023
+        try:
+            plan(program)
+        finally:
+            sys.setprofile(None)
+        counts.append(calls['call'])
+    assert counts[1] < 2.1 * counts[0]

@@ -152,7 +152,7 @@ def test_random_inputs_follow_the_seed(model, tmp_path):
 @pytest.mark.parametrize(
     ('words', 'said'),
     [
-        (['compile', 'MODEL'], 'batch'),
+        (['compile', 'MODEL', '--shape', 'z=1'], "no input 'z'"),
         (['compile', 'MODEL', '--shape', 'x'], '--shape'),
         (['compile', 'MODEL', '--shape', 'x=1,a'], '--shape'),
         (['compile', 'MODEL', '-o', 'out.zip'], 'does not end in .tw'),

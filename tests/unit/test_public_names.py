@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +34,27 @@ def test_a_worker_starts_without_what_it_does_not_need():
     assert not {'tilewright.network.compile', 'tilewright.graph.lower', 'onnx', 'casadi'} & {
         *loaded
     }
+
+
+CONTRACTS = Path(__file__).parents[2] / 'docs' / 'contracts.md'
+WRITTEN = re.findall(
+    r'^\| `tw\.([a-z]\w*)(\([^`]*=[^`]*\)|\(\*[^`]*\))`', CONTRACTS.read_text(), re.M
+)
+
+
+@pytest.mark.parametrize(('name', 'arguments'), WRITTEN, ids=[name for name, _ in WRITTEN])
+def test_calls_are_written_as_they_can_be_made(name, arguments):
+    """Positional where they are positional, by keyword alone where they are."""
+    spoken = ast.parse(f'def call{arguments}: ...').body[0].args
+    real = inspect.signature(getattr(tilewright, name)).parameters
+    for kind, listed in (
+        (inspect.Parameter.KEYWORD_ONLY, spoken.kwonlyargs),
+        (inspect.Parameter.POSITIONAL_OR_KEYWORD, spoken.args),
+        (inspect.Parameter.POSITIONAL_ONLY, spoken.posonlyargs),
+    ):
+        for argument in listed:
+            assert real[argument.arg].kind is kind, argument.arg
+
+
+def test_the_calls_of_the_contract_are_found():
+    assert {'conv2d', 'matmul', 'optimize', 'compile', 'load', 'export'} <= dict(WRITTEN).keys()

@@ -13,8 +13,10 @@ as long as any of them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -102,17 +104,20 @@ def offsets_of(lives: Mapping[str, Life]) -> dict[str, int]:
 
     Of equally large ones the earlier comes first, so that the plan is the same every time.
     """
-    placed: list[tuple[int, str]] = []
+    offsets: dict[str, int] = {}
+    during: dict[int, list[str]] = {}  # task -> values that are placed and live then
     for value in sorted(lives, key=lambda v: (-lives[v].bytes, lives[v].first, v)):
         life, at = lives[value], 0
-        for offset, other in sorted(placed):
-            if not life.meets(lives[other]):
-                continue
+        tasks = range(life.first, life.last + 1)
+        met = {other for task in tasks for other in during.get(task, ())}
+        for offset, other in sorted((offsets[other], other) for other in met):
             if at + life.bytes <= offset:
                 break
             at = max(at, _rounded(offset + lives[other].bytes))
-        placed.append((at, value))
-    return {value: offset for offset, value in placed}
+        offsets[value] = at
+        for task in tasks:
+            during.setdefault(task, []).append(value)
+    return offsets
 
 
 def _bound(
@@ -136,14 +141,11 @@ def _bound(
 
 
 def _peak(lives: Mapping[str, Life]) -> int:
-    ends = max((life.last for life in lives.values()), default=-1)
-    return max(
-        (
-            sum(_rounded(v.bytes) for v in lives.values() if v.first <= now <= v.last)
-            for now in range(ends + 1)
-        ),
-        default=0,
-    )
+    changes: Counter[int] = Counter()
+    for life in lives.values():
+        changes[life.first] += _rounded(life.bytes)
+        changes[life.last + 1] -= _rounded(life.bytes)
+    return max(accumulate(changes[now] for now in sorted(changes)), default=0)
 
 
 def _item_bytes(program: Program, value: str) -> int:

@@ -70,7 +70,8 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     storage = (*producer.storage, *((name, 'register') for name in (value, *sorted(inner))))
     label = producer.label + ''.join(f'+{s.name}' for s in consumer.stages)
     joined = Group(label, tensors, (*first, *second), storage)
-    if len(parts(joined)) != len(parts(producer)) or parts(joined)[-1].epilogue[-1:] != second[-1:]:
+    made_of = parts(joined)
+    if len(made_of) != len(parts(producer)) or made_of[-1].epilogue[-1:] != second[-1:]:
         return None
     given = {t.name: t.name for t in producer.tensors if t.role in ('input', 'constant')}
     return Composed(joined, given, _given(consumer, names, tensor))
@@ -191,6 +192,10 @@ def _dims(source: Tensor, output: Tensor) -> tuple[str, ...]:
 
 
 def _with_tensors(stage: Stage, names: Mapping[str, str]) -> Stage:
+    """The stage with other names of tensors; itself where it has none of them, which is usual."""
+    if not any(access.tensor in names for access in stage.accesses):
+        return stage
+
     def rename(access: Access) -> Access:
         return replace(access, tensor=names.get(access.tensor, access.tensor))
 

@@ -156,6 +156,14 @@ class Group:
         return hash(self.label)
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.label, self.tensors, self.stages, self.storage))
+
+    def __hash__(self) -> int:
+        """Kept: groups are keys of caches, and have some hundred values in them."""
+        return self._hash
+
+    @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {t.name: t for t in self.tensors}
 

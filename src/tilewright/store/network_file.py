@@ -23,8 +23,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -203,7 +204,7 @@ class _RefusedError(ModelError):
     """A file that is refused as a whole."""
 
 
-def _contents(where: Path, file: IO[bytes]) -> tuple[dict, np.ndarray]:
+def _contents(where: Path, file: BufferedReader) -> tuple[dict, np.ndarray]:
     """(header, bytes of the arrays), both checksums compared."""
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(MAGIC):
@@ -223,11 +224,11 @@ def _contents(where: Path, file: IO[bytes]) -> tuple[dict, np.ndarray]:
     if size - file.tell() != header['data_bytes']:
         raise _damaged(where)
     data = aligned_empty((size - file.tell(),), np.uint8)
-    whole = file.readinto(data) == data.nbytes and not file.read(1)
+    whole = file.readinto(data.data) == data.nbytes and not file.read(1)
     if (
         not whole
         or padding.strip(b'\0')
-        or hashlib.sha256(data).hexdigest() != header['data_sha256']
+        or hashlib.sha256(data.data).hexdigest() != header['data_sha256']
     ):
         raise _damaged(where)
     data.flags.writeable = False
