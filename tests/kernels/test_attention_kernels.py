@@ -19,6 +19,7 @@ from tilewright.ops.products import einsum
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call, const, read
 from tilewright.runtime.cpu.kernel import Kernel
+from tilewright_lab.simulate.emulate import cannot_run, emulate
 
 HOSTED = [pytest.param(isa, marks=pytest.mark.isa) for isa in host_isas()]
 
@@ -160,6 +161,18 @@ def test_rows_that_see_nothing_and_numbers_that_are_none(direct):
     assert np.isnan(got[0, 0, [0, 2]]).all()
     assert np.isnan(want[0, 0, [0, 2]]).all()
     np.testing.assert_allclose(got[0, 0, [1, 3]], want[0, 0, [1, 3]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.isa
+def test_neon_in_an_emulator():
+    reason = cannot_run('neon')
+    if reason:
+        pytest.skip(reason)
+    sizes = sized(1, 2, 17, 21, 9, 6)
+    group = attention(sizes, between=masks(sizes, 4)[-1:])
+    arrays = arrays_of(group)
+    got = emulate(group, next(iter(attention_choices(group, 'neon', 1, 2))), arrays)
+    np.testing.assert_allclose(got, reference(group, arrays), rtol=1e-4, atol=1e-5)
 
 
 def test_causal_blocks_that_nobody_sees_are_left_out():

@@ -26,7 +26,7 @@ def _attention(call: Call) -> Value:
         mask = call.reshaped(mask, (math.prod(mask.shape[:-3]), *mask.shape[-3:]))
     if mask is not None and len(before) > 1 and len(mask.shape) > 3:
         raise UnsupportedError(f'of {list(q.shape)} with a mask of {list(mask.shape)}')
-    attributes = {'is_causal': int(bool(call['is_causal']))}
+    attributes: dict[str, float] = {'is_causal': int(bool(call['is_causal']))}
     if call.has('scale'):
         attributes['scale'] = float(call['scale'])
     made = call.emit('Attention', *shaped, mask, **attributes)

@@ -47,8 +47,8 @@ def _attention(node: NodeReader) -> tuple[Result, ...]:
         raise ModelError(f'{[list(r.shape) for r in (q, k, v)]} are not all of 3 or 4 dimensions')
     flat_heads = len(q.shape) == 3
     heads, groups = _heads(node, q, k)
-    past = node.optional(4).shape[2] if node.has(4) else 0  # pyright: ignore
-    k, v = (_cached(node, r, n, heads) for r, n in ((k, 4), (v, 5)))
+    past = node.input(4).shape[2] if node.has(4) else 0
+    k, v = (_cached(node, r, n) for r, n in ((k, 4), (v, 5)))
     shared = heads // groups
     place = (q.shape[0], q.shape[1], groups, shared, -1) if flat_heads else (
         q.shape[0], groups, shared, q.shape[2], -1,
@@ -88,7 +88,7 @@ def _seen(x: Result, shape: Sequence[int]) -> Result:
     return view(x, [math.prod(x.shape) // rest if size < 0 else size for size in shape])
 
 
-def _cached(node: NodeReader, x: Result, number: int, heads: int) -> Result:
+def _cached(node: NodeReader, x: Result, number: int) -> Result:
     """Keys or values [b, h, j, ..], behind those of earlier calls where there are any."""
     if len(x.shape) == 3:
         groups = node.int('kv_num_heads')
@@ -122,6 +122,8 @@ def _computed(
         scores = pointwise('cap', capped, [scores], q.dtype)
     stages.append(scores)
     scores, guarded = _masked(node, scores, sizes, past, stack)
+    if scores.shape != stages[0].shape:
+        raise ModelError(f'its mask makes scores of {list(scores.shape)} out of {stages[0].shape}')
     stages.append(scores)
     weights = compute(
         softmax(scores.shape, len(scores.shape) - 1, q.dtype, guarded), {'In': scores}
@@ -148,8 +150,8 @@ def _masked(
     left, right = node.int('left_window_size', -1), node.int('right_window_size', -1)
     if lengths is None:
         if node.int('is_causal', 0):
-            names = names_of(scores.shape)[-2:]
-            scores = pointwise('causal', causal(*names, past), [scores], scores.dtype)
+            seen_by = causal(row.name, key.name, past)
+            scores = pointwise('causal', seen_by, [scores], scores.dtype)
         at = add(row, whole(past))
         seen = _window(at, key, left, right)
         if seen is not None:
