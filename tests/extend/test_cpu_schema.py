@@ -253,7 +253,7 @@ def test_it_is_listed_and_gone_when_it_is_unregistered():
         replace(ROWS, choices=None)
     with pytest.raises(InputError, match=r"hook 'nowhere:time' cannot be resolved"):
         resolve('nowhere:time')
-    with pytest.raises(InputError, match=r"algorithm 'karatsuba' is not one of direct, winograd, fft"):
+    with pytest.raises(InputError, match=r"algorithm 'karatsuba' is not one of direct"):
         replace(ROWS, algorithm='karatsuba')
 
 
