@@ -23,7 +23,7 @@ from tilewright.ops.phases import Phase, Product
 from tilewright.ops.stage import Access, Affine
 
 LINE = 64
-AHEAD = 2048  # bytes that weights are asked for before they are used
+AHEAD = 4096  # bytes of all streams that are asked for before they are used
 PIECE = 1 << 14  # bytes of weights that stay in the first cache for several tiles of sequences
 
 HELPERS = """\
@@ -118,7 +118,7 @@ class _Unit:
     # Packing.
 
     def _pack(self, out: Writer, name: str, phase: Phase, product: Product) -> None:
-        """Some blocks of a matrix of weights; a block is [tile of gates][k][gate][unit]."""
+        """Some blocks of a matrix of weights; plan.py has the order."""
         blocks, unit, gates = self.plan.blocks(phase), self.plan.unit, product.gates
         rows, units, tile = phase.width, product.units, self.plan.gate_tile(product)
         out.open(f'static void pack_{name}(const elem *from, elem *to, long low, long high)')
@@ -129,9 +129,12 @@ class _Unit:
         out.open(f'for (long lane = 0; lane < {unit}; lane++)')
         out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
         out.line(f'const int there = first + lane < {rows};')
-        at = f'((g / {tile} * {units} + k) * {tile} + g % {tile}) * {unit} + lane'
+        stream = tile * unit // self.plan.streams(product)
+        out.line(f'const long place = g % {tile} * {unit} + lane;')
+        out.line(f'elem *const at = block + g / {tile} * {units * tile * unit}')
+        out.line(f'    + place / {stream} * {units * stream} + place % {stream};')
         out.line(f'for (long k = 0; k < {units}; k++)')
-        out.line(f'    block[{at}] = there ? row[k] : 0;')
+        out.line(f'    at[k * {stream}] = there ? row[k] : 0;')
         out.close(4)
         out.line()
 
@@ -179,15 +182,18 @@ class _Unit:
             for b, v in tiles:
                 out.line(f's{b}_{v} = *(const vec *)(sums + {place[b, v]});')
             out.close()
-        out.line(f'w += low * {vectors * lanes};')
-        out.open(f'for (long k = low; k < high; k++, w += {vectors * lanes})')
+        each = vectors // self.plan.streams(product)
+        at = [(v // each * product.units * each + v % each) * lanes for v in range(vectors)]
+        out.line(f'w += low * {each * lanes};')
+        out.open(f'for (long k = low; k < high; k++, w += {each * lanes})')
         if self.plan.is_large:
-            for at in range(0, vectors * lanes, LINE // size):
-                out.line(f'__builtin_prefetch(w + {AHEAD // size + at}, 0, 3);')
+            ahead, per_line = AHEAD // size * each // vectors, max(1, LINE // size // lanes)
+            for line in at[::per_line]:
+                out.line(f'__builtin_prefetch(w + {ahead + line}, 0, 3);')
         for b in range(count):
             out.line(f'const elem x{b} = x[k{f" + {b * row}" if b else ""}];')
         for v in range(vectors):
-            out.line(f'const vec w{v} = *(const vec *)(w + {v * lanes});')
+            out.line(f'const vec w{v} = *(const vec *)(w + {at[v]});')
             for b in range(count):
                 out.line(f's{b}_{v} += w{v} * x{b};')
         out.close()

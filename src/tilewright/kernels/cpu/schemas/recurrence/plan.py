@@ -3,7 +3,10 @@
 Goes in: a group and a schedule. Comes out: `RecurrencePlan`. Weights are packed so that a block of
 units reads one run of memory:
 
-    packed[d][block][tile of gates][k][gate][unit of the block]      units behind the last are zero
+    packed[d][block][tile of gates][stream][k][vector of the stream]     units behind the last are
+                                                                         zero
+
+A few streams are read side by side: prefetchers follow each, and have more under way.
 
 Weights that are constant are packed ahead, others at the start of every call, into scratch. States
 that steps hand on lie in scratch twice, [parity][d][n][unit]: a step reads one and writes the
@@ -25,6 +28,7 @@ from tilewright.ops.phases import Phase, Product, StepPlan, step_plan
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20
+STREAMS = 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class RecurrencePlan:
         """Gates whose sums are in registers at once: a divisor of all."""
         most = self.schedule.reg.tile['g']
         return max(g for g in range(1, product.gates + 1) if product.gates % g == 0 and g <= most)
+
+    def streams(self, product: Product) -> int:
+        """Runs of memory that the sums of a tile of gates read side by side."""
+        vectors = self.gate_tile(product) * self.unit // self.lanes
+        return max(s for s in range(1, STREAMS + 1) if vectors % s == 0)
 
     def packed_elements(self, phase: Phase, product: Product) -> int:
         items = self.steps.directions * self.blocks(phase)
