@@ -99,7 +99,7 @@ class Group:
                 role = self.tensor(access.tensor).role
                 if role not in ('inner', 'output') or access.tensor in written:
                     continue
-                if not self.reads_earlier(stage, access):
+                if not self._is_earlier(stage, access):
                     raise SpecError(
                         f'stage {stage.name} reads {access.tensor} before it is written'
                     )
@@ -132,7 +132,7 @@ class Group:
                     f'{source.name}, which is {source.dtype}; indices are whole numbers'
                 )
 
-    def reads_earlier(self, stage: Stage, access: Access) -> bool:
+    def _is_earlier(self, stage: Stage, access: Access) -> bool:
         """Whether a read is of what an earlier step wrote, along a sequential dimension."""
         writer = next((s for s in self.stages if s.write.tensor == access.tensor), None)
         if writer is None or len(stage.sequential) != 1 or writer.sequential != stage.sequential:
@@ -149,11 +149,6 @@ class Group:
     def is_sequential(self) -> bool:
         """Whether steps follow each other: it is computed as a whole, not part by part."""
         return any(stage.sequential for stage in self.stages)
-
-    def __hash__(self) -> int:
-        # Values that follow from a group are kept under it, and asked for thousands of times in a
-        # search. A label says the whole problem: few groups that differ have the same.
-        return hash(self.label)
 
     @cached_property
     def _hash(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tilewright.errors import ModelError
@@ -68,27 +68,28 @@ def check_group(group: Group) -> None:
 
 def _check_reads(group: Group, stage: Stage) -> None:
     """Only what is padded is read outside its tensor: inputs, and results of the stages before. Of
-    constants, and behind the main stage point by point, kernels test no index. What the step before
-    the first one would have written is a state that kernels set.
+    constants, and behind the main stage point by point, kernels test no index. Where steps follow
+    each other, states are read by their names, and nothing else is tested.
     """
     behind = stage in group.epilogue and not stage.combiner
     for access in stage.reads:
         tensor = group.tensor(access.tensor)
-        tested = not access.is_affine or not (behind or tensor.role == 'constant')
-        over = stage.sequential if group.reads_earlier(stage, access) else ()
-        if not tested and _leaves(access, tensor, stage, over):
+        if group.is_sequential:
+            tested = tensor.role == 'inner'
+        else:
+            tested = not access.is_affine or not (behind or tensor.role == 'constant')
+        if not tested and _leaves(access, tensor, stage):
             raise ModelError(f'stage {stage.name} reads outside {access.tensor}')
 
 
-def _leaves(
-    access: Access, tensor: Tensor, stage: Stage, before: Sequence[str] = ()
-) -> bool:  # fmt: skip
-    """Whether it reaches outside; along dimensions of `before` one element before the first is not."""
+def _leaves(access: Access, tensor: Tensor, stage: Stage) -> bool:
+    """Whether it reaches outside the tensor; an axis with a table, whether it leaves the table."""
+    tables = dict(access.tables)
+    extents = [len(tables.get(axis, range(size))) for axis, size in enumerate(tensor.shape)]
     return any(
-        expression.const < (-1 if set(expression.names) & set(before) else 0)
-        or expression.const + expression.extent(stage.sizes) > extent
-        for expression, extent in zip(access.index, tensor.shape, strict=True)
-    )
+        expression.const < 0 or expression.const + expression.extent(stage.sizes) > extent
+        for expression, extent in zip(access.index, extents, strict=True)
+    ) or any(not 0 <= at < tensor.shape[axis] for axis, places in access.tables for at in places)
 
 
 def check_choices(choices: Mapping[str, Choice], target: str, threads: int) -> None:
