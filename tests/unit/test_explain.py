@@ -316,6 +316,7 @@ def test_the_dual_is_the_least_of_all_solves(monkeypatch):
         return solution
 
     monkeypatch.setattr('tilewright.search.cpu.rank_outer.solve', recorded)
+    monkeypatch.setattr('tilewright.search.cpu.rank_outer.SHAPES', 3)
     ranked = rank(DENSE, MACHINE, 1, 1)
     assert len(duals) > 1
     assert ranked[0].solver_bound_s == min(duals)
