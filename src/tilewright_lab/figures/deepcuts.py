@@ -133,13 +133,21 @@ def workloads(options: Options) -> tuple[list[Workload], dict[str, Any]]:
         _workload(*key, [(said, n) for name, batch, said, n in rows if (name, batch) == key])
         for key in dict.fromkeys(wanted)
     ]
-    ahead = [sum(one['seconds'] for one in said.get('inductor', ())) for said in read]
+    ahead = [_ahead(said.get('inductor', ())) for said in read]
     facts = {
         'figure': options.name, 'device': devices[0],
         'data': data_name(options) or f'{RESULTS.parent.name}/{RESULTS.name}',
         'files': [file.name for file in files], 'inductor_ahead_s': max(ahead, default=0.0),
     }  # fmt: skip
     return found, facts
+
+
+def _ahead(compiled: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that Inductor compiled before its networks were timed; files that were put together
+    have one such record a run.
+    """
+    runs = [compiled] if isinstance(compiled, Mapping) else compiled
+    return sum(one['seconds'] for one in runs)
 
 
 def _read(file: Path) -> dict[str, Any]:
