@@ -25,7 +25,7 @@ from tilewright_lab.compare.network_results import NetworkResult, grid, mean_rat
 from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
 from tilewright_lab.compare.results import Contestant
 from tilewright_lab.peers import peers
-from tilewright_lab.peers.contestants import OURS, peer_names
+from tilewright_lab.peers.contestants import OURS, peer_names, table_of
 from tilewright_lab.peers.peers import Peer, absence
 
 pytest.importorskip('onnxruntime')
@@ -76,8 +76,10 @@ def test_every_peer_answers_right(name, subject):
     with NetworkArena([name], 1, None) as arena:
         result = compare_network(subject, arena, **QUICK)
     (peer,) = result.peers
+    row = table_of('network')[name]
     assert peer.status == 'ok', peer.message
-    assert peer.max_rel_err <= 1e-4
+    assert peer.max_rel_err <= (row.tolerance or 1e-4)
+    assert peer.reduced is row.reduced
     assert len(peer.samples_ms) == 1
     assert len(peer.samples_ms[0]) >= 3
     assert dict(peer.versions)
