@@ -24,8 +24,8 @@ from tilewright_lab.cli.bench import peers_of
 from tilewright_lab.compare.network_results import NetworkResult, grid, mean_ratio, table
 from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
 from tilewright_lab.compare.results import Contestant
-from tilewright_lab.peers import peers
-from tilewright_lab.peers.contestants import OURS, peer_names
+from tilewright_lab.peers import mobile, peers
+from tilewright_lab.peers.contestants import OURS, peer_names, table_of
 from tilewright_lab.peers.peers import Peer, absence
 
 pytest.importorskip('onnxruntime')
@@ -76,8 +76,10 @@ def test_every_peer_answers_right(name, subject):
     with NetworkArena([name], 1, None) as arena:
         result = compare_network(subject, arena, **QUICK)
     (peer,) = result.peers
+    row = table_of('network')[name]
     assert peer.status == 'ok', peer.message
-    assert peer.max_rel_err <= 1e-4
+    assert peer.max_rel_err <= (row.tolerance or 1e-4)
+    assert peer.reduced is row.reduced
     assert len(peer.samples_ms) == 1
     assert len(peer.samples_ms[0]) >= 3
     assert dict(peer.versions)
@@ -154,6 +156,52 @@ def test_a_peer_that_is_missing_keeps_its_row(subject, monkeypatch):
     monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(MissingError, match='answers are checked against ONNX Runtime'):
         NetworkArena([], 1, None).oracle(subject)
+
+
+@pytest.mark.parametrize(
+    ('name', 'package'), [('ncnn', 'ncnn'), ('ncnn', 'pnnx'), ('mnn-low', 'MNN')]
+)
+def test_an_absent_package_or_converter_is_named_with_its_extra(name, package, monkeypatch):
+    monkeypatch.setattr(
+        peers.importlib.util, 'find_spec', lambda asked: None if asked == package else object()
+    )
+    assert absence(name, 'network') == (
+        f'peer {name} needs the package {package}, which is not installed; '
+        f"pip install 'tilewright[bench-mobile]'"
+    )
+
+
+@pytest.mark.parametrize('name', ['ncnn', 'mnn'])
+def test_files_are_converted_at_the_batch_size_asked_for(name, tmp_path):
+    """Their converters fix sizes, and ncnn has no batches: an open first size has to survive."""
+    skip_if_absent(name)
+    subject = Subject.of_file(one_layer(tmp_path / 'a.onnx', 'n'), 0, batch=3)
+    with NetworkArena([name], 1, None) as arena:
+        (peer,) = compare_network(subject, arena, **QUICK).peers
+    assert peer.status == 'ok', peer.message
+    assert peer.max_rel_err <= 1e-4
+
+
+def test_a_converter_that_fails_is_quoted(tmp_path):
+    command = [sys.executable, '-c', 'print("no such operator"); raise SystemExit(4)']
+    with pytest.raises(
+        InputError, match=r'pnnx cannot convert .* \(exit code 4\): no such operator'
+    ):
+        mobile._convert('pnnx', command, tmp_path, tmp_path / 'a.ncnn.bin')
+    with pytest.raises(InputError, match='exit code 0'):  # nothing was written
+        mobile._convert('MNN', [sys.executable, '-c', ''], tmp_path, tmp_path / 'a.mnn')
+
+
+def test_reduced_precision_is_shown_and_never_the_best_peer():
+    found = result('a', 10.0, 20.0, 5.0)
+    exact, low = found.peers
+    found = replace(found, peers=(exact, replace(low, reduced=True)))
+    assert (found.best.peer, found.best.value) == ('p0', 2.0)
+    assert [ratio.peer for ratio in found.ratios] == ['p0', 'p1']
+    assert 'p1 is not float32, and not counted as best peer: off by 1.0e-06' in table([found])
+    assert NetworkResult.from_json(json.loads(json.dumps(found.to_json()))) == found
+    usual = [name for name in peer_names('network') if table_of('network')[name].usual]
+    assert not {'ncnn-low', 'mnn-low'} & set(usual)
 
 
 def test_files_have_inputs_made_up_for_them(tmp_path):

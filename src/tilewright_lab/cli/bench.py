@@ -128,7 +128,7 @@ def peers_of(against: str | None, work: str, files: Sequence[str] = ()) -> tuple
     rows = table_of(work)
     reading = [name for name in peer_names(work) if rows[name].reads or not files]
     if against is None:
-        usual = [name for name in reading if not rows[name].tuned]
+        usual = [name for name in reading if rows[name].usual]
         installed = tuple(name for name in usual if not absence(name, work))
         if not installed:
             raise MissingError(

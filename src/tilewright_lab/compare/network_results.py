@@ -24,7 +24,8 @@ from tilewright_lab.compare.results import (
 
 NAMES = {
     'torch': 'PyTorch', 'torch-compile': 'torch.compile', 'onnxruntime': 'ONNX Runtime',
-    'openvino': 'OpenVINO',
+    'openvino': 'OpenVINO', 'ncnn': 'ncnn', 'ncnn-low': 'ncnn low', 'mnn': 'MNN',
+    'mnn-low': 'MNN low',
 }  # fmt: skip
 _PLAIN = ('name', 'batch', 'flops', 'threads', 'rounds', 'seed', 'trouble')
 
@@ -54,8 +55,10 @@ class NetworkResult:
 
     @property
     def best(self) -> Ratio | None:
-        """The fastest peer against ours."""
-        return min(self.ratios, key=lambda ratio: ratio.value, default=None)
+        """The fastest peer in float32 against ours."""
+        reduced = {peer.name for peer in self.peers if peer.reduced}
+        exact = [ratio for ratio in self.ratios if ratio.peer not in reduced]
+        return min(exact, key=lambda ratio: ratio.value, default=None)
 
     def time_ms(self, contestant: Contestant) -> float | None:
         return contestant.mean_ms if self.flush else contestant.median_ms
@@ -176,9 +179,15 @@ def _peer_notes(name: str, results: Sequence[NetworkResult]) -> list[str]:
             settings = ', '.join(f'{key} {value}' for key, value in peer.settings)
             chosen.setdefault(settings, []).append(network)
     version = next((f' {v}' for _, p in rows for _, v in p.versions), '')
+    off = [peer.max_rel_err for _, peer in rows if peer.reduced and peer.max_rel_err is not None]
     if chosen:
         said = '; '.join(
             f'{text} ({some_of(networks, "networks")})' for text, networks in chosen.items()
         )
         lines.append(f'{name}{version}: {said}')
+    if off:
+        lines.append(
+            f'{name} is not float32, and not counted as best peer: off by {max(off):.1e} of the '
+            f'largest output'
+        )
     return lines + failure_notes(name, rows, 'networks')

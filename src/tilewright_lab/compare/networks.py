@@ -26,7 +26,7 @@ from tilewright.runtime import verify
 from tilewright_lab.compare.network_results import NetworkResult
 from tilewright_lab.compare.results import Contestant
 from tilewright_lab.compare.rounds import Rounds, Tell
-from tilewright_lab.peers.contestants import ORACLE, OURS, Arrays
+from tilewright_lab.peers.contestants import ORACLE, OURS, Arrays, table_of
 from tilewright_lab.peers.network_process import load, save
 from tilewright_lab.peers.peers import Peer, PeerError, absence, check_names
 
@@ -212,6 +212,8 @@ class _Run:
             return Contestant(name, 'missing', sentence)
         options = self.options if name == OURS else {}
         request = _request(self.subject, self.want, self.threads, self.folder, options)
+        row = table_of('network')[name]
+        request['tolerance'] = row.tolerance
         peer = self.seats[name]
         try:
             reply = peer.ask(request, PREPARE_LIMIT_S, self.progress)
@@ -225,6 +227,7 @@ class _Run:
                 settings=tuple(reply['settings'].items()),
                 tried=tuple(reply['tried']),
                 algorithm=reply['algorithm'],
+                reduced=row.reduced,
             )
         )
 
@@ -233,7 +236,9 @@ class _Run:
             got = _answers(self.seats[row.name], self.folder)
         except PeerError as error:
             return replace(row, status=error.status, message=error.message)
-        verdict = verify.compare_results(got, self.want)
+        verdict = verify.compare_results(
+            got, self.want, tolerance=table_of('network')[row.name].tolerance
+        )
         if not verdict.ok:
             message = f'its answer differs from ONNX Runtime: {verdict.message}'
             return replace(row, status='wrong', message=message)

@@ -48,6 +48,7 @@ class Contestant:
     algorithm   what the library says it used; `family` is direct, winograd, fft, or '' (unknown).
     tuning_s    seconds of a search by measuring that was needed first, now or in an earlier run.
     samples_ms  every timed call, one tuple for each turn.
+    reduced     it computed in less than float32.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Contestant:
     max_rel_err: float | None = None
     tuning_s: float | None = None
     samples_ms: tuple[tuple[float, ...], ...] = ()
+    reduced: bool = False
 
     @property
     def ok(self) -> bool:
@@ -102,6 +104,7 @@ class Contestant:
             'mean_ms': self.mean_ms,
             'mean_interval95_ms': self.mean_interval_ms and list(self.mean_interval_ms),
             'samples_ms': [list(turn) for turn in self.samples_ms],
+            'reduced': self.reduced,
         }
 
     @classmethod
@@ -118,6 +121,7 @@ class Contestant:
             data['max_rel_err'],
             data.get('tuning_s'),
             tuple(tuple(turn) for turn in data['samples_ms']),
+            data.get('reduced', False),
         )
 
 

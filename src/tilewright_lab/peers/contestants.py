@@ -32,6 +32,8 @@ from tilewright.runtime import verify
 Arrays = dict[str, np.ndarray]
 OURS = 'tilewright'
 ORACLE = 'oracle'
+# Tells a wrong answer from one that was rounded in fp16 or bf16 on a long way.
+REDUCED_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,9 @@ class Registration:
     peer       False for ours, and for the oracle that answers are checked against
     tuned      it searches by measuring, for minutes: it takes part only when asked for by name
     reads      whether it takes .onnx files; others run networks of the zoo alone
+    tools      further packages it needs, of which only programs are run: they are not imported
+    reduced    it computes in less than float32: its answers may be further off, it takes part only
+               when asked for by name, and its time is not compared with ours in float32
     """
 
     function: str
@@ -165,6 +170,18 @@ class Registration:
     peer: bool = True
     tuned: bool = False
     reads: bool = False
+    tools: tuple[str, ...] = ()
+    reduced: bool = False
+
+    @property
+    def tolerance(self) -> float | None:
+        """How far its answers on networks may be off; None: as far as anyone's in float32."""
+        return REDUCED_TOLERANCE if self.reduced else None
+
+    @property
+    def usual(self) -> bool:
+        """Whether it takes part without being asked for."""
+        return not (self.tuned or self.reduced)
 
     def load(self) -> Callable[..., Any]:
         return imported(self.function)
@@ -183,8 +200,15 @@ PLACES: dict[Place, str] = {
 }  # fmt: skip
 _LAYERS = 'tilewright_lab.peers.layers'
 _NETWORKS = 'tilewright_lab.peers.networks'
+_MOBILE = 'tilewright_lab.peers.mobile'
 _GPU_LAYERS = 'tilewright_lab.peers.gpu_layers'
 _GPU_NETWORKS = 'tilewright_lab.peers.gpu_networks'
+
+
+def _mobile(function: str, package: str, **more: Any) -> Registration:
+    return Registration(f'{_MOBILE}:{function}', (package,), 'bench-mobile', reads=True, **more)
+
+
 CONTESTANTS: dict[Place, dict[str, Registration]] = {
     ('layer', 'cpu'): {
         'torch': Registration(f'{_LAYERS}:torch_variants', ('torch',), 'torch'),
@@ -200,6 +224,10 @@ CONTESTANTS: dict[Place, dict[str, Registration]] = {
             f'{_NETWORKS}:onnxruntime_variants', ('onnxruntime',), reads=True
         ),
         'openvino': Registration(f'{_NETWORKS}:openvino_variants', ('openvino',), reads=True),
+        'ncnn': _mobile('ncnn_variants', 'ncnn', tools=('pnnx',)),
+        'ncnn-low': _mobile('ncnn_low_variants', 'ncnn', tools=('pnnx',), reduced=True),
+        'mnn': _mobile('mnn_variants', 'MNN'),
+        'mnn-low': _mobile('mnn_low_variants', 'MNN', reduced=True),
         ORACLE: Registration(f'{_NETWORKS}:oracle_variants', ('onnxruntime',), peer=False),
         OURS: Registration(f'{_NETWORKS}:tilewright_variants', peer=False, reads=True),
     },

@@ -3,7 +3,8 @@
 It is started and asked as process.py is, in JSON lines; arrays go through files:
 
     {"do": "prepare", "model": "x.onnx", "zoo": {...} or null, "inputs": "x.npz",
-     "outputs": {"scores": [[1, 1000], "float32"]}, "threads": 2, "options": {...}}
+     "outputs": {"scores": [[1, 1000], "float32"]}, "threads": 2, "options": {...},
+     "tolerance": null}                   how far its settings may differ, null: as usual
       -> {"status": "progress", ...}     any number of these
       -> {"status": "ok", "settings": {...}, "tried": [...], "algorithm": ..., "estimate_ms": ...}
     {"do": "answer", "path": "y.npz"}     one call into poisoned outputs, which are written there
@@ -45,7 +46,9 @@ def poison(outputs: Arrays) -> None:
             verify.poison(array)
 
 
-def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, Any]]:
+def choose(
+    job: NetworkJob, variants: list, tolerance: float | None = None
+) -> tuple[NetworkVariant, dict[str, Any]]:
     """The fastest variant of a network, and the report: with the seconds until its first answer."""
     numbers = itertools.count()
 
@@ -62,7 +65,7 @@ def choose(job: NetworkJob, variants: list) -> tuple[NetworkVariant, dict[str, A
         return Trial(variant, seconds, answer, {'prepared_s': prepared_s})
 
     def same(answer: Arrays, expected: Arrays) -> bool:
-        return verify.compare_results(answer, expected).ok
+        return verify.compare_results(answer, expected, tolerance=tolerance).ok
 
     variant, _, report = fastest(variants, attempt, same)
     return variant, report
@@ -79,6 +82,7 @@ class NetworkServer(Server):
         outputs: dict[str, tuple[list[int], str]],
         threads: int,
         options: dict[str, Any] | None = None,
+        tolerance: float | None = None,
     ) -> dict:
         self.job = self.variant = None
         gc.collect()
@@ -87,7 +91,7 @@ class NetworkServer(Server):
         job = NetworkJob(
             Path(model), zoo, given, buffers, threads, options or {}, self.report
         )  # fmt: skip
-        self.variant, report = choose(job, self.variants)
+        self.variant, report = choose(job, self.variants, tolerance)
         self.job = job
         return report
 

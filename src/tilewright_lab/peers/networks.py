@@ -2,7 +2,7 @@
 
 Goes in: a `NetworkJob` (the model, its inputs, the output buffers, the thread count). Comes out:
 `NetworkVariant`, which can be called; contestants.py has the table. Each library is imported only
-here and in libraries.py, only in a process of its own.
+here and in libraries.py, only in a process of its own. mobile.py has ncnn and MNN.
 
 PyTorch cannot read ONNX files, so it takes part in networks of the zoo alone, by the module that is
 made from the same layers and weights.

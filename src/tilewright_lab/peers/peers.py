@@ -62,7 +62,7 @@ def absence(name: str, work: str = 'layer') -> str:
     if name == 'tvm':
         return tvm_environment.absence()
     row = table_of(work)[name]
-    for package in row.packages:
+    for package in (*row.packages, *row.tools):
         if importlib.util.find_spec(package) is None:
             return (
                 f'peer {name} needs the package {package}, which is not installed; '

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -199,14 +200,19 @@ class Server:
         self.flusher: Flusher | None = None
 
     def hello(self) -> dict:
-        modules = {package: sys.modules[package] for package in self.packages}
-        return {'versions': {name: str(m.__version__) for name, m in modules.items()}}
+        return {'versions': {name: _version(name) for name in self.packages}}
 
     def time(self, repeats: int, warm: int, flush: bool) -> dict:
         if flush and self.flusher is None:
             self.flusher = Flusher(self.job.threads)
         flusher = self.flusher if flush else None
         return {'samples_ms': timed(self.variant.run, repeats, warm, flusher)}
+
+
+def _version(package: str) -> str:
+    """What a package that is imported says of itself, or else what was installed by its name."""
+    said = getattr(sys.modules[package], '__version__', None)
+    return metadata.version(package) if said is None else str(said)
 
 
 class LayerServer(Server):
