@@ -18,7 +18,9 @@ from onnx import helper, numpy_helper
 
 # Operators that came after the opset that models are written in otherwise.
 OPSET = 21
-LATER = {'RMSNormalization': 23, 'Swish': 24, 'CumProd': 26}
+LATER = {
+    'Attention': 23, 'RMSNormalization': 23, 'RotaryEmbedding': 23, 'Swish': 24, 'CumProd': 26,
+}  # fmt: skip
 IR_VERSION = 10
 
 Arrays = Mapping[str, np.ndarray]

@@ -43,7 +43,7 @@ SUMS = _names(
     'BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization '
     'LpNormalization MeanVarianceNormalization RMSNormalization ReduceSum ReduceMean ReduceL1 '
     'ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd CumSum CumProd Softmax '
-    'LogSoftmax Resize'
+    'LogSoftmax Resize LSTM GRU RNN Attention RotaryEmbedding'
 )
 PRODUCTS = _names('ReduceProd CumProd ReduceSumSquare')
 # Computed in float32 whatever their elements are: statistics (attribute stash_type), attributes.

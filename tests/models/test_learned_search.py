@@ -17,9 +17,10 @@ import tilewright as tw
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import known_gpu
+from tilewright.model.gpu import estimates
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.convolution import conv2d
-from tilewright.rank import files, gat_files, rankers
+from tilewright.rank import files, gat_files
 from tilewright.rank.counts import batches_of
 from tilewright.rank.files import SEARCHED, find_model, save_model, shipped
 from tilewright.rank.model import LearnedModel
@@ -46,7 +47,7 @@ KNOWN = Path(files.__file__).parent / 'known'
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches of one layer look at the same schedules again and again."""
-    monkeypatch.setattr(rankers, 'predict_gpu', predicted)
+    monkeypatch.setattr(estimates, 'predict_gpu', predicted)
     monkeypatch.setattr(tuning, 'moves', space_of)
 
 

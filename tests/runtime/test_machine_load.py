@@ -303,7 +303,7 @@ def test_plot(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='no bandwidth curve'):
         plot_curve([], machine, file)
     with pytest.raises(InputError, match='cannot be written'):
-        plot_curve(CURVE, machine, tmp_path / 'no' / 'folder.png')
+        plot_curve(CURVE, machine, file / 'in_a_file.png')
 
 
 def test_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,12 +60,13 @@ def network(
     name: str, batch: int = 1, image: int | None = None, width: int = 1
 ) -> Network | Transformer:
     """A network by name, at the image size of its paper and its own width unless told otherwise."""
-    if name not in KNOWN:
+    makers = _MAKERS | transformers.MAKERS
+    if name not in makers:
         near = difflib.get_close_matches(name, KNOWN, 3, 0.5)
         words = f'did you mean {", ".join(near)}?' if near else f'known: {", ".join(KNOWN)}'
         raise SpecError(f'network {name!r} is not known; {words}')
     sizes = {} if image is None else {'image': image}
-    return (_MAKERS | transformers.MAKERS)[name](batch, width=width, **sizes)
+    return makers[name](batch, width=width, **sizes)
 
 
 def onnx_model(
