@@ -33,6 +33,7 @@ from tilewright.graph.lowering.result import store
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.recurrence.space import recurrence_choices
 from tilewright.kernels.cpu.space import random_schedule
 from tilewright.machine import compiler as build
 from tilewright.machine.isa import host_isas
@@ -154,6 +155,8 @@ def _drawn_kernels(net: Net, passes: Passes) -> Network:
 def _drawn_schedule(group: Group) -> Schedule:
     """Any legal schedule; the same one whenever this group comes."""
     rng, isa = Random(group.digest), host_isas()[0]
+    if group.is_sequential:
+        return rng.choice(list(recurrence_choices(group, isa, THREADS, 1)))
     if group.main.is_product_sum:
         for _ in range(3):
             with contextlib.suppress(ScheduleError):
