@@ -123,6 +123,10 @@ KINDS = {
     'norm+product': lambda h: tied(row_norm('layernorm', (h, 9)), stacked_product((h, 9), (9, 7))),
     'residual': residual,
     'two pads': pools,
+    'one column': lambda h: tied(
+        max_pool((1, 2, h, 1), windows((h, 1), (3, 1), 1, (1, 0, 1, 0))),
+        max_pool((1, 2, h, 1), windows((h, 1), (3, 1), 1, (1, 0, 1, 0))),
+    ),
     'one stage': lambda h: conv(3, h, 5, 3, bias=True),
     'pointwise': lambda h: elementwise('exp', (h, 5)),
 }

@@ -125,12 +125,17 @@ def _start(segment: Segment, axis: SlidAxis) -> list[str]:
     return [f'const int first_{axis.dim} = {total([origin(span.start), at])};']
 
 
+def _stride(at: Place, axis: SlidAxis) -> int:
+    """Floats between neighbours of the image along an axis; one of a single element has none."""
+    return at.steps.get(axis.dim, 0) // axis.step
+
+
 def _image(p: DfgPlan, segment: Segment, slide: Slide) -> list[str]:
     """x: what a thread reads of the image."""
     rows, columns, at = slide.rows, slide.columns, place(p, segment, slide.image)
     names = {axis.dim: f'first_{axis.dim}' for axis in (rows, columns)}
     fixed = {n: s for n, s in at.steps.items() if n not in (rows.tap, columns.tap)}
-    down, across = (at.steps[axis.dim] // axis.step for axis in (rows, columns))
+    down, across = (_stride(at, axis) for axis in (rows, columns))
     lines = [
         *piece_begin(p, slide.image, 'along'),
         f'const int image_at = {sum_text(fixed, at.const, names, at.off)};',
@@ -179,7 +184,7 @@ def fours(p: DfgPlan, segment: Segment, slide: Slide) -> list[list[int]]:
     """
     image, columns = slide.image, slide.columns
     at = place(p, segment, image)
-    across = at.steps[columns.dim] // columns.step
+    across = _stride(at, columns)
     span = segment.region.dims[columns.dim]
     others = [s for n, s in at.steps.items() if n not in (columns.dim, columns.tap)]
     shared = at.pointer != p.tensor(image.tensor).name
