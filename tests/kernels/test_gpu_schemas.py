@@ -5,6 +5,7 @@ their CUDA text through NVRTC, where that is there.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from tilewright.kernels.gpu.module import Module
 from tilewright.kernels.gpu.precision import sum_error
 from tilewright.kernels.gpu.schemas.patch.plan import plan
 from tilewright.ops.group import Group
+from tilewright.ops.products import einsum
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import moves
 
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90')
 
@@ -190,6 +193,14 @@ def test_a_tile_of_nothing_is_refused_in_one_sentence() -> None:
         plan(group, GpuSchedule.of('patch', 'mma_tf32x3', bn=1, bh=8, bw=0, **tiles))
     with pytest.raises(ScheduleError, match='a block of 0 threads; give at least one'):
         generate(group, GpuSchedule.of('general', threads=0))
+
+
+def test_a_product_without_pixels_has_no_patch() -> None:
+    sizes = {'a': 2, 'b': 1, 'c': 1, 'd': 17}
+    group = einsum('one row', [(2, 1, 1), (2, 1, 1, 17)], ['abc', 'abcd'], 'bcd', sizes)
+    tensors = [replace(t, role='constant') if t.name == 'In1' else t for t in group.tensors]
+    group = replace(group, tensors=tuple(tensors))
+    assert 'patch' not in {schema for schema, _ in moves(group, device('host').machine).tables}
 
 
 def test_ways_of_copying_that_do_not_go_together() -> None:

@@ -293,6 +293,8 @@ def _axes(
         size = tensor.shape[number]
         guarded = expression.const < 0 or last >= size
         found.append((number, pixel, step, expression.const, extent, size, guarded))
+    if not found:
+        raise ScheduleError(f'{group.label}: no pixel moves along its input')
     strides, step = [], 1
     for *_, extent, _, _ in reversed(found):
         strides.append(step)
