@@ -81,6 +81,19 @@ def test_parts_write_disjoint_elements_that_cover_the_output(
     whole_numbers, part_by_part, group, seed, data
 ):
     """No two threads ever write the same element: there is no write conflict to lose."""
+    check_parts(whole_numbers, part_by_part, group, seed, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(group=groups(), seed=SEEDS, data=st.data())
+def test_parts_of_many_kernels_write_disjoint_elements(
+    whole_numbers, part_by_part, group, seed, data
+):
+    check_parts(whole_numbers, part_by_part, group, seed, data)
+
+
+def check_parts(whole_numbers, part_by_part, group, seed, data):
     schedule = schedule_of(group, 'portable', seed)
     writers = np.zeros(group.output.shape, int)
     arrays = whole_numbers(group, data.draw(SEEDS))
