@@ -7,6 +7,7 @@ in the middle (`product_stage`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -43,7 +44,7 @@ A = TypeVar('A', bound=Axis, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class TileGeometry(Generic[A]):
+class TileGeometry(ABC, Generic[A]):
     """A convolution cut into tiles: what code, model and lowering all need to know.
 
     `across` and `down` are the transforms along the width and the height; `ph` x `pw` tiles of
@@ -79,8 +80,9 @@ class TileGeometry(Generic[A]):
         return -(-self.out_w // self.across.m)
 
     @property
+    @abstractmethod
     def t(self) -> int:
-        raise NotImplementedError
+        """Points at which matrices are multiplied."""
 
     @property
     def weights(self) -> int:

@@ -67,9 +67,9 @@ def array_of(what: str, given: object) -> np.ndarray:
     """
     try:
         return np.asarray(given)
-    except Exception as error:
+    except Exception as error:  # its `__array__` is the caller's own code
         said = ' '.join(str(error).split()) or type(error).__name__
-        raise ArrayError(f'{what} is not an array ({said}); give a numpy array') from None
+        raise ArrayError(f'{what} is not an array ({said}); give a numpy array') from error
 
 
 def as_operand(tensor: Tensor, array: object) -> np.ndarray:

@@ -14,6 +14,7 @@ parts are computed once and added or subtracted (`linear`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,7 +28,7 @@ LINE = 16  # floats of a cache line: buffers that are walked together start this
 
 
 @dataclass(frozen=True, slots=True)
-class TileBuffers:
+class TileBuffers(ABC):
     """How one thread holds V, whatever the transforms; in floats.
 
     tiles       most tiles of a block
@@ -50,14 +51,14 @@ class TileBuffers:
         return self.tiles
 
     @property
+    @abstractmethod
     def v_stride(self) -> int:
         """From one point of V to the next."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def work_floats(self) -> int:
         """What the input transform needs beside."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,14 @@ from tilewright.kernels.cpu.schemas.fft.code import straight_line
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
+from tilewright.kernels.gpu.module import Module, Step
 from tilewright.kernels.gpu.schemas.fft.plan import FftPlan, block_tiles, cut, plan
-from tilewright.kernels.gpu.schemas.winograd.code import flat_threads, tile_of_thread
+from tilewright.kernels.gpu.schemas.winograd.code import (
+    around,
+    flat_threads,
+    last_step,
+    tile_of_thread,
+)
 from tilewright.kernels.gpu.schemas.winograd.plan import PRODUCTS, result
 from tilewright.ops.fft_programs import (
     LinearProgram,
@@ -54,22 +59,14 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     product = PRODUCTS[schedule.intrinsic].generate(p.product, p.schedule)
-    ahead, first, last = _transforms(group, schedule['size'])
-    return Module(
-        group,
-        (*tensor_buffers(group), *product.buffers),
-        (first, *product.steps, last),
-        (ahead, *product.ahead),
-    )
+    return around(group, product, _transforms(group, schedule['size']))
 
 
 @lru_cache(maxsize=64)
 def _transforms(group: Group, size: int) -> tuple[Step, Step, Step]:
     """Of weights, image and products: the same for all schedules of the products."""
     p = cut(group, size)
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
-    made = Step.of(output_kernel(p), **operands)
-    return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), made
+    return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), last_step(p, output_kernel(p))
 
 
 def filter_kernel(p: FftPlan) -> Kernel:

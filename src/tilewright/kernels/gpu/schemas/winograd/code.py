@@ -49,7 +49,19 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     product = PRODUCTS[schedule.intrinsic].generate(p.product, p.schedule)
-    ahead, first, last = _transforms(group, p.shape.down.m)
+    return around(group, product, _transforms(group, p.shape.down.m))
+
+
+@lru_cache(maxsize=256)
+def _transforms(group: Group, m: int) -> tuple[Step, Step, Step]:
+    """Of weights, image and products: the same for all schedules of the products."""
+    p = cut(group, m)
+    return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), last_step(p, output_kernel(p))
+
+
+def around(group: Group, product: Module, transforms: tuple[Step, Step, Step]) -> Module:
+    """The products between the transforms of the image and of the result; that of weights ahead."""
+    ahead, first, last = transforms
     return Module(
         group,
         (*tensor_buffers(group), *product.buffers),
@@ -58,13 +70,9 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     )
 
 
-@lru_cache(maxsize=256)
-def _transforms(group: Group, m: int) -> tuple[Step, Step, Step]:
-    """Of weights, image and products: the same for all schedules of the products."""
-    p = cut(group, m)
-    operands = {item.name: item.tensor for item in p.epilogue.operands}
-    made = Step.of(output_kernel(p), **operands)
-    return Step.of(filter_kernel(p)), Step.of(input_kernel(p)), made
+def last_step(p: PointsPlan, kernel: Kernel) -> Step:
+    """The kernel that writes the result, with what its epilogue reads."""
+    return Step.of(kernel, **{item.name: item.tensor for item in p.epilogue.operands})
 
 
 def flat_threads(count: int) -> tuple[list[str], tuple[int, int, int]]:
