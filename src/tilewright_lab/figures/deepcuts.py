@@ -22,6 +22,7 @@ from tilewright.graph.passes import DEFAULT_FUSION
 from tilewright_lab.compare.results import geometric_mean
 from tilewright_lab.figures.cnnopt import data_name
 from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.pictures import canvas
 from tilewright_lab.peers.contestants import OURS
 
 RESULTS = Path(__file__).parents[3] / 'bench' / 'results' / 'h200'
@@ -217,3 +218,19 @@ def _who(one: Mapping[str, Any]) -> str:
 
 def cell(value: float | None, digits: int, mark: str = '') -> str:
     return NONE if value is None else f'{value:.{digits}f}{mark}'
+
+
+def bars(found: Mapping[str, Any], field: str, title: str) -> Any:
+    """A figure with a bar for each version of every workload, as high as a field of it."""
+    rows = found['workloads']
+    figure = canvas(10, 4)
+    axis = figure.subplots()
+    width = 0.8 / len(VERSIONS)
+    for number, name in enumerate(VERSIONS):
+        heights = [w['ours'].get(name, {}).get(field) or 0.0 for w in rows]
+        axis.bar([i + width * number for i in range(len(rows))], heights, width, label=name)
+    labels = [f'{w["network"]}\nbatch {w["batch"]}' for w in rows]
+    axis.set_xticks([i + 0.4 - width / 2 for i in range(len(rows))], labels, fontsize=7)
+    axis.set_ylabel(title)
+    axis.legend(ncols=len(VERSIONS))
+    return figure

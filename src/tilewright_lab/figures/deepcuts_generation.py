@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.report.grid import Grid
-from tilewright_lab.figures.deepcuts import NONE, VERSIONS, cell, mean, workloads
+from tilewright_lab.figures.deepcuts import NONE, VERSIONS, bars, cell, mean, workloads
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import canvas, save
+from tilewright_lab.figures.pictures import save
 
 PAPER = {'autotvm_over_deepcuts': 13.53}
 
@@ -98,15 +98,4 @@ def _seconds(one: Mapping[str, Any] | None) -> str:
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
     """Seconds of every workload, a bar for each version that was measured."""
-    rows = found['workloads']
-    figure = canvas(10, 4)
-    axis = figure.subplots()
-    width = 0.8 / len(VERSIONS)
-    for number, name in enumerate(VERSIONS):
-        heights = [w['ours'].get(name, {}).get('seconds') or 0.0 for w in rows]
-        axis.bar([i + width * number for i in range(len(rows))], heights, width, label=name)
-    labels = [f'{w["network"]}\nbatch {w["batch"]}' for w in rows]
-    axis.set_xticks([i + 0.4 - width / 2 for i in range(len(rows))], labels, fontsize=7)
-    axis.set_ylabel('seconds')
-    axis.legend(ncols=len(VERSIONS))
-    save(figure, path)
+    save(bars(found, 'seconds', 'seconds'), path)

@@ -17,13 +17,14 @@ from tilewright_lab.figures.deepcuts import (
     NONE,
     PEERS,
     VERSIONS,
+    bars,
     cell,
     mean,
     over,
     workloads,
 )
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.pictures import canvas, save
+from tilewright_lab.figures.pictures import save
 
 # "1.3X faster than cuDNN for CNN inferences, 1.18X without using cuDNN primitives"; all 32
 # workloads, also RNNs, MLPs and training: 1.13 and 1.03. Not fused: in a picture alone.
@@ -119,18 +120,6 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
     """Best peer / ours of every workload, a bar for each version that was measured."""
-    rows = found['workloads']
-    figure = canvas(10, 4)
-    axis = figure.subplots()
-    width = 0.8 / len(VERSIONS)
-    for number, name in enumerate(VERSIONS):
-        heights = [
-            w['ours'].get(name, {}).get('best_peer_over_ours') or 0.0 for w in rows
-        ]  # fmt: skip
-        axis.bar([i + width * number for i in range(len(rows))], heights, width, label=name)
-    axis.axhline(1.0, color='black', linewidth=0.5)
-    labels = [f'{w["network"]}\nbatch {w["batch"]}' for w in rows]
-    axis.set_xticks([i + 0.4 - width / 2 for i in range(len(rows))], labels, fontsize=7)
-    axis.set_ylabel('best peer / ours')
-    axis.legend(ncols=len(VERSIONS))
+    figure = bars(found, 'best_peer_over_ours', 'best peer / ours')
+    figure.axes[0].axhline(1.0, color='black', linewidth=0.5)
     save(figure, path)
