@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,7 @@ from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.estimates import ESTIMATES
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright_lab.compare.gpu_timed import TimedGroup
+from tilewright_lab.compare.gpu_timed import TimedGroup, importable
 from tilewright_lab.figures.tables import FIGURES
 from tilewright_lab.scripts import gpu_dfg, pruners
 from tilewright_lab.scripts.gpu_chains import tied
@@ -141,3 +143,12 @@ def test_without_measured_chains_it_says_so(tmp_path: Path, capsys) -> None:
     assert 'have to be measured (--collect)' in said
     assert 'all: best of the first 1%' in said
     assert pruners.main(['--unfused', str(tmp_path / 'nothing')]) == 2
+
+
+def test_functions_of_a_script_are_sent_by_a_name_that_other_processes_know(monkeypatch):
+    script = SimpleNamespace(__spec__=SimpleNamespace(name=pruners.__name__))
+    monkeypatch.setitem(sys.modules, '__main__', script)
+    main = {'__name__': '__main__'}
+    exec('def drawn(): ...', main)  # as `python -m` defines it
+    assert importable(main['drawn']) is pruners.drawn
+    assert importable(gpu_dfg.planned) is gpu_dfg.planned

@@ -8,6 +8,8 @@ one process and alone.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,12 +46,22 @@ class TimedGroup:
         return sorted(found, key=lambda pair: (pair[1], pair[0].digest))
 
 
+def importable(function: Plan) -> Plan:
+    """The same function by a name that other processes know: a module that is run by `python -m`
+    is `__main__` in this one alone.
+    """
+    spec = getattr(sys.modules['__main__'], '__spec__', None)
+    if function.__module__ != '__main__' or spec is None:
+        return function
+    return getattr(importlib.import_module(spec.name), function.__name__)
+
+
 def timed_groups(
     bench: GpuBench, groups: Mapping[str, Group], plan: Plan, words: tuple[Any, ...], until: float
 ) -> Iterator[TimedGroup]:
     """Time what `plan(group, machine, *words)` says; after `until` (monotonic) none is begun."""
     machine = bench.opened.machine
-    plans = each(plan, [(group, machine, *words) for group in groups.values()])
+    plans = each(importable(plan), [(group, machine, *words) for group in groups.values()])
     ready: deque = deque()
     for (name, group), planned in zip(groups.items(), plans, strict=True):
         schedules = list({s.digest: s for found in planned.values() for s in found}.values())

@@ -26,7 +26,7 @@ from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.report.grid import Grid
 from tilewright.runtime.gpu.libraries.table import available
 from tilewright.runtime.gpu.session import Session
-from tilewright.targets.gpu.choose import choose_all
+from tilewright.targets.gpu.choose import TRIALS, choose_all
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 from tilewright_lab.scripts.gpu_libraries import REPEATS, TOLERANCE, attempt
 
@@ -99,7 +99,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--json', type=Path, required=True, help='where to write the rows')
-    parser.add_argument('--trials', type=int, default=60, help='schedules that the model looks at')
+    parser.add_argument(
+        '--trials', type=int, default=TRIALS, help='schedules that the model looks at'
+    )
     parser.add_argument('--top', type=int, default=2, help='of each algorithm that are timed')
     parser.add_argument('--seconds', type=float, default=80.0, help='no new layer after these')
     asked = parser.parse_args()

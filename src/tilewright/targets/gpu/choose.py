@@ -41,11 +41,12 @@ from tilewright.ops.parts import parts
 from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.search.gpu.moves import moves
+from tilewright.search.gpu.moves import moves, pays
 from tilewright.search.gpu.tune import tune
 from tilewright.store import choices
 
 TRIALS = 240  # schedules of a group that the model looks at
+SHORTCUT_SHARE = 3  # of the trials, those that an algorithm gets for itself: one in so many
 FEW_ROWS = 4  # rows of a matrix product up to which it is read as vectors
 # Matrix instructions cut off sums: their errors reach this share of the largest result.
 MATRIX_ERROR = 2e-5
@@ -183,7 +184,9 @@ def search(
         if is_thin(group):
             return _general(group, machine)[:top]
         made = _by_model(group, machine, top, max_rel_err, trials, algorithm, estimate)
-        if algorithm not in ('auto', DIRECT) and not made:
+        if algorithm == 'auto':
+            made = _with_shortcuts(made, group, machine, top, max_rel_err, trials, estimate)
+        elif algorithm != DIRECT and not made:
             made = _by_model(group, machine, top, max_rel_err, trials, DIRECT, estimate)
         return tuple(made[:top]) or _general(group, machine)[:top]
     return (*_special(group, machine), *_general(group, machine))[:top]
@@ -261,6 +264,26 @@ def _by_model(
     )  # fmt: skip
     best = [t.schedule for t in tried if t.seconds is not None]
     return [choice_of(group, schedule, machine) for schedule in varied(best, top)]
+
+
+def _with_shortcuts(
+    made: list[Choice], group: Group, machine: GpuMachine, top: int, max_rel_err: float,
+    trials: int, estimate: str,
+) -> list[Choice]:  # fmt: skip
+    """`made` with the best of every other algorithm that pays, each searched by itself as well:
+    among the many schedules of the direct algorithm few of its own are drawn.
+    """
+    algorithms = {
+        schema.algorithm
+        for schema in GPU_SCHEMAS.values()
+        if schema.shortcut is not None and pays(schema, group, machine)
+    }
+    for name in sorted(algorithms):
+        share = max(trials // SHORTCUT_SHARE, 1)
+        found = _by_model(group, machine, top, max_rel_err, share, name, estimate)[:1]
+        if found and (not made or found[0].predicted_s < made[0].predicted_s):
+            made = [*found, *(one for one in made if one.schedule != found[0].schedule)]
+    return made
 
 
 def varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:

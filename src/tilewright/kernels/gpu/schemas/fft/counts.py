@@ -43,16 +43,20 @@ def detour(group: Group, schedule: GpuSchedule) -> Detour:
 
 
 def shortcut(group: Group) -> Shortcut | None:
-    """With the tiles that save most."""
+    """With the tiles that move least, of those that save enough."""
     if why_not(group):
         return None
-    p = cut(group, sizes_of(group)[0])
-    between = (t for t in p.product.tensors if t.role != 'constant')
-    weights = sum(t.bytes for t in p.product.with_role('constant'))
-    return Shortcut(
-        group.flops * (1 - 1 / p.shape.saving), 2 * sum(t.bytes for t in between) + weights,
-        TRANSFORMS, tuple(PRODUCTS), p.shape.saving > LEAST_SAVING,
-    )  # fmt: skip
+
+    def of(size: int) -> Shortcut:
+        p = cut(group, size)
+        between = (t for t in p.product.tensors if t.role != 'constant')
+        weights = sum(t.bytes for t in p.product.with_role('constant'))
+        return Shortcut(
+            group.flops * (1 - 1 / p.shape.saving), 2 * sum(t.bytes for t in between) + weights,
+            TRANSFORMS, tuple(PRODUCTS), p.shape.saving > LEAST_SAVING,
+        )  # fmt: skip
+
+    return min(map(of, sizes_of(group)), key=lambda s: (not s.many, s.moved_bytes))
 
 
 def error(group: Group, schedule: GpuSchedule) -> float:
