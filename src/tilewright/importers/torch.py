@@ -30,6 +30,7 @@ from tilewright.graph.graph import DTYPES, Graph, Value
 from tilewright.importers import (
     aten_attention,
     aten_elementwise,
+    aten_embedding,
     aten_recurrent,
     aten_shapes,
     aten_windows,
@@ -39,7 +40,14 @@ from tilewright.importers.shapes import checked_shape, given_shapes
 
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler
-    for table in (aten_attention, aten_elementwise, aten_recurrent, aten_shapes, aten_windows)
+    for table in (
+        aten_attention,
+        aten_elementwise,
+        aten_embedding,
+        aten_recurrent,
+        aten_shapes,
+        aten_windows,
+    )  # fmt: skip
     for name, handler in table.HANDLERS.items()
 }
 # Operators that PyTorch would take apart although a node of ours is the whole of them.
