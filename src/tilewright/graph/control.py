@@ -131,7 +131,7 @@ def deciding(nodes: Sequence[Node], wanted: set[str], shape: Callable[[Node, int
     for node in reversed(nodes):
         whole = node.op not in ('Shape', 'Size') and any(o in wanted for o in node.outputs)
         inner: set[str] = set()
-        for body in (b for b in node.attributes.values() if isinstance(b, Body)):
+        for body in node.bodies:
             deciding(body.nodes, inner, shape)
         wanted |= {
             name for number, name in enumerate(node.inputs)

@@ -69,6 +69,10 @@ class Node:
     def __str__(self) -> str:
         return f'{self.op} {self.name!r}'
 
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return tuple(value for value in self.attributes.values() if isinstance(value, Body))
+
 
 @dataclass(frozen=True)
 class Body:

@@ -12,7 +12,7 @@ operator's function (graph/lowering/) for each node, and hands on what came out.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ import numpy as np
 
 from tilewright.errors import ArrayError, ModelError, SpecError, UnsupportedError
 from tilewright.graph.control import CONTROL, deciding, expand
-from tilewright.graph.graph import DTYPES, Graph, Node, Value, fresh_name
-from tilewright.graph.lowering.emit import Emitter
+from tilewright.graph.graph import DTYPES, Graph, Node, Value
+from tilewright.graph.lowering.emit import Emitter, unused_name
 from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.graph.lowering.reader import NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Named, Result, Unsupported, elements_held
@@ -31,8 +31,8 @@ from tilewright.ops.dtypes import DTYPES as GENERATED
 
 # Elements that computing ahead may add, beside twice those of the graph's own constants.
 MAX_FOLDED = 2**26
-# Nodes of a graph whose loops are written out.
-MAX_NODES = 2**16
+# Nodes that loops and branches become, all steps together.
+MAX_NODES = 2**14
 Hand = Callable[[Node, str, Result], Result]
 
 
@@ -84,17 +84,19 @@ def walk(
     room = _room(graph)
     pending, owners = deque(graph.nodes), {}
     taken = {*graph.names, *(node.name for node in graph.nodes)}
+    fresh = partial(unused_name, taken=taken, numbers=defaultdict(int))
     while pending:
         node = pending.popleft()
         operator, owner = OPERATORS.get(node.op), owners.get(node.name, node.name)
-        if operator is None:
+        if operator is None or (node.op in CONTROL and not node.bodies):
             unsupported.add(node, '', owner)
             continue
         if any(name and name not in found for name in node.inputs):
+            unsupported.add_unknown(node, owner)
             continue
         try:
             if node.op in CONTROL:
-                made = expand(node, found, partial(fresh_name, taken=taken))
+                made = expand(node, found, fresh)
                 if len(owners) + len(made.nodes) > MAX_NODES:
                     raise Unsupported(f'of more than {MAX_NODES} nodes, all steps together')
                 found |= {name: Known(array) for name, array in made.constants.items()}
@@ -106,6 +108,7 @@ def walk(
             results = _results(node, operator, found)
         except Unsupported as reason:
             unsupported.add(node, str(reason), owner)
+            unsupported.add_unknown(node, owner)
             continue
         except ModelError as error:
             raise ModelError(f'{graph.name}: {error}') from error
@@ -174,6 +177,13 @@ class _Unsupported:
     def add(self, node: Node, reason: str, owner: str) -> None:
         self.found.setdefault((node.op, reason), []).append(node.name)
         self.owners[owner] = None
+
+    def add_unknown(self, node: Node, owner: str) -> None:
+        """What is not supported in the bodies of a node that cannot be looked into further."""
+        for inner in (inner for body in node.bodies for inner in body.nodes):
+            if inner.op not in OPERATORS:
+                self.add(inner, '', owner)
+            self.add_unknown(inner, owner)
 
     def check(self) -> None:
         if not self.found:
