@@ -243,6 +243,6 @@ beside that:
 
 _OTHERS = """\
 `--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: quantised operators,
-scatters, whatever has subgraphs or results of a size that depends on data, losses, and of
-convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which gather and scatter by
-computed places. With the number of node tests in which each occurs:"""
+scatters, If and Loop that depend on values of the call, results of a size that depends on data,
+losses, and of convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which gather and
+scatter by computed places. With the number of node tests in which each occurs:"""

@@ -288,7 +288,7 @@ def test_what_a_subgraph_captures():
 def test_a_value_that_nothing_gives_is_one_sentence():
     then = graph([node('Add', 'x nowhere', 'r')], [], [info('r')])
     other = graph([node('Neg', 'x', 'r')], [], [info('r')])
-    with pytest.raises(ModelError, match=r"subgraph of If 'If_i' uses 'nowhere', which nothing"):
+    with pytest.raises(ModelError, match=r"If 'If_i' reads 'nowhere', which no node"):
         tw.compile(branching(then, other, [node('Neg', 'i', 'y')]), fallback='onnxruntime')
 
 

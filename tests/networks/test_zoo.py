@@ -194,9 +194,9 @@ def test_zoo_verb_shows_and_writes(tmp_path, capsys):
     assert invoke(['zoo', 'resnet18', '-o', str(tmp_path / 'no' / 'x.onnx')]) == 2
 
 
-@pytest.mark.parametrize('name', zoo.TRANSFORMERS)
-def test_transformers_in_all_forms_agree(name):
-    """ONNX Runtime, PyTorch and we compute the same of two heads and a few words."""
+@pytest.mark.parametrize('name', zoo.WRITTEN)
+def test_written_networks_in_all_forms_agree(name):
+    """ONNX Runtime, PyTorch and our reference compute the same of a small form."""
     small = zoo.SMALL[name]
     made = zoo.network(name, **small)
     given = zoo.inputs(made)
@@ -213,8 +213,8 @@ def test_transformers_in_all_forms_agree(name):
         assert np.abs(ours[value.name] - right).max() < 1e-5 * scale
 
 
-def test_transformers_have_the_sizes_of_their_papers():
-    millions = {n: zoo.network(n).parameters / 1e6 for n in zoo.TRANSFORMERS}
+def test_written_networks_have_the_sizes_of_their_papers():
+    millions = {n: zoo.network(n).parameters / 1e6 for n in zoo.WRITTEN}
     assert millions['bert_base'] == pytest.approx(108.9, abs=0.1)  # without its pooler
     assert millions['vit_b16'] == pytest.approx(86.6, abs=0.1)
     assert millions['gpt2'] == millions['gpt2_decode'] == pytest.approx(124.4, abs=0.1)

@@ -57,7 +57,7 @@ def run(
     return 0
 
 
-def _table(networks: Iterable[zoo.Network | zoo.Transformer]) -> Grid:
+def _table(networks: Iterable[zoo.Network | zoo.WrittenNetwork]) -> Grid:
     rows = [
         (
             network.name, 'x'.join(map(str, network.shape)), str(len(network.layers)),

@@ -20,7 +20,7 @@ from tilewright.ops.dtypes import NUMPY
 
 # dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
 DTYPES = {**NUMPY, 'f16': np.float16}
-Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray'  # fmt: skip # noqa: E501
+Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray | Body'  # fmt: skip # noqa: E501
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
@@ -68,6 +68,27 @@ class Node:
 
     def __str__(self) -> str:
         return f'{self.op} {self.name!r}'
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return tuple(value for value in self.attributes.values() if isinstance(value, Body))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph inside a node (If, Loop, Scan): nodes over its inputs, its constants, and values of
+    the network around it."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def captures(self) -> set[str]:
+        """The values that it reads of the network around it."""
+        own = {*self.inputs, *self.constants, *(n for node in self.nodes for n in node.outputs)}
+        return {*self.outputs, *(n for node in self.nodes for n in node.inputs if n)} - own
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,17 @@ operator's function (graph/lowering/) for each node, and hands on what came out.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from tilewright.errors import ArrayError, ModelError, SpecError, UnsupportedError
+from tilewright.graph.control import CONTROL, deciding, expand
 from tilewright.graph.graph import DTYPES, Graph, Node, Value
-from tilewright.graph.lowering.emit import Emitter
+from tilewright.graph.lowering.emit import Emitter, unused_name
 from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.graph.lowering.reader import NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Named, Result, Unsupported, elements_held
@@ -27,11 +31,14 @@ from tilewright.ops.dtypes import DTYPES as GENERATED
 
 # Elements that computing ahead may add, beside twice those of the graph's own constants.
 MAX_FOLDED = 2**26
+# Nodes that loops and branches become, all steps together.
+MAX_NODES = 2**14
 Hand = Callable[[Node, str, Result], Result]
 
 
 def lower(graph: Graph) -> Program:
     """[Graph] -> [Program]"""
+    graph = written_out(graph)
     emitter = Emitter(graph, _room(graph))
     found = walk(graph, emitter.emit)
     outputs = [(name, emitter.name_of(found[value], value)) for name, value in graph.outputs]
@@ -40,20 +47,32 @@ def lower(graph: Graph) -> Program:
 
 def types(graph: Graph) -> dict[str, Result]:
     """What is known of every value: its array, else its shape and dtype."""
-
-    def named(node: Node, output: str, result: Result) -> Result:
-        if isinstance(result, Known):
-            return result
-        return Named(Value(output, result.shape, result.dtype))
-
-    return walk(graph, named)
+    return walk(graph, _named)
 
 
-def walk(graph: Graph, hand: Hand) -> dict[str, Result]:
+def written_out(graph: Graph) -> Graph:
+    """[Graph] -> [Graph] without If, Loop and Scan (graph/control.py)."""
+    if not any(node.op in CONTROL for node in graph.nodes):
+        return graph
+    nodes: list[Node] = []
+    constants = dict(graph.constants)
+    walk(graph, _named, nodes, constants)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _named(node: Node, output: str, result: Result) -> Result:
+    return result if isinstance(result, Known) else Named(Value(output, result.shape, result.dtype))
+
+
+def walk(
+    graph: Graph, hand: Hand, nodes: list[Node] | None = None,
+    constants: dict[str, np.ndarray] | None = None,
+) -> dict[str, Result]:  # fmt: skip
     """Every node in turn. `hand(node, output, result)` says what later nodes see of an output.
 
     Returns what every value of the graph is. Behind an unsupported node nothing can be known, and
-    nodes are only looked up.
+    nodes are only looked up. Nodes with bodies are written out as soon as what they depend on is
+    known; `nodes` and `constants` take what is looked at then.
     """
     found: dict[str, Result] = {name: Known(array) for name, array in graph.constants.items()}
     for value in graph.inputs:
@@ -63,20 +82,38 @@ def walk(graph: Graph, hand: Hand) -> dict[str, Result]:
         )
     unsupported = _Unsupported(graph.name)
     room = _room(graph)
-    for node in graph.nodes:
-        operator = OPERATORS.get(node.op)
-        if operator is None:
-            unsupported.add(node, '')
+    pending, owners = deque(graph.nodes), {}
+    taken = {*graph.names, *(node.name for node in graph.nodes)}
+    fresh = partial(unused_name, taken=taken, numbers=defaultdict(int))
+    while pending:
+        node = pending.popleft()
+        operator, owner = OPERATORS.get(node.op), owners.get(node.name, node.name)
+        if operator is None or (node.op in CONTROL and not node.bodies):
+            unsupported.add(node, '', owner)
             continue
         if any(name and name not in found for name in node.inputs):
+            unsupported.add_unknown(node, owner)
             continue
         try:
+            if node.op in CONTROL:
+                made = expand(node, found, fresh)
+                if len(owners) + len(made.nodes) > MAX_NODES:
+                    raise Unsupported(f'of more than {MAX_NODES} nodes, all steps together')
+                found |= {name: Known(array) for name, array in made.constants.items()}
+                owners |= dict.fromkeys((inner.name for inner in made.nodes), owner)
+                pending.extendleft(reversed(made.nodes))
+                if constants is not None:
+                    constants |= made.constants
+                continue
             results = _results(node, operator, found)
         except Unsupported as reason:
-            unsupported.add(node, str(reason))
+            unsupported.add(node, str(reason), owner)
+            unsupported.add_unknown(node, owner)
             continue
         except ModelError as error:
             raise ModelError(f'{graph.name}: {error}') from error
+        if nodes is not None:
+            nodes.append(node)
         for name, result in zip(node.outputs, results, strict=False):
             if name:
                 found[name] = hand(node, name, result)
@@ -127,14 +164,26 @@ def _check_inputs(node: Node, operator: Operator, inputs: tuple[Result | None, .
 
 
 class _Unsupported:
-    """All that is not supported in a graph: operator and reason -> nodes."""
+    """All that is not supported in a graph: operator and reason -> nodes.
+
+    `owners` are the graph's own nodes among them, or those in whose bodies they are.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.found: dict[tuple[str, str], list[str]] = {}
+        self.owners: dict[str, None] = {}
 
-    def add(self, node: Node, reason: str) -> None:
+    def add(self, node: Node, reason: str, owner: str) -> None:
         self.found.setdefault((node.op, reason), []).append(node.name)
+        self.owners[owner] = None
+
+    def add_unknown(self, node: Node, owner: str) -> None:
+        """What is not supported in the bodies of a node that cannot be looked into further."""
+        for inner in (inner for body in node.bodies for inner in body.nodes):
+            if inner.op not in OPERATORS:
+                self.add(inner, '', owner)
+            self.add_unknown(inner, owner)
 
     def check(self) -> None:
         if not self.found:
@@ -145,17 +194,17 @@ class _Unsupported:
         ]
         raise UnsupportedError(
             f'{self.name} contains what is not supported: {"; ".join(items)}',
-            tuple(name for nodes in self.found.values() for name in nodes),
+            tuple(self.owners),
         )
 
 
 def shape_inputs(graph: Graph) -> tuple[str, ...]:
     """The inputs on whose values shapes depend: `constants=` of an importer has to fix them."""
-    deciding: set[str] = set()
-    for node in reversed(graph.nodes):
+
+    def decides(node: Node, number: int) -> bool:
         operator = OPERATORS.get(node.op)
-        all_of_it = node.op not in ('Shape', 'Size') and any(o in deciding for o in node.outputs)
-        for number, name in enumerate(node.inputs):
-            if all_of_it or (operator and number in operator.known):
-                deciding.add(name)
-    return tuple(value.name for value in graph.inputs if value.name in deciding)
+        return operator is not None and number in operator.known
+
+    found: set[str] = set()
+    deciding(graph.nodes, found, decides)
+    return tuple(value.name for value in graph.inputs if value.name in found)

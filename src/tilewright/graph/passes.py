@@ -19,7 +19,7 @@ from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
-from tilewright.graph.lower import lower
+from tilewright.graph.lower import lower, written_out
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
@@ -76,6 +76,7 @@ def apply_passes(
     if isinstance(network, Program):
         program = network
     else:
+        network = written_out(network)
         for name, node_pass in NODE_PASSES.items():
             if name in wanted:
                 network = node_pass(network, cost)

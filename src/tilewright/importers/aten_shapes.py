@@ -122,10 +122,6 @@ def _index_select(call: Call) -> Value:
     return call.done('Gather', x, call.value('index'), axis=axis_of(call['dim'], len(x.shape)))
 
 
-def _embedding(call: Call) -> Value:
-    return call.done('Gather', call.value('weight'), call.value('indices'), axis=0)
-
-
 def _gather(call: Call) -> Value:
     x = call.value('self')
     axis = axis_of(call['dim'], len(x.shape))
@@ -286,7 +282,6 @@ HANDLERS: dict[str, Handler] = {
     **{f'replication_pad{n}d.default': lambda call: _padded(call, 'edge') for n in (1, 2, 3)},
     'flip.default': _flip,
     'index_select.default': _index_select,
-    'embedding.default': _embedding,
     'gather.default': _gather,
     'index.Tensor': _index,
     'mean.dim': _reduction('ReduceMean'),

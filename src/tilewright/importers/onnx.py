@@ -25,7 +25,16 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tilewright.errors import ModelError
-from tilewright.graph.graph import Attribute, Graph, Node, Value, dtype_of, fresh_name, in_order
+from tilewright.graph.graph import (
+    Attribute,
+    Body,
+    Graph,
+    Node,
+    Value,
+    dtype_of,
+    fresh_name,
+    in_order,
+)
 from tilewright.importers.onnx_opsets import NEWEST, OLDEST, modernise, unchanged
 from tilewright.importers.onnx_tensors import array_of, element_type
 from tilewright.importers.shapes import by_name, checked_shape, given_shapes
@@ -95,13 +104,19 @@ def _importer(
 
 def _texts(model: ModelProto) -> Iterator[object]:
     """Every text of the model that is looked at."""
-    graph = model.graph
-    yield graph.name
     for entry in model.opset_import:
         yield entry.domain
+    yield from _graph_texts(model.graph)
+
+
+def _graph_texts(graph: GraphProto) -> Iterator[object]:
+    yield graph.name
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
+        for attribute in node.attribute:
+            yield attribute.name
+            if attribute.HasField('g'):
+                yield from _graph_texts(attribute.g)
     for tensor in graph.initializer:
         yield tensor.name
         for item in tensor.external_data:
@@ -156,10 +171,11 @@ class _Importer:
         self.nodes: list[Node] = []
         self.numbers: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.opset = 0
         self.batch: set[str] = set()  # names of a batch that nobody gives the size of
 
     def graph(self) -> Graph:
-        opset = self._opset()
+        self.opset = self._opset()
         if len(self.proto.node) > MAX_NODES:
             raise self._error(f'has {len(self.proto.node)} nodes; the limit is {MAX_NODES}')
         if self.proto.sparse_initializer:
@@ -171,7 +187,7 @@ class _Importer:
         for tensor in self.proto.initializer:
             self._constant(tensor.name, array_of(tensor, self.source.folder, self._of(tensor.name)))
         inputs = self._inputs()
-        self._nodes(opset)
+        self._nodes()
         outputs = self._outputs()
         known = [*(value.name for value in inputs), *self.constants]
         nodes = in_order(self.nodes, known, self.source.name)
@@ -308,7 +324,7 @@ class _Importer:
             raise ModelError(f'{what} has shape {shown}; {who} gives it as {list(given)}')
         return given
 
-    def _nodes(self, opset: int) -> None:
+    def _nodes(self) -> None:
         """Every node, its attributes as values, in today's form; constants join the others."""
         names: set[str] = set()
         for number, proto in enumerate(self.proto.node):
@@ -319,7 +335,7 @@ class _Importer:
             if node.op == 'Constant':
                 self._constant(node.outputs[0], self._value(node))
                 continue
-            modern = modernise(node, opset, partial(fresh_name, taken=self.taken))
+            modern = modernise(node, self.opset, partial(fresh_name, taken=self.taken))
             self.nodes += modern.nodes
             self.numbers |= {made.name: number for made in modern.nodes}
             for name, array in modern.constants.items():
@@ -340,10 +356,39 @@ class _Importer:
             value = self._attribute(attribute, f'{proto.op_type} {name!r}')
             if value is not None:
                 attributes[attribute.name] = value
-        return Node(domain + proto.op_type, name, _without_tail(proto.input), outputs, attributes)
+        inputs = _without_tail(proto.input)
+        bodies = [value for value in attributes.values() if isinstance(value, Body)]
+        if bodies:
+            attributes['captures'] = tuple(sorted(set().union(*(b.captures for b in bodies))))
+            inputs += attributes['captures']
+        return Node(domain + proto.op_type, name, inputs, outputs, attributes)
+
+    def _body(self, proto: GraphProto) -> Body | None:
+        """A subgraph; None where it holds what graphs cannot, and only its node is known."""
+        try:
+            constants = {
+                t.name: array_of(t, self.source.folder, self._of(t.name)) for t in proto.initializer
+            }
+            nodes: list[Node] = []
+            for number, inner in enumerate(proto.node):
+                node = self._node(inner, number)
+                if node.op == 'Constant':
+                    constants[node.outputs[0]] = self._value(node)
+                    continue
+                modern = modernise(node, self.opset, partial(fresh_name, taken=self.taken))
+                nodes += modern.nodes
+                constants |= modern.constants
+            inputs, outputs = (
+                tuple(i.name for i in infos) for infos in (proto.input, proto.output)
+            )
+            body = Body(inputs, outputs, tuple(nodes), constants)
+            known = {*inputs, *constants, *body.captures}
+            return replace(body, nodes=in_order(nodes, known, self.source.name))
+        except ModelError:
+            return None
 
     def _attribute(self, proto: AttributeProto, where: str) -> Attribute | None:
-        """The value of an attribute; subgraphs are left out, with the operators that have them."""
+        """The value of an attribute; what has no value here is left out."""
         kind = proto.type
         if kind == AttributeProto.INT:
             return proto.i
@@ -360,7 +405,7 @@ class _Importer:
             return tuple(proto.floats)
         if kind == AttributeProto.STRINGS:
             return tuple(map(_text, proto.strings))
-        return None
+        return self._body(proto.g) if kind == AttributeProto.GRAPH else None
 
     def _value(self, node: Node) -> np.ndarray:
         """What a Constant node holds."""

@@ -128,6 +128,11 @@ def _batch_norm(node: Node, opset: int, fresh: Callable[[str], str]) -> tuple[No
     return (replace(node, attributes={**node.attributes, 'training_mode': 1}),)
 
 
+def _scan(node: Node, opset: int, fresh: Callable[[str], str]) -> tuple[Node, ...]:
+    """Before 9 it had lengths, and a batch in front of everything."""
+    return (node if opset >= 9 else replace(node, attributes={**node.attributes, 'batched': 1}),)
+
+
 _REWRITES: dict[str, Callable[[Node, int, Callable[[str], str]], tuple[Node, ...]]] = {
     'Softmax': _rows,
     'LogSoftmax': _rows,
@@ -135,4 +140,5 @@ _REWRITES: dict[str, Callable[[Node, int, Callable[[str], str]], tuple[Node, ...
     'Upsample': _resize,
     'Resize': _resize,
     'BatchNormalization': _batch_norm,
+    'Scan': _scan,
 }

@@ -30,6 +30,7 @@ from tilewright.graph.graph import DTYPES, Graph, Value
 from tilewright.importers import (
     aten_attention,
     aten_elementwise,
+    aten_embedding,
     aten_recurrent,
     aten_shapes,
     aten_windows,
@@ -37,10 +38,11 @@ from tilewright.importers import (
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
 
+_TABLES = (
+    aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_windows,
+)  # fmt: skip
 HANDLERS: dict[str, Handler] = {
-    f'aten.{name}': handler
-    for table in (aten_attention, aten_elementwise, aten_recurrent, aten_shapes, aten_windows)
-    for name, handler in table.HANDLERS.items()
+    f'aten.{name}': handler for table in _TABLES for name, handler in table.HANDLERS.items()
 }
 # Operators that PyTorch would take apart although a node of ours is the whole of them.
 _KEPT = (

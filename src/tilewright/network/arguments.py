@@ -51,7 +51,7 @@ def is_saved(network: Any) -> bool:
 
 def is_zoo(network: Any) -> bool:
     """Whether a network is the name of one of the zoo, and of no file."""
-    return isinstance(network, str) and network in zoo.NAMES and not os.path.exists(network)
+    return isinstance(network, str) and network in zoo.KNOWN and not os.path.exists(network)
 
 
 def check_saved(path: str | os.PathLike[str], **given: object) -> None:

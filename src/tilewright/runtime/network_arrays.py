@@ -30,7 +30,15 @@ def contiguous(array: np.ndarray, value: Value) -> np.ndarray:
 def own(array: np.ndarray, value: Value) -> np.ndarray:
     """The same in memory of its own, so that keeping it keeps nothing else: not a whole file."""
     made = contiguous(array, value)
-    return made if made.base is None else made.copy()
+    base = made.base
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    alone = base is None or (isinstance(base, np.ndarray | bytes) and _bytes(base) == made.nbytes)
+    return made if alone else made.copy()
+
+
+def _bytes(base: np.ndarray | bytes) -> int:
+    return base.nbytes if isinstance(base, np.ndarray) else len(base)
 
 
 def from_bytes(memory: np.ndarray, value: Value) -> np.ndarray:

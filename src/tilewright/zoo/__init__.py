@@ -5,6 +5,7 @@ zoo.torch_module('resnet18')            torch.nn.Module with the same weights
 zoo.graph('resnet18')                   a graph of our own, where neither is installed
 zoo.onnx_model('vgg16', **zoo.SMALL['vgg16'])      the same structure, small
 zoo.onnx_model('bert_base', image=128)             a transformer: `image` is its number of words
+zoo.onnx_model('dlrm', batch=128, image=1000)      DLRM: `image` is the number of rows of a table
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import numpy as np
 
 from tilewright.errors import SpecError
 from tilewright.graph.graph import Graph
-from tilewright.zoo import classic, inception, residual, transformers
+from tilewright.zoo import classic, inception, recurrent, residual, transformers
 from tilewright.zoo.as_graph import to_graph
+from tilewright.zoo.dlrm import dlrm
 from tilewright.zoo.layers import INPUT, OUTPUT, Layer, Network
-from tilewright.zoo.transformers import Transformer
 from tilewright.zoo.weights import weights
+from tilewright.zoo.written import WrittenNetwork
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 __all__ = [
-    'INPUT', 'KNOWN', 'NAMES', 'OUTPUT', 'SMALL', 'TRANSFORMERS', 'Layer', 'Network',
-    'Transformer', 'example', 'graph', 'inputs', 'network', 'onnx_model', 'torch_module',
+    'INPUT', 'KNOWN', 'NAMES', 'OUTPUT', 'SMALL', 'WRITTEN', 'Layer', 'Network',
+    'WrittenNetwork', 'example', 'graph', 'inputs', 'network', 'onnx_model', 'torch_module',
     'weights',
 ]  # fmt: skip
 _MAKERS = {
@@ -46,21 +48,27 @@ _MAKERS = {
     'densenet121': residual.densenet121,
     'darknet19': classic.darknet19,
 }
+# Networks that are not lists of layers: transformers, recurrent networks, recommendation.
+_WRITERS = {**transformers.MAKERS, **recurrent.MAKERS, 'dlrm': dlrm}
 NAMES = tuple(_MAKERS)
-TRANSFORMERS = tuple(transformers.MAKERS)
-KNOWN = (*NAMES, *TRANSFORMERS)
+WRITTEN = tuple(_WRITERS)
+KNOWN = (*NAMES, *WRITTEN)
 # Arguments that make a network small: every kind of layer and every stage is left.
 SMALL = {
     name: {'image': {'alexnet': 67, 'nin': 96, 'inception_v3': 96}.get(name, 64), 'width': 8}
     for name in NAMES
-} | {name: {'image': 32 if name == 'vit_b16' else 5, 'width': 6} for name in TRANSFORMERS}
+} | {
+    name: {'image': {'vit_b16': 32, 'deepspeech2': 12, 'dlrm': 50}.get(name, 5), 'width': width}
+    for names, width in ((transformers.MAKERS, 6), (recurrent.MAKERS, 16), (('dlrm',), 8))
+    for name in names
+}
 
 
 def network(
     name: str, batch: int = 1, image: int | None = None, width: int = 1
-) -> Network | Transformer:
+) -> Network | WrittenNetwork:
     """A network by name, at the image size of its paper and its own width unless told otherwise."""
-    makers = _MAKERS | transformers.MAKERS
+    makers = _MAKERS | _WRITERS
     if name not in makers:
         near = difflib.get_close_matches(name, KNOWN, 3, 0.5)
         words = f'did you mean {", ".join(near)}?' if near else f'known: {", ".join(KNOWN)}'
@@ -76,7 +84,7 @@ def onnx_model(
     from tilewright.zoo.as_onnx import graph_to_onnx, to_onnx
 
     made = network(name, batch, image, width)
-    if isinstance(made, Transformer):
+    if isinstance(made, WrittenNetwork):
         return graph_to_onnx(graph(name, seed, batch, image, width), made.outputs)
     return to_onnx(made, weights(made, seed))
 
@@ -86,8 +94,8 @@ def graph(
 ) -> Graph:
     """A network as a graph, with the weights of `onnx_model`."""
     made = network(name, batch, image, width)
-    if isinstance(made, Transformer):
-        return transformers.to_graph(made, transformers.draw_weights(made, seed))
+    if isinstance(made, WrittenNetwork):
+        return made.to_graph(made.draw_weights(seed))
     return to_graph(made, weights(made, seed))
 
 
@@ -98,20 +106,20 @@ def torch_module(
     from tilewright.zoo.as_torch import to_torch
 
     made = network(name, batch, image, width)
-    if isinstance(made, Transformer):
-        return transformers.to_torch(made, transformers.draw_weights(made, seed))
+    if isinstance(made, WrittenNetwork):
+        return made.to_torch(made.draw_weights(seed))
     return to_torch(made, weights(made, seed))
 
 
-def inputs(made: Network | Transformer, seed: int = 0) -> dict[str, np.ndarray]:
+def inputs(made: Network | WrittenNetwork, seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs of a network, by name."""
-    if isinstance(made, Transformer):
-        return transformers.draw_inputs(made, seed)
+    if isinstance(made, WrittenNetwork):
+        return made.draw_inputs(seed)
     return {INPUT: example(made, seed)}
 
 
-def example(made: Network | Transformer, seed: int = 0) -> np.ndarray:
+def example(made: Network | WrittenNetwork, seed: int = 0) -> np.ndarray:
     """What a network is asked first: an image, float32 NCHW, mean 0, deviation 1, or words."""
-    if isinstance(made, Transformer):
+    if isinstance(made, WrittenNetwork):
         return next(iter(inputs(made, seed).values()))
     return np.random.default_rng([seed, 1]).standard_normal(made.shape, np.float32)

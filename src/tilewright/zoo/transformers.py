@@ -12,27 +12,23 @@ operators that exporters write (products, softmax), modules PyTorch's own attent
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import MissingError, SpecError
-from tilewright.graph.graph import Attribute, Graph, Node, Value
+from tilewright.errors import SpecError
+from tilewright.graph.graph import Graph, Value
+from tilewright.zoo.written import OUTPUT, GraphWriter, WrittenNetwork, check_sizes, divided
 
 HEAD = 64  # size of a head
 DEPTH = 12
 PATCH = 16
-DEVIATION = 0.02
-OUTPUT = 'scores'
 
 
 @dataclass(frozen=True, slots=True)
-class Transformer:
+class Transformer(WrittenNetwork):
     """One network; `words` are computed, `past` are those whose keys and values are given.
 
     before    layers are normalised before they are computed, else behind the residual
@@ -60,6 +56,10 @@ class Transformer:
 
     @property
     def rows(self) -> int:
+        return self.vocabulary
+
+    @property
+    def places(self) -> int:
         """Rows that go through the layers: words, or patches and a class."""
         return (self.side // PATCH) ** 2 + 1 if self.side else self.words
 
@@ -82,17 +82,13 @@ class Transformer:
         return (Value(OUTPUT, (self.batch, self.vocabulary)), *(Value(n, shape) for n in kept))
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.inputs[0].shape
-
-    @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """The shape of every weight; matrices are [in, out]."""
         d = self.hidden
         made: dict[str, tuple[int, ...]] = {}
         if self.side:
             made |= {'patches.weight': (d, 3, PATCH, PATCH), 'patches.bias': (d,)}
-            made |= {'class': (1, 1, d), 'places': (self.rows, d)}
+            made |= {'class': (1, 1, d), 'places': (self.places, d)}
         else:
             made |= {'words': (self.vocabulary, d), 'places': (512 if self.scores else 1024, d)}
         if not self.before:
@@ -109,18 +105,22 @@ class Transformer:
         return made
 
     @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.weights.values())
-
-    @property
     def multiplications(self) -> int:
         """Of matrices, patches and attention, by their definition."""
-        d, rows = self.hidden, self.batch * self.rows
-        each = sum(i * o for i, o in _MATRICES.values()) * d * d + 2 * (self.past + self.rows) * d
+        d, rows = self.hidden, self.batch * self.places
+        each = sum(i * o for i, o in _MATRICES.values()) * d * d + 2 * (self.past + self.places) * d
         last = self.batch * d * self.vocabulary if self.causal else rows * d * self.scores
         if self.side:
             last = self.batch * d * self.scores + (rows - self.batch) * 3 * PATCH**2 * d
         return DEPTH * rows * each + last
+
+    def to_graph(self, weights: Mapping[str, np.ndarray]) -> Graph:
+        return _Writer(dict(weights), network=self).whole_graph()
+
+    def module(self, torch: Any, weights: Mapping[str, np.ndarray]) -> Any:
+        from tilewright.zoo.transformer_module import module_of
+
+        return module_of(torch, self, weights)
 
 
 # Matrices of a layer: how many times the hidden size go in and come out.
@@ -129,7 +129,7 @@ _MATRICES = {'qkv': (1, 3), 'out': (1, 1), 'up': (1, 4), 'down': (4, 1)}
 
 def bert_base(batch: int = 1, image: int = 384, width: int = 1) -> Transformer:
     """Words of 30,522, embedded with their place; layers normalised behind the residual."""
-    words = _checked('bert_base', batch, image, 512)
+    words = check_sizes('bert_base', batch, image, 'words', 512)
     return Transformer(
         'bert_base', batch, words, heads=_heads(width), vocabulary=30522 // width, epsilon=1e-12
     )
@@ -150,7 +150,7 @@ def vit_b16(batch: int = 1, image: int = 224, width: int = 1) -> Transformer:
 
 def gpt2(batch: int = 1, image: int = 128, width: int = 1) -> Transformer:
     """The words of a prompt at once: scores of the word behind them, keys and values."""
-    words = _checked('gpt2', batch, image, 1024)
+    words = check_sizes('gpt2', batch, image, 'words', 1024)
     return Transformer(
         'gpt2', batch, words, heads=_heads(width), vocabulary=50257 // width, scores=0,
         before=True, causal=True,
@@ -159,7 +159,7 @@ def gpt2(batch: int = 1, image: int = 128, width: int = 1) -> Transformer:
 
 def gpt2_decode(batch: int = 1, image: int = 128, width: int = 1) -> Transformer:
     """One word behind `image` words whose keys and values are given."""
-    past = _checked('gpt2_decode', batch, image, 1023)
+    past = check_sizes('gpt2_decode', batch, image, 'words', 1023)
     return Transformer(
         'gpt2_decode', batch, 1, past=past, heads=_heads(width), vocabulary=50257 // width,
         scores=0, before=True, causal=True,
@@ -176,62 +176,14 @@ MAKERS = {
 
 
 def _heads(width: int) -> int:
-    if width < 1:
-        raise SpecError(f'width is {width}; it is at least 1')
-    return max(1, 12 // width)
+    return divided(12, width)
 
 
-def _checked(name: str, batch: int, words: int, most: int) -> int:
-    if batch < 1 or not 1 <= words <= most:
-        raise SpecError(f'{name}: batch {batch} and {words} words; give 1 or more, words to {most}')
-    return words
-
-
-def draw_weights(network: Transformer, seed: int = 0) -> dict[str, np.ndarray]:
-    """Normal numbers of deviation 0.02, as these networks start from; scales are near 1."""
-    made = {}
-    for name, shape in network.weights.items():
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        array = rng.standard_normal(shape, np.float32) * np.float32(DEVIATION)
-        made[name] = array + np.float32(1) if name.endswith('scale') else array
-    return made
-
-
-def draw_inputs(network: Transformer, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random words, images, keys and values."""
-    rng = np.random.default_rng([seed, 1])
-    return {
-        v.name: rng.integers(0, network.vocabulary, v.shape)
-        if v.dtype == 'i64'
-        else rng.standard_normal(v.shape, np.float32)
-        for v in network.inputs
-    }
-
-
-def to_graph(network: Transformer, weights: Mapping[str, np.ndarray]) -> Graph:
-    """[Transformer, arrays by name] -> [Graph] with the operators that exporters write."""
-    return _Writer(network, dict(weights)).graph()
-
-
-@dataclass
-class _Writer:
-    """A graph as it grows: each method adds nodes and returns the name of a value."""
+@dataclass(kw_only=True)
+class _Writer(GraphWriter):
+    """The layers of a transformer, one after the other."""
 
     network: Transformer
-    constants: dict[str, np.ndarray]
-    nodes: list[Node] = field(default_factory=list)
-
-    def node(self, op: str, name: str, *inputs: str, **attributes: Attribute) -> str:
-        self.nodes.append(Node(op, name, inputs, (name,), attributes))
-        return name
-
-    def number(self, name: str, value: Any, dtype: type = np.float32) -> str:
-        self.constants.setdefault(name, np.asarray(value, dtype))
-        return name
-
-    def linear(self, x: str, name: str) -> str:
-        product = self.node('MatMul', f'{name}/product', x, f'{name}.weight')
-        return self.node('Add', name, product, f'{name}.bias')
 
     def norm(self, x: str, name: str) -> str:
         return self.node(
@@ -241,11 +193,11 @@ class _Writer:
 
     def heads(self, x: str) -> str:
         t = self.network
-        shape = self.number('split', (t.batch, t.rows, t.heads, HEAD), np.int64)
+        shape = self.number('split', (t.batch, t.places, t.heads, HEAD), np.int64)
         split = self.node('Reshape', f'{x}/split', x, shape)
         return self.node('Transpose', f'{x}/heads', split, perm=(0, 2, 1, 3))
 
-    def graph(self) -> Graph:
+    def whole_graph(self) -> Graph:
         t = self.network
         x = self.patches() if t.side else self.words()
         for n, layer in enumerate(t.layers):
@@ -253,8 +205,7 @@ class _Writer:
         if t.before:
             x = self.norm(x, 'norm')
         self.head(x)
-        outputs = tuple((v.name, v.name) for v in t.outputs)
-        return Graph(t.name, t.inputs, outputs, tuple(self.nodes), self.constants)
+        return self.graph(t)
 
     def words(self) -> str:
         t = self.network
@@ -295,10 +246,7 @@ class _Writer:
         t = self.network
         qkv = self.linear(x, f'{name}.qkv')
         parts = tuple(f'{name}/{part}' for part in 'qkv')
-        self.nodes.append(
-            Node('Split', f'{name}/parts', (qkv,), parts, {'axis': -1, 'num_outputs': 3})
-        )
-        q, k, v = map(self.heads, parts)
+        q, k, v = map(self.heads, self.several('Split', parts, qkv, axis=-1, num_outputs=3))
         if t.causal:
             k, v = (self.cached(r, what, n) for r, what in ((k, 'key'), (v, 'value')))
         turned = self.node('Transpose', f'{name}/keys', k, perm=(0, 1, 3, 2))
@@ -313,7 +261,7 @@ class _Writer:
         y = self.node('Transpose', f'{name}/rows', y, perm=(0, 2, 1, 3))
         return self.node(
             'Reshape', f'{name}/joined', y,
-            self.number('joined', (t.batch, t.rows, t.hidden), np.int64),
+            self.number('joined', (t.batch, t.places, t.hidden), np.int64),
         )  # fmt: skip
 
     def cached(self, x: str, what: str, n: int) -> str:
@@ -328,19 +276,5 @@ class _Writer:
             row = 0 if t.side else t.words - 1
             x = self.node('Gather', 'row', x, self.number('last', row, np.int64), axis=1)
         if not t.causal:
-            product = self.node('MatMul', 'head/product', x, 'head.weight')
-            return self.node('Add', OUTPUT, product, 'head.bias')
+            return self.linear(x, 'head', OUTPUT)
         return self.node('Gemm', OUTPUT, x, 'words', transB=1)
-
-
-def to_torch(network: Transformer, weights: Mapping[str, np.ndarray]) -> Any:
-    """[Transformer, arrays by name] -> torch.nn.Module in evaluation mode; it copies the arrays."""
-    try:
-        torch: Any = import_module('torch')
-    except ImportError:
-        raise MissingError(
-            "PyTorch modules of networks need PyTorch: pip install 'tilewright[torch]'"
-        ) from None
-    from tilewright.zoo.transformer_module import module_of
-
-    return module_of(torch, network, weights).eval()

@@ -63,7 +63,7 @@ class Emitter:
                 for tensor, operand in part.operands.items()
             }
             origin = (node.name,) if node else ()
-            task = _unused(node.name if node else name, self._task_names, self._numbers)
+            task = unused_name(node.name if node else name, self._task_names, self._numbers)
             self.tasks.append(Task(task, part.group, operands, name, origin, len(result.parts) > 1))
 
     def _constant(self, array: np.ndarray, wish: str) -> str:
@@ -85,7 +85,7 @@ class Emitter:
         return name
 
     def _fresh(self, name: str) -> str:
-        return _unused(name, self._taken, self._numbers)
+        return unused_name(name, self._taken, self._numbers)
 
     def program(self, outputs: Sequence[tuple[str, str]]) -> Program:
         """What the outputs need, and nothing else; every input stays."""
@@ -109,7 +109,7 @@ def _only(mapping: Mapping, names: set[str]) -> dict:
     return {name: item for name, item in mapping.items() if name in names}
 
 
-def _unused(name: str, taken: set[str], numbers: defaultdict[str, int]) -> str:
+def unused_name(name: str, taken: set[str], numbers: defaultdict[str, int]) -> str:
     """A name like this one that is not taken; it is taken afterwards."""
     made = name
     while made in taken:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewright.graph.lowering import (
     attention,
+    control,
     convolution,
     elementwise,
     gathers,
@@ -39,6 +40,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Shapes': {**shape.OPERATORS, **moving.OPERATORS, **patterns.OPERATORS},
     'Gathers': gathers.OPERATORS,
     'Resizing': resize.OPERATORS,
+    'Control flow': control.OPERATORS,
 }
 OPERATORS: Registry[Operator] = Registry(
     'an operator',

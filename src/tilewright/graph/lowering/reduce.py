@@ -54,8 +54,9 @@ def _reduction(kind: str) -> Lowering:
         if 0 in x.shape:
             return filled(shape, 0 if 0 in shape else described.empty(x.dtype), x.dtype)
         word = node.op.lower()
-        if not axes:
-            return pointwise(word, described.of_one(), [x], x.dtype)
+        if all(x.shape[axis] == 1 for axis in axes):
+            one = described.of_one()
+            return view(x if one == X else pointwise(word, one, [x], x.dtype), shape)
         numbers = convert(x, 'u8') if x.dtype == 'bool' else x  # truths are combined as numbers
         group = described.group(word, x.shape, axes, numbers.dtype)
         return view(convert(compute(group, {'In': numbers}), x.dtype), shape)

@@ -143,13 +143,19 @@ def elements_held(array: np.ndarray) -> int:
 
 
 def _bound(part: Part) -> Part:
-    """The part with tensors of their operands' dtypes, constant exactly where these are known."""
+    """The part with tensors of their operands' dtypes, constant exactly where these are known.
+
+    Tables of which rows are looked up are read where they are: a copy in the order of a kernel
+    would gain nothing, and they may be most of a model.
+    """
+    tables = {a.tensor for stage in part.group.stages for a in stage.reads if a.lookups}
 
     def bound(tensor: Tensor) -> Tensor:
         operand = part.operands.get(tensor.name)
         if operand is None:
             return tensor
-        role = 'constant' if isinstance(operand, Known) else 'input'
+        packed = isinstance(operand, Known) and tensor.name not in tables
+        role = 'constant' if packed else 'input'
         return replace(tensor, role=role, dtype=operand.dtype)
 
     tensors = tuple(map(bound, part.group.tensors))

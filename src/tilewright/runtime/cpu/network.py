@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from tilewright.errors import ArrayError, CheckError, ModelError
 from tilewright.graph.graph import DTYPES, Value
+from tilewright.graph.limits import check_indices, index_limits
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
@@ -134,6 +136,8 @@ class Network(CalledNetwork):
     called side by side. A child process that is forked may call a network of its parent.
     """
 
+    limits: Mapping[str, np.ndarray] = MappingProxyType({})  # input -> rows that it chooses from
+
     def __init__(
         self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int
     ) -> None:
@@ -145,7 +149,7 @@ class Network(CalledNetwork):
         )
         self.kernels = dict(kernels)
         self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
-        self.places = memory.places
+        self.places, self.limits = memory.places, index_limits(program)
         self._lock = threading.Lock()  # callers share the arena and the arguments
         self._build(program, memory)
         renew_lock_in_children(self)
@@ -387,7 +391,12 @@ class Network(CalledNetwork):
             raise ArrayError(
                 f'{self.name}: input {value.name!r} is missing; it takes {self._signature()}'
             )
-        return checked_input(value, arrays[value.name])
+        array = checked_input(value, arrays[value.name])
+        if value.name in self.limits:
+            wrong = check_indices(value.name, array, self.limits[value.name])
+            if wrong:
+                raise ArrayError(f'{self.name}: {wrong}')
+        return array
 
     def _bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Note the caller's arrays for the executor; the lock is held."""

@@ -19,6 +19,7 @@ import numpy as np
 from tilewright.errors import TilewrightError
 from tilewright.graph.graph import DTYPES as KINDS
 from tilewright.graph.graph import Value
+from tilewright.graph.limits import index_limits
 from tilewright.graph.memory import Place
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.language import Array, Kernel
@@ -152,6 +153,7 @@ class _Binder:
         made = GpuNetwork(
             self.program.name, self.device, inputs, outputs, tasks, order, held, self._places(),
         )  # fmt: skip
+        made.limits = index_limits(self.program)
         self.holder.kept = True
         return made
 
