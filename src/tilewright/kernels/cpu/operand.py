@@ -254,10 +254,15 @@ def _offsets(expression: Affine, unrolled: tuple[tuple[str, int], ...]) -> tuple
 
 
 def write_pack(
-    writer: Writer, operand: Operand, tensor: Tensor, front: Front | None = None
+    writer: Writer, operand: Operand, tensor: Tensor, front: Front | None = None, lanes: int = 1
 ) -> None:
-    """A C function that fills the buffer: `from` first indices, `extent` how many of each axis."""
-    write_copies(writer, bool(operand.strips), front)
+    """A C function that fills the buffer: `from` first indices, `extent` how many of each axis.
+
+    What `front` computes of neighbours is computed in vectors of `lanes`.
+    """
+    last = operand.splits[-1]
+    together = last.strip if tensor.strides[last.axis] * last.factor == 1 else 1
+    write_copies(writer, bool(operand.strips), front, together, lanes)
     writer.open(
         'static void pack_tile(const float *restrict source, float *restrict buffer, '
         f'const long *from, const long *extent{front.pointers if front else ""})'
@@ -314,13 +319,21 @@ def write_pack(
     writer.line()
 
 
-def write_copies(writer: Writer, strips: bool, front: Front | None) -> None:
-    """The C functions that copy one row; through `front`, where there is one."""
+def write_copies(
+    writer: Writer, strips: bool, front: Front | None, together: int, lanes: int
+) -> None:
+    """The C functions that copy one row; through `front`, where there is one, `together` elements
+    of a strip at a time.
+    """
     parameters = front.parameters if front else ''
     arguments = front.arguments if front else ''
+    call = ''
     if front:
         front.write_function(writer)
+        call = front.write_strip(writer, together, lanes) if strips else ''
     for text in (_COPY_ROW, _COPY_STRIPS)[: 1 + strips]:
+        if call:
+            text = text.replace(_STRIP_LOOP, f'            {call}\n')
         for element in _ELEMENTS:
             text = text.replace(f'@{element}@', front.element(element) if front else element)
         text = text.replace('@parameters@', parameters).replace('@arguments@', arguments)
@@ -352,6 +365,11 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
     for (long x = high; x < count; x++)
         buffer[x] = 0.0f;
 }
+"""
+
+_STRIP_LOOP = """\
+            for (long i = 0; i < strip; i++)
+                buffer[i] = @s[i * factor * stride]@;
 """
 
 _COPY_STRIPS = """\

@@ -15,7 +15,6 @@ compute there is stored in the rest of the strip's row, which nobody reads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,8 @@ from tilewright.kernels.cpu.vector_epilogue import (
     VectorEpilogue,
     broadcast,
     plan_vector_epilogue,
+    renamed,
+    vector_type,
     write_functions,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
@@ -39,7 +40,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 
 HELD = 9  # weights that stay in registers
-_OWN = re.compile(r'\b(row_v|zero_v|mask_v|vec_max|vec_min|vec_where|stage_\d+)\b')
 
 
 @dataclass(frozen=True)
@@ -216,16 +216,14 @@ def write_sliding(writer: Writer, plan: SlidingPlan) -> None:
     Names that the second part's functions have, too, get a prefix.
     """
     own = Writer()
-    size = f'vector_size({4 * plan.lanes}), aligned(4), may_alias'
-    own.line(f'typedef float row_v __attribute__(({size}));')
-    own.line('static const row_v zero_v;')
+    own.lines += vector_type(plan.lanes)
     own.line(f'static const float zero_row[{plan.shape.across.extent}];')
     own.lines += [*IN_ORDER.splitlines(), '']
     write_functions(own, replace(plan.epilogue, functions=()), plan.lanes)
     for count in plan.counts:
         _write_rows(own, plan, count)
     _write_fill(own, plan)
-    writer.lines += [_OWN.sub(r'first_\1', line) for line in own.lines]
+    writer.lines += renamed(own.lines, 'first')
 
 
 def _weight(plan: SlidingPlan, t: int, tap: int) -> str:
