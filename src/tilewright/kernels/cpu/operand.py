@@ -206,6 +206,7 @@ def _buffered(
             stride = odd_lines(stride)
         made[axis] = Split(axis, factor, tuple(phases), held if axis not in cut else count, stride)
         stride *= held * len(phases)
+    stride = odd_lines(stride) if cut else stride
     for axis in (t for t in reversed(order) if t in cut):
         strip = strips[cut[axis]]
         made[axis] = replace(made[axis], strip=strip, pitch=stride)
@@ -232,6 +233,8 @@ def odd_lines(floats: int) -> int:
 
     A micro-kernel walks over the channels of a tile. With an even number of lines between them they
     share half of the sets of a cache or fewer. Worth up to 1.7% on a Neoverse-N1 (docs/model.md).
+    Strips are filled channel by channel, all of them at once, and with a power of two between them
+    they would share a single set; loads would wait for stores whose addresses look the same.
     """
     lines = -(-floats // LINE_FLOATS)
     return (lines | 1) * LINE_FLOATS if lines > 2 else floats

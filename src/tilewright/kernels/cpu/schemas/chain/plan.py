@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.pointwise import axes_of
-from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding, spread
+from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
 from tilewright.ops.chain import Region, is_chained, regions
 from tilewright.ops.compose import placed
@@ -157,8 +157,6 @@ def _plan_product(group: Group, schedule: Schedule) -> ProductPlan:
             f'{group.label}: the schedule packs nothing; name the level whose tile is chained'
         )
     outer = plan_outer(cut_up[1], schedule)
-    if outer.operand.strips:
-        outer = replace(outer, operand=spread(outer.operand))
     return ProductPlan(group, schedule, outer, plan_sliding(cut_up[0], outer))
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.nest import part_extents, tile_sets
-from tilewright.kernels.cpu.operand import ROW_FLOATS, Operand, Split, odd_lines, packed_tile
+from tilewright.kernels.cpu.operand import ROW_FLOATS, Split, packed_tile
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 from tilewright.kernels.cpu.schemas.stencil.code import IN_ORDER, vector_text
@@ -144,26 +144,6 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     strips = cover_strips(shape.across, lanes, strip, pitch)
     epilogue = plan_vector_epilogue(part)
     return SlidingPlan(part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue)
-
-
-def spread(kept: Operand) -> Operand:
-    """The same strips an odd number of lines apart.
-
-    The first part writes a channel of many strips at once; with a power of two between them they
-    would share the sets of a cache, and loads would wait for stores whose addresses look the same.
-    """
-    near = min(pitch for _, pitch in kept.strips.values())
-    far = odd_lines(near)
-
-    def moved(pitch: int) -> int:
-        return pitch // near * far
-
-    return replace(
-        kept,
-        size=moved(kept.size),
-        splits=tuple(replace(s, pitch=moved(s.pitch)) if s.strip else s for s in kept.splits),
-        strips={name: (strip, moved(pitch)) for name, (strip, pitch) in kept.strips.items()},
-    )
 
 
 def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip, ...]:
