@@ -48,6 +48,7 @@ class SlidingPlan:
 
     counts  every number of rows that is computed together: `rows`, and what tiles leave over
     splits  how the buffer keeps each axis of the producer's result
+    plane   floats between channels of what is read, where that is a region of one image (expand.py)
     """
 
     part: Group
@@ -57,6 +58,7 @@ class SlidingPlan:
     strips: tuple[Strip, ...]
     splits: tuple[Split, ...]
     epilogue: VectorEpilogue
+    plane: int = 0
 
     @property
     def rows(self) -> int:
@@ -328,11 +330,12 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
         return total([base, *(scaled(text, stride(d)) for d, text in at.items()), str(const)])
 
     tensor, strides, const = plan.part.tensor(shape.a.tensor), {}, 0
+    steps = (0, plan.plane) if plan.plane else tensor.strides
     for axis, expression in enumerate(shape.a.index[:-1]):
         if axis != shape.down_axis:
-            const += tensor.strides[axis] * expression.const
+            const += steps[axis] * expression.const
             for name, c in expression.terms:
-                strides[name] = strides.get(name, 0) + c * tensor.strides[axis]
+                strides[name] = strides.get(name, 0) + c * steps[axis]
     weights, _ = access_strides(plan.part, shape.b)
     writer.line(f'const float *a = {moved("in", lambda d: strides.get(d, 0), const)};')
     writer.line(f'const float *weights = {moved("ker", lambda d: weights.get(d, 0), 0)};')
