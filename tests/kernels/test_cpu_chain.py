@@ -46,15 +46,24 @@ def tied(first: Group, second: Group) -> Group:
     return made.group
 
 
-def depthwise(c: int, k: int, h: int, w: int, n: int = 1, out: int = 0, **more) -> Group:
+def depthwise(
+    c: int, k: int, h: int, w: int, n: int = 1, out: int = 0, before: Group | None = None, **more
+) -> Group:
     """A depthwise convolution with bias and activation, and a 1x1 convolution with both behind it;
-    `out`: channels of a block of the result.
+    `out`: channels of a block of the result; `before`: what makes the image.
     """
     wanted = {'r': 3, 's': 3, 'pad': 1, 'bias': True, 'activation': 'relu'} | more
     first = conv2d(n=n, c=c, h=h, w=w, k=c, groups=c, **wanted)
     _, _, high, wide = first.output.shape
     second = conv2d(n=n, c=c, h=high, w=wide, k=k, r=1, s=1, bias=True, activation='relu')
+    first = tied(before, first) if before else first
     return tied(first, blocked(second, {'Out': out}) if out else second)
+
+
+def expanded(c: int, m: int, k: int, h: int, w: int, n: int = 1, **more) -> Group:
+    """A 1x1 convolution to `m` channels before a depthwise and a 1x1 convolution."""
+    first = conv2d(n=n, c=c, h=h, w=w, k=m, r=1, s=1, bias=True, activation='relu')
+    return depthwise(m, k, h, w, n, before=first, **more)
 
 
 CHAINS = {
@@ -103,6 +112,9 @@ def products(isa: str) -> list[tuple[Group, Schedule]]:
         made(depthwise(3, 7, 12, 18, dilation=2, pad=2), {'w': 6}, {'h': 5}, 3, 4),
         made(depthwise(3, 7, 9, 20, r=5, s=4, pad=2), {'w': 4}, {'h': 1}, 1, 4),
         made(depthwise(3, 4, 2, 3), {'w': 3}, {'h': 2}, 2, 2),
+        made(expanded(3, 5, lanes + 3, 9, 11), {'w': 6}, {'h': 2}, 2, 4, ('h', 2)),
+        made(expanded(5, lanes + 2, 7, 8, 9, 2, stride=2), {'w': 4}, {'h': 3, 'n': 1}, 2, 4),
+        made(expanded(4, 2 * lanes, 9, 7, 10, r=5, s=5, pad=2), {'w': 5}, {'h': 5}, 2, 4, ('k', 2)),
     ]
 
 
@@ -121,7 +133,7 @@ def test_products_write_blocks_of_channels(native_isa, check) -> None:
     check(group, product_schedule(group, native_isa, reg, {'h': 2}, rows=2, lanes=4))
 
 
-@pytest.mark.parametrize('number', [2, 4, 5, 8])
+@pytest.mark.parametrize('number', [2, 4, 5, 8, 10])
 def test_products_stay_inside_their_buffers(number, native_isa, whole_numbers, tools) -> None:
     """A vector that is loaded beyond a row of the image, or stored beyond a strip."""
     group, schedule = products(native_isa)[number]
@@ -190,6 +202,9 @@ def _changed(**changes) -> Schedule:
 SMALL = depthwise(4, 8, 6, 9)
 PRODUCT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 CUT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'w': 4}, rows=2, lanes=4)
+EXPANDED = expanded(3, 6, 8, 6, 9, 2)
+SEVERAL = product_schedule(EXPANDED, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
+FOUR = depthwise(4, 8, 6, 6, before=tied(conv(2, 6, 3, 1), conv(3, 6, 4, 1)))
 POOLED = nest_schedule(CHAINS['conv+pool'], 'portable', {})
 SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
 
@@ -206,7 +221,8 @@ SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
         (SMALL, CUT, 'has 4 of 9 columns; choose whole rows'),
         (SMALL, POOLED, 'the schedule tiles .*; the last part has'),
         (CHAINS['conv+conv'], SUMMED, r"cuts \['c'\], which are summed over"),
-        (CHAINS['1x1+dw+1x1'], PRODUCT, 'has 3 parts; with a vector dimension two are chained'),
+        (EXPANDED, SEVERAL, 'has 2 images and 6 of 6 channels; .* one image and all channels'),
+        (FOUR, PRODUCT, 'has 4 parts; with a vector dimension at most three are chained'),
     ],
 )
 def test_illegal_schedules_are_refused(group: Group, schedule: Schedule, why: str) -> None:

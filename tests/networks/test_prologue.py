@@ -63,6 +63,21 @@ def test_kernels_apply_it_while_they_copy(stride, pixels, check):
         check(group, schedule_of(group, isa, tile, (('k', 2),)))
 
 
+@pytest.mark.parametrize('strip', [1, 2, 3, 6, 7])
+def test_strips_of_any_length_are_computed_in_vectors(strip, check):
+    """A last vector that leaves elements out, and a function that goes lane by lane."""
+    conv = conv2d(c=5, h=3, w=9, k=19, r=1, s=1)
+    image = conv.tensor('In').shape
+    smooth = call('tanh', call('max', call('mul', read(0), read(1)), const(-0.5)))
+    before = elementwise(smooth, image, (5, 1, 1), roles=['input', 'constant'], name='smooth')
+    made = put_in_front(before, conv, 'In')
+    assert made is not None
+    for isa in dict.fromkeys(('portable', host_isas()[0])):
+        schedule = schedule_of(made.group, isa, {'hw': strip})
+        assert ('front_strip' in generate(made.group, schedule)) == (strip > 1)
+        check(made.group, schedule)
+
+
 def test_the_schedule_is_that_of_the_products_alone():
     group = fronted(c=4, h=5, w=5, k=8, r=1, s=1, bias=True)
     alone = conv2d(c=4, h=5, w=5, k=8, r=1, s=1)

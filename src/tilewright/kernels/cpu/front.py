@@ -2,17 +2,26 @@
 
 Goes in: a group with stages before its main one (ops/front.py). Comes out: which tensor is copied
 instead, a C expression over each of its elements, `value`, and over numbers `f0`, `f1` .. that are
-the same along a row.
+the same along a row; and the same over vectors, for strips, whose loops are so short that compilers
+unroll them before they look for vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.expression import Typed
 from tilewright.kernels.cpu.pointwise import typed_text
+from tilewright.kernels.cpu.vector_epilogue import (
+    VectorEpilogue,
+    VectorTexts,
+    broadcast,
+    renamed,
+    vector_type,
+    write_functions,
+)
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -43,13 +52,17 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """`source` is read instead of `image`; `functions` are what the expression calls."""
+    """`source` is read instead of `image`; `functions` are what the expression calls.
+
+    `vectors` is the expression over vectors, where the target has them.
+    """
 
     source: str
     image: str
     expression: str
     numbers: tuple[Number, ...]
     functions: tuple[str, ...]
+    vectors: VectorEpilogue | None = None
 
     @property
     def parameters(self) -> str:
@@ -78,11 +91,48 @@ class Front:
         writer.close()
         writer.line()
 
+    def write_strip(self, writer: Writer, strip: int, most: int) -> str:
+        """A function for a strip of neighbours, in vectors of at most `most` lanes; how it is
+        called. The last vector ends where the strip does, whatever was written there before.
+        """
+        lanes = 1 << (min(strip, most).bit_length() - 1)
+        if self.vectors is None or lanes < 2:
+            return ''
+        own = Writer()
+        own.lines += vector_type(lanes)
+        write_functions(own, self.vectors, lanes)
+        inline = 'static inline __attribute__((always_inline))'
+        numbers = ''.join(f', row_v {n.name}' for n in self.numbers)
+        own.open(f'{inline} row_v front_lanes(row_v value{numbers})')
+        own.line(f'return {self.vectors.expression};')
+        own.close()
+        own.open(f'{inline} void front_strip(const float *s, float *buffer{self.parameters})')
+        values = ''.join(f', {broadcast(n.name)}' for n in self.numbers)
+        for start in range(0, strip, lanes):
+            at = min(start, strip - lanes)
+            own.line(
+                f'*(row_v *)(buffer + {at}) = front_lanes(*(const row_v *)(s + {at}){values});'
+            )
+        own.close()
+        own.line()
+        writer.lines += renamed(own.lines, 'front')
+        return f'front_strip(s, buffer{self.arguments});'
+
     def write_numbers(self, writer: Writer, positions: Mapping[int, str]) -> None:
         """The numbers of one row; `positions` has the place along every axis but the row's own."""
         for number in self.numbers:
             element = f'{number.argument}[{number.place(positions)}]'
             writer.line(f'const float {number.name} = inside ? {element} : 0.0f;')
+
+
+def plan_cpu_front(group: Group) -> Front | None:
+    """[Group] -> [Front] with vectors; None where the main stage is the first."""
+    front, made = plan_front(group), VectorTexts()
+    over = plan_front(group, text=lambda _, expr, reads: made.text(expr, reads))
+    if front is None or over is None:
+        return None
+    # What helpers call, the plain expression calls as well.
+    return replace(front, vectors=replace(made.epilogue(over.expression), functions=()))
 
 
 def plan_front(

@@ -206,6 +206,7 @@ def _buffered(
             stride = odd_lines(stride)
         made[axis] = Split(axis, factor, tuple(phases), held if axis not in cut else count, stride)
         stride *= held * len(phases)
+    stride = odd_lines(stride) if cut else stride
     for axis in (t for t in reversed(order) if t in cut):
         strip = strips[cut[axis]]
         made[axis] = replace(made[axis], strip=strip, pitch=stride)
@@ -232,6 +233,8 @@ def odd_lines(floats: int) -> int:
 
     A micro-kernel walks over the channels of a tile. With an even number of lines between them they
     share half of the sets of a cache or fewer. Worth up to 1.7% on a Neoverse-N1 (docs/model.md).
+    Strips are filled channel by channel, all of them at once, and with a power of two between them
+    they would share a single set; loads would wait for stores whose addresses look the same.
     """
     lines = -(-floats // LINE_FLOATS)
     return (lines | 1) * LINE_FLOATS if lines > 2 else floats
@@ -254,10 +257,15 @@ def _offsets(expression: Affine, unrolled: tuple[tuple[str, int], ...]) -> tuple
 
 
 def write_pack(
-    writer: Writer, operand: Operand, tensor: Tensor, front: Front | None = None
+    writer: Writer, operand: Operand, tensor: Tensor, front: Front | None = None, lanes: int = 1
 ) -> None:
-    """A C function that fills the buffer: `from` first indices, `extent` how many of each axis."""
-    write_copies(writer, bool(operand.strips), front)
+    """A C function that fills the buffer: `from` first indices, `extent` how many of each axis.
+
+    What `front` computes of neighbours is computed in vectors of `lanes`.
+    """
+    last = operand.splits[-1]
+    together = last.strip if tensor.strides[last.axis] * last.factor == 1 else 1
+    write_copies(writer, bool(operand.strips), front, together, lanes)
     writer.open(
         'static void pack_tile(const float *restrict source, float *restrict buffer, '
         f'const long *from, const long *extent{front.pointers if front else ""})'
@@ -314,13 +322,21 @@ def write_pack(
     writer.line()
 
 
-def write_copies(writer: Writer, strips: bool, front: Front | None) -> None:
-    """The C functions that copy one row; through `front`, where there is one."""
+def write_copies(
+    writer: Writer, strips: bool, front: Front | None, together: int, lanes: int
+) -> None:
+    """The C functions that copy one row; through `front`, where there is one, `together` elements
+    of a strip at a time.
+    """
     parameters = front.parameters if front else ''
     arguments = front.arguments if front else ''
+    call = ''
     if front:
         front.write_function(writer)
+        call = front.write_strip(writer, together, lanes) if strips else ''
     for text in (_COPY_ROW, _COPY_STRIPS)[: 1 + strips]:
+        if call:
+            text = text.replace(_STRIP_LOOP, f'            {call}\n')
         for element in _ELEMENTS:
             text = text.replace(f'@{element}@', front.element(element) if front else element)
         text = text.replace('@parameters@', parameters).replace('@arguments@', arguments)
@@ -352,6 +368,11 @@ static inline void copy_row(const float *restrict source, float *restrict buffer
     for (long x = high; x < count; x++)
         buffer[x] = 0.0f;
 }
+"""
+
+_STRIP_LOOP = """\
+            for (long i = 0; i < strip; i++)
+                buffer[i] = @s[i * factor * stride]@;
 """
 
 _COPY_STRIPS = """\

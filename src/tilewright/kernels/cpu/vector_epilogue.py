@@ -3,12 +3,15 @@
 Goes in: a group. Comes out: a C expression over the vector `value` and vectors `e0_v`, `e1_v` ..,
 and the helpers that it needs. Operands and addresses are those of kernels/cpu/pointwise.py. Sums,
 products, maxima, minima and choices by comparisons are written as vectors; a stage with other
-functions goes through a helper that takes one lane at a time.
+functions goes through a helper that takes one lane at a time. Fronts (kernels/cpu/front.py) are
+written by the same texts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from tilewright.kernels.cpu.expression import Typed, number
 from tilewright.kernels.cpu.pointwise import (
@@ -48,6 +51,7 @@ _EXTREMES = {
     'max': ('vmaxq_f32(a, b)', '(a < b) | (b != b)'),
     'min': ('vminq_f32(a, b)', '(b < a) | (b != b)'),
 }
+_OWN = re.compile(r'\b(row_v|zero_v|mask_v|vec_max|vec_min|vec_where|stage_\d+)\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +70,42 @@ class VectorEpilogue:
     functions: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class VectorTexts:
+    """C texts of stages on vectors; collects the helpers that they call."""
+
+    _called: dict[str, None] = field(default_factory=dict)
+    _helpers: list[tuple[str, int]] = field(default_factory=list)
+    _typed: Typed = field(default_factory=Typed)
+
+    def text(self, expr: Expr, reads: list[str]) -> str:
+        """The expression of a stage over the C texts of what it reads."""
+        if _is_vector(expr):
+            called = set(expr.functions())
+            self._called |= dict.fromkeys(op for op in (*_EXTREMES, 'where') if op in called)
+            return _text(expr, reads)
+        lanes = [f'a{number}[i]' for number in range(len(reads))]
+        self._helpers.append((typed_text(self._typed, expr, lanes), len(reads)))
+        return f'stage_{len(self._helpers) - 1}({", ".join(reads)})'
+
+    def epilogue(self, expression: str, operands: tuple[Operand, ...] = ()) -> VectorEpilogue:
+        """An expression that was made of these texts, with all that they call."""
+        functions = tuple(self._typed.functions)
+        return VectorEpilogue(
+            expression, operands, tuple(self._called), tuple(self._helpers), functions
+        )
+
+
 def plan_vector_epilogue(group: Group) -> VectorEpilogue:
     """[Group] -> [VectorEpilogue]; ScheduleError where a stage is no epilogue."""
     operands = plan_epilogue(group, text=lambda expr, texts: 'value').operands
     names = iter(item.name for item in operands)
     values = {group.main.write.tensor: 'value'}
-    used: dict[str, None] = {}
-    helpers: list[tuple[str, int]] = []
-    typed, text = Typed(), 'value'
+    made, text = VectorTexts(), 'value'
     for stage in group.epilogue:
         reads = [values.get(a.tensor) or f'{next(names)}_v' for a in stage.reads]
-        if _is_vector(stage.expr):
-            called = set(stage.expr.functions())
-            used |= dict.fromkeys(op for op in (*_EXTREMES, 'where') if op in called)
-            text = _text(stage.expr, reads)
-        else:
-            lanes = [f'a{number}[i]' for number in range(len(reads))]
-            text = f'stage_{len(helpers)}({", ".join(reads)})'
-            helpers.append((typed_text(typed, stage.expr, lanes), len(reads)))
-        values[stage.write.tensor] = text
-    return VectorEpilogue(text, operands, tuple(used), tuple(helpers), tuple(typed.functions))
+        text = values[stage.write.tensor] = made.text(stage.expr, reads)
+    return made.epilogue(text, operands)
 
 
 def _is_vector(expr: Expr) -> bool:
@@ -115,6 +135,19 @@ def _text(expr: Expr, operands: list[str]) -> str:
 def broadcast(scalar: str) -> str:
     """A number in every lane: minus zero changes none of them, plus zero would make -0 a 0."""
     return f'{scalar} - zero_v'
+
+
+def vector_type(lanes: int) -> list[str]:
+    """C lines: the vector of so many lanes, and one of zeros."""
+    size = f'vector_size({4 * lanes}), aligned(4), may_alias'
+    return [f'typedef float row_v __attribute__(({size}));', 'static const row_v zero_v;']
+
+
+def renamed(lines: Iterable[str], prefix: str) -> list[str]:
+    """C lines with names of their own for vectors and helpers: other functions may have them, too,
+    for vectors of other lengths.
+    """
+    return [_OWN.sub(rf'{prefix}_\1', line) for line in lines]
 
 
 def write_functions(writer: Writer, epilogue: VectorEpilogue, lanes: int) -> None:

@@ -5,7 +5,8 @@ Goes in: a group, a schedule of the chain schema, a machine. Comes out: a `Predi
     products   the last part as the outer schema's model has it (outer_time.py); instead of copies
                of its input, the sums of the first part as the stencil schema's model counts them
                (stencil_time.py), computed again wherever tiles or threads share them, and the
-               traffic of what it reads and of the strips that it writes
+               traffic of what it reads and of the strips that it writes; where rows of a product
+               come before that, they are another outer schema's, once for every tile
     nests      cycles of plain loops for every part (general_time.py), as often as tiles overlap,
                inputs and outputs moved once; regions that no near cache holds are moved, too
 """
@@ -30,10 +31,17 @@ from tilewright.machine.machine import Machine
 from tilewright.model.cpu import stencil_time
 from tilewright.model.cpu.copies import copies_of
 from tilewright.model.cpu.general_time import stage_cycles
-from tilewright.model.cpu.outer_time import PACK_CALL_CYCLES, PACK_INTO, home_seconds, predict_outer
+from tilewright.model.cpu.outer_time import (
+    PACK_CALL_CYCLES,
+    PACK_FROM,
+    PACK_INTO,
+    home_seconds,
+    predict_outer,
+)
 from tilewright.model.cpu.prediction import MARGIN, Prediction, bound_times
 from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.schedule.schedule import Schedule
 
 NEST = 1.5  # cycles of plain loops for sums of products, over those that general_time.py counts
@@ -85,13 +93,22 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     read = planes * min(reach, down.extent) * across.extent
     held = sum(t.size for t in plan.group.tensors if t.role != 'inner') / threads
     fill = cycles * cycle_s
+    before = plan.expand
+    if before is not None:
+        fill += (
+            copied.calls * predict_outer(before.outer.group, before.outer.schedule, machine).seconds
+        )
+        image = next(t for t in before.part.tensors if t.role == 'input')
+        again = copied.calls * threads * before.rows * image.shape[1] * before.width
+        fill += PACK_FROM * home_seconds(machine, threads, held, again, 1)
+        held = before.region_floats
     fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * read, 1)
     fill += PACK_INTO * home_seconds(
         machine, threads, 2 * buffer.size, 2 * threads * copied.elements, 2
     )
     total = made.compute_s + made.store_s + fill + made.fork_s
     total += sum(b.seconds for b in made.boundaries[1:])
-    flops = sum(p.main.flops for p in (sliding.part, last))
+    flops = sum(part.main.flops for part in parts(plan.group))
     moved = plan.group.compulsory_bytes
     bounds = bound_times(flops, moved, machine, threads)
     largest = max(bounds, key=lambda name: bounds[name])

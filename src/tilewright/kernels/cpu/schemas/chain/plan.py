@@ -7,8 +7,9 @@ not legal.
     vector ''     `NestPlan`: plain loops. The register tile is a tile of the result; which region
                   of every inner tensor it needs follows from the accesses (`regions`). Regions lie
                   dense in a thread's scratch memory, computed again where tiles overlap.
-    vector 'k'    `ProductPlan`: the last part by the outer schema, whose packed tile the first part
-                  computes, instead of a copy. Options `rows` and `lanes` say how.
+    vector 'k'    `ProductPlan`: the last part by the outer schema, whose packed tile the part
+                  before it computes, instead of a copy. Options `rows` and `lanes` say how. What
+                  that part reads may be computed, too: rows of a 1x1 convolution (expand.py).
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.operand import packed_tile
 from tilewright.kernels.cpu.pointwise import axes_of
-from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding, spread
+from tilewright.kernels.cpu.schemas.chain.expand import ExpandPlan, plan_expand
+from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
 from tilewright.ops.chain import Region, is_chained, regions
 from tilewright.ops.compose import placed
@@ -132,12 +136,18 @@ def check(group: Group, schedule: Schedule) -> None:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """A chain of two parts, whose second is an outer product that reads what the first made."""
+    """A sliding part, and an outer product that reads what it made; `expand` comes before both."""
 
     group: Group
     schedule: Schedule
     outer: OuterPlan
     sliding: SlidingPlan
+    expand: ExpandPlan | None = None
+
+    @property
+    def scratch_floats(self) -> int:
+        own = abi.aligned(self.outer.scratch_floats)
+        return own + (self.expand.scratch_floats if self.expand else 0)
 
 
 def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan:
@@ -147,19 +157,49 @@ def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan:
 
 
 def _plan_product(group: Group, schedule: Schedule) -> ProductPlan:
-    cut_up = parts(group)
-    if len(cut_up) != 2:
+    *before, slides, last = parts(group)
+    if len(before) > 1:
         raise ScheduleError(
-            f'{group.label} has {len(cut_up)} parts; with a vector dimension two are chained'
+            f'{group.label} has {len(before) + 2} parts; with a vector dimension at most three are '
+            f'chained'
         )
     if not schedule.pack:
         raise ScheduleError(
             f'{group.label}: the schedule packs nothing; name the level whose tile is chained'
         )
-    outer = plan_outer(cut_up[1], schedule)
-    if outer.operand.strips:
-        outer = replace(outer, operand=spread(outer.operand))
-    return ProductPlan(group, schedule, outer, plan_sliding(cut_up[0], outer))
+    outer = plan_outer(last, schedule)
+    sliding = plan_sliding(slides, outer)
+    if not before:
+        return ProductPlan(group, schedule, outer, sliding)
+    expand = _plan_before(before[0], outer, sliding)
+    return ProductPlan(group, schedule, outer, replace(sliding, plane=expand.pitch), expand)
+
+
+def _plan_before(part: Group, outer: OuterPlan, sliding: SlidingPlan) -> ExpandPlan:
+    """The part whose result the sliding one reads, for the rows of one tile."""
+    shape, label = sliding.shape, part.label
+    if part.output.name != shape.a.tensor:
+        raise ScheduleError(f'{label}: {shape.a.tensor} is slid over, not {part.output.name}')
+    if shape.down_axis != 2:
+        raise ScheduleError(f'{label}: rows are not the third axis of {part.output.name}')
+    schedule = outer.schedule
+    tile = packed_tile(schedule, part_extents(outer.group.main, schedule))
+    wanted = [expression.extent(tile) for expression in outer.contraction.a.index]
+    image, channels, height, _ = wanted
+    if image > 1 or channels < part.output.shape[1]:
+        raise ScheduleError(
+            f'{label}: the tile has {image} images and {channels} of {part.output.shape[1]} '
+            f'channels; with three parts choose one image and all channels'
+        )
+    down = shape.down
+    reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
+    made = plan_expand(part, min(reach, down.extent), schedule.isa)
+    if 4 * made.region_floats > MOST_BYTES:
+        raise ScheduleError(
+            f'{label} needs {4 * made.region_floats} bytes in the cache for {made.rows} rows; the '
+            f'limit is {MOST_BYTES}: choose a smaller tile'
+        )
+    return made
 
 
 def _plan_nests(group: Group, schedule: Schedule) -> NestPlan:

@@ -15,13 +15,12 @@ compute there is stored in the rest of the strip's row, which nobody reads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.nest import part_extents, tile_sets
-from tilewright.kernels.cpu.operand import ROW_FLOATS, Operand, Split, odd_lines, packed_tile
+from tilewright.kernels.cpu.operand import ROW_FLOATS, Split, packed_tile
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 from tilewright.kernels.cpu.schemas.stencil.code import IN_ORDER, vector_text
@@ -31,6 +30,8 @@ from tilewright.kernels.cpu.vector_epilogue import (
     VectorEpilogue,
     broadcast,
     plan_vector_epilogue,
+    renamed,
+    vector_type,
     write_functions,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
@@ -39,7 +40,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 
 HELD = 9  # weights that stay in registers
-_OWN = re.compile(r'\b(row_v|zero_v|mask_v|vec_max|vec_min|vec_where|stage_\d+)\b')
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class SlidingPlan:
 
     counts  every number of rows that is computed together: `rows`, and what tiles leave over
     splits  how the buffer keeps each axis of the producer's result
+    plane   floats between channels of what is read, where that is a region of one image (expand.py)
     """
 
     part: Group
@@ -57,6 +58,7 @@ class SlidingPlan:
     strips: tuple[Strip, ...]
     splits: tuple[Split, ...]
     epilogue: VectorEpilogue
+    plane: int = 0
 
     @property
     def rows(self) -> int:
@@ -146,26 +148,6 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     return SlidingPlan(part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue)
 
 
-def spread(kept: Operand) -> Operand:
-    """The same strips an odd number of lines apart.
-
-    The first part writes a channel of many strips at once; with a power of two between them they
-    would share the sets of a cache, and loads would wait for stores whose addresses look the same.
-    """
-    near = min(pitch for _, pitch in kept.strips.values())
-    far = odd_lines(near)
-
-    def moved(pitch: int) -> int:
-        return pitch // near * far
-
-    return replace(
-        kept,
-        size=moved(kept.size),
-        splits=tuple(replace(s, pitch=moved(s.pitch)) if s.strip else s for s in kept.splits),
-        strips={name: (strip, moved(pitch)) for name, (strip, pitch) in kept.strips.items()},
-    )
-
-
 def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip, ...]:
     """Strips of `width` outputs, in vectors that stay inside `pitch`; those that touch no edge and
     follow each other come as one.
@@ -216,16 +198,14 @@ def write_sliding(writer: Writer, plan: SlidingPlan) -> None:
     Names that the second part's functions have, too, get a prefix.
     """
     own = Writer()
-    size = f'vector_size({4 * plan.lanes}), aligned(4), may_alias'
-    own.line(f'typedef float row_v __attribute__(({size}));')
-    own.line('static const row_v zero_v;')
+    own.lines += vector_type(plan.lanes)
     own.line(f'static const float zero_row[{plan.shape.across.extent}];')
     own.lines += [*IN_ORDER.splitlines(), '']
     write_functions(own, replace(plan.epilogue, functions=()), plan.lanes)
     for count in plan.counts:
         _write_rows(own, plan, count)
     _write_fill(own, plan)
-    writer.lines += [_OWN.sub(r'first_\1', line) for line in own.lines]
+    writer.lines += renamed(own.lines, 'first')
 
 
 def _weight(plan: SlidingPlan, t: int, tap: int) -> str:
@@ -350,11 +330,12 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
         return total([base, *(scaled(text, stride(d)) for d, text in at.items()), str(const)])
 
     tensor, strides, const = plan.part.tensor(shape.a.tensor), {}, 0
+    steps = (0, plan.plane) if plan.plane else tensor.strides
     for axis, expression in enumerate(shape.a.index[:-1]):
         if axis != shape.down_axis:
-            const += tensor.strides[axis] * expression.const
+            const += steps[axis] * expression.const
             for name, c in expression.terms:
-                strides[name] = strides.get(name, 0) + c * tensor.strides[axis]
+                strides[name] = strides.get(name, 0) + c * steps[axis]
     weights, _ = access_strides(plan.part, shape.b)
     writer.line(f'const float *a = {moved("in", lambda d: strides.get(d, 0), const)};')
     writer.line(f'const float *weights = {moved("ker", lambda d: weights.get(d, 0), 0)};')

@@ -19,9 +19,11 @@ def chain_lines(group: Group, schedule: Schedule) -> list[str]:
 
 def _product_lines(group: Group, schedule: Schedule) -> list[str]:
     """Those of the outer schema; its tiles are computed, not copied."""
-    first, last = parts(group)
+    *before, first, last = parts(group)
     options = dict(schedule.options)
     how = f', {options["rows"]} rows of {options["lanes"]} lanes at a time, as it is read'
+    if before:
+        how += f', from rows of {before[0].main.name}{behind(before[0])} that a cache keeps'
     return [
         line.replace('copy a tile of', f'compute ({first.main.name}{behind(first)}) a tile of')
         .replace(' into a buffer', how)

@@ -28,6 +28,7 @@ from tilewright.kernels.cpu.schemas.outer.panels import (
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, blocks
 from tilewright.kernels.cpu.schemas.outer.store import fetched, write_store
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 
 
 def generate(p: OuterPlan) -> str:
@@ -36,7 +37,8 @@ def generate(p: OuterPlan) -> str:
     abi.write_head(writer, group, schedule)
     write_epilogue(writer, p.functions)
     if schedule.pack:
-        operand.write_pack(writer, p.operand, group.tensor(p.contraction.a.tensor), p.front)
+        tensor, lanes = group.tensor(p.contraction.a.tensor), ISAS[schedule.isa].lanes
+        operand.write_pack(writer, p.operand, tensor, p.front, lanes)
     write_kernels(writer, p)
     if p.moving:
         write_panels(writer, p)

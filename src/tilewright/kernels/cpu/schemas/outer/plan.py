@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
-from tilewright.kernels.cpu.front import Front, plan_front
+from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import part_extents, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
@@ -183,7 +183,7 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
     acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
     out_strides, out_const = access_strides(group, stage.write)
     return OuterPlan(
-        group, schedule, contraction, panels, source, plan_front(group), typed_epilogue(group),
+        group, schedule, contraction, panels, source, plan_cpu_front(group), typed_epilogue(group),
         lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
         straight(group, schedule.vector, lane, out_strides),
     )  # fmt: skip
