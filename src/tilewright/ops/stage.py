@@ -52,7 +52,7 @@ class Dim:
             raise SpecError(f'dimension {self.name} is {self.kind!r}; it must be one of {KINDS}')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Affine:
     """An affine index: sum(coefficient * iterator) + const, with positive coefficients."""
 
@@ -66,7 +66,7 @@ class Affine:
                     f'index coefficient of {name} is {coefficient}; it must be positive'
                 )
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.terms)
 
@@ -75,7 +75,10 @@ class Affine:
 
     def extent(self, sizes: Mapping[str, int]) -> int:
         """How far a tile of these sizes reaches: largest index - smallest index + 1."""
-        return sum(c * (sizes[n] - 1) for n, c in self.terms) + 1
+        reach = 0
+        for name, coefficient in self.terms:
+            reach = reach + coefficient * (sizes[name] - 1)
+        return reach + 1
 
     def at(self, point: Mapping[str, int]) -> int:
         return sum(c * point.get(n, 0) for n, c in self.terms) + self.const
@@ -110,7 +113,7 @@ class Lookup:
     read: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Access:
     """A tensor read or written at affine indices, one per tensor dimension.
 
@@ -146,7 +149,7 @@ class Access:
     def is_affine(self) -> bool:
         return not self.tables and not self.lookups
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Iterators that occur in the access, in order of first occurrence."""
         seen: dict[str, None] = {}
@@ -155,7 +158,7 @@ class Access:
         return tuple(seen)
 
     def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(expression.extent(sizes) for expression in self.index)
+        return tuple([expression.extent(sizes) for expression in self.index])
 
 
 def access(tensor: str, *index: Affine | Table | Lookup) -> Access:

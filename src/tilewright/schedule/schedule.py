@@ -17,11 +17,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.errors import ScheduleError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Level:
     """A tile size for every dimension, and the order in which such tiles are visited."""
 
@@ -41,12 +42,13 @@ class Level:
         """Tiles are kept in alphabetical order, so that equal levels are equal values."""
         return cls(name, tuple(order), tuple(sorted((k, int(v)) for k, v in tiles.items())))
 
-    @property
+    @cached_property
     def tile(self) -> dict[str, int]:
+        """Shared by all who ask: not to be changed."""
         return dict(self.tiles)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """The decisions that determine generated code, together with the group and nothing else.
 
@@ -129,7 +131,7 @@ class Schedule:
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f'a stored schedule cannot be read: {error}') from None
 
-    @property
+    @cached_property
     def digest(self) -> str:
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

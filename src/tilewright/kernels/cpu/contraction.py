@@ -16,6 +16,7 @@ This is the classification of a tensor contraction; nothing in it is particular 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.ops.group import Group
@@ -41,10 +42,21 @@ class Contraction:
     unrolled: tuple[str, ...]
     outer: tuple[str, ...]
 
-    @property
+    @cached_property
     def reduction(self) -> tuple[str, ...]:
         """Reductions in the order in which packed operands store them, innermost last."""
         return (*self.outer, *((self.loop,) if self.loop else ()), *self.unrolled)
+
+    @cached_property
+    def sliding_alone(self) -> tuple[str, ...]:
+        """Pixels that share no index of `a` with another iterator of more than one point."""
+        return tuple(name for name in self.pixels if self._slides_alone(name))
+
+    def _slides_alone(self, name: str) -> bool:
+        expressions = [e for e in self.a.index if name in e.names]
+        return len(expressions) == 1 and all(
+            n == name or self.stage.sizes[n] == 1 for n in expressions[0].names
+        )
 
 
 def why_no_products(group: Group) -> str:
@@ -106,6 +118,7 @@ def _leaves(group: Group, access: Access) -> bool:
     )
 
 
+@lru_cache(maxsize=256)
 def contract(group: Group, vector: str) -> Contraction:
     """[Group] -> [Contraction]; `vector` is one of `vector_candidates`."""
     stage = group.main

@@ -92,7 +92,13 @@ class Operand:
 def packed_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
     """The tile of the broadcast operand that is copied at once, for the part of one thread."""
     index = [level.name for level in schedule.levels].index(schedule.pack)
-    return {d: min([part[d], *(v.tile[d] for v in schedule.levels[index:])]) for d in part}
+    held = dict(part)
+    for level in schedule.levels[index:]:
+        tile = level.tile
+        for name, size in held.items():
+            if tile[name] < size:
+                held[name] = tile[name]
+    return held
 
 
 def lane_of(contraction: Contraction, schedule: Schedule) -> str:
@@ -146,7 +152,7 @@ def strips_of(
     the middle of a register tile, so that register tiles would not begin at strips.
     """
     lane, reg = lane_of(contraction, schedule), schedule.reg.tile
-    free = [d for d in contraction.pixels if _slides_alone(contraction, d)]
+    free = contraction.sliding_alone
     if lane not in free or not contraction.loop:
         return {}
     index = [level.name for level in schedule.levels].index(schedule.pack)
@@ -154,13 +160,6 @@ def strips_of(
         if any(level.tile[d] % reg[d] and level.tile[d] < tile[d] for d in free):
             return {}
     return {d: reg[d] for d in free}
-
-
-def _slides_alone(contraction: Contraction, name: str) -> bool:
-    """Whether no other iterator of more than one point shares an index with this one."""
-    sizes = contraction.stage.sizes
-    expressions = [e for e in contraction.a.index if name in e.names]
-    return len(expressions) == 1 and all(n == name or sizes[n] == 1 for n in expressions[0].names)
 
 
 def buffered(

@@ -21,7 +21,7 @@ from tilewright.schedule.schedule import Schedule
 
 def tile_counts(schedule: Schedule, name: str, extent: int) -> Counter[int]:
     """How many register tiles of which extent cover `extent`, partial tiles of every level."""
-    return pieces_of(extent, tuple(level.tile[name] for level in reversed(schedule.levels)))
+    return pieces_of(extent, tuple([level.tile[name] for level in reversed(schedule.levels)]))
 
 
 @lru_cache(maxsize=65536)

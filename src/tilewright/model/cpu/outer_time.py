@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.copies import copies_of, pieces_of, tile_counts
+from tilewright.model.cpu.copies import Copies, copies_of, pieces_of, tile_counts
 from tilewright.model.cpu.pages import PAGE_BYTES, call_cycles, walk_cycles
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.model.cpu.traffic import footprint
-from tilewright.model.cpu.working_set import Rows, boxes, crossing, flatten, words
+from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
-from tilewright.ops.stage import Access, Stage
+from tilewright.ops.stage import Access
 from tilewright.schedule.schedule import Schedule
 
 # Fitted to random and to ranked schedules on a Neoverse-N1
@@ -64,22 +66,68 @@ WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves
 RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A group with one schedule, and what several terms of its time need, each found once.
+
+    `part` is what the slowest thread owns.
+    """
+
+    group: Group
+    schedule: Schedule
+    contraction: Contraction
+    part: Mapping[str, int]
+
+    @classmethod
+    def of(cls, group: Group, schedule: Schedule) -> _Case:
+        group = tiled_form(group, schedule.reg.tile)
+        contraction = contract(group, schedule.vector)
+        return cls(group, schedule, contraction, part_extents(group.main, schedule))
+
+    @cached_property
+    def lane(self) -> str:
+        return operand.lane_of(self.contraction, self.schedule)
+
+    @cached_property
+    def packed(self) -> dict[str, int]:
+        return operand.packed_tile(self.schedule, self.part)
+
+    @cached_property
+    def strips(self) -> dict[str, int]:
+        return operand.strips_of(self.contraction, self.schedule, self.packed)
+
+    @cached_property
+    def buffer(self) -> operand.Operand:
+        return operand.buffered(self.contraction, self.packed, self.lane, self.strips)
+
+    @cached_property
+    def copies(self) -> Copies:
+        return copies_of(self.contraction, self.schedule, self.part, self.buffer)
+
+    @cached_property
+    def nest(self) -> tuple[list[Loop], list[dict[str, int]]]:
+        """(loops, outermost first; the boxes that they grow, innermost first)."""
+        loops, innermost = flatten(self.group.main, self.schedule, self.part)
+        return loops, boxes(loops, innermost)
+
+    def stride(self, access: Access, name: str) -> int:
+        """Floats from one element of an access to the next along an iterator."""
+        strides = self.group.tensor(access.tensor).strides
+        return sum(e.coefficient(name) * s for e, s in zip(access.index, strides, strict=True))
+
+
 def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
-    group = tiled_form(group, schedule.reg.tile)
-    threads = schedule.threads
-    part = part_extents(group.main, schedule)
-    isa = ISAS[schedule.isa]
+    case = _Case.of(group, schedule)
+    group, threads, isa = case.group, schedule.threads, ISAS[schedule.isa]
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
-    contraction = contract(group, schedule.vector)
-    compute, store = _micro_cycles(group, contraction, schedule, isa, part)
-    pack = _pack_cycles(group, contraction, schedule, part)
-    pack += _pack_seconds(group, contraction, schedule, machine, part) / cycle_s
-    compute += _page_cycles(group, contraction, schedule, part)
-    loops, innermost = flatten(group.main, schedule, part)
+    compute, store = _micro_cycles(case, isa)
+    pack = _pack_cycles(case)
+    pack += _pack_seconds(case, machine) / cycle_s
+    compute += _page_cycles(case)
     result = group.main.write
-    store += walk_cycles(result, group.tensor(result.tensor), loops, boxes(loops, innermost))
-    boundaries = _traffic(group, schedule, machine, part)
+    store += walk_cycles(result, group.tensor(result.tensor), *case.nest)
+    boundaries = _traffic(case, machine)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
     total = (compute + store + pack) * cycle_s + sum(b.seconds for b in boundaries[1:]) + fork
     bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
@@ -100,11 +148,8 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
 
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
     """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
-    group = tiled_form(group, schedule.reg.tile)
     isa, threads = ISAS[schedule.isa], schedule.threads
-    part = part_extents(group.main, schedule)
-    contraction = contract(group, schedule.vector)
-    cycles = sum(_micro_cycles(group, contraction, schedule, isa, part))
+    cycles = sum(_micro_cycles(_Case.of(group, schedule), isa))
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
@@ -134,10 +179,9 @@ def _lane_loads(run: int) -> int:
     return run // 4 + (0, 1, 1, 2)[run % 4]
 
 
-def _micro_cycles(
-    group: Group, contraction: Contraction, schedule: Schedule, isa: Isa, part: Mapping[str, int]
-) -> tuple[float, float]:
+def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     """(cycles in micro-kernels, cycles in stores) of the largest part."""
+    contraction, schedule, part = case.contraction, case.schedule, case.part
     sizes = contraction.stage.sizes
     points = math.prod(sizes[d] for d in contraction.reduction)
     calls = math.prod(
@@ -158,19 +202,15 @@ def _micro_cycles(
     width = schedule.reg.tile[schedule.vector]
     full, rest = divmod(part[schedule.vector], width)
     panels = [(width // isa.lanes, full)] + ([(-(-rest // isa.lanes), 1)] if rest else [])
-    lane = _lane(group, contraction, schedule)
+    lane = _lane(case)
     place = contraction.pixels.index(lane) if lane else 0
     steps = math.prod(sizes[d] for d in contraction.unrolled)
     several = sum(schedule.reg.tile[d] > 1 for d in contraction.pixels) > 1
-    strips = (
-        several
-        and schedule.pack
-        and operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part))
-    )
+    strips = several and schedule.pack and case.strips
     each_result = STORE_CYCLES
-    if not _stored_together(group, contraction, schedule):
+    if not _stored_together(case):
         each_result += STORE_APART_CYCLES
-    turned = _turned(group, contraction, schedule)
+    turned = _turned(case)
     compute = store = 0.0
     alike = every = 0
     for extents, tiles in pixel_tiles:
@@ -193,41 +233,36 @@ def _micro_cycles(
     return compute, store
 
 
-def _lane(group: Group, contraction: Contraction, schedule: Schedule) -> str:
+def _lane(case: _Case) -> str:
     """The pixel dimension whose neighbours one load brings; '' if there is none.
 
     A copy is laid out for the longest one. In place it is whichever lies side by side, unless a
     stride is between them.
     """
-    if schedule.pack:
-        return operand.lane_of(contraction, schedule)
-    strides = operand.in_place(group, contraction).strides
-    return next((d for d in contraction.pixels if strides.get(d) == 1), '')
+    if case.schedule.pack:
+        return case.lane
+    strides = operand.in_place(case.group, case.contraction).strides
+    return next((d for d in case.contraction.pixels if strides.get(d) == 1), '')
 
 
-def _stored_together(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+def _stored_together(case: _Case) -> bool:
     """Whether results that a register tile has side by side are neighbours in the result."""
-    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
-    together = not lane or _stride(group, result, lane) == 1
-    return together or _stride(group, result, contraction.vector) == 1
+    result = case.contraction.stage.write
+    together = not case.lane or case.stride(result, case.lane) == 1
+    return together or case.stride(result, case.contraction.vector) == 1
 
 
-def _turned(group: Group, contraction: Contraction, schedule: Schedule) -> bool:
+def _turned(case: _Case) -> bool:
     """Whether register tiles of whole runs are stored as they are
     (kernels/cpu/schemas/outer/plan.py).
     """
-    result, lane = contraction.stage.write, operand.lane_of(contraction, schedule)
-    if not ISAS[schedule.isa].turns or not lane or lane != contraction.pixels[-1]:
+    contraction, lane = case.contraction, case.lane
+    if not ISAS[case.schedule.isa].turns or not lane or lane != contraction.pixels[-1]:
         return False
     if contraction.stage.sizes[contraction.vector] % STORE_RUN:
         return False
-    return _stride(group, result, lane) == 1 != _stride(group, result, contraction.vector)
-
-
-def _stride(group: Group, access: Access, name: str) -> int:
-    """Floats from one element of an access to the next along an iterator."""
-    strides = group.tensor(access.tensor).strides
-    return sum(e.coefficient(name) * s for e, s in zip(access.index, strides, strict=True))
+    result = contraction.stage.write
+    return case.stride(result, lane) == 1 != case.stride(result, contraction.vector)
 
 
 def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
@@ -236,42 +271,32 @@ def _reduction_tiles(schedule: Schedule, name: str, size: int) -> int:
     return sum(pieces_of(size, tiles).values())
 
 
-def _pack_cycles(
-    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
-) -> float:
+def _pack_cycles(case: _Case) -> float:
     """Copying every tile of the broadcast operand that the pack level asks for."""
-    if not schedule.pack:
+    if not case.schedule.pack:
         return 0.0
-    lane = operand.lane_of(contraction, schedule)
-    buffer = operand.buffer_of(contraction, schedule, part)
-    made = copies_of(contraction, schedule, part, buffer)
-    each = PACK_CYCLES
-    if lane and _stride(group, contraction.a, lane) != 1:
+    lane, made, each = case.lane, case.copies, PACK_CYCLES
+    if lane and case.stride(case.contraction.a, lane) != 1:
         each += PACK_APART_CYCLES
     cycles = made.calls * PACK_CALL_CYCLES + made.elements * each
-    if lane in buffer.strips:
+    if lane in case.buffer.strips:
         return cycles + made.strips * PACK_STRIP_CYCLES + made.broken * PACK_BROKEN_CYCLES
     return cycles + made.rows * PACK_ROW_CYCLES
 
 
-def _pack_seconds(
-    group: Group, contraction: Contraction, schedule: Schedule, machine: Machine,
-    part: Mapping[str, int],
-) -> float:  # fmt: skip
+def _pack_seconds(case: _Case, machine: Machine) -> float:
     """Moving copied tiles: out of the cache that holds the tensor, into that which holds the copy.
 
     Nothing is computed meanwhile, so most of this is not hidden, unlike the bytes of `_traffic`.
     What is copied comes in whole lines: a narrow tile uses little of each.
     """
-    if not schedule.pack:
+    if not case.schedule.pack:
         return 0.0
-    threads = schedule.threads
-    buffer = operand.buffer_of(contraction, schedule, part)
-    made = copies_of(contraction, schedule, part, buffer)
-    own = sum(footprint(a, part) for a in contraction.stage.accesses)
+    contraction, threads = case.contraction, case.schedule.threads
+    buffer, made, tile = case.buffer, case.copies, case.packed
+    own = sum(footprint(a, case.part) for a in contraction.stage.accesses)
     line_words = machine.caches[0].line_bytes // 4
-    tile = operand.packed_tile(schedule, part)
-    whole = source_words(group, contraction.a, tile, line_words)
+    whole = source_words(case.group, contraction.a, tile, line_words)
     each = math.prod(
         (e.extent(tile) - 1) // s.factor * len(s.phases) + len(s.phases)
         for s in buffer.splits
@@ -314,17 +339,12 @@ def home_seconds(machine: Machine, threads: int, held: float, moved: float, near
     return 4.0 * moved / (1e9 * machine.bandwidth_gbps(home, threads))
 
 
-def _page_cycles(
-    group: Group, contraction: Contraction, schedule: Schedule, part: Mapping[str, int]
-) -> float:
+def _page_cycles(case: _Case) -> float:
     """Address translations that walking over the channels of a tile costs."""
+    contraction, schedule, part = case.contraction, case.schedule, case.part
     if not contraction.loop:
         return 0.0
-    source = (
-        operand.buffer_of(contraction, schedule, part)
-        if schedule.pack
-        else operand.in_place(group, contraction)
-    )
+    source = case.buffer if schedule.pack else operand.in_place(case.group, contraction)
     channels = min(schedule.levels[1].tile[contraction.loop], part[contraction.loop])
     calls = math.prod(
         sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
@@ -337,33 +357,37 @@ def _page_cycles(
     )
 
 
-def _traffic(
-    group: Group, schedule: Schedule, machine: Machine, part: Mapping[str, int]
-) -> tuple[Boundary, ...]:
+def _traffic(case: _Case, machine: Machine) -> tuple[Boundary, ...]:
     """Bytes and seconds over every boundary, for all threads."""
-    stage, threads = group.main, schedule.threads
-    loops, innermost = flatten(stage, schedule, part)
-    nested = boxes(loops, innermost)
+    schedule, part, threads = case.schedule, case.part, case.schedule.threads
+    loops, nested = case.nest
     line_words = machine.caches[0].line_bytes // 4
-    accesses = [(a, _rows(group, schedule, a, part)) for a in stage.accesses]
+    accesses = [(a, _rows(case, a)) for a in case.group.main.accesses]
     result, plain = accesses[0]
-    resumed = _resumes(group, schedule)
+    resumed = _resumes(case)
     if resumed:
         axis = next(i for i, e in enumerate(result.index) if schedule.vector in e.names)
         accesses[0] = (result, Rows(axis, part[schedule.vector]))
-    sizes = [[words(a, box, rows, line_words) for a, rows in accesses] for box in nested]
-    boundaries = [_boundary(machine, 0, _register_words(stage, schedule, part), threads)]
+    sizes: list[list[float]] = []  # of the boxes that some cache may hold
+
+    def sized(number: int) -> list[float]:
+        while len(sizes) <= number:
+            box = nested[len(sizes)]
+            sizes.append([words(a, box, rows, line_words) for a, rows in accesses])
+        return sizes[number]
+
+    boundaries = [_boundary(machine, 0, _register_words(case), threads)]
     fits = 0
     for number in range(len(machine.caches)):
         room = MARGIN * machine.capacity_bytes(number, threads) / 4
-        while fits + 1 < len(nested) and room >= sum(sizes[fits + 1]):
+        while fits + 1 < len(nested) and room >= sum(sized(fits + 1)):
             fits += 1
         outside = loops[: len(loops) - fits]
         read = written = again = 0.0
         stays = fits + 1 == len(nested)  # all of the part, from one call to the next
-        held = sum(sizes[fits]) <= room  # else what one micro-kernel call reads is gone behind it
+        held = sum(sized(fits)) <= room  # else what one micro-kernel call reads is gone behind it
         for position, (access, _) in enumerate([] if stays else accesses):
-            size = sizes[fits][position]
+            size = sized(fits)[position]
             if position == 0:
                 written = crossing(access, outside, nested[fits], size)
             elif held:
@@ -378,33 +402,32 @@ def _traffic(
     return tuple(boundaries)
 
 
-def _resumes(group: Group, schedule: Schedule) -> bool:
+def _resumes(case: _Case) -> bool:
     """Whether sums are cut: accumulators of the whole part are then kept, pixel by pixel."""
-    contraction = contract(group, schedule.vector)
-    stage, tile = contraction.stage, schedule.levels[1].tile
-    return any(tile[d] < stage.sizes[d] for d in stage.reduction if d not in contraction.unrolled)
+    contraction, tile = case.contraction, case.schedule.levels[1].tile
+    sizes, unrolled = contraction.stage.sizes, contraction.unrolled
+    return any(tile[d] < sizes[d] for d in contraction.stage.reduction if d not in unrolled)
 
 
-def _rows(group: Group, schedule: Schedule, access: Access, part: Mapping[str, int]) -> Rows:
+def _rows(case: _Case, access: Access) -> Rows:
     """How the tensor of an access lies in memory under this schedule."""
-    tensor = group.tensor(access.tensor)
+    tensor = case.group.tensor(access.tensor)
     plain = Rows(len(tensor.shape) - 1, tensor.shape[-1])
-    if access is group.main.write:
+    if access is case.group.main.write:
         return plain
-    contraction = contract(group, schedule.vector)
-    if access == contraction.b:
+    if access == case.contraction.b:
         return Rows(0, 0, packed=True)
-    if not schedule.pack:
+    if not case.schedule.pack:
         return plain
-    lane = operand.lane_of(contraction, schedule)
-    if operand.strips_of(contraction, schedule, operand.packed_tile(schedule, part)):
+    if case.strips:
         return Rows(0, 0, packed=True)
-    axis = next((i for i, e in enumerate(access.index) if lane in e.names), plain.axis)
-    return Rows(axis, access.index[axis].extent(operand.packed_tile(schedule, part)))
+    axis = next((i for i, e in enumerate(access.index) if case.lane in e.names), plain.axis)
+    return Rows(axis, access.index[axis].extent(case.packed))
 
 
-def _register_words(stage: Stage, schedule: Schedule, part: Mapping[str, int]) -> float:
+def _register_words(case: _Case) -> float:
     """Words loaded into and stored from registers: every step of every register tile (Sec. 6)."""
+    stage, schedule, part = case.group.main, case.schedule, case.part
     reg = {d: min(t, part[d]) for d, t in schedule.reg.tiles}
     steps = math.prod(part[d] / reg[d] for d in part)
     loads = sum(footprint(a, reg) for a in stage.reads)

@@ -80,10 +80,13 @@ def boxes(loops: list[Loop], innermost: Mapping[str, int]) -> list[dict[str, int
 
 def words(access: Access, box: Mapping[str, int], rows: Rows, line_words: int) -> float:
     """Words of whole lines that one box touches."""
-    extents = [
-        min(e, math.prod(box[n] for n in x.names))
-        for e, x in zip(access.extents(box), access.index, strict=True)
-    ]
+    extents = []
+    for expression in access.index:
+        reach, points = 1, 1
+        for name, coefficient in expression.terms:
+            reach += coefficient * (box[name] - 1)
+            points *= box[name]
+        extents.append(min(reach, points))
     count = math.prod(extents)
     if rows.packed or line_words == 1:
         return count

@@ -199,7 +199,7 @@ def _tiled(
     """
     shape, vector = tiling.shape, tiling.contraction.vector
     pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
-    found: dict[str, Candidate] = {}
+    found: dict[Schedule, Candidate] = {}
     duals = []
     for choice in orders:
         starts, bound = tiling.starts(choice)
@@ -209,10 +209,11 @@ def _tiled(
             schedule = assemble(
                 group, machine.isa, vector, shape.reg, tiles, choice, shape.parallel, pack
             )
-            if schedule.digest not in found:
-                prediction = predict_outer(group, schedule, machine)
-                found[schedule.digest] = Candidate(schedule, prediction)
-            return found[schedule.digest].prediction.seconds
+            candidate = found.get(schedule)
+            if candidate is None:
+                candidate = Candidate(schedule, predict_outer(group, schedule, machine))
+                found[schedule] = candidate
+            return candidate.prediction.seconds
 
         budget = BUDGET if bound else 4 * BUDGET  # a coarse grid starts further away
         refine(starts, price, tiling.space, budget=budget, climbs=2)
