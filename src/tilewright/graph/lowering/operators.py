@@ -22,6 +22,7 @@ from tilewright.graph.lowering import (
     reduce,
     resize,
     shape,
+    training,
 )
 from tilewright.graph.lowering.reader import Operator
 from tilewright.registry import Registry
@@ -39,6 +40,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Shapes': {**shape.OPERATORS, **moving.OPERATORS, **patterns.OPERATORS},
     'Gathers': gathers.OPERATORS,
     'Resizing': resize.OPERATORS,
+    'Training': training.OPERATORS,
 }
 OPERATORS: Registry[Operator] = Registry(
     'an operator',

@@ -406,15 +406,19 @@ class Network(CalledNetwork):
 
 @dataclass(frozen=True, slots=True)
 class _TaskInfo:
-    """What a network remembers of a task: its name, its nodes, and the group that it computes."""
+    """What a network remembers of a task: its name, its nodes, its group, what it writes."""
 
     name: str
     origin: tuple[str, ...]
     digest: str
+    result: Value
 
     @classmethod
     def of(cls, task: Task) -> _TaskInfo:
-        return cls(task.name, task.origin, task.group.digest)
+        out = task.group.output
+        return cls(
+            task.name, task.origin, task.group.digest, Value(task.result, out.shape, out.dtype)
+        )
 
 
 @dataclass(frozen=True, slots=True)
