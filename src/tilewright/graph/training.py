@@ -5,7 +5,7 @@
 
 Goes in: a graph for inference, whose float constants are its weights. Comes out: a program that
 `network.compile` takes like any other. Everything that a step changes (parameters, slots of the
-optimiser, running statistics, counters) is an input of it and an output of the same name.
+optimiser, running statistics, counters) is an input of it, and an output `name/next`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tilewright.ops.functions import X, add
 from tilewright.ops.stage import const, whole
 
 LOSS, TARGET = 'loss', 'target'
+NEXT = '/next'  # what a step makes of a state is an output of its name and this
 RATE, STEP, COUNTER = 'optimizer/lr', 'optimizer/step', 'dropout/counter'
 LOSSES = ('cross_entropy', 'mse', 'l1')
 
@@ -170,7 +171,7 @@ def _parameters(
 
 
 def step_program(trained: TrainedGraph, optimizer: Optimizer) -> tuple[Program, dict]:
-    """The program of a step, and its state at first, by the name of an input and output."""
+    """The program of a step, and its state at first, by the names of inputs."""
     trained = _counted(trained)
     state = dict(trained.parameters) | dict(trained.buffers)
     for name, array in trained.parameters.items():
@@ -202,5 +203,6 @@ def step_program(trained: TrainedGraph, optimizer: Optimizer) -> tuple[Program, 
     outputs = [(LOSS, loss)]
     for name, result in new.items():
         node = Node('Update', f'{name}/update', (), ())
-        outputs.append((name, emitter.name_of(result, emitter.fresh(f'{name}/next'), node)))
+        made = emitter.name_of(result, emitter.fresh(f'{name}{NEXT}'), node)
+        outputs.append((f'{name}{NEXT}', made))
     return emitter.program(outputs), state

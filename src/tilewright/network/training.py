@@ -24,10 +24,12 @@ import numpy as np
 from tilewright.errors import ArrayError, CheckError, InputError
 from tilewright.files import path_of, replacing
 from tilewright.graph.graph import DTYPES
+from tilewright.graph.lowering.result import part_written
 from tilewright.graph.optimizer import SGD, Adam, Optimizer
 from tilewright.graph.training import (
     LOSS,
     LOSSES,
+    NEXT,
     RATE,
     STEP,
     TrainedGraph,
@@ -117,7 +119,7 @@ class TrainingStep:
         self.inputs = trained.data
         self.parameters, self.buffers = tuple(trained.parameters), tuple(trained.buffers)
         self.network = compile(program, **options)
-        values = {v.name: v for v in self.network.outputs}
+        values = {v.name.removesuffix(NEXT): v for v in self.network.outputs}
         self._state = {name: _placed(values[name], a) if name in values else np.array(a)
                        for name, a in state.items()}  # fmt: skip
         self._next = {name: new_array(values[name]) for name in state if name in values}
@@ -128,7 +130,8 @@ class TrainingStep:
         given = by_position(self.name, self.inputs, [_array(a) for a in arrays])
         given |= {name: _array(array) for name, array in named.items()}
         given |= self._state | {RATE: np.array([self.lr], np.float32)}
-        self.network.run(given, {**self._next, LOSS: self._loss})
+        made = {f'{name}{NEXT}': array for name, array in self._next.items()}
+        self.network.run(given, {**made, LOSS: self._loss})
         if self.check_nan and not np.isfinite(self._loss):
             self._blame(given)
         for name, array in self._next.items():
@@ -186,9 +189,9 @@ class TrainingStep:
         """The step again, task by task, up to the first that makes what is not finite."""
         found = self.name
         with contextlib.closing(self.network.step_by_step(given)) as moments:
-            for number, read_value in enumerate(moments):
-                task = self.network.tasks[max(number - 1, 0)]
-                array = read_value(task.result) if number else np.zeros(1)
+            next(moments)
+            for task, read_value in zip(self.network.tasks, moments, strict=False):
+                array = read_value(task.result)[part_written(task.group)]
                 if array.dtype.kind == 'f' and not np.isfinite(array).all():
                     found = f'{task.name} ({", ".join(task.origin)})'
                     break

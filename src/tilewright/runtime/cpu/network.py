@@ -410,15 +410,17 @@ class _TaskInfo:
 
     name: str
     origin: tuple[str, ...]
-    digest: str
+    group: Group
     result: Value
+
+    @property
+    def digest(self) -> str:
+        return self.group.digest
 
     @classmethod
     def of(cls, task: Task) -> _TaskInfo:
         out = task.group.output
-        return cls(
-            task.name, task.origin, task.group.digest, Value(task.result, out.shape, out.dtype)
-        )
+        return cls(task.name, task.origin, task.group, Value(task.result, out.shape, out.dtype))
 
 
 @dataclass(frozen=True, slots=True)
