@@ -12,9 +12,11 @@ from tilewright.version import VERSION
 if TYPE_CHECKING:
     from tilewright.check.check import Check
     from tilewright.errors import TilewrightError
+    from tilewright.graph.optimizer import SGD, Adam, AdamW
     from tilewright.machine.machine import Machine
     from tilewright.network.compile import compile, load
     from tilewright.network.export import export
+    from tilewright.network.training import TrainingStep, compile_training
     from tilewright.ops.blocked import blocked, from_blocked, to_blocked
     from tilewright.ops.convolution import conv2d
     from tilewright.ops.matmul import matmul
@@ -25,14 +27,19 @@ if TYPE_CHECKING:
     from tilewright.targets.plan import Plan
 
 __all__ = [
+    'SGD',
+    'Adam',
+    'AdamW',
     'Check',
     'Machine',
     'Network',
     'Plan',
     'Schedule',
     'TilewrightError',
+    'TrainingStep',
     'blocked',
     'compile',
+    'compile_training',
     'conv2d',
     'export',
     'from_blocked',
@@ -44,14 +51,19 @@ __all__ = [
 ]
 __version__ = VERSION
 _MODULES = {
+    'Adam': 'graph.optimizer',
+    'AdamW': 'graph.optimizer',
     'Check': 'check.check',
     'Machine': 'machine.machine',
     'Network': 'runtime.cpu.network',
     'Plan': 'targets.plan',
+    'SGD': 'graph.optimizer',
     'Schedule': 'schedule.schedule',
     'TilewrightError': 'errors',
+    'TrainingStep': 'network.training',
     'blocked': 'ops.blocked',
     'compile': 'network.compile',
+    'compile_training': 'network.training',
     'conv2d': 'ops.convolution',
     'export': 'network.export',
     'from_blocked': 'ops.blocked',

@@ -189,7 +189,7 @@ def _adaptive_max(axes: int) -> Handler:
     return handler
 
 
-def _filled(call: Call, name: str, c: int, value: float, dtype: str) -> Value:
+def filled(call: Call, name: str, c: int, value: float, dtype: str) -> Value:
     """A tensor argument that may be left out."""
     if call.has(name):
         return call.value(name)
@@ -200,7 +200,7 @@ def _batch_norm(call: Call) -> Pieces:
     x = call.value('input')
     c = x.shape[1]
     scale, shift = (
-        _filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
+        filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
     )
     mean, variance = call.value('running_mean'), call.value('running_var')
     made = call.done(
@@ -216,7 +216,7 @@ def _statistics_norm(call: Call) -> Pieces:
         raise UnsupportedError('in training mode')
     c = x.shape[1]
     scale, shift = (
-        _filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
+        filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
     )
     made = call.done('InstanceNormalization', x, scale, shift, epsilon=float(call['eps']))
     return made, None, None
@@ -225,7 +225,7 @@ def _statistics_norm(call: Call) -> Pieces:
 def _group_norm(call: Call) -> Pieces:
     x, c = call.value('input'), call['C']
     scale, shift = (
-        _filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
+        filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
     )
     made = call.done(
         'GroupNormalization', x, scale, shift, epsilon=float(call['eps']), num_groups=call['group']

@@ -17,7 +17,7 @@ import logging
 import operator
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,21 +25,24 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import MissingError, ModelError
+from tilewright.errors import InputError, MissingError, ModelError
 from tilewright.graph.graph import DTYPES, Graph, Value
+from tilewright.graph.training import TrainedGraph
 from tilewright.importers import (
     aten_attention,
     aten_elementwise,
     aten_embedding,
     aten_recurrent,
     aten_shapes,
+    aten_training,
     aten_windows,
 )
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
 
 _TABLES = (
-    aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_windows,
+    aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_training,
+    aten_windows,
 )  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler for table in _TABLES for name, handler in table.HANDLERS.items()
@@ -76,6 +79,49 @@ def import_torch(
         inputs = _examples(torch, model, shapes, example_inputs)
         program = _exported(torch, model, inputs, name)
     return _Importer(torch, program, name, dict(constants or {})).graph()
+
+
+def import_training(
+    module: Any, loss: Callable[..., Any] | None, example_inputs: Sequence[Any]
+) -> TrainedGraph:
+    """[torch.nn.Module in training mode, loss(outputs, target)] -> [TrainedGraph]
+
+    The last of the example inputs is the target. Without a loss, all of them are the module's, and
+    it returns a loss itself. Parameters and buffers have the names of its state dict.
+    """
+    torch, name = _torch(), type(module).__name__
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f'{name} is not a torch.nn.Module')
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *given: Any) -> Any:
+            return (
+                self.module(*given) if loss is None else loss(self.module(*given[:-1]), given[-1])
+            )
+
+    before = {m: m.training for m in module.modules()}
+    inputs = _examples(torch, module, None, example_inputs)
+    program = _exported(torch, WithLoss().train(), inputs, name, training=True)
+    for part, mode in before.items():
+        part.training = mode
+    return _Importer(torch, program, name, {}).trained()
+
+
+def torch_loss(name: str) -> Callable[..., Any]:
+    """A loss of PyTorch by the name that it has for graphs."""
+    named = {'cross_entropy': 'cross_entropy', 'mse': 'mse_loss', 'l1': 'l1_loss'}
+    if name not in named:
+        raise InputError(f'loss is {name!r}; choose one of {", ".join(named)}, or give a function')
+    return getattr(_torch().nn.functional, named[name])
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """A copy of an array as a tensor."""
+    return _torch().from_numpy(np.array(array))
 
 
 def run_torch(
@@ -159,9 +205,11 @@ def _examples(
     )
 
 
-def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
-    training = [m for m in module.modules() if m.training]
-    module.eval()
+def _exported(
+    torch: Any, module: Any, inputs: tuple[Any, ...], name: str, training: bool = False
+) -> Any:
+    before = [m for m in module.modules() if m.training]
+    module.train(training)
     try:
         with _quiet(), torch.no_grad():
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
@@ -170,7 +218,7 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> An
     except Exception as error:
         raise ModelError(_reason(torch, module, inputs, name, error)) from None
     finally:
-        for part in training:
+        for part in before:
             part.training = True
 
 
@@ -233,6 +281,34 @@ class _Importer:
         self.inputs: list[Value] = []
         self.outputs: list[tuple[str, str]] = []
         self.unsupported: dict[tuple[str, str], list[str]] = {}
+        self.state: dict[str, str] = {}  # placeholder -> the input that stands for it in training
+
+    def trained(self) -> TrainedGraph:
+        """The graph of a module with its loss, whose parameters and buffers are inputs."""
+        signature, state = self.program.graph_signature, self.program.state_dict
+        moved = signature.buffers_to_mutate  # result -> buffer
+        kept = {name: state[name] for name in signature.inputs_to_parameters.values()}
+        learned = {name for name, tensor in kept.items() if tensor.requires_grad}
+        kept |= {name: state[name] for name in moved.values() if name in state}
+        places = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.state = {place: name for place, name in places.items() if name in kept}
+        self.emitter.taken |= {name.removeprefix('module.') for name in kept}
+        graph = self._read({place: tensor for place, tensor in self._given(signature).items()
+                            if place not in self.state})  # fmt: skip
+        short = {name: name.removeprefix('module.') for name in kept}
+        arrays = {
+            short[name]: tensor.detach().cpu().numpy().copy() for name, tensor in kept.items()
+        }
+        results = list(graph.outputs)
+        after = dict(zip(moved.values(), (value for _, value in results), strict=False))
+        if len(results) != len(moved) + 1:
+            raise ModelError(f'{self.name} has {len(results) - len(moved)} results; a loss is one')
+        parameters = {short[name]: arrays[short[name]] for name in kept if name in learned}
+        return TrainedGraph(
+            replace(graph, outputs=(('loss', results[-1][1]),)), parameters, results[-1][1],
+            {name: array for name, array in arrays.items() if name not in parameters},
+            {short[name]: value for name, value in after.items() if name in kept},
+        )  # fmt: skip
 
     def graph(self) -> Graph:
         signature = self.program.graph_signature
@@ -242,7 +318,9 @@ class _Importer:
                 f'{self.name} changes {changed[0]!r} when it is called; only modules that compute '
                 f'results from inputs are supported, such as those in evaluation mode'
             )
-        given = self._given(signature)
+        return self._read(self._given(signature))
+
+    def _read(self, given: Mapping[str, Any]) -> Graph:
         nodes = list(self.program.graph.nodes)
         self.emitter.taken |= {node.name for node in nodes if node.op == 'placeholder'}
         place, results = 0, []
@@ -276,6 +354,11 @@ class _Importer:
     def _placeholder(self, node: Any, given: Mapping[str, Any], place: int) -> int:
         """An input, or a constant; comes out: 1 if it is an input of the module."""
         tensor = given.get(node.name)
+        if node.name in self.state:
+            name = self.state[node.name].removeprefix('module.')
+            self.values[node] = kind = type_of(name, node.meta['val'])
+            self.inputs.append(kind)
+            return 0
         is_input = tensor is None
         if is_input:
             tensor = self.fixed.get(place)

@@ -323,7 +323,7 @@ def read(
     """[file, bytes, ModelProto, module] -> [Graph]"""
     if isinstance(model, Graph):
         return model
-    if type(model).__module__.partition('.')[0] == 'torch' or _is_module(model):
+    if type(model).__module__.partition('.')[0] == 'torch' or is_module(model):
         from tilewright.importers.torch import import_torch
 
         return import_torch(model, shapes, example_inputs)
@@ -337,7 +337,7 @@ def read(
     )
 
 
-def _is_module(model: Any) -> bool:
+def is_module(model: Any) -> bool:
     """Whether it is a torch.nn.Module, without importing torch."""
     return any(kind.__module__.startswith('torch.nn') for kind in type(model).__mro__)
 

@@ -72,6 +72,16 @@ def row_moments(shape: Shape, dtype: str = 'f32') -> tuple[Group, Group]:
     return mean, group_of(label_of('power', shape), stages, {'In': shape}, dtype)
 
 
+def batch_moments(shape: Shape, dtype: str = 'f32') -> tuple[Group, Group]:
+    """[images, channels, pixels]: the mean of each channel, and the mean square around `Mean`."""
+    n, c, x = _dims(shape)
+    stages = _moments([c], [n, x], True, Access('In', tuple(var(d.name) for d in (n, c, x))))
+    label = label_of('batch_mean', shape)
+    mean = group_of(label, stages[:2], {'In': shape}, dtype)
+    given = {'In': shape, 'Mean': shape[1:2]}
+    return mean, group_of(label_of('batch_power', shape), stages[2:], given, dtype)
+
+
 def inverse_deviation(epsilon: float) -> Expr:
     return call('div', const(1.0), call('sqrt', call('add', X, const(epsilon))))
 
@@ -111,12 +121,17 @@ def _normalise(
     return group_of(f'{label_of(word, shape)}@{rank}', stages, shapes, dtype)
 
 
-def _moments(lines: Sequence[Dim], over: Sequence[Dim], centred: bool) -> list[Stage]:
-    """Stages that write 'Mean' (if centred) and 'Power', the mean square around it, of a line."""
+def _moments(
+    lines: Sequence[Dim], over: Sequence[Dim], centred: bool, given: Access | None = None
+) -> list[Stage]:
+    """Stages that write 'Mean' (if centred) and 'Power', the mean square around it, of a line.
+
+    `given` is how the input is read: [lines, over], where it is not said.
+    """
     count = math.prod(d.size for d in over)
     domain = (*lines, *(Dim(d.name, d.size, 'reduction') for d in over))
     here = tuple(var(d.name) for d in lines)
-    given = Access('In', (*here, *(var(d.name) for d in over)))
+    given = given or Access('In', (*here, *(var(d.name) for d in over)))
     share = call('mul', X, const(1.0 / count))
 
     def mean(word: str, out: str, expr: Expr, *reads: Access) -> list[Stage]:
@@ -200,3 +215,39 @@ def _exponentials(
               (form.source, peak, total), finish),
     ]  # fmt: skip
     return group_of(label_of(word, shape) + f'@{axis}', stages, {'In': shape}, dtype)
+
+
+def exponentials_adjoint(group: Group) -> Group | None:
+    """The gradient by `In` of a softmax or its logarithm, from its result; None for other groups.
+
+    softmax   Grad = Out (Up - Dot),         Dot = sum of Up * Out along the axis
+    its log   Grad = Up - exp(Out) Dot,      Dot = sum of Up
+
+    Shorter than what the stages give: the largest element, taken off and put back, passes nothing
+    on.
+    """
+    first, shape = group.stages[0], group.output.shape
+    if len(group.stages) != 3 or first.combiner != 'max' or len(first.reduction) != 1:
+        return None
+    axes = [i for i, e in enumerate(first.reads[0].index) if e.names == first.reduction]
+    dtype = group.output.dtype
+    if len(axes) != 1 or group.tensor('In').shape != shape:
+        return None
+    logarithm = group.stages == log_softmax(shape, axes[0], dtype).stages
+    if not logarithm and all(
+        group.stages != softmax(shape, axes[0], dtype, guarded).stages for guarded in (False, True)
+    ):
+        return None
+    form = lines(shape, (axes[0],))
+    up, out = (Access(name, form.source.index) for name in ('Up', 'Out'))
+    dot, less = Access('Dot', form.place), call('sub', X, read(1))
+    reads, expr = ((up, dot, out), call('mul', less, read(2)))
+    if logarithm:
+        expr = call('sub', X, call('mul', call('exp', read(2)), read(1)))
+    terms = ((up,), X) if logarithm else ((up, out), call('mul', X, read(1)))
+    stages = [
+        Stage('dot', form.domain, Access('Dot', form.here), *terms, 'sum'),
+        Stage('finish', dims_of(shape), Access('Grad', form.source.index), reads, expr),
+    ]
+    label = f'{group.label}/grad'
+    return group_of(label, stages, {'Up': shape, 'Out': shape}, dtype)

@@ -48,7 +48,7 @@ class Emitter:
         if id(result) in self._made:
             return self._made[id(result)][1]
         if isinstance(result, View):
-            base = self.name_of(result.of, self._fresh(f'{wish}/base'), node)
+            base = self.name_of(result.of, self.fresh(f'{wish}/base'), node)
             self.views[wish] = self.views.get(base, base)
         else:
             self._compute(result, wish, node)
@@ -59,7 +59,7 @@ class Emitter:
     def _compute(self, result: Computed, name: str, node: Node | None) -> None:
         for part in result.parts:
             operands = {
-                tensor: self.name_of(operand, self._fresh(f'{name}/{tensor}'), node)
+                tensor: self.name_of(operand, self.fresh(f'{name}/{tensor}'), node)
                 for tensor, operand in part.operands.items()
             }
             origin = (node.name,) if node else ()
@@ -71,7 +71,7 @@ class Emitter:
         if id(array) in self._arrays:
             name = self._arrays[id(array)][1]
         else:
-            name = wish if wish not in self.values else self._fresh(wish)
+            name = wish if wish not in self.values else self.fresh(wish)
             self._arrays[id(array)] = (array, name)
             self.room -= array.size
             if self.room < 0:
@@ -84,7 +84,8 @@ class Emitter:
             self.values[name] = Value(name, array.shape, dtype_of(array))
         return name
 
-    def _fresh(self, name: str) -> str:
+    def fresh(self, name: str) -> str:
+        """A name like this one that nothing has yet."""
         return unused_name(name, self._taken, self._numbers)
 
     def program(self, outputs: Sequence[tuple[str, str]]) -> Program:

@@ -11,6 +11,7 @@ from tilewright.graph.lowering.reader import FLOATS, NodeReader, Operator, axis_
 from tilewright.graph.lowering.result import Result, Unsupported, compute, view
 from tilewright.ops.functions import X, add, mul, sub
 from tilewright.ops.normalise import (
+    batch_moments,
     batch_norm,
     channel_norm,
     inverse_deviation,
@@ -22,10 +23,8 @@ from tilewright.ops.reduction import reduce
 from tilewright.ops.stage import Expr, call, const, read
 
 
-def _batch_norm(node: NodeReader) -> Result:
+def _batch_norm(node: NodeReader) -> Result | tuple[Result, ...]:
     x = node.input(0)
-    if node.int('training_mode', 0):
-        raise Unsupported('in training mode')
     if not node.int('spatial', 1):
         raise Unsupported('with statistics of each pixel (spatial=0)')
     if len(x.shape) < 2:
@@ -33,11 +32,36 @@ def _batch_norm(node: NodeReader) -> Result:
     scale, bias, mean, variance = (node.input(i) for i in range(1, 5))
     if any(r.shape != (x.shape[1],) for r in (scale, bias, mean, variance)):
         raise ModelError(f'its statistics do not fit the {x.shape[1]} channels of {list(x.shape)}')
+    if node.int('training_mode', 0):
+        return _by_batch(node, x, scale, bias, mean, variance)
     factor, shift, result = batch_norm(node.float('epsilon', 1e-5))
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
     by = view(pointwise('factor', factor, [scale, variance], x.dtype), shape)
     plus = pointwise('shift', shift, [bias, variance, mean, scale], x.dtype)
     return pointwise('batchnorm', result, [x, by, view(plus, shape)], x.dtype)
+
+
+def _by_batch(
+    node: NodeReader, x: Result, scale: Result, bias: Result, mean: Result, variance: Result
+) -> tuple[Result, ...]:
+    """By the statistics of this batch; then the running ones, moved towards them."""
+    if 0 in x.shape:
+        raise ModelError(f'{list(x.shape)} has no elements to normalise')
+    images = view(x, (*x.shape[:2], math.prod(x.shape[2:])))
+    of_mean, of_power = batch_moments(images.shape, x.dtype)
+    now = compute(of_mean, {'In': images})
+    power = compute(of_power, {'In': images, 'Mean': now})
+    shape = (x.shape[1], *(1 for _ in x.shape[2:]))
+    deviation = call('sqrt', add(read(2), const(node.float('epsilon', 1e-5))))
+    expr = add(mul(call('div', sub(X, read(1)), deviation), read(3)), read(4))
+    factors = [view(r, shape) for r in (now, power, scale, bias)]
+    kept = node.float('momentum', 0.9)
+    blend = add(mul(const(kept), X), mul(const(1.0 - kept), read(1)))
+    return (
+        pointwise('batchnorm', expr, [x, *factors], x.dtype),
+        pointwise('running', blend, [mean, now], x.dtype),
+        pointwise('running', blend, [variance, power], x.dtype),
+    )
 
 
 def _by_channels(node: NodeReader, groups: int, word: str) -> Result:
@@ -163,7 +187,7 @@ def _lrn(node: NodeReader) -> Result:
 
 
 OPERATORS: dict[str, Operator] = {
-    'BatchNormalization': Operator(_batch_norm, FLOATS, (), 'by given statistics'),
+    'BatchNormalization': Operator(_batch_norm, FLOATS),
     'InstanceNormalization': Operator(_instance_norm, FLOATS),
     'GroupNormalization': Operator(_group_norm, FLOATS),
     'LayerNormalization': Operator(_layer_norm, FLOATS),

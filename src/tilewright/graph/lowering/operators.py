@@ -23,6 +23,7 @@ from tilewright.graph.lowering import (
     reduce,
     resize,
     shape,
+    training,
 )
 from tilewright.graph.lowering.reader import Operator
 from tilewright.registry import Registry
@@ -41,6 +42,7 @@ FAMILIES: dict[str, dict[str, Operator]] = {
     'Gathers': gathers.OPERATORS,
     'Resizing': resize.OPERATORS,
     'Control flow': control.OPERATORS,
+    'Training': training.OPERATORS,
 }
 OPERATORS: Registry[Operator] = Registry(
     'an operator',

@@ -415,15 +415,21 @@ class Network(CalledNetwork):
 
 @dataclass(frozen=True, slots=True)
 class _TaskInfo:
-    """What a network remembers of a task: its name, its nodes, and the group that it computes."""
+    """What a network remembers of a task: its name, its nodes, its group, what it writes."""
 
     name: str
     origin: tuple[str, ...]
-    digest: str
+    group: Group
+    result: Value
+
+    @property
+    def digest(self) -> str:
+        return self.group.digest
 
     @classmethod
     def of(cls, task: Task) -> _TaskInfo:
-        return cls(task.name, task.origin, task.group.digest)
+        out = task.group.output
+        return cls(task.name, task.origin, task.group, Value(task.result, out.shape, out.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class GpuTask:
     predicted_s: float
     bound_s: float
     limit: str
+    result: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class GpuNetwork(Network):
         self.outputs = tuple(value for value, _ in outputs)
         self.buffers = {value.name: array for value, array in (*inputs, *outputs)}
         self.gpu_tasks = tuple(tasks)
+        self.tasks: Any = self.gpu_tasks
         self.waits, self.places = waits, places
         self._held = held
         self._lock = threading.Lock()

@@ -136,6 +136,7 @@ class _Binder:
                 GpuTask(
                     work.task.name, work.task.origin, work.task.group, work.schedule,
                     tuple(calls), work.predicted_s, work.bound_s, work.limit,
+                    self.program.values[work.task.result],
                 )
             )  # fmt: skip
         self.device.synchronize()

@@ -1,0 +1,184 @@
+"""Training steps against PyTorch: losses, parameters and running statistics after every step.
+
+If these fail, a network that is trained by us learns something else than in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright import zoo
+from tilewright.errors import CheckError, InputError, UnsupportedError
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.optimizer import Optimizer
+from tilewright.graph.training import LOSS, NEXT, RATE, TrainedGraph, step_program, trainable
+from tilewright.network.training import optimizer_of
+
+torch = pytest.importorskip('torch', reason='PyTorch is the oracle here')
+from tilewright.importers.torch import import_training  # noqa: E402
+
+nn, functional = torch.nn, torch.nn.functional
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def batch() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    return torch.randn(6, 1, 8, 8), torch.randint(0, 10, (6,))
+
+
+class Interpreted:
+    """A step by the reference interpreter: no compiler, the definition of what a step computes."""
+
+    def __init__(self, trained: TrainedGraph, optimizer: Optimizer) -> None:
+        self.program, self.state = step_program(trained, optimizer)
+        self.inputs, self.rate = trained.data, np.array([optimizer.lr], np.float32)
+
+    def __call__(self, *arrays: Any) -> float:
+        given = {v.name: np.asarray(a) for v, a in zip(self.inputs, arrays, strict=True)}
+        found = evaluate(self.program, {**self.state, RATE: self.rate, **given})
+        self.state = {name: found.get(f'{name}{NEXT}', array) for name, array in self.state.items()}
+        return float(found[LOSS])
+
+
+def theirs(module: Any, optimizer: Any, loss: Callable, x: Any, y: Any) -> float:
+    found = loss(module(x), y)
+    optimizer.zero_grad()
+    found.backward()
+    optimizer.step()
+    return found.item()
+
+
+OPTIMIZERS = [
+    lambda p: torch.optim.SGD(p, 0.1),
+    lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=1e-2, nesterov=True),
+    lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=1e-2),
+    lambda p: torch.optim.Adam(p, 1e-2, weight_decay=0.1),
+    lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize('make', OPTIMIZERS)
+def test_optimizers_move_parameters_as_in_pytorch(make: Callable) -> None:
+    draw = np.random.default_rng(0)
+    x, y, w = (draw.standard_normal(s).astype(np.float32) for s in ((5, 3), (5, 2), (3, 2)))
+    graph = Graph('net', (Value('x', x.shape),), (('y', 'y'),),
+                  (Node('MatMul', 'm', ('x', 'w'), ('y',)),), {'w': w})  # fmt: skip
+    weight = torch.from_numpy(w.copy()).requires_grad_()
+    optimizer = make([weight])
+    step = Interpreted(trainable(graph, 'mse'), optimizer_of(optimizer))
+    for _ in range(3):
+        want = theirs(
+            lambda x: x @ weight, optimizer, functional.mse_loss, *map(torch.from_numpy, (x, y))
+        )
+        assert step(x, y) == pytest.approx(want, rel=1e-5)
+        np.testing.assert_allclose(step.state['w'], weight.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Compiled code gives PyTorch's losses; what was saved continues with the same bits."""
+    module, (x, y) = small(), batch()
+    step = tw.compile_training(module, 'cross_entropy', tw.SGD(0.1, 0.9), (x, y), threads=2)
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9)
+    for _ in range(2):
+        want = theirs(module, optimizer, functional.cross_entropy, x, y)
+        assert step(x, y) == pytest.approx(want, rel=1e-5)
+    step.save(tmp_path / 'two.npz')
+    first = [step(x, y) for _ in range(2)], step.arrays()
+    assert step.steps == 4
+    step.load(tmp_path / 'two.npz')
+    assert step.steps == 2
+    second = [step(x, y) for _ in range(2)], step.arrays()
+    assert first[0] == second[0]
+    for name, array in first[1].items():
+        np.testing.assert_array_equal(array, second[1][name])
+    other = small()
+    other.load_state_dict(step.state_dict())
+    loss = functional.cross_entropy(other.train()(x), y).item()
+    assert step(x, y) == pytest.approx(loss, rel=1e-5)
+    step.load_state_dict(small().state_dict())
+    step.check_nan = True
+    before = step.arrays()
+    with pytest.raises(CheckError, match='loss of step 6 is nan, which first appears in'):
+        step(np.full(x.shape, np.nan, np.float32), y)
+    np.testing.assert_array_equal(step.arrays()['0.weight'], before['0.weight'])
+    (tmp_path / 'other.npz').write_bytes(b'no')
+    with pytest.raises(InputError, match='is not a checkpoint'):
+        step.load(tmp_path / 'other.npz')
+
+
+def test_nodes_without_a_gradient_are_all_named() -> None:
+    weight = np.ones((2, 3), np.float32)
+    nodes = (
+        Node('MatMul', 'm', ('x', 'w'), ('a',)),
+        Node('ReduceProd', 'first', ('a', 'axis'), ('b',), {'keepdims': 1}),
+        Node('ReduceProd', 'second', ('b',), ('c',), {'keepdims': 1}),
+        Node('CumProd', 'third', ('a', 'axis'), ('d',)),
+        Node('Add', 'sum', ('c', 'd'), ('e',)),
+    )
+    constants = {'w': weight, 'axis': np.array(0)}
+    graph = Graph('net', (Value('x', (4, 2)),), (('y', 'e'),), nodes, constants)
+    with pytest.raises(UnsupportedError) as found:
+        step_program(trainable(graph, 'mse'), tw.SGD(0.1))
+    assert found.value.nodes == ('third', 'second')
+    with pytest.raises(InputError, match="loss is 'hinge'; choose one of cross_entropy"):
+        trainable(graph, 'hinge')
+
+
+def test_dropout_draws_by_its_counter() -> None:
+    """The share that is dropped, other masks in every call, and gradients through the same mask."""
+    nodes = (
+        Node('Mul', 'scaled', ('x', 'w'), ('a',)),
+        Node('Dropout', 'drop', ('a', 'ratio'), ('b',)),
+    )
+    constants = {'w': np.ones(4000, np.float32), 'ratio': np.float32(0.3)}
+    graph = Graph('net', (Value('x', (4000,)),), (('y', 'b'),), nodes, constants)
+    step = Interpreted(trainable(graph, 'mse'), tw.SGD(1000.0))
+    x, zero = np.ones(4000, np.float32), np.zeros(4000, np.float32)
+    kept = []
+    for _ in range(2):
+        step.state['w'] = np.ones(4000, np.float32)
+        loss = step(x, zero)
+        # loss = mean((mask w / 0.7)^2), so that a gradient of zero says what was dropped
+        kept.append(step.state['w'] != 1)
+        assert loss == pytest.approx(kept[-1].mean() / 0.49, rel=1e-5)
+    assert [k.mean() for k in kept] == pytest.approx([0.7, 0.7], abs=0.03)
+    assert 0.35 < (kept[0] != kept[1]).mean() < 0.49
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', zoo.NAMES)
+def test_gradients_of_the_zoo(name: str) -> None:
+    """A step of plain SGD at rate 1 moves each parameter by its gradient: in float64, without a
+    compiler, against PyTorch in float64.
+    """
+    module = zoo.torch_module(name, batch=2, **zoo.SMALL[name]).train()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    x = torch.from_numpy(zoo.example(zoo.network(name, 2, **zoo.SMALL[name])))
+    y = torch.tensor([1, 3])
+    trained = import_training(module, functional.cross_entropy, (x, y))
+    program, state = step_program(trained, tw.SGD(1.0))
+    given = dict(zip((v.name for v in trained.data), (x.numpy(), y.numpy()), strict=True))
+    found = evaluate(program, {**state, RATE: np.ones(1, np.float32), **given}, exact=True)
+    loss = functional.cross_entropy(module.double()(x.double()), y)
+    loss.backward()
+    assert float(found[LOSS]) == pytest.approx(loss.item(), rel=1e-9)
+    for own, parameter in module.named_parameters():
+        got, want = state[own].astype(np.float64) - found[f'{own}{NEXT}'], parameter.grad.numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max() + 1e-12)
