@@ -24,7 +24,7 @@ from tilewright.graph.lowering.windows import windows
 from tilewright.ops.functions import X, add, mul, sub
 from tilewright.ops.integer import requantised, saturated, without_zero
 from tilewright.ops.reduction import REDUCTIONS
-from tilewright.ops.stage import Expr, call, cast, const, read
+from tilewright.ops.stage import Expr, call, cast, const, read, whole
 
 STORED = ('u8', 'i8', 'u16', 'i16')
 
@@ -190,7 +190,8 @@ def _integer_conv(
 
 def _conv_integer(node: NodeReader) -> Result:
     zeros = [None if r is None else _scalar(r) for r in (node.optional(2), node.optional(3))]
-    return _integer_conv(node, node.input(0), zeros[0], node.input(1), zeros[1], None)
+    bias = node.optional(4)  # no input of the operator's: graph/integer.py adds it
+    return _integer_conv(node, node.input(0), zeros[0], node.input(1), zeros[1], bias)
 
 
 def _scalar(given: Result) -> Result:
@@ -229,26 +230,27 @@ def _requantise(made: Result, scales: Sequence[Result], zero: Result) -> Result:
     return pointwise('requantize', requantised(_number(zero, reads), zero.dtype), reads, zero.dtype)
 
 
-def _integer_product(a: Result, zero: Result | None, b: Result, b_zero: Result | None) -> Result:
+def _integer_product(
+    a: Result, zero: Result | None, b: Result, b_zero: Result | None, bias: Result | None
+) -> Result:
     """(a - zero) times (b - b_zero) in i32; zero points of rows of `a` and columns of `b`."""
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise Unsupported(f'of {list(a.shape)} and {list(b.shape)}')
     if zero is not None and len(zero.shape) == 1:
         zero = view(zero, (*zero.shape, 1))
     b = _centred(b, b_zero)
-    moved = None
     if _keeps_zero(b, zero) and len(b.shape) == 2:
         assert isinstance(b, Known)
-        moved = _bias(None, _sum(b, (0,), zero))
+        bias = _bias(bias, _sum(b, (0,), zero))
     else:
         a = _centred(a, zero)
     made = stacked(a, b, integer=True)
-    return made if moved is None else pointwise('zero', add(X, read(1)), [made, moved], 'i32')
+    return made if bias is None else pointwise('bias', add(X, read(1)), [made, bias], 'i32')
 
 
 def _matmul_integer(node: NodeReader) -> Result:
     zeros = [None if r is None else _scalar(r) for r in (node.optional(2), node.optional(3))]
-    return _integer_product(node.input(0), zeros[0], node.input(1), zeros[1])
+    return _integer_product(node.input(0), zeros[0], node.input(1), zeros[1], node.optional(4))
 
 
 def _qlinear_matmul(node: NodeReader) -> Result:
@@ -257,8 +259,34 @@ def _qlinear_matmul(node: NodeReader) -> Result:
     )
     if len(a_scale.shape) == 1:
         a_scale = view(a_scale, (*a_scale.shape, 1))
-    made = _integer_product(a, a_zero, b, b_zero)
+    made = _integer_product(a, a_zero, b, b_zero, node.optional(8))
     return _requantise(made, (a_scale, b_scale, y_scale), y_zero)
+
+
+def _qlinear_add(node: NodeReader) -> Result:
+    """Both real sums over the scale of the result; one factor for each where scales are known."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale = (node.input(i) for i in range(7))
+    y_zero = node.optional(7)
+    dtype = y_zero.dtype if y_zero is not None else a.dtype
+    known = [r.array for r in (a_scale, b_scale, y_scale) if isinstance(r, Known)]
+    zeros = [_is_zero(r) or (isinstance(r, Known) and r.array.size == 1) for r in (a_zero, b_zero)]
+    if len(known) < 3 or any(array.size != 1 for array in known) or not all(zeros):
+        raise Unsupported('with scales that are not known single numbers')
+    first, second, result = (array.reshape(()) for array in known)
+    terms = [
+        mul(cast(_less(read(number), zero), 'f32'), const(float(scale / result)))
+        for number, (scale, zero) in enumerate(((first, a_zero), (second, b_zero)))
+    ]
+    reads = [a, b]
+    expr = saturated(add(*terms), _number(y_zero, reads), dtype)
+    return pointwise('add', expr, reads, dtype)
+
+
+def _less(stored: Expr, zero: Result) -> Expr:
+    """A stored number minus a known zero point."""
+    if _is_zero(zero) or not isinstance(zero, Known):
+        return cast(stored, 'i32')
+    return sub(cast(stored, 'i32'), whole(int(zero.array.item())))
 
 
 OPERATORS: dict[str, Operator] = {
@@ -269,4 +297,5 @@ OPERATORS: dict[str, Operator] = {
     'QLinearConv': Operator(_qlinear_conv, ('u8', 'i8')),
     'MatMulInteger': Operator(_matmul_integer, ('u8', 'i8')),
     'QLinearMatMul': Operator(_qlinear_matmul, ('u8', 'i8')),
+    'com.microsoft::QLinearAdd': Operator(_qlinear_add, ('u8', 'i8')),
 }

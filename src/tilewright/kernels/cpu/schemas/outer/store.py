@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
@@ -57,8 +58,8 @@ def _write_fetch(writer: Writer, p: OuterPlan) -> None:
     length = sizes[along[0]] if along else 1
     across = [d for d in sizes if d not in along and sizes[d] > 1]
     read = fetched(p)
-    operands = ''.join(f', const float *{item.name}' for item in read)
-    writer.open(f'static inline void fetch_result(const float *out{operands})')
+    operands = ''.join(f', const {C_TYPES[item.dtype]} *{item.name}' for item in read)
+    writer.open(f'static inline void fetch_result(const {p.result} *out{operands})')
     for d in across:
         writer.open(f'for (long {d}_row = 0; {d}_row < {sizes[d]}; {d}_row++)')
     rows = {'out': (p.out_strides, ', 1')} | {i.name: (dict(i.strides), '') for i in read}
@@ -88,11 +89,18 @@ def _by_pixels(p: OuterPlan) -> bool:
 
 
 def _head(p: OuterPlan, name: str, extra: str) -> str:
-    operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
+    operands = ''.join(
+        f', const {C_TYPES[item.dtype]} *{item.name}' for item in p.epilogue.operands
+    )
     return (
         f'static inline __attribute__((always_inline)) void {name}(const float *acc, '
-        f'float *restrict out, long lanes{operands}{extra})'
+        f'{p.result} *restrict out, long lanes{operands}{extra})'
     )
+
+
+def _sum(p: OuterPlan, array: str, place: str) -> str:
+    """An accumulator; whole numbers lie where floats are declared, `sums` may alias them."""
+    return f'{array}[{place}]' if p.sums == 'float' else f'((const {p.sums} *){array})[{place}]'
 
 
 def _write_operand_indices(writer: Writer, p: OuterPlan, lane: str, pixel: str) -> None:
@@ -114,9 +122,9 @@ def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
     writer.line(f'    transpose4(acc + pixel * step + lane, step, rows + pixel, {pitch}, 4);')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
-    writer.line(f'float *restrict to = out + (lane + j) * {out_lane};')
+    writer.line(f'{p.result} *restrict to = out + (lane + j) * {out_lane};')
     writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
-    writer.line(f'const float value = rows[j * {pitch} + pixel];')
+    writer.line(f'const {p.sums} value = {_sum(p, "rows", f"j * {pitch} + pixel")};')
     _write_operand_indices(writer, p, '(lane + j)', 'pixel')
     writer.line(f'to[{scaled("pixel", out_pixel) or "0"}] = {p.epilogue.expression};')
     writer.close(4)
@@ -130,7 +138,7 @@ def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
     writer.open(_head(p, 'store_row', ', long step, long pixels'))
     writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
     writer.open('for (long lane = 0; lane < lanes; lane++)')
-    writer.line('const float value = acc[pixel * step + lane];')
+    writer.line(f'const {p.sums} value = {_sum(p, "acc", "pixel * step + lane")};')
     _write_operand_indices(writer, p, 'lane', 'pixel')
     place = total([scaled('lane', out_lane), scaled('pixel', out_pixel)])
     writer.line(f'out[{place}] = {p.epilogue.expression};')
