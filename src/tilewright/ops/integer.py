@@ -80,7 +80,8 @@ def saturated(expr: Expr, zero: Expr, dtype: str) -> Expr:
     """A float as a number of a quantised tensor: rounded half to even, moved, cut off at limits."""
     assert not is_float(dtype)
     low, high = limits(dtype)
-    moved = add(call('round', cast(expr, 'f32')), zero)
+    rounded = call('round', cast(expr, 'f32'))
+    moved = rounded if zero == const(0.0) else add(rounded, zero)
     return cast(call('min', call('max', moved, const(low)), const(high)), dtype)
 
 

@@ -22,4 +22,4 @@ def predict_dot(group: Group, schedule: Schedule, machine: Machine) -> Predictio
     """[Group, Schedule, Machine] -> [Prediction]"""
     form = words_of(tiled_form(group, schedule.reg.tile), schedule)
     found = predict_outer(form.group, schedule, machine.in_words())
-    return replace(found, flops_done=group.flops, moved=group.compulsory_bytes)
+    return replace(found, moved=group.compulsory_bytes)
