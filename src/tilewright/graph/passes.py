@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from tilewright.errors import InputError
 from tilewright.graph.attention import join_attention
 from tilewright.graph.batch_norm import fold_batch_norm
+from tilewright.graph.channels_last import images_last
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
 from tilewright.graph.dead import drop_dead
 from tilewright.graph.fold import fold
 from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
+from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
 from tilewright.graph.lower import lower, written_out
@@ -27,6 +29,7 @@ from tilewright.graph.simplify import simplify
 ProgramPasses = Mapping[str, Callable[[Program, Cost], Program]]
 
 NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
+    'integer': lambda graph, _: on_integers(graph),
     'fold': lambda graph, _: fold(graph),
     'simplify': lambda graph, _: simplify(graph),
     'batch_norm': lambda graph, _: fold_batch_norm(graph),
@@ -51,6 +54,7 @@ PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'concat': lambda program, _: concat(program),
     'chain': unchained,
     'layout': assign_layouts,
+    'channels_last': lambda program, _: images_last(program),
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
 # On a GPU branches run side by side.

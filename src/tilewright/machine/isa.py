@@ -24,6 +24,21 @@ Emitter = Callable[[Any], str]  # MicroKernel -> C function
 
 
 @dataclass(frozen=True, slots=True)
+class Dot:
+    """Multiply-adds of small whole numbers: a lane adds `products` of them, which are neighbours in
+    a word of 32 bits, to an i32. Nothing saturates on the way.
+
+    dtype   what a word of the image holds; a word of weights holds as many, signed. Numbers of 8
+            bits are widened to it, or moved by 128 where only their sign differs
+    """
+
+    dtype: str
+    products: int
+    required_flags: tuple[str, ...] = ()
+    compiler_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Isa:
     """One instruction set, as a micro-kernel sees it.
 
@@ -40,6 +55,7 @@ class Isa:
     turns      micro-kernels may keep blocks of 4 x 4 transposed (kernels/cpu/isa/micro.py)
     loop_instructions   of an iteration of a micro-kernel, beside multiply-adds and loads
     dtype, accumulation what multiply-adds multiply, and what they add in
+    dots       what it has for small whole numbers, best first; the last needs nothing else
     """
 
     name: str
@@ -59,6 +75,7 @@ class Isa:
     loop_instructions: int = 3  # two pointers, a counter with its branch
     dtype: str = 'f32'
     accumulation: str = 'f32'
+    dots: tuple[Dot, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch('[a-z0-9]+', self.name):
@@ -76,6 +93,15 @@ class Isa:
     def lanes(self) -> int:
         """Sums in a vector."""
         return self.vector_bytes // DTYPES[self.accumulation]
+
+    @property
+    def numbers(self) -> tuple[tuple[str, str], ...]:
+        """What it can multiply, and what it adds that in."""
+        return (self.dtype, self.accumulation), *((dot.dtype, 'i32') for dot in self.dots)
+
+    def dot(self, dtype: str) -> Dot | None:
+        """How it multiplies small whole numbers in words of a dtype, if it does."""
+        return next((dot for dot in self.dots if dot.dtype == dtype), None)
 
     @property
     def flops_per_cycle(self) -> int:
@@ -96,6 +122,7 @@ _ROWS = (
         required_flags=('avx512f', 'avx512vl', 'avx512dq', 'avx512bw', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
         probe='avx512',
+        dots=(Dot('u8', 4, ('avx512_vnni',), ('-mavx512vnni',)), Dot('i16', 2)),
     ),
     Isa(
         name='avx2',
@@ -106,6 +133,7 @@ _ROWS = (
         required_flags=('avx2', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
         probe='avx2',
+        dots=(Dot('i16', 2),),
     ),
     Isa(
         name='neon',
@@ -118,6 +146,7 @@ _ROWS = (
         probe='neon',
         by_lane=True,
         turns=True,
+        dots=(Dot('i8', 4, ('asimddp',), ('-march=armv8.2-a+dotprod',)), Dot('i32', 1)),
         loop_instructions=8,  # large numbers are added in two, prefetches have a base of their own
     ),
     Isa(
@@ -130,6 +159,7 @@ _ROWS = (
         fma_chain_cycles=8,
         emit='tilewright.kernels.cpu.isa.portable:emit',
         turns=True,
+        dots=(Dot('i32', 1),),
     ),
 )
 ISAS: Registry[Isa] = Registry('an instruction set', _ROWS)
@@ -169,6 +199,12 @@ def host_isas(root: Path = Path('/'), arch: str | None = None) -> tuple[str, ...
         for row in ISAS.values()
         if row.arch in (arch, 'any') and flags.issuperset(row.required_flags)
     )
+
+
+def host_dot(isa: str, root: Path = Path('/')) -> str:
+    """The dtype of the best dot products that this host has within an instruction set."""
+    flags = cpu_flags(root)
+    return next((d.dtype for d in ISAS[isa].dots if flags.issuperset(d.required_flags)), '')
 
 
 def best_isa(isas: tuple[str, ...] | None = None) -> str:

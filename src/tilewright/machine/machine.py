@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from tilewright.errors import InputError
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Dot
 
 
 def bytes_text(count: float) -> str:
@@ -62,7 +62,12 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the models need to know. Bandwidths in GB/s, peaks in GFLOP/s of fp32 FMA."""
+    """What the models need to know. Bandwidths in GB/s, peaks in GFLOP/s of fp32 FMA.
+
+    `dot_dtype` is what its products of small whole numbers multiply ('' for what every machine with
+    its instruction set has), their peaks are in G operations/s, two for each product; 0 where they
+    were not measured.
+    """
 
     name: str
     isa: str
@@ -76,6 +81,9 @@ class Machine:
     fork_join_us: float = 5.0
     measured: bool = False
     fingerprint: str = ''
+    dot_dtype: str = ''
+    dot_one_gops: float = 0.0
+    dot_all_gops: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ('name', 'fingerprint'):
@@ -88,10 +96,14 @@ class Machine:
         caches = self.caches
         if not isinstance(caches, tuple) or not caches or not all(type(c) is Cache for c in caches):
             self._refuse('caches', 'at least one cache is needed, the innermost first')
-        for name in ('clock_ghz', 'peak_one_gflops', 'peak_all_gflops', 'fork_join_us'):
+        may_be_zero = ('fork_join_us', 'dot_one_gops', 'dot_all_gops')
+        for name in ('clock_ghz', 'peak_one_gflops', 'peak_all_gflops', *may_be_zero):
             value = getattr(self, name)
-            if not _figure(value) or (value == 0 and name != 'fork_join_us'):
+            if not _figure(value) or (value == 0 and name not in may_be_zero):
                 self._refuse(name, 'it must be a positive finite number')
+        known = [dot.dtype for dot in ISAS[self.isa].dots]
+        if self.dot_dtype not in ('', *known):
+            self._refuse('dot_dtype', f'{self.isa} has {", ".join(known) or "none"}')
         for name in ('bandwidth_one_gbps', 'bandwidth_all_gbps'):
             values, count = getattr(self, name), len(caches) + 1
             right = isinstance(values, tuple) and len(values) == count
@@ -111,6 +123,20 @@ class Machine:
         if threads <= 1:
             return self.peak_one_gflops
         return self.peak_all_gflops * min(threads, self.cores) / self.cores
+
+    @property
+    def dot(self) -> Dot | None:
+        """How it multiplies small whole numbers."""
+        isa = ISAS[self.isa]
+        return isa.dot(self.dot_dtype) or next(iter(reversed(isa.dots)), None)
+
+    def in_words(self) -> Machine:
+        """The machine as products of words see it: a multiply-add of words is one of floats."""
+        dot = self.dot
+        if dot is None or not self.dot_one_gops:
+            return self
+        one, every = self.dot_one_gops / dot.products, self.dot_all_gops / dot.products
+        return replace(self, peak_one_gflops=one, peak_all_gflops=max(one, every))
 
     def bandwidth_gbps(self, boundary: int, threads: int) -> float:
         """Bandwidth over one boundary for `threads` cores together."""

@@ -23,11 +23,11 @@ from tilewright.files import replacing
 from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
-from tilewright.machine.isa import ISAS, Isa, best_isa
+from tilewright.machine.isa import ISAS, Isa, best_isa, host_dot
 from tilewright.machine.known import known_machine, machine_from_file
 from tilewright.machine.machine import Machine
 
-FORMAT = 1
+FORMAT = 2
 _FMA, _READ, _CLOCK, _BARRIER = range(4)  # kinds of work, as in probe.c
 _FALLBACK_CLOCK_GHZ = 2.5
 # SMT siblings add nothing to a full FMA pipeline; what adds this much is a core, whatever is said.
@@ -145,6 +145,7 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         fork_join_us=_fork_join_us(probe, facts, effort),
         measured=True,
         fingerprint=mark,
+        dot_dtype=host_dot(isa),
     )
     return Record(machine, curve)
 
@@ -207,6 +208,7 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
         bandwidth_all_gbps=(*(rate * cores for rate in one), 10.0 * min(cores, 2)),
         measured=False,
         fingerprint=fingerprint(facts, isa),
+        dot_dtype=host_dot(isa),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.integer import can_follow, is_integer_products
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access, Affine, Expr, Stage, substituted
 
@@ -41,8 +42,10 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
         return None
     if consumer.output.shape != source.shape:
         return None
-    # Schemas for sums of products have float32 at affine indices alone.
-    if producer.main.is_product_sum and not (producer.is_plain and consumer.is_plain):
+    # Schemas for sums of products have float32 at affine indices alone, or whole numbers.
+    plain = producer.is_plain and consumer.is_plain
+    plain |= is_integer_products(producer) and all(map(can_follow, consumer.stages))
+    if producer.main.is_product_sum and not plain:
         return None
     taken = {t.name for t in producer.tensors}
     value = fresh('Acc0', taken)
@@ -89,9 +92,9 @@ def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:
         return None
     if len(producer.stages) != 1 or producer.stages[0].combiner is not None:
         return None
-    if consumer.main.is_product_sum or not producer.is_plain:
-        return None
     stage = producer.stages[0]
+    if consumer.main.is_product_sum or not can_follow(stage):
+        return None
     whole = tuple(Affine(((d.name, 1),)) for d in stage.dims)
     if stage.write.index != whole or any(
         not _inside(producer, stage, access) for access in stage.reads

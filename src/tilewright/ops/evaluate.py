@@ -84,7 +84,8 @@ def evaluate(
         return iterators[expr.name]
     args = [evaluate(a, operands, dtypes, iterators) for a in expr.args]
     if expr.op == 'cast':
-        return args[0].astype(kind)
+        # To f32 it rounds: what decides between two whole numbers is what kernels decide by.
+        return args[0].astype(np.float32 if expr.name == 'f32' else kind).astype(kind)
     within = operand_dtype(expr, dtypes)
     if expr.op == 'where':
         return np.where(args[0].astype(bool), *(a.astype(_numpy(within)) for a in args[1:]))

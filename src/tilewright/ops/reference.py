@@ -180,8 +180,11 @@ def _product_sum(
     present = {n for _, names in views for n in names}
     kept = [n for n in stage.parallel if n in present]
     out = ''.join(letters[n] for n in kept)
-    factors = (v.astype(kind, copy=False) for v, _ in views)
+    # Sums of small whole numbers are exact in float64, which libraries multiply.
+    small = kind.kind in 'iu' and all(v.dtype.itemsize <= 2 for v, _ in views)
+    factors = (v.astype(np.float64 if small else kind, copy=False) for v, _ in views)
     part = np.einsum(f'{",".join(terms)}->{out}', *factors, optimize=True)
+    part = part.astype(np.int64).astype(kind) if small else part
     missing = [d for d in stage.reduction if d not in present and d not in fixed]
     for name in missing:  # reductions that nothing depends on repeat the same value
         part = part * stage.sizes[name]

@@ -322,6 +322,13 @@ def call(op: str, *args: Expr) -> Expr:
     return Expr(op, args)
 
 
+# Of floats as they are; of whole numbers in the type of the sum, which holds every product.
+_PRODUCTS = (
+    call('mul', read(0), read(1)),
+    call('mul', cast(read(0), 'i32'), cast(read(1), 'i32')),
+)
+
+
 def substituted(expr: Expr, texts: Sequence[Expr]) -> Expr:
     """The expression with texts[i] in the place of read i."""
     if expr.op == 'read':
@@ -434,11 +441,13 @@ class Stage:
 
     @property
     def is_product_sum(self) -> bool:
-        """True for sum-of-products of two operands: what FMA micro-kernels compute."""
+        """True for sum-of-products of two operands: what FMA micro-kernels compute, and those of
+        dot products where both are small whole numbers (ops/integer.py).
+        """
         return (
             self.combiner == 'sum'
             and len(self.reads) == 2
-            and self.expr == call('mul', read(0), read(1))
+            and self.expr in _PRODUCTS
             and self.is_affine
         )
 

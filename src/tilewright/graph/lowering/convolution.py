@@ -22,19 +22,31 @@ from tilewright.ops.convolution_nd import (
     transposed_taps,
     transposed_windows,
 )
+from tilewright.ops.integer import integer_products
 from tilewright.ops.stage import MAX_TABLE
 from tilewright.ops.windows import Window
 
 
-def _convolve(
-    x: Result, kernel: Result, bias: Result | None, over: Sequence[Window], groups: int
+def convolve(
+    x: Result,
+    kernel: Result,
+    bias: Result | None,
+    over: Sequence[Window],
+    groups: int,
+    pad: int | None = None,
 ) -> Result:
-    """A convolution; `over` has a window for each axis of the image behind [n, c]."""
+    """A convolution; `over` has a window for each axis of the image behind [n, c].
+
+    With a `pad` it is one of whole numbers, and that is what lies outside the image.
+    """
     if len(over) == 1:
         row = Window(1, 1, 1, 1, 0, 0, 1)
-        made = _convolve(_row(x), _row(kernel), bias, (row, *over), groups)
+        made = convolve(_row(x), _row(kernel), bias, (row, *over), groups, pad)
         return view(made, (*made.shape[:2], made.shape[3]))
-    group = convolution(x.shape, kernel.shape[0], over, groups, bias is not None, x.dtype)
+    dtype = x.dtype if pad is None else 'f32'
+    group = convolution(x.shape, kernel.shape[0], over, groups, bias is not None, dtype)
+    if pad is not None:
+        group = integer_products(group, pad)
     operands = {'In': x, 'Ker': kernel}
     return compute(group, operands if bias is None else {**operands, 'Bias': bias})
 
@@ -76,7 +88,7 @@ def _conv(node: NodeReader) -> Result:
     over = windows(node, x.shape[2:], kernel.shape[2:])
     if 0 in x.shape:
         return filled((x.shape[0], kernel.shape[0], *(w.out for w in over)), 0, x.dtype)
-    return _convolve(x, kernel, bias, over, groups)
+    return convolve(x, kernel, bias, over, groups)
 
 
 def _conv_transpose(node: NodeReader) -> Result:
@@ -96,7 +108,7 @@ def _conv_transpose(node: NodeReader) -> Result:
     inner, strides = transposed_windows(over), [w.stride for w in over]
     filters = math.prod((shape[1], *strides))
     dense = view(taps, (filters, x.shape[1] // groups, *(w.taps for w in inner)))
-    made = _convolve(x, dense, None, inner, groups)
+    made = convolve(x, dense, None, inner, groups)
     split = view(made, (*shape[:2], *strides, *made.shape[2:]))
     operands = {'In': split} if bias is None else {'In': split, 'Bias': bias}
     return compute(interleave(split.shape, over, bias is not None, x.dtype), operands)

@@ -12,21 +12,24 @@ from tilewright.graph.lowering.result import Known, Result, compute, filled, vie
 from tilewright.ops.describe import broadcast, label_of, typed
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.functions import X, add, mul
+from tilewright.ops.integer import integer_products
 from tilewright.ops.matmul import matmul
 from tilewright.ops.products import einsum, stacked_product
 from tilewright.ops.stage import literal, read
 
 
-def product(a: Result, b: Result) -> Result:
-    """[m, k] times [k, n]."""
+def product(a: Result, b: Result, integer: bool = False) -> Result:
+    """[m, k] times [k, n]; `integer`: of small whole numbers, in i32."""
     (m, k), (depth, n) = a.shape, b.shape
-    if k != depth or a.dtype != b.dtype:
+    if k != depth or (a.dtype != b.dtype and not integer):
         raise ModelError(
             f'{a.dtype}{list(a.shape)} cannot be multiplied by {b.dtype}{list(b.shape)}'
         )
     if not m * n * k:
-        return filled((m, n), 0, a.dtype)
-    return compute(typed(matmul(m=m, n=n, k=k), a.dtype), {'A': a, 'B': b})
+        return filled((m, n), 0, 'i32' if integer else a.dtype)
+    group = matmul(m=m, n=n, k=k)
+    group = integer_products(group) if integer else typed(group, a.dtype)
+    return compute(group, {'A': a, 'B': b})
 
 
 def _matmul(node: NodeReader) -> Result:
@@ -37,7 +40,7 @@ def _matmul(node: NodeReader) -> Result:
         )
     left = view(a, (1, *a.shape)) if len(a.shape) == 1 else a
     right = view(b, (*b.shape, 1)) if len(b.shape) == 1 else b
-    made = _stacked(left, right)
+    made = stacked(left, right)
     shape = list(made.shape)
     if len(b.shape) == 1:
         del shape[-1]
@@ -46,7 +49,7 @@ def _matmul(node: NodeReader) -> Result:
     return view(made, shape)
 
 
-def _stacked(a: Result, b: Result) -> Result:
+def stacked(a: Result, b: Result, integer: bool = False) -> Result:
     """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once.
 
     The result has the shape that the graph knows, so that a bias behind it can join the product.
@@ -56,12 +59,13 @@ def _stacked(a: Result, b: Result) -> Result:
     if k != depth:
         raise ModelError(f'{list(a.shape)} cannot be multiplied by {list(b.shape)}')
     if 0 in (*stack, m, n, k):
-        return filled((*stack, m, n), 0, a.dtype)
+        return filled((*stack, m, n), 0, 'i32' if integer else a.dtype)
     if math.prod(b.shape[:-2]) == 1:
         a, b = view(a, (*stack, m, k)), view(b, (k, n))
         if not stack:
-            return product(a, b)
-    return compute(stacked_product(a.shape, b.shape, a.dtype), {'A': a, 'B': b})
+            return product(a, b, integer)
+    group = stacked_product(a.shape, b.shape, 'f32' if integer else a.dtype)
+    return compute(integer_products(group) if integer else group, {'A': a, 'B': b})
 
 
 def _gemm(node: NodeReader) -> Result:

@@ -85,6 +85,8 @@ class Typed:
             inner, dtype = self._text(
                 expr.args[0], reads, iterators, dtype_of(expr.args[0], dtypes)
             )
+            if dtype == 'f32' and _is_small(expr.args[0]):
+                inner, dtype = f'(int32_t){inner}', 'i32'  # vectors have this conversion
             return self.convert(inner, dtype, made), made
         within = operand_dtype(expr, dtypes)
         if not set(expr.reads()) and to != made and (is_float(to) or not is_float(made)):
@@ -158,6 +160,15 @@ class Typed:
     def _function(self, name: str, args: list[str]) -> str:
         self.functions[name] = None
         return f'{name}({", ".join(args)})'
+
+
+def _is_small(expr: Expr) -> bool:
+    """Whether a value was cut off on both sides within what an i32 holds."""
+    bounds = {expr.op: expr}
+    if expr.op in ('min', 'max') and expr.args[0].op in ('min', 'max'):
+        bounds[expr.args[0].op] = expr.args[0]
+    found = [bounds[op].args[1] for op in ('min', 'max') if op in bounds]
+    return len(found) == 2 and all(e.op == 'const' and abs(e.value) < 2**31 for e in found)
 
 
 def number(value: float, dtype: str) -> str:

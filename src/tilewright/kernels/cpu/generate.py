@@ -37,4 +37,7 @@ def generate(group: Group, schedule: Schedule) -> str:
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:
-    return (*ISAS[schedule.isa].compiler_flags, *SCHEMAS[schedule.schema].flags)
+    isa = ISAS[schedule.isa]
+    dot = isa.dot(schedule.dtype)
+    more = dot.compiler_flags if dot else ()
+    return (*isa.compiler_flags, *more, *SCHEMAS[schedule.schema].flags)

@@ -20,6 +20,7 @@ do double else end enum extent extern float for from front goto high if inline i
 last long low max_long min_long out packed panel panels part pixel pixels register restrict return
 row rows short signed sizeof source static step struct switch tile to typedef union unsigned value
 void volatile weights while width typeof linux unix
+have moved number spot sum
 expf fabsf fmaxf fminf memcpy memset powf sqrtf tanhf
 """
 TAKEN = frozenset(_WORDS.split())

@@ -269,8 +269,36 @@ def write_pack(
         'static void pack_tile(const float *restrict source, float *restrict buffer, '
         f'const long *from, const long *extent{front.pointers if front else ""})'
     )
-    names = 'ijklmnop'
     outer, inner = operand.splits[:-1], operand.splits[-1]
+    letters, places, row = open_rows(writer, operand, tensor)
+    if front:
+        axes = {split.axis: f'{letter}_at' for letter, split in zip(letters, outer, strict=True)}
+        front.write_numbers(writer, axes)
+    numbers = front.arguments if front else ''
+    ahead = ROWS_AHEAD * tensor.strides[outer[-1].axis] if outer else 0
+    for number, phase in enumerate(inner.phases):
+        place = total([*places, str(number * inner.count * inner.stride)])
+        arguments = (
+            f'source + ({row}), buffer + {place}, from[{inner.axis}] + {phase}, '
+            f'inside ? {tensor.shape[inner.axis]} : 0, (extent[{inner.axis}] - 1) / '
+            f'{inner.factor} + 1, {tensor.strides[inner.axis]}, {inner.factor}'
+        )
+        if inner.strip:
+            strips = f'{inner.strip}, {inner.pitch}, {ahead}'
+            writer.line(f'copy_strips({arguments}, {strips}{numbers});')
+        else:
+            writer.line(f'copy_row({arguments}{numbers});')
+    writer.close(writer.depth)
+    writer.line()
+
+
+def open_rows(writer: Writer, operand: Operand, tensor: Tensor) -> tuple[str, list[str], str]:
+    """The loops around the rows of a tile, and `inside`, whether a row is one of the tensor.
+
+    Comes out: the loops' letters, and where a row lies in the buffer and in the tensor.
+    """
+    names = 'ijklmnop'
+    outer = operand.splits[:-1]
     places = []
     for letter, split in zip(names, outer, strict=False):
         count = f'{letter}_count'
@@ -299,26 +327,7 @@ def write_pack(
         ]
     )
     writer.line(f'const int inside = {inside or "1"};')
-    if front:
-        front.write_numbers(
-            writer, {axis: f'{letter}_at' for letter, axis in zip(letters, axes, strict=True)}
-        )
-    numbers = front.arguments if front else ''
-    ahead = ROWS_AHEAD * tensor.strides[outer[-1].axis] if outer else 0
-    for number, phase in enumerate(inner.phases):
-        place = total([*places, str(number * inner.count * inner.stride)])
-        arguments = (
-            f'source + ({row}), buffer + {place}, from[{inner.axis}] + {phase}, '
-            f'inside ? {tensor.shape[inner.axis]} : 0, (extent[{inner.axis}] - 1) / '
-            f'{inner.factor} + 1, {tensor.strides[inner.axis]}, {inner.factor}'
-        )
-        if inner.strip:
-            strips = f'{inner.strip}, {inner.pitch}, {ahead}'
-            writer.line(f'copy_strips({arguments}, {strips}{numbers});')
-        else:
-            writer.line(f'copy_row({arguments}{numbers});')
-    writer.close(writer.depth)
-    writer.line()
+    return letters, places, row
 
 
 def write_copies(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.expression import Typed
@@ -29,6 +28,7 @@ class Operand:
     tensor: str
     strides: tuple[tuple[str, int], ...]
     const: int
+    dtype: str = 'f32'
 
     def stride(self, iterator: str) -> int:
         return dict(self.strides).get(iterator, 0)
@@ -49,7 +49,12 @@ class Epilogue:
 def typed_epilogue(group: Group) -> Epilogue:
     """[Group] -> [Epilogue] for a CPU: every function that expressions may have."""
     typed = Typed()
-    planned = plan_epilogue(group, partial(typed_text, typed))
+
+    def text(stage: Stage, texts: list[str]) -> str:
+        made = typed.text(stage.expr, list(zip(texts, group.read_dtypes(stage), strict=True)), {})
+        return typed.convert(*made, group.tensor(stage.write.tensor).dtype)
+
+    planned = plan_epilogue(group, text)
     return replace(planned, functions=tuple(typed.functions))
 
 
@@ -67,8 +72,8 @@ def write_epilogue(writer: Writer, functions: tuple[str, ...]) -> None:
         write_functions(writer, functions)
 
 
-def plan_epilogue(group: Group, text: Callable[[Expr, list[str]], str]) -> Epilogue:
-    """[Group] -> [Epilogue]; `text` writes an expression over the C texts of what it reads."""
+def plan_epilogue(group: Group, text: Callable[[Stage, list[str]], str]) -> Epilogue:
+    """[Group] -> [Epilogue]; `text` writes a stage over the C texts of what it reads."""
     main = group.main
     axes = main.write.index
     value, operands = 'value', []
@@ -88,7 +93,7 @@ def plan_epilogue(group: Group, text: Callable[[Expr, list[str]], str]) -> Epilo
             operand = _operand(group, access, place, f'e{len(operands)}')
             operands.append(operand)
             texts.append(f'{operand.name}[{operand.name}_at]')
-        value = values[stage.write.tensor] = text(stage.expr, texts)
+        value = values[stage.write.tensor] = text(stage, texts)
     return Epilogue(value, tuple(operands))
 
 
@@ -123,7 +128,7 @@ def _operand(group: Group, access: Access, place: dict[str, Affine], name: str) 
         const += step * at.const
         for term, factor in at.terms:
             strides[term] = strides.get(term, 0) + step * factor
-    return Operand(name, access.tensor, tuple(strides.items()), const)
+    return Operand(name, access.tensor, tuple(strides.items()), const, tensor.dtype)
 
 
 def access_strides(group: Group, access: Access) -> tuple[dict[str, int], int]:

@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.words import nest_lines
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
+from tilewright.ops.integer import is_integer_products
 from tilewright.ops.stage import Stage
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.registry import Registry
@@ -84,6 +85,7 @@ class CpuSchema:
     sequential  it computes groups whose stages take turns, step by step, and no others
     last_resort  it is only asked where no other schema of its algorithm applies
     reason     a sentence for people: why it is what a group has
+    integer    it multiplies small whole numbers, in what the machine has for them (`Isa.dots`)
     """
 
     name: str
@@ -109,6 +111,7 @@ class CpuSchema:
     sequential: bool = False
     last_resort: bool = False
     reason: str = ''
+    integer: bool = False
 
     def __post_init__(self) -> None:
         if self.choices is None and not self.rank:
@@ -128,17 +131,19 @@ class CpuSchema:
 
     def lacks(self, group: Group, isa: Isa, numbers: Numbers) -> str:
         """Why its kernels do not offer what is asked for, and who does; '' where they do."""
-        if numbers not in self.dtypes or numbers != (isa.dtype, isa.accumulation):
+        if numbers not in self.dtypes or numbers not in isa.numbers:
             return (
                 f'{numbers_text(numbers)} on {isa.name} is not what the {self.name} schema offers; '
                 f'offered are {_offered(lambda s: map(numbers_text, s.dtypes))}, and {isa.name} is '
-                f'for {numbers_text((isa.dtype, isa.accumulation))}'
+                f'for {", ".join(map(numbers_text, isa.numbers))}'
             )
         if group.is_sequential != self.sequential:
             return (
                 f'steps that {"" if group.is_sequential else "do not "}follow each other are not '
                 f'what the {self.name} schema offers'
             )
+        if self.integer and not is_integer_products(group):
+            return f'the {self.name} schema offers sums of products of 8-bit numbers alone'
         offered = {elements for elements, _ in self.dtypes}
         other = [t.name for t in group.tensors if t.dtype not in offered]
         if other and not self.any_dtype:
@@ -177,10 +182,12 @@ SCHEMAS: Registry[CpuSchema] = Registry(
     'a CPU schema',
     (
         f'{_FOLDERS}.outer:OUTER',
+        f'{_FOLDERS}.dot:DOT',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.stencil:STENCIL',
+        f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',

@@ -98,7 +98,7 @@ class VectorTexts:
 
 def plan_vector_epilogue(group: Group) -> VectorEpilogue:
     """[Group] -> [VectorEpilogue]; ScheduleError where a stage is no epilogue."""
-    operands = plan_epilogue(group, text=lambda expr, texts: 'value').operands
+    operands = plan_epilogue(group, text=lambda stage, texts: 'value').operands
     names = iter(item.name for item in operands)
     values = {group.main.write.tensor: 'value'}
     made, text = VectorTexts(), 'value'

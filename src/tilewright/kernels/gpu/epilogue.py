@@ -8,7 +8,6 @@ the kernels in which they stand.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from tilewright.kernels.cpu.expression import Typed
 from tilewright.kernels.cpu.front import Front, plan_front
@@ -21,7 +20,7 @@ from tilewright.ops.stage import Expr
 def gpu_epilogue(group: Group) -> Epilogue:
     """[Group] -> [Epilogue]; a main stage without a sum has its functions in it, too."""
     typed = GpuTyped()
-    planned = plan_epilogue(group, partial(device_text, typed))
+    planned = plan_epilogue(group, lambda stage, texts: device_text(typed, stage.expr, texts))
     if group.main.combiner is None:
         device_text(typed, group.main.expr, [''] * len(group.main.reads))
     return replace(planned, functions=tuple(typed.functions))

@@ -88,8 +88,12 @@ def _offering(group: Group, machine: Machine, algorithm: str) -> list[CpuSchema]
 
     InputError where no schema of any algorithm does.
     """
-    isa = ISAS[machine.isa]
-    lacks = {s.name: s.lacks(group, isa, (isa.dtype, isa.accumulation)) for s in SCHEMAS.values()}
+    isa, dot = ISAS[machine.isa], machine.dot
+    floats = (isa.dtype, isa.accumulation)
+    integers = (dot.dtype, 'i32') if dot else floats
+    lacks = {
+        s.name: s.lacks(group, isa, integers if s.integer else floats) for s in SCHEMAS.values()
+    }
     if all(lacks.values()):
         raise InputError(f'{group.label}: {next(iter(lacks.values()))}')
     return [s for s in SCHEMAS.values() if s.algorithm == algorithm and not lacks[s.name]]

@@ -57,7 +57,11 @@ def rank_outer(
 
     Sums are those of the definition, which are within any error budget.
     """
-    group = flatten(group)
+    return rank_tiled(flatten(group), machine, threads, top)
+
+
+def rank_tiled(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candidate, ...]:
+    """The candidates of a group whose dimensions are tiled as they are."""
     contraction = contract(group, vector_candidates(group, moving=True)[0])
     found: list[Candidate] = []
     duals: list[float] = []

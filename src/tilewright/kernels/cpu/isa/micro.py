@@ -37,7 +37,8 @@ class MicroKernel:
     A `turned` kernel keeps blocks of 4 pixels x 4 lanes transposed: pixels are multiplied as a
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
-    that of the sums.
+    that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
+    where floats do: a step adds up their products (`Isa.dots`).
     """
 
     isa: str
@@ -55,10 +56,11 @@ class MicroKernel:
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
-        if (self.dtype, self.accumulation) != (isa.dtype, isa.accumulation):
+        if (self.dtype, self.accumulation) not in isa.numbers:
+            offered = ' and '.join(f'{a} added in {b}' for a, b in isa.numbers)
             raise ScheduleError(
                 f'{self.name} multiplies {self.dtype} and adds in {self.accumulation}; {self.isa} '
-                f'offers {isa.dtype} added in {isa.accumulation}'
+                f'offers {offered}'
             )
         if self.turned and not can_turn(self.isa, self.pixels):
             raise ScheduleError(
@@ -161,11 +163,23 @@ def asm_block(lines: list[str], operands: str, inputs: str, clobbers: list[str])
     return [*body, f'    : {operands}', f'    : {inputs}', f'    : {quoted});']
 
 
+def _c_types(kernel: MicroKernel) -> tuple[str, str, str, int]:
+    """What words of `a` and `b` hold, what sums are in C, and how many products a word has."""
+    dot = ISAS[kernel.isa].dot(kernel.dtype)
+    if dot is None:
+        return 'const float', 'const float', 'float', 1
+    bits = 32 // dot.products
+    sign = 'unsigned ' if kernel.dtype[0] == 'u' else 'signed '
+    kind = {8: 'char', 16: 'short', 32: 'int'}[bits]
+    return f'const {sign}{kind}', f'const signed {kind}', 'int', dot.products
+
+
 def reference_c(kernel: MicroKernel) -> str:
     """The scalar definition of what an emitted micro-kernel computes."""
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
+    of_a, of_b, total, products = _c_types(kernel)
     place = 'at[p] + v'
     if kernel.turned:
         place = 'at[p / 4 * 4 + v % 4] + v / 4 * 4 + p % 4'
@@ -175,12 +189,15 @@ def reference_c(kernel: MicroKernel) -> str:
             f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
             f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
             f'    for (long v = 0; v < {width}; v++) {{',
-            f'        float sum = resume ? acc[{place}] : 0.0f;',
+            f'        {total} sum = resume ? (({total} *)acc)[{place}] : 0;',
             '        for (long i = 0; i < count; i++)',
             f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
-            f'                sum += a[i * {kernel.a_step} + steps[s] + pixels[p]] *',
-            f'                       b[(i * {len(kernel.steps)} + s) * {width} + v];',
-            f'        acc[{place}] = sum;',
+            f'                for (long j = 0; j < {products}; j++)',
+            f'                    sum += (({of_a} *)(a + i * {kernel.a_step} + steps[s] + '
+            'pixels[p]))[j] *',
+            f'                           (({of_b} *)(b + (i * {len(kernel.steps)} + s) * {width} + '
+            'v))[j];',
+            f'        (({total} *)acc)[{place}] = sum;',
             '    }',
         ],
     )

@@ -64,10 +64,19 @@ def chunks(pixels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             start += size
 
 
+# What is multiplied -> the instruction: a vector by one lane of another, of four bytes each.
+_MULTIPLY = {
+    'f32': 'fmla v{t}.4s, v{v}.4s, v{e}.s[{lane}]',
+    'i8': 'sdot v{t}.4s, v{v}.16b, v{e}.4b[{lane}]',
+    'i32': 'mla v{t}.4s, v{v}.4s, v{e}.s[{lane}]',
+}
+
+
 def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function with one asm block]"""
     pixels, vectors = len(kernel.pixels), kernel.vectors
     weights = pixels * vectors
+    multiply = _MULTIPLY[kernel.dtype]
     spare = list(range(weights + vectors, ISAS[kernel.isa].registers))
     loaded = list(chunks(kernel.pixels))
     tiles = [(p, v) for p in range(pixels) for v in range(vectors)]
@@ -96,7 +105,7 @@ def emit(kernel: micro.MicroKernel) -> str:
                     vector, element = weights + v, register
                     if kernel.turned:
                         vector, element = element, vector
-                    lines.append(f'fmla v{target}.4s, v{vector}.4s, v{element}.s[{lane}]')
+                    lines.append(multiply.format(t=target, v=vector, e=element, lane=lane))
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']

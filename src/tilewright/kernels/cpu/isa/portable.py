@@ -8,10 +8,12 @@ from tilewright.kernels.cpu.isa import micro
 def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function]"""
     pixels, vectors, lanes = len(kernel.pixels), kernel.vectors, kernel.lanes
+    kind = 'int' if kernel.dtype == 'i32' else 'float'
     tiles = [(p, v) for p in range(pixels) for v in range(vectors)]
+    one = 'a[{}]' if kind == 'float' else '(*(const vec *)(a + {}))[0]'
     names = ', '.join(f's{p}_{v} = {{0}}' for p, v in tiles)
     body = [
-        f'typedef float vec __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));',
+        f'typedef {kind} vec __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));',
         f'vec {names};',
         'if (resume) {',
         *(f'    s{p}_{v} = *(const vec *)(acc + {kernel.acc[p] + v * lanes});' for p, v in tiles),
@@ -32,7 +34,7 @@ def emit(kernel: micro.MicroKernel) -> str:
                     four = f'*(const vec *)(a + {step + run})'
                     body.append(f'        s{p}_{v} += {four} * w{v}[{lane}];')
                 else:
-                    body.append(f'        s{p}_{v} += a[{step + pixel}] * w{v};')
+                    body.append(f'        s{p}_{v} += {one.format(step + pixel)} * w{v};')
         body.append('    }')
     body.append('}')
     body += [f'*(vec *)(acc + {kernel.acc[p] + v * lanes}) = s{p}_{v};' for p, v in tiles]

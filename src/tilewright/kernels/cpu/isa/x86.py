@@ -4,6 +4,12 @@
 
 Accumulators, weights and broadcasts, which take turns in what is left, fill the register file
 (28 + 2 + 2 of 32 with 14 x 2 vectors on AVX-512; 12 + 2 + 2 of 16 with 6 x 2 on AVX2).
+
+Small whole numbers come four or two in a word, and a word is broadcast as a float is:
+
+    u8    vpdpbusd w0, t, acc_p0                         four products of u8 and i8, in 32 bits
+    i16   vpmaddwd t, w0, u ; vpaddd u, acc_p0, acc_p0   two products; nothing saturates, as pairs
+                                                         of u8 and i8 would in vpmaddubsw
 """
 
 from __future__ import annotations
@@ -46,12 +52,23 @@ def emit(kernel: micro.MicroKernel) -> str:
             offset = (number * vectors + v) * size
             lines.append(f'vmovups {offset}(%[b]), {register(weights + v)}')
         for p, pixel in enumerate(kernel.pixels):
-            broadcast = register(spare[turn % len(spare)])
-            turn += 1
-            lines.append(f'vbroadcastss {4 * (step + pixel)}(%[a]), {broadcast}')
+            place = f'{4 * (step + pixel)}(%[a])'
             for v in range(vectors):
-                target = register(p * vectors + v)
-                lines.append(f'vfmadd231ps {broadcast}, {register(weights + v)}, {target}')
+                vector, target = register(weights + v), register(p * vectors + v)
+                if v == 0 or (kernel.dtype == 'i16' and len(spare) == 1):
+                    broadcast = register(spare[turn % len(spare)])
+                    turn += 1
+                    lines.append(f'vbroadcastss {place}, {broadcast}')
+                if kernel.dtype == 'u8':
+                    lines.append(f'vpdpbusd {vector}, {broadcast}, {target}')
+                elif kernel.dtype == 'i16':
+                    # The last product may take the place of what was broadcast.
+                    last = v + 1 == vectors or len(spare) == 1
+                    pairs = broadcast if last else register(spare[turn % len(spare)])
+                    lines.append(f'vpmaddwd {broadcast}, {vector}, {pairs}')
+                    lines.append(f'vpaddd {pairs}, {target}, {target}')
+                else:
+                    lines.append(f'vfmadd231ps {broadcast}, {vector}, {target}')
     lines += [
         f'add ${len(kernel.steps) * vectors * size}, %[b]',
         f'add ${4 * kernel.a_step}, %[a]',

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
@@ -47,11 +49,12 @@ def generate(p: OuterPlan) -> str:
     return writer.text()
 
 
-def write_kernels(writer: Writer, p: OuterPlan) -> None:
+def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
     """The micro-kernel of every tile, and the functions that store what they have summed."""
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
-            writer.lines += micro.emit(_micro(p, extents, vectors)).splitlines()
+            kernel = replace(_micro(p, extents, vectors), a_ahead=a_ahead)
+            writer.lines += micro.emit(kernel).splitlines()
             writer.line()
     write_store(writer, p)
 
@@ -111,7 +114,10 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
     writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *accumulators = buffer + {abi.aligned(p.operand.size + 16)};')
     for item in p.epilogue.operands:
-        writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
+        kind = C_TYPES[item.dtype]
+        cast = '' if kind == 'float' else f'(const {kind} *)'
+        place = pointer(item.tensor)
+        writer.line(f'const {kind} *{item.name} = {cast}{f"({place})" if cast else place};')
     nest = Nest(stage, schedule, writer)
     nest.open_parts()
     if p.moving:
@@ -293,8 +299,12 @@ def _write_store_fetch(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     if done:
         writer.line(f'if ({done})')
     operands = ''.join(f', {item.name} + {_operand_place(p, nest, item)}' for item in fetched(p))
-    place = f'args->out + {_result_place(p, nest)}'
+    place = f'{_out(p)} + {_result_place(p, nest)}'
     writer.line(f'{"    " if done else ""}fetch_result({place}{operands});')
+
+
+def _out(p: OuterPlan) -> str:
+    return 'args->out' if p.result == 'float' else f'(({p.result} *)args->out)'
 
 
 def _result_place(p: OuterPlan, nest: Nest) -> str:
@@ -316,7 +326,7 @@ def _write_store_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     place = _result_place(p, nest)
     operands = [f', {item.name} + {_operand_place(p, nest, item)}' for item in p.epilogue.operands]
     lanes = f'min_long({p.panels.width}, {p.panels.size} - {at(c.vector)[0]})'
-    arguments = f'acc, args->out + {place}, {lanes}{"".join(operands)}'
+    arguments = f'acc, {_out(p)} + {place}, {lanes}{"".join(operands)}'
     _dispatch(
         writer,
         p,

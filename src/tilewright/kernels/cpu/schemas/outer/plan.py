@@ -29,7 +29,11 @@ TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
 @dataclass(frozen=True)
 class OuterPlan:
-    """Everything that the generator decides before it writes a line."""
+    """Everything that the generator decides before it writes a line.
+
+    `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
+    and panels is as large as a float.
+    """
 
     group: Group
     schedule: Schedule
@@ -46,6 +50,8 @@ class OuterPlan:
     out_strides: dict[str, int]
     out_const: int
     quick: Quick | None
+    sums: str = 'float'
+    result: str = 'float'
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.

@@ -12,14 +12,19 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 
 if TYPE_CHECKING:
     from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
+
+# By the C type of what is stored.
+RESULT_BYTES = {name: DTYPES[dtype] for dtype, name in C_TYPES.items()}
 
 
 def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Quick | None:
@@ -57,16 +62,17 @@ def _write_fetch(writer: Writer, p: OuterPlan) -> None:
     length = sizes[along[0]] if along else 1
     across = [d for d in sizes if d not in along and sizes[d] > 1]
     read = fetched(p)
-    operands = ''.join(f', const float *{item.name}' for item in read)
-    writer.open(f'static inline void fetch_result(const float *out{operands})')
+    operands = ''.join(f', const {C_TYPES[item.dtype]} *{item.name}' for item in read)
+    writer.open(f'static inline void fetch_result(const {p.result} *out{operands})')
     for d in across:
         writer.open(f'for (long {d}_row = 0; {d}_row < {sizes[d]}; {d}_row++)')
     rows = {'out': (p.out_strides, ', 1')} | {i.name: (dict(i.strides), '') for i in read}
-    ends = [*range(LINE_FLOATS, length - 1, LINE_FLOATS), length - 1]
+    line = LINE_FLOATS if p.result == 'float' else 64 // RESULT_BYTES[p.result]
+    ends = [*range(line, length - 1, line), length - 1]
     for name, (strides, mode) in rows.items():
         row = total([scaled(f'{d}_row', strides.get(d, 0)) for d in across])
         writer.line(f'__builtin_prefetch({name} + {row}{mode});')
-        if length > LINE_FLOATS // 2:
+        if length > line // 2:
             for place in ends:
                 writer.line(f'__builtin_prefetch({name} + {row} + {place}{mode});')
     writer.close(len(across) + 1)
@@ -79,7 +85,11 @@ def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     They lie as far away as the result does, and wait for nobody to ask for them.
     """
     along = [d for d, stride in p.out_strides.items() if stride == 1]
-    return tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
+    found = tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
+    if p.sums == 'float':
+        return found
+    # Several operands have one number for each channel, which stay near.
+    return tuple(i for i in found if any(i.stride(d) for d in p.contraction.pixels))
 
 
 def _by_pixels(p: OuterPlan) -> bool:
@@ -88,11 +98,18 @@ def _by_pixels(p: OuterPlan) -> bool:
 
 
 def _head(p: OuterPlan, name: str, extra: str) -> str:
-    operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
+    operands = ''.join(
+        f', const {C_TYPES[item.dtype]} *{item.name}' for item in p.epilogue.operands
+    )
     return (
         f'static inline __attribute__((always_inline)) void {name}(const float *acc, '
-        f'float *restrict out, long lanes{operands}{extra})'
+        f'{p.result} *restrict out, long lanes{operands}{extra})'
     )
+
+
+def _sum(p: OuterPlan, array: str, place: str) -> str:
+    """An accumulator; whole numbers lie where floats are declared, `sums` may alias them."""
+    return f'{array}[{place}]' if p.sums == 'float' else f'((const {p.sums} *){array})[{place}]'
 
 
 def _write_operand_indices(writer: Writer, p: OuterPlan, lane: str, pixel: str) -> None:
@@ -114,9 +131,9 @@ def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
     writer.line(f'    transpose4(acc + pixel * step + lane, step, rows + pixel, {pitch}, 4);')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
-    writer.line(f'float *restrict to = out + (lane + j) * {out_lane};')
+    writer.line(f'{p.result} *restrict to = out + (lane + j) * {out_lane};')
     writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
-    writer.line(f'const float value = rows[j * {pitch} + pixel];')
+    writer.line(f'const {p.sums} value = {_sum(p, "rows", f"j * {pitch} + pixel")};')
     _write_operand_indices(writer, p, '(lane + j)', 'pixel')
     writer.line(f'to[{scaled("pixel", out_pixel) or "0"}] = {p.epilogue.expression};')
     writer.close(4)
@@ -130,7 +147,7 @@ def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
     writer.open(_head(p, 'store_row', ', long step, long pixels'))
     writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
     writer.open('for (long lane = 0; lane < lanes; lane++)')
-    writer.line('const float value = acc[pixel * step + lane];')
+    writer.line(f'const {p.sums} value = {_sum(p, "acc", "pixel * step + lane")};')
     _write_operand_indices(writer, p, 'lane', 'pixel')
     place = total([scaled('lane', out_lane), scaled('pixel', out_pixel)])
     writer.line(f'out[{place}] = {p.epilogue.expression};')
@@ -170,16 +187,29 @@ def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], ve
             return
         writer.line('return;')
         writer.close()
+    if p.sums != 'float':  # loops over a number that is known become vectors
+        writer.open(f'if (lanes >= {width})')
+        for at in points:
+            writer.line(_row_call(p, at, strides, step, run, str(width)))
+        writer.line('return;')
+        writer.close()
     for at in points:
-        acc = sum(strides[d] * i for d, i in at.items())
-        out = sum(p.out_strides.get(d, 0) * i for d, i in at.items())
-        operands = ''.join(
-            f', {item.name} + {sum(item.stride(d) * i for d, i in at.items())}'
-            for item in p.epilogue.operands
-        )
-        writer.line(f'store_row(acc + {acc}, out + {out}, lanes{operands}, {step}, {run});')
+        writer.line(_row_call(p, at, strides, step, run, 'lanes'))
     writer.close()
     writer.line()
+
+
+def _row_call(
+    p: OuterPlan, at: dict[str, int], strides: Mapping[str, int], step: int, run: int, lanes: str
+) -> str:
+    """The call that stores one row of pixels of a tile."""
+    acc = sum(strides[d] * i for d, i in at.items())
+    out = sum(p.out_strides.get(d, 0) * i for d, i in at.items())
+    operands = ''.join(
+        f', {item.name} + {sum(item.stride(d) * i for d, i in at.items())}'
+        for item in p.epilogue.operands
+    )
+    return f'store_row(acc + {acc}, out + {out}, {lanes}{operands}, {step}, {run});'
 
 
 def _write_straight(

@@ -1,0 +1,48 @@
+"""Images of 8-bit numbers with channels innermost (NHWC): decided for the whole program.
+
+    conv -> y [n, c, h, w];  conv(y) -> z       becomes       conv -> y [n, h, w, c];  ..
+
+Goes in: a program. Comes out: a program that computes the same, whose images of 8-bit numbers
+between tasks lie in NHWC, where integer kernels read words of channels in place and store whole
+vectors of them. Any description can be read and written so (ops/channels_last.py): nothing is
+converted. Inputs and results of the program keep the layout that callers know; so do values that
+others are views or parts of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.graph.program import Program, Task
+from tilewright.ops.channels_last import RANK, channels_last, moved
+from tilewright.ops.integer import SMALL, is_integer_products
+
+
+def images_last(program: Program) -> Program:
+    """[Program] -> [Program]"""
+    if not any(is_integer_products(task.group) for task in program.tasks):
+        return program
+    apart = {*program.views, *program.views.values(), *program.inside, *program.inputs}
+    apart |= {holder for holder, _ in program.inside.values()}
+    apart |= {name for name in program.values if program.is_output(name)}
+    apart |= {task.result for task in program.tasks if task.writes_part}
+    chosen = {
+        name
+        for name, value in program.values.items()
+        if name not in apart
+        and name not in program.constants
+        and value.dtype in SMALL
+        and len(value.shape) == RANK
+    }
+    values = {
+        name: replace(value, shape=moved(value.shape)) if name in chosen else value
+        for name, value in program.values.items()
+    }
+    tasks = tuple(_task(task, chosen) for task in program.tasks)
+    return replace(program, tasks=tasks, values=values)
+
+
+def _task(task: Task, chosen: set[str]) -> Task:
+    bound = {**task.operands, task.group.output.name: task.result}
+    names = {tensor for tensor, value in bound.items() if value in chosen}
+    return replace(task, group=channels_last(task.group, names)) if names else task

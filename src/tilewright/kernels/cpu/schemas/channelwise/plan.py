@@ -1,0 +1,150 @@
+"""What the channelwise schema decides: depthwise convolutions of 8-bit numbers in NHWC.
+
+    Out[n, h, w, k] += In[n, h*sh + r*dh - ph, w*sw + s*dw - pw, k] * Ker[k, 0, r, s]
+
+Goes in: a group with such a main stage, and a schedule. Comes out: a `ChannelwisePlan`. A register
+tile is some pixels of a row times some vectors of channels; rows of the image are copied, with
+their border, so that no tap has to ask where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
+from tilewright.kernels.cpu.space import even_cuts, register_order, whole_tile
+from tilewright.machine.isa import ISAS
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.integer import factors, is_integer_products
+from tilewright.ops.parts import parts
+from tilewright.ops.stage import Affine
+from tilewright.schedule.schedule import Level, Schedule
+
+TILES = ((4, 2), (6, 1), (4, 1), (2, 2))  # pixels, vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """How a window slides along an axis: iterators of result and window, and its numbers."""
+
+    out: str
+    tap: str
+    size: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+    extent: int
+
+    @property
+    def span(self) -> int:
+        return (self.taps - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class ChannelwisePlan:
+    """Everything that is decided before a line is written."""
+
+    group: Group
+    schedule: Schedule
+    batch: str
+    down: Slide
+    across: Slide
+    channel: str
+    epilogue: Epilogue
+
+    @property
+    def image(self) -> Tensor:
+        return self.group.tensor(factors(self.group)[0].tensor)
+
+    @property
+    def lanes(self) -> int:
+        return ISAS[self.schedule.isa].lanes
+
+    @property
+    def channels(self) -> int:
+        """Channels in whole vectors: what rows and weights have room for."""
+        size = self.group.main.sizes[self.channel]
+        width = self.schedule.reg.tile[self.channel]
+        return -(-size // width) * width
+
+    @property
+    def row_bytes(self) -> int:
+        """A copied row: pixels that windows touch, and what vectors read behind the last one."""
+        pixels = (self.across.size - 1) * self.across.stride + self.across.span
+        pixels += self.schedule.reg.tile[self.across.out] * self.across.stride
+        return -(-(pixels * self.image.shape[3] + self.channels) // 64) * 64
+
+
+def why_not(group: Group) -> str:
+    """Why the schema cannot compute a group; '' where it can."""
+    if is_integer_products(group) and parts(group) == (group,) and _roles(group):
+        return ''
+    return f'{group.label} is not a depthwise convolution of 8-bit numbers with channels innermost'
+
+
+def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
+    """(batch, rows, columns, channel), where the accesses are those of the module's first lines."""
+    stage = group.main
+    image, weights = factors(group)
+    shape = group.tensor(image.tensor).shape
+    write, read = stage.write.index, image.index
+    if len(shape) != 4 or len(write) != 4 or group.tensor(weights.tensor).role != 'constant':
+        return None
+    if group.tensor(weights.tensor).dtype != 'i8':
+        return None
+    if any(len(e.terms) != 1 or e.terms[0][1] != 1 or e.const for e in write):
+        return None
+    batch, row, column, channel = (e.names[0] for e in write)
+    if read[0] != write[0] or read[3] != write[3] or {batch, row, column} & set(weights.names):
+        return None
+    down, across = _slide(group, read[1], row, shape[1]), _slide(group, read[2], column, shape[2])
+    if down is None or across is None or channel not in weights.names:
+        return None
+    if set(stage.reduction) != {down.tap, across.tap} - {''}:
+        return None
+    return batch, down, across, channel
+
+
+def _slide(group: Group, index: Affine, out: str, extent: int) -> Slide | None:
+    sizes = group.main.sizes
+    taps = [n for n in index.names if n != out]
+    if out not in index.names or len(taps) > 1 or index.const > 0:
+        return None
+    tap = taps[0] if taps else ''
+    count, dilation = (sizes[tap], index.coefficient(tap)) if tap else (1, 1)
+    stride = index.coefficient(out)
+    return Slide(out, tap, sizes[out], count, stride, dilation, -index.const, extent)
+
+
+def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
+    """[Group, Schedule] -> [ChannelwisePlan]"""
+    roles = None if why_not(group) else _roles(group)
+    if roles is None:
+        raise ScheduleError(why_not(group))
+    batch, down, across, channel = roles
+    if schedule.reg.tile.get(channel, 1) % ISAS[schedule.isa].lanes or schedule.vector != channel:
+        raise ScheduleError(f'{group.label}: {channel} has to be tiled by whole vectors')
+    if any(name != down.out for name, _ in schedule.parallel):
+        raise ScheduleError(f'{group.label}: only {down.out} is cut between threads')
+    return ChannelwisePlan(
+        group, schedule, batch, down, across, channel, typed_epilogue(group)
+    )  # fmt: skip
+
+
+def channelwise_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
+    """Some register tiles, with rows cut between threads."""
+    roles = _roles(group)
+    if roles is None:
+        return
+    stage, (_, down, across, channel) = group.main, roles
+    lanes, order = ISAS[isa].lanes, register_order(stage)
+    most = -(-stage.sizes[channel] // lanes)
+    for pixels, vectors in TILES:
+        tile = dict.fromkeys(stage.sizes, 1)
+        tile |= {across.out: min(pixels, across.size), channel: lanes * min(vectors, most)}
+        levels = (Level.of('reg', order, tile), Level.of('l1', order, whole_tile(stage, tile)))
+        cut = even_cuts(stage, threads, (down.out,))[0]
+        yield Schedule('channelwise', isa, channel, levels, cut)

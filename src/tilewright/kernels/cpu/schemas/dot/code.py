@@ -1,0 +1,163 @@
+"""The schema of integer products in C: the loops and micro-kernels of outer products, on words.
+
+Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
+
+    pack_tile    rows of channels, number by number, into words; outside the image its zero point
+    tw_pack      weights into panels of words, zeros beyond the last channel
+    store_row    sums, which are i32, through the epilogue, into whatever the result is
+"""
+
+from __future__ import annotations
+
+from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.functions import write_functions
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.schemas.dot.plan import MOVED, SUMS, DotPlan
+from tilewright.kernels.cpu.schemas.outer.code import write_kernels, write_nest
+from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.integer import factors
+
+
+def generate(p: DotPlan) -> str:
+    """[DotPlan] -> [C source]"""
+    writer = Writer()
+    abi.write_head(writer, p.group, p.words.schedule)
+    writer.line('#include <stdint.h>')
+    writer.line(f'typedef int32_t {SUMS} __attribute__((may_alias));')
+    writer.line()
+    write_functions(writer, p.words.functions)
+    if p.words.schedule.pack:
+        _write_pack(writer, p)
+    write_kernels(writer, p.words, a_ahead=False)
+    _write_packing(writer, p)
+    _write_part(writer, p)
+    return writer.text()
+
+
+def _write_pack(writer: Writer, p: DotPlan) -> None:
+    """pack_tile: every pixel's channels, a row of words."""
+    image, stage = p.image, p.group.main
+    flip = f' ^ {128 if image.dtype == "i8" else -128}' if p.flips else ''
+    pad = int(stage.pad_value)
+    pad = (pad ^ 128) - (256 if pad ^ 128 > 127 and image.dtype == 'u8' else 0) if p.flips else pad
+    kind, inner = C_TYPES[image.dtype], p.words.operand.splits[-1]
+    step = image.strides[inner.axis]
+    writer.open(
+        f'static inline void copy_row(const {kind} *restrict source, {p.number} *restrict to, '
+        f'long from, long size, long count)'
+    )
+    writer.line('const long have = max_long(0, min_long(size - from, count));')
+    writer.line('for (long i = 0; i < have; i++)')
+    writer.line(f'    to[i] = ({p.number})(source[{scaled("(from + i)", step)}]{flip});')
+    writer.line('for (long i = have; i < count; i++)')
+    writer.line(f'    to[i] = ({p.number})({pad});')
+    writer.close()
+    writer.line()
+    writer.open(
+        f'static void pack_tile(const {kind} *restrict source, float *restrict buffer, '
+        f'const long *from, const long *extent)'
+    )
+    _, places, row = operand.open_rows(writer, p.words.operand, image)
+    size, count = image.shape[inner.axis], f'extent[{inner.axis}] * {p.products}'
+    to = f'({p.number} *)(buffer + {total(places)})'
+    writer.line(
+        f'copy_row(source + ({row}), {to}, from[{inner.axis}] * {p.products}, '
+        f'inside ? {size} : 0, {count});'
+    )
+    writer.close(writer.depth)
+    writer.line()
+
+
+def _places(p: DotPlan) -> tuple[dict[str, int], int]:
+    """Where constants beside the weights lie, in floats behind the panels; and floats of all."""
+    places, offset = {}, abi.aligned(p.words.packed_floats)
+    sizes = {
+        t.name: -(-t.size * DTYPES[t.dtype] // 4)
+        for t in p.group.with_role('constant')
+        if t.name != p.weights.name
+    }
+    if p.flips:
+        sizes[MOVED] = p.words.panels.size * _loose_points(p)
+    for name, floats in sizes.items():
+        places[name] = offset
+        offset += abi.aligned(floats)
+    return places, offset
+
+
+def _loose_points(p: DotPlan) -> int:
+    points = 1
+    for name in p.words.loose:
+        points *= p.group.main.sizes[name]
+    return points
+
+
+def _write_packing(writer: Writer, p: DotPlan) -> None:
+    """tw_pack: weights into panels of words, other constants behind them."""
+    c, panels, words = p.words.contraction, p.words.panels, p.words.group.main.sizes
+    sizes, names = p.group.main.sizes, [t.name for t in p.group.with_role('constant')]
+    strides, const = access_strides(p.group, factors(p.group)[1])
+    places, floats = _places(p)
+    inside = f'{c.vector} < {panels.size} && number < {sizes[p.form.dim]}'
+    writer.open('void tw_pack(const float *const *constants, float *packed)')
+    source = f'constants[{names.index(p.weights.name)}]'
+    writer.line(f'const int8_t *b = (const int8_t *){source};')
+    writer.line(f'{p.weight} *to = ({p.weight} *)packed;')
+    for name in p.words.loose:
+        writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+    writer.open(f'for (long panel = 0; panel < {panels.count}; panel++)')
+    writer.line(
+        f'const long width = panel + 1 < {panels.count} ? {panels.width} : {panels.tail_width};'
+    )
+    for name in c.reduction:
+        writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
+    writer.open('for (long lane = 0; lane < width; lane++)')
+    writer.line(f'const long {c.vector} = panel * {panels.width} + lane;')
+    writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
+    writer.line(f'const long number = {p.form.dim} * {p.products} + spot;')
+    steps = [scaled('number' if d == p.form.dim else d, s) for d, s in strides.items()]
+    address = total([*steps, str(const)])
+    writer.line(f'*to++ = {inside} ? b[{address}] : 0;')
+    writer.close(4 + len(c.reduction) + len(p.words.loose) - 1)
+    if p.flips:
+        _write_moved(writer, p, places[MOVED], total(
+            [*(scaled(d, s) for d, s in strides.items()), str(const)]
+        ))  # fmt: skip
+    for number, tensor in enumerate(p.group.with_role('constant')):
+        if tensor.name in places:
+            place = f'packed + {places[tensor.name]}'
+            writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
+    writer.close()
+    writer.line()
+    abi.write_sizes(writer, p.words.schedule.threads, p.words.scratch_floats, floats)
+
+
+def _write_moved(writer: Writer, p: DotPlan, place: int, address: str) -> None:
+    """What is to be added to the sums of each channel, since numbers were moved by 128."""
+    sizes, c = p.group.main.sizes, p.words.contraction
+    sign = '-' if p.image.dtype == 'i8' else ''
+    writer.line(f'int32_t *moved = (int32_t *)(packed + {place});')
+    for name in (*p.words.loose, c.vector):
+        writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+    writer.line('int32_t sum = 0;')
+    for name in c.reduction:
+        writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+    writer.line(f'sum += b[{address}];')
+    writer.close(len(c.reduction))
+    writer.line(f'*moved++ = {sign}128 * sum;')
+    writer.close(len(p.words.loose) + 1)
+
+
+def _write_part(writer: Writer, p: DotPlan) -> None:
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
+    places, _ = _places(p)
+
+    def pointer(tensor: str) -> str:
+        return inputs.get(tensor) or f'args->packed + {places[tensor]}'
+
+    kind = C_TYPES[p.image.dtype] if p.words.schedule.pack else 'float'
+    writer.open('void tw_part(const tw_args *args, long part)')
+    writer.line(f'const {kind} *source = (const {kind} *)({pointer(p.image.name)});')
+    write_nest(writer, p.words, pointer, 'pack_tile(source, buffer, from, extent);')
+    writer.close()

@@ -1,0 +1,155 @@
+"""What the schema of integer products decides before it writes a line.
+
+Goes in: a group whose main stage adds up products of 8-bit numbers, and a schedule with schema
+'dot', which tiles the sum in words (ops/integer.py). Comes out: a `DotPlan`: that of the outer
+products of words (schemas/outer), with channels innermost in the copied tile, and what the numbers
+inside of words need.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from random import Random
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.contraction import vector_candidates
+from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.pointwise import Epilogue, Operand, typed_epilogue
+from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
+from tilewright.kernels.cpu.schemas.outer.space import draw_outer
+from tilewright.kernels.cpu.schemas.outer.words import outer_lines
+from tilewright.machine.isa import ISAS
+from tilewright.ops.flatten import flatten
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.integer import Words, factors, in_words, is_integer_products
+from tilewright.ops.parts import parts
+from tilewright.schedule.schedule import Schedule
+
+MOVED = '@moved'  # what numbers that were moved by 128 add to every sum of a channel
+SUMS = 'sum_t'  # an i32 that may lie where floats are declared
+
+
+@dataclass(frozen=True)
+class DotPlan:
+    """The plan of the words, and the group that their numbers belong to.
+
+    flips   numbers of the image change their sign bit as they are copied: they are moved by 128
+    """
+
+    group: Group
+    words: OuterPlan
+    form: Words
+    products: int
+    flips: bool
+
+    @property
+    def image(self) -> Tensor:
+        return self.group.tensor(factors(self.group)[0].tensor)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.group.tensor(factors(self.group)[1].tensor)
+
+    @property
+    def number(self) -> str:
+        """The C type of a number in a word of the image."""
+        return C_TYPES[self.words.schedule.dtype]
+
+    @property
+    def weight(self) -> str:
+        """The C type of a number in a word of weights."""
+        return f'int{32 // self.products}_t'
+
+
+def why_not(group: Group) -> str:
+    """Why the schema cannot compute a group; '' where it can, whatever the instruction set."""
+    if not is_integer_products(group) or parts(group) != (group,):
+        return f'{group.label} is not one sum of products of 8-bit numbers with what follows it'
+    weights = group.tensor(factors(group)[1].tensor)
+    if weights.role != 'constant' or weights.dtype != 'i8':
+        return f'the weights of {group.label} are not constant i8'
+    # Words of four are the longest: what has those has all others.
+    form = in_words(flatten(group), 4)
+    if form is None or not vector_candidates(form.group):
+        return f'no reduction of {group.label} can be cut into words, or no channel lies alone'
+    return ''
+
+
+def words_of(group: Group, schedule: Schedule) -> Words:
+    """The group in the words of a schedule's instruction set."""
+    dot = ISAS[schedule.isa].dot(schedule.dtype)
+    form = in_words(group, dot.products) if dot else None
+    if form is None:
+        raise ScheduleError(
+            f'{group.label}: {schedule.isa} has no products of {schedule.dtype} for it'
+        )
+    return form
+
+
+def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
+    """[Group, Schedule] -> [DotPlan]"""
+    reason = why_not(group)
+    if reason:
+        raise ScheduleError(reason)
+    form, isa = words_of(group, schedule), ISAS[schedule.isa]
+    if not schedule.pack and not form.in_place:
+        raise ScheduleError(f'{group.label}: words do not lie in place in its input: pack it')
+    dot = isa.dot(schedule.dtype)
+    assert dot is not None
+    words = plan_outer(form.group, schedule)
+    if schedule.pack:
+        tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
+        source = operand.buffered(words.contraction, tile, form.dim, {})
+        words = replace(words, operand=source)
+    image = group.tensor(factors(group)[0].tensor)
+    flips = dot.products == 4 and image.dtype != dot.dtype
+    if flips and not schedule.pack:
+        raise ScheduleError(f'{group.label}: {image.dtype} is not {dot.dtype}: it must be packed')
+    words = replace(
+        words,
+        epilogue=_epilogue(group, words, flips),
+        quick=None,
+        sums=SUMS,
+        result=C_TYPES[group.output.dtype],
+    )
+    return DotPlan(group, words, form, dot.products, flips)
+
+
+def _epilogue(group: Group, words: OuterPlan, flips: bool) -> Epilogue:
+    """What follows the sum; first of all, what numbers that were moved have added to it."""
+    found = typed_epilogue(group)
+    if not flips:
+        return found
+    sizes, step, strides = group.main.sizes, words.panels.size, {words.contraction.vector: 1}
+    for name in reversed(words.loose):
+        strides[name] = step
+        step *= sizes[name]
+    name = f'e{len(found.operands)}'
+    moved = Operand(name, MOVED, tuple(strides.items()), 0, 'i32')
+    expression = re.sub(r'\bvalue\b', f'(value + {name}[{name}_at])', found.expression)
+    return replace(found, expression=expression, operands=(*found.operands, moved))
+
+
+def draw_dot(
+    group: Group, isa: str, random: Random, levels: int, most_threads: int
+) -> Schedule | None:
+    """Any legal tiles, orders, cut and pack level, in the words of any of the set's products."""
+    if why_not(group):
+        return None
+    dot = random.choice(ISAS[isa].dots)
+    form = in_words(group, dot.products)
+    drawn = draw_outer(form.group, isa, random, levels, most_threads) if form else None
+    if form is None or drawn is None:
+        return None
+    made = replace(drawn, schema='dot', dtype=dot.dtype, accumulation='i32')
+    flips = dot.products == 4 and group.tensor(factors(group)[0].tensor).dtype != dot.dtype
+    if not made.pack and (flips or not form.in_place):
+        made = replace(made, pack=made.levels[-1].name)
+    return made
+
+
+def dot_lines(group: Group, schedule: Schedule) -> list[str]:
+    return outer_lines(words_of(group, schedule).group, schedule)

@@ -1,0 +1,174 @@
+"""Products of small whole numbers: descriptions with 8-bit operands and 32-bit sums.
+
+Goes in: the group of a convolution or matrix product. Comes out: the same over whole numbers,
+
+    Acc[n, k, h, w] += i32(In[n, c, H, W]) * i32(Ker[k, c, r, s])         In u8 or i8, Ker i8
+
+Zero points stand around it, exactly. With x for what is stored, a for its zero point and weights w
+that have none (they are constant, so that theirs is taken off ahead of time),
+
+    sum (x - a) * w  =  sum x * w  -  a * sum w
+
+where `sum w` is one number for every output channel, and goes into the bias: an image that is
+padded with its zero point a (`Stage.pad_value`), which stands for 0, has every tap everywhere.
+
+Processors multiply several small numbers that are neighbours in a word of 32 bits and add up their
+products. In *words* the same sum is one of floats as far as memory and loops go,
+
+    Acc[n, k, h, w] += In[n, H, W, c4] . Ker[k, c4, r, s]                 c4 = c / 4, rounded up
+
+so that searches, models and loops of fp32 serve it (`in_words`): an element is four bytes, and a
+multiply-add is an instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.ops.dtypes import NUMPY, is_float, limits
+from tilewright.ops.functions import X, add
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const, read
+
+ACCUMULATION = 'i32'
+SMALL = ('u8', 'i8')  # what integer kernels multiply
+IN_BYTES = 4  # numbers of a word that are stored as they are multiplied
+INTEGER_PRODUCT = call('mul', cast(read(0), ACCUMULATION), cast(read(1), ACCUMULATION))
+
+
+def integer_products(group: Group, pad: int = 0) -> Group:
+    """The group over whole numbers; places outside the image are `pad`, its zero point."""
+    main = replace(group.main, expr=INTEGER_PRODUCT, pad_value=float(pad))
+    return replace(
+        group,
+        label=f'{group.label}-int',
+        tensors=tuple(replace(t, dtype=ACCUMULATION) for t in group.tensors),
+        stages=tuple(main if stage is group.main else stage for stage in group.stages),
+    )
+
+
+def is_integer_products(group: Group) -> bool:
+    """Whether the main stage adds up products of 8-bit numbers, and all is found affinely."""
+    return (
+        not group.is_sequential
+        and group.main.expr == INTEGER_PRODUCT
+        and group.main.is_product_sum
+        and all(group.tensor(a.tensor).dtype in SMALL for a in group.main.reads)
+        and all(s.is_affine and not set(s.expr.iterators()) for s in group.stages)
+    )
+
+
+def can_follow(stage: Stage) -> bool:
+    """Whether a stage may stand in the epilogue of an integer product."""
+    return stage.combiner is None and stage.is_affine and not set(stage.expr.iterators())
+
+
+def without_zero(weights: np.ndarray, zero: np.ndarray | int) -> np.ndarray:
+    """Weights minus their zero point, in the smallest type that holds all of them."""
+    moved = weights.astype(np.int32) - np.asarray(zero, np.int32)
+    for dtype in ('i8', 'i16'):
+        low, high = limits(dtype)
+        if moved.size == 0 or (moved.min() >= low and moved.max() <= high):
+            return moved.astype(NUMPY[dtype])
+    return moved
+
+
+def saturated(expr: Expr, zero: Expr, dtype: str) -> Expr:
+    """A float as a number of a quantised tensor: rounded half to even, moved, cut off at limits."""
+    assert not is_float(dtype)
+    low, high = limits(dtype)
+    rounded = call('round', cast(expr, 'f32'))
+    moved = rounded if zero == const(0.0) else add(rounded, zero)
+    return cast(call('min', call('max', moved, const(low)), const(high)), dtype)
+
+
+def requantised(zero: Expr, dtype: str) -> Expr:
+    """Read 0, a sum, times read 1, the scale of its channel, as a number of a quantised tensor."""
+    return saturated(call('mul', cast(X, 'f32'), read(1)), zero, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The sum of an integer group in words: `group` has the main stage alone, of floats.
+
+    dim   the reduction whose neighbours share a word; `axis` of the image is indexed by it
+    in_place   whether words of the image lie in memory as they are
+    """
+
+    group: Group
+    dim: str
+    axis: int
+    in_place: bool
+
+
+@lru_cache(maxsize=256)
+def in_words(group: Group, products: int) -> Words | None:
+    """An integer group in words of so many numbers; None where no reduction can be cut into them.
+
+    Beyond the last channel a word is filled up: weights are zero there.
+    """
+    image, weights = factors(group)
+    stage = group.main
+    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products)]
+    if not dims:
+        return None
+    last = image.index[-1].names
+    dim = max(dims, key=lambda d: (d in last, stage.sizes[d]))
+
+    def cut(access: Access) -> Access:
+        return replace(access, index=tuple(_cut(e, dim, products) for e in access.index))
+
+    axis = next(i for i, e in enumerate(image.index) if dim in e.names)
+    tensors = []
+    for access in (image, weights):
+        tensor = group.tensor(access.tensor)
+        sizes = (
+            -(-size // products) if dim in e.names else size
+            for size, e in zip(tensor.shape, access.index, strict=True)
+        )
+        tensors.append(replace(tensor, shape=tuple(sizes), dtype='f32'))
+    result = replace(group.tensor(stage.write.tensor), role='output', dtype='f32')
+    main = replace(
+        stage,
+        dims=tuple(
+            replace(d, size=-(-d.size // products)) if d.name == dim else d for d in stage.dims
+        ),
+        reads=(cut(image), cut(weights)),
+        expr=call('mul', read(0), read(1)),
+        pad_value=0.0,
+    )
+    shape = group.tensor(image.tensor).shape
+    in_place = products == IN_BYTES and axis == len(shape) - 1 and shape[axis] % products == 0
+    return Words(Group(group.label, (*tensors, result), (main,)), dim, axis, in_place)
+
+
+def factors(group: Group) -> tuple[Access, Access]:
+    """(image, weights): what is constant is weights, else the second."""
+    first, second = group.main.reads
+    swap = group.tensor(first.tensor).role == 'constant' != group.tensor(second.tensor).role
+    return (second, first) if swap else (first, second)
+
+
+def _can_share(stage: Stage, image: Access, weights: Access, dim: str, products: int) -> bool:
+    """Whether neighbours along a reduction may lie in one word, in both factors."""
+    pixels = set(stage.parallel) - set(weights.names)
+    for access in (image, weights):
+        found = [e for e in access.index if dim in e.names]
+        if len(found) != 1 or found[0].coefficient(dim) != 1 or found[0].const % products:
+            return False
+        others = [(n, c) for n, c in found[0].terms if n != dim]
+        if any(n in pixels or n in stage.reduction or c % products for n, c in others):
+            return False
+        if others and stage.sizes[dim] % products:
+            return False
+    return True
+
+
+def _cut(expression: Affine, dim: str, products: int) -> Affine:
+    if dim not in expression.names:
+        return expression
+    terms = tuple((n, c if n == dim else c // products) for n, c in expression.terms)
+    return Affine(terms, expression.const // products)

@@ -1,0 +1,44 @@
+"""From an integer group to ranked schedules: those of the outer products of its words.
+
+Goes in: a group of integer products, a machine, a thread count. Comes out: `Candidate`s, best
+first. Where words lie in place, nothing is copied: channels of a pixel are neighbours, so that none
+of what makes fp32 copy its image holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.operand import reads_outside
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.dot_time import predict_dot
+from tilewright.ops.flatten import flatten
+from tilewright.ops.group import Group
+from tilewright.ops.integer import factors, in_words
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.search.cpu.rank import Candidate
+from tilewright.search.cpu.rank_outer import rank_tiled
+
+
+def rank_dot(
+    group: Group, machine: Machine, threads: int, top: int, _max_rel_err: float = DEFAULT_LIMIT
+) -> tuple[Candidate, ...]:
+    """[Group, Machine] -> [Candidate], best first. Sums are exact."""
+    flat, dot = flatten(group), machine.dot
+    form = in_words(flat, dot.products) if dot else None
+    if dot is None or form is None:
+        return ()
+    found = rank_tiled(form.group, machine.in_words(), threads, top)
+    same = dot.products != 4 or group.tensor(factors(group)[0].tensor).dtype == dot.dtype
+    made = []
+    for candidate in found:
+        schedule = replace(candidate.schedule, schema='dot', dtype=dot.dtype, accumulation='i32')
+        if same and form.in_place and not reads_outside(
+            form.group, contract(form.group, schedule.vector)
+        ):  # fmt: skip
+            schedule = replace(schedule, pack='')
+        made.append(
+            replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
+        )
+    return tuple(sorted(made, key=lambda c: (c.prediction.seconds, c.schedule.digest)))

@@ -1,0 +1,168 @@
+"""Integer convolutions and products on every instruction set, equal to their definition."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
+from tilewright.kernels.cpu.schemas.channelwise.plan import why_not as why_not_channelwise
+from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, why_not
+from tilewright.machine.compiler import build
+from tilewright.machine.isa import ISAS, cpu_flags, host_isas
+from tilewright.ops.channels_last import channels_last
+from tilewright.ops.compose import append
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.dtypes import NUMPY
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.flatten import flatten
+from tilewright.ops.group import Group
+from tilewright.ops.integer import integer_products, requantised
+from tilewright.ops.matmul import matmul
+from tilewright.ops.reference import reference
+from tilewright.ops.stage import const
+from tilewright.runtime import verify
+from tilewright.runtime.cpu.kernel import Kernel
+from tilewright.schedule.schedule import Schedule
+
+QUICK, ALL = 40, 2000
+
+
+def bound(group: Group, image: str, pad: int) -> Group:
+    """The integer form, with operands of 8 bits and constants of their types."""
+    made = integer_products(group, pad)
+    first, second = (access.tensor for access in made.main.reads)
+    kinds = {first: image, second: 'i8'}
+    return Group(
+        made.label,
+        tuple(
+            type(t)(t.name, t.dims, t.shape, t.role, kinds.get(t.name, t.dtype))
+            for t in made.tensors
+        ),
+        made.stages,
+        made.storage,
+    )
+
+
+def with_scale(group: Group, dtype: str, zero: int) -> Group:
+    """The sums times one scale for each channel, stored in 8 bits."""
+    shape = group.output.shape
+    per_channel = (1, shape[1], 1, 1) if len(shape) == 4 else (1, shape[1])
+    after = elementwise(
+        requantised(const(zero), dtype), shape, per_channel, dtypes=['i32', 'f32'], out=dtype,
+        name='requantize', shape=shape,
+    )  # fmt: skip
+    first = after.with_role('input')[0].name
+    found = append(group, after, first)
+    assert found is not None
+    given = set(found.consumer_names.values())
+    tensors = tuple(
+        type(t)(t.name, t.dims, t.shape, 'constant', t.dtype) if t.name in given else t
+        for t in found.group.tensors
+    )
+    return Group(found.group.label, tensors, found.group.stages, found.group.storage)
+
+
+def drawn(seed: int) -> Group:
+    """A convolution or product with any border, stride, groups, types, zero points and layout."""
+    random = Random(seed)
+    image = random.choice(('u8', 'i8'))
+    low = 0 if image == 'u8' else -128
+    pad = random.randint(low, low + 255)
+    kind = random.random()
+    if kind < 0.15:
+        group = matmul(m=random.randint(1, 20), n=random.randint(1, 40), k=random.randint(1, 30))
+        group = bound(group, image, 0)
+    else:
+        depthwise = kind > 0.8
+        groups = random.randint(2, 40) if depthwise else random.choice((1, 1, 1, 2))
+        r, s = random.choice((1, 1, 2, 3)), random.choice((1, 1, 2, 3))
+        channels = groups * (4 * random.randint(1, 3) if groups > 1 else random.randint(1, 13))
+        channels = groups if depthwise else channels
+        border = tuple(random.randint(0, 2) for _ in range(4))
+        conv = conv2d(
+            n=random.choice((1, 1, 2)), c=channels,
+            k=groups * (1 if depthwise else random.randint(1, 40)),
+            h=r + random.randint(2, 9), w=s + random.randint(2, 9), r=r, s=s,
+            stride=random.choice((1, 1, 2)), pad=random.choice((0, border)),
+            dilation=random.choice((1, 1, 2)), groups=groups, bias=random.random() < 0.5,
+        )  # fmt: skip
+        group = bound(conv, image, pad)
+    if random.random() < 0.7:
+        group = with_scale(group, random.choice(('u8', 'i8')), random.randint(low, low + 255))
+    if len(group.output.shape) == 4:
+        kinds = (set(), {'In'}, {'Out'}, {'In', 'Out'}, {'In', 'Out'}, {'In', 'Out'})
+        names = kinds[-1] if kind > 0.8 else random.choice(kinds)
+        group = channels_last(group, names) if names else group
+    return group
+
+
+def schedule_for(group: Group, isa: str, seed: int) -> Schedule | None:
+    random = Random(seed)
+    if not why_not_channelwise(group):
+        found = channelwise_choices(group, isa, random.randint(1, 3), 1)
+        return random.choice(list(found))
+    for _ in range(20):
+        found = draw_dot(group, isa, random, 2, 3)
+        dot = ISAS[isa].dot(found.dtype) if found else None
+        if found and dot and (isa not in host_isas() or cpu_flags() >= {*dot.required_flags}):
+            return found
+    return None
+
+
+def arrays_of(group: Group, seed: int) -> dict[str, np.ndarray]:
+    """Whole numbers of all sizes; scales that bring sums into the range of 8 bits."""
+    made = verify.random_arrays(group, seed)
+    draw = np.random.default_rng(seed)
+    for tensor in group.tensors:
+        if tensor.role not in ('input', 'constant'):
+            continue
+        if tensor.dtype == 'f32':
+            made[tensor.name][...] = draw.uniform(0.0002, 0.01, tensor.shape)
+        elif tensor.dtype == 'i32':
+            made[tensor.name][...] = draw.integers(-(10**5), 10**5, tensor.shape)
+        else:
+            ends = np.iinfo(NUMPY[tensor.dtype])
+            made[tensor.name][...] = draw.integers(ends.min, ends.max + 1, tensor.shape)
+    return verify.freeze_all(made)
+
+
+def check(seed: int, isa: str) -> bool:
+    """Whether a case was computed; every element has to be the definition's."""
+    group = drawn(seed)
+    alone = not why_not_channelwise(group)
+    if why_not(group) and not alone:
+        return False
+    tiled = flatten(group) if seed % 2 and not alone else group
+    schedule = schedule_for(tiled, isa, seed)
+    if schedule is None:
+        return False
+    arrays = arrays_of(group, seed)
+    source, flags = generate(tiled, schedule), (*compiler_flags(schedule), '-O1')
+    kernel = Kernel.load(build(source, flags), group)
+    out = verify.poison(verify.guarded_empty(group.output.shape, NUMPY[group.output.dtype]))
+    kernel.run(arrays, kernel.pack(arrays), out)
+    want = reference(group, arrays)
+    assert np.array_equal(out, want), (
+        f'case {seed}: {group.label}, {schedule.dtype}, {np.count_nonzero(out != want)} of '
+        f'{want.size} differ'
+    )
+    return True
+
+
+@pytest.mark.parametrize('isa', [pytest.param(name, marks=pytest.mark.isa) for name in host_isas()])
+def test_random_integer_products_are_the_definition(isa: str) -> None:
+    """Sums, borders, zero points and rounding, on sets that this host runs."""
+    sets = host_isas()
+    seeds = range(sets.index(isa), QUICK, len(sets))
+    assert sum(check(seed, isa) for seed in seeds) > len(seeds) / 2
+
+
+@pytest.mark.slow
+def test_two_thousand_integer_products() -> None:
+    sets = host_isas()
+    done = sum(check(seed, sets[seed % len(sets)]) for seed in range(QUICK, 3 * ALL // 2))
+    assert done >= ALL
