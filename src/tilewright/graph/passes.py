@@ -17,6 +17,7 @@ from tilewright.graph.dead import drop_dead
 from tilewright.graph.fold import fold
 from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
+from tilewright.graph.half import halved
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
 from tilewright.graph.lower import lower
@@ -67,6 +68,19 @@ FUSIONS: dict[str, tuple[str, ...]] = {
     'all': (),
 }
 DEFAULT_FUSION = 'elementwise'
+HALF = 'half'  # a pass that only a precision asks for
+# What people call a precision -> the dtype that values are stored as.
+PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
+
+
+def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
+    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on."""
+    made: dict[str, Callable[[Program, Cost], Program]] = {}
+    for name, one in passes.items():
+        made[name] = one
+        if name == 'fuse':
+            made[HALF] = lambda program, _: halved(program, dtype)
+    return made
 
 
 def apply_passes(
@@ -93,7 +107,7 @@ def passes_of(passes: Collection[str] | None, fuse: str | None = None) -> set[st
     if passes is None:
         return set(PASSES) - set(FUSIONS[fuse or DEFAULT_FUSION])
     listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
-    if not listed or set(passes) - set(PASSES):
+    if not listed or set(passes) - {*PASSES, HALF}:
         raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
     if fuse is not None:
         raise InputError(
