@@ -24,9 +24,12 @@ MMA_TF32 = (
 MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
 
-def copy(size: int) -> str:
-    """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros."""
-    kept = 'ca' if size == 4 else 'cg'  # sixteen bytes bypass the first cache
+def copy(size: int, near: bool = False) -> str:
+    """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros.
+
+    Sixteen bytes bypass the first cache, unless they are to stay `near`.
+    """
+    kept = 'cg' if size == 16 and not near else 'ca'
     return f'cp.async.{kept}.shared.global [%0], [%1], {size}, %2;'
 
 

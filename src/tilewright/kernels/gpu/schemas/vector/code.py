@@ -106,17 +106,21 @@ def _piece(group: Group) -> tuple[Piece, list[str]]:
 def _along(piece: Piece, run: int) -> Loop | None:
     """The loop along which `run` points are neighbours of everything that changes with it."""
     found = [p for p in piece.parallel if piece.write.strides.get(p.name) == 1 and not p.size % run]
-    if not found or piece.stage.expr.op == 'index' or any(a.iterators for a in piece.after):
+    if not found or piece.iterators or any(a.iterators for a in piece.after):
         return None
-    loop = found[0]
-    good = all(_fits(place, loop.name, run) for place in piece.places) and not piece.iterators
-    return loop if good else None
+    name = found[0].name
+    plain = all(
+        not p.tables and not p.lookups and p.dtype in ('f32', *HALVES) for p in piece.places
+    )
+    # What is summed up lies side by side; other operands may be gathered, point by point.
+    summed = piece.reads if piece.stage.combiner else ()
+    beside = all(_is_beside(p, name, run) for p in (piece.write, *summed))
+    return found[0] if plain and beside else None
 
 
-def _fits(place: Place, name: str, run: int) -> bool:
-    if place.tables or place.lookups or any(name in t.at.names for t in place.tests):
-        return False
-    if place.dtype not in ('f32', *HALVES):
+def _is_beside(place: Place, name: str, run: int) -> bool:
+    """Whether `run` neighbours along a loop are neighbours in memory, aligned, or all the same."""
+    if any(name in t.at.names for t in place.tests):
         return False
     step = place.strides.get(name, 0)
     others = [s for n, s in place.strides.items() if n != name]
@@ -219,6 +223,8 @@ def _each(run: int, text: str) -> list[str]:
 
 def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tuple[list[str], str]:
     """(lines that load an operand, its text at point `q`)."""
+    if not _is_beside(place, loop.name, run):
+        return _gathered(place, name, loop, run, pad_value), f'{name}[q]'
     tests = [f'(unsigned)({affine_text(t.at)}) < {t.extent}u' for t in place.tests]
     moving = place.strides.get(loop.name, 0) == 1
     count = run if moving else 1
@@ -233,3 +239,20 @@ def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tu
     else:
         lines += loads
     return lines, f'{name}[q]' if moving else f'{name}[0]'
+
+
+def _gathered(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> list[str]:
+    """Lines that load an operand whose points lie apart."""
+    pad = narrow(number(pad_value, 'f32'))
+    lines = [f'float {name}[{run}];']
+    for q in range(run):
+        tests = [
+            f'(unsigned)({affine_text(t.at)} + {q * t.at.coefficient(loop.name)}) < {t.extent}u'
+            for t in place.tests
+        ]
+        step = q * place.strides.get(loop.name, 0)
+        load = half.load('x', 1, f'{place.pointer} + {place.index({})} + {step}', place.dtype)[0]
+        value = load.removeprefix('x[0] = ').removesuffix(';')
+        chosen = f'{" && ".join(dict.fromkeys(tests))} ? {value} : {pad}' if tests else value
+        lines.append(f'{name}[{q}] = {chosen};')
+    return lines
