@@ -31,6 +31,7 @@ def products() -> dict[str, Group]:
         'strided': tw.conv2d(n=2, c=16, h=11, w=9, k=12, r=3, s=3, stride=2, pad=1),
         'grouped': tw.conv2d(c=16, h=7, w=7, k=12, r=3, s=1, groups=2, pad=(1, 0)),
         'pointwise': tw.conv2d(n=3, c=48, h=5, w=6, k=40, r=1, s=1, activation='silu', bias=True),
+        'first': tw.conv2d(c=4, h=13, w=12, k=16, r=5, s=5, stride=2, pad=2),
         'product': tw.matmul(m=13, n=24, k=40),
     }
 
@@ -38,7 +39,7 @@ def products() -> dict[str, Group]:
 WARPS = (
     {'bp': 64, 'bk': 16, 'tp': 32, 'tk': 16, 'kb': 32, 'stages': 3, 'split': 2},
     {'bp': 16, 'bk': 64, 'tp': 16, 'tk': 64, 'kb': 64, 'stages': 1, 'split': 1},
-    {'bp': 32, 'bk': 32, 'tp': 32, 'tk': 32, 'kb': 16, 'stages': 2, 'split': 1},
+    {'bp': 32, 'bk': 32, 'tp': 32, 'tk': 32, 'kb': 16, 'stages': 2, 'split': 1, 'near': 1},
 )
 QUEUED = {'queue': 2, 'bulk': 1}
 WARPGROUPS = (
@@ -121,7 +122,7 @@ def test_what_a_schema_does_not_offer_is_refused() -> None:
             GpuSchedule.of('tiled', bk=16, bp=32, tk=4, tp=4, kb=8, stages=2, split=1, joint=0),
         )
     few = half_group(tw.conv2d(c=6, h=9, w=10, k=24, r=3, s=3), 'f16')
-    with pytest.raises(ScheduleError, match='multiple of 8'):
+    with pytest.raises(ScheduleError, match='multiple of 4'):
         generate(few, SCHEDULES[0])
 
 

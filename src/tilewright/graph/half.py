@@ -13,7 +13,7 @@ stays as it is.
 Images are those that a window slides over or whose second axis is summed up, and what is computed
 from them element by element. Each tensor is laid out on its own: a group's accesses follow. An
 image that is also seen in another shape keeps its order. The channels of a converted input are
-filled up with zeros to a multiple of `UNIT`, which matrix instructions take at a time.
+filled up with zeros to four or a multiple of eight, which are copied at once (`UNITS`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilewright.ops.dtypes import HALVES, NUMPY
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, read, var
 
-UNIT = 8  # channels
+UNITS = (4, 8)  # channels
 LAST = (0, 2, 3, 1)  # axes of an image with its channels last
 WEIGHTS_LAST = (1, 2, 3, 0)  # of weights that each channel has of its own
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
@@ -179,7 +179,8 @@ class _State:
             padded = all(_may_pad(task, name) for task in readers)
             channels = value.shape[1]
             if padded:
-                channels = -(-channels // UNIT) * UNIT
+                unit = next((u for u in UNITS if u >= channels), UNITS[-1])
+                channels = -(-channels // unit) * unit
             shape = (value.shape[0], *value.shape[2:], channels)
         half = fresh_name(f'{name}@{self.dtype}', self.taken)
         self.made[half] = Value(half, shape, self.dtype)

@@ -152,9 +152,21 @@ def _warp_half(kind: str) -> str:
 """
 
 
-_WARP_HALF = f"""\
+def _copy_half(name: str, size: int) -> str:
+    return f"""\
+static __device__ __forceinline__ void {name}(float *to, const float *from, bool there)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("{ptx.copy(size, near=True)}"
+                 :: "r"(at), "l"(from), "r"(there ? {size} : 0) : "memory");
+}}
+"""
+
+
+# Copies that leave what they read in the first cache, for windows that overlap.
+_COMMON_HALF = f"""\
 #if __CUDA_ARCH__ >= 800
-{_warp_half('f16')}{_warp_half('bf16')}#endif
+{_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}{_warp_half('f16')}{_warp_half('bf16')}#endif
 """
 
 
@@ -194,7 +206,7 @@ static __device__ __forceinline__ void
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _WARP_HALF)
+    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _COMMON_HALF)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:

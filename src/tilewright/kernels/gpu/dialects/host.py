@@ -55,6 +55,8 @@ void tw_bulk_copy(float *to, const float *from, int floats, float *barrier);
 void tw_bulk_wait(const float *barrier, int used);
 #define COPY1(to, from, there) tw_copy(to, (there) ? (from) : 0, 1)
 #define COPY4(to, from, there) tw_copy(to, (there) ? (from) : 0, 4)
+#define COPY2(to, from, there) tw_copy(to, (there) ? (from) : 0, 2)
+#define COPY4_NEAR COPY4
 #define BULK_BEGIN tw_bulk_begin
 #define BULK_COPY tw_bulk_copy
 #define BULK_WAIT tw_bulk_wait

@@ -30,16 +30,16 @@ def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
 
 def matrix_units(
     kernels: Sequence[Kernel], head: str, bf16: str, bulk: str, product: Callable[[str, int], str],
-    half: str = '', warp_half: str = '',
+    half: str = '', common_half: str = '',
 ) -> str:  # fmt: skip
     """What kernels need of matrix units: the texts that all, some or bulk copies begin with, and
-    one `product` of each size; of products in half types those of warpgroups, and of a warp.
+    one `product` of each size; of products in half types those of warpgroups, and of all.
     """
     wanted = warpgroup_products(kernels)
     heads = [head] * bool(wanted) + [bf16] * any(kind == 'bf16' for kind, _ in wanted)
     heads += [half] * any(kind.startswith('half') for kind, _ in wanted)
     heads += [bulk] * any('bulk_copy' in kernel.needs for kernel in kernels)
-    heads += [warp_half] * any('mma_half' in kernel.needs for kernel in kernels)
+    heads += [common_half] * any('half' in need for kernel in kernels for need in kernel.needs)
     return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 

@@ -9,10 +9,18 @@ from tilewright.kernels.gpu.schemas.channels.plan import NAME, is_served
 from tilewright.ops.group import Group
 
 
+def _windows(group: Group) -> list[str]:
+    """Reductions that slide over the image."""
+    reads = group.main.reads
+    shared = {n for a in reads for e in a.index if len(e.terms) > 1 for n in e.names}
+    return [d for d in group.main.reduction if d in shared and group.main.sizes[d] > 1]
+
+
 def _table(group: Group, intrinsic: str) -> Table:
     if not is_served(group):
         return {}
-    depths = each(kb=(16, 32, 64), split=SPLITS)
+    window = len(_windows(group)) > 0
+    depths = each(kb=(16, 32, 64), split=SPLITS, near=(0, 1) if window else (0,))
     if intrinsic == 'mma_half':
         return each(
             bk=(16, 32, 64, 128, 256), bp=(16, 32, 64, 128, 256), tk=(16, 32, 64),
@@ -34,10 +42,10 @@ CHANNELS = GpuSchema(
     generate=generate,
     intrinsics={'mma_half': 2.0, 'wgmma_half': 3.0},
     half=True,
-    reserved=frozenset({'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'word'}),
+    reserved=frozenset({'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'unit', 'word'}),
     table=_table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split'), ('bp', 'split')),
-    unsaid={'queue': 1, 'bulk': 0},
+    unsaid={'queue': 1, 'bulk': 0, 'near': 0},
     need=need,
     work=work,
 )

@@ -8,9 +8,10 @@ those of kernels/cpu/contraction.py; for a convolution
     columns   k                     packed ahead, piece by piece as they lie in shared memory
     depth     r s c                 in pieces of `kb`, through `stages` buffers of shared memory
 
-Sixteen bytes, eight channels, are copied at once. A row of a piece is `kb` elements; chunk i of row
-r lies at i ^ (r / (64 / kb) % (kb / 8)), so that eight rows are read from different banks: what PTX
-calls swizzling of 128, 64 or 32 bytes. Decisions of a schedule:
+Sixteen bytes, eight channels, are copied at once (eight where there are only four). A row of a
+piece is `kb` elements; chunk i of row r lies at i ^ (r / (64 / kb) % (kb / 8)), so that eight rows
+are read from different banks: what PTX calls swizzling of 128, 64 or 32 bytes. Decisions of a
+schedule:
 
     bp bk          rows and columns of a block
     tp tk          of a warp (`mma_half`, 16 x 8 x 16) or of a warpgroup (`wgmma_half`; tk is bk)
@@ -18,6 +19,7 @@ calls swizzling of 128, 64 or 32 bytes. Decisions of a schedule:
     split          blocks that share a tile's depth
     queue          2: a piece is handed to a warpgroup's matrix units before the last one has ended
     bulk           1: one thread asks for the whole of a piece's columns
+    near           1: rows stay in the first cache, for windows that overlap
 
 Sums are of float32. At the end they pass through shared memory, so that every thread has eight
 neighbours of a row: what the epilogue reads and writes is moved sixteen bytes at a time, and is
@@ -58,12 +60,13 @@ def _pack_kernel(p: ChannelsPlan) -> Kernel:
         *pieces.decode('flat', list(zip(packed.dims, packed.sizes, strict=True))),
         *(pieces.decode('g_', p.batch) if p.batch else []),
         f'const int {c.vector} = tile * {p.bk} + row;',
-        f'const int chunk = piece * {p.chunks} + (word / 4 ^ {p.turned("row")});',
+        f'const int chunk = word / 4 ^ {p.turned("row")}, depth = chunk * {CHUNK} + word % 4 * 2;',
+        f'const int unit = piece * {p.units} + depth / {p.unit};',
         *_window(p),
         'unsigned bits[2];',
         'for (int q = 0; q < 2; q++) {',
-        f'    const int {c.loop} = channel + word % 4 * 2 + q;',
-        f'    const bool there = {c.vector} < {p.columns} && chunk < {p.depth};',
+        f'    const int {c.loop} = channel + depth % {p.unit} + q;',
+        f'    const bool there = {c.vector} < {p.columns} && unit < {p.depth};',
         f'    bits[q] = there ? (unsigned){pieces.element(p.group, c.b)} : 0u;',
         '}',
         f'{packed.name}[flat] = BITS_FLOAT(bits[0] | bits[1] << 16);',
@@ -72,13 +75,13 @@ def _pack_kernel(p: ChannelsPlan) -> Kernel:
 
 
 def _window(p: ChannelsPlan) -> list[str]:
-    """The window point and the first channel of `chunk`."""
-    per_point = p.channels // CHUNK
+    """The window point and the first channel of `unit`."""
+    per_point = p.channels // p.unit
     if p.window_points == 1:
-        return [f'const int channel = chunk * {CHUNK};', *_decoded(p)]
+        return [f'const int channel = unit * {p.unit};', *_decoded(p)]
     return [
-        f'const int window = chunk / {per_point};',
-        f'const int channel = (chunk - window * {per_point}) * {CHUNK};',
+        f'const int window = unit / {per_point};',
+        f'const int channel = (unit - window * {per_point}) * {p.unit};',
         *_decoded(p),
     ]
 
@@ -141,28 +144,27 @@ def _place(p: ChannelsPlan) -> list[str]:
 
 
 def _own_rows(p: ChannelsPlan) -> range:
-    """Rows that a thread copies a chunk of, apart by as many as all threads copy at once."""
-    return range(p.bp * p.chunks // p.threads)
+    """Rows that a thread copies a unit of, apart by as many as all threads copy at once."""
+    return range(p.bp * p.units // p.threads)
 
 
 def _loader(p: ChannelsPlan) -> list[str]:
     """Where the rows that this thread copies begin in the image, and their place in it."""
     strides, const = access_strides(p.group, p.contraction.a)
-    apart = p.threads // p.chunks
+    apart = p.threads // p.units
     rows = dict(p.rows)
-    lines = [f'const int own_chunk = THREAD % {p.chunks}, copied = THREAD / {p.chunks};']
+    lines = [f'const int own_unit = THREAD % {p.units}, copied = THREAD / {p.units};']
     for i in _own_rows(p):
         names = {d: f'p{i}_{d}' for d in rows}
         fixed = [
             scaled(names.get(d, d), strides[d]) for d in (*rows, *dict(p.batch)) if d in strides
         ]
         place = f'(copied + {i * apart})'
-        turned = f'(own_chunk ^ {p.turned(place)})'
         lines += [
             f'const int row{i} = first_row + copied + {i * apart};',
             *pieces.decode(f'row{i}', p.rows, prefix=f'p{i}_'),
             f'const int from{i} = {total([*fixed, str(const) if const else ""])};',
-            f'const int to{i} = {place} * {p.kb // 2} + {turned} * 4;',
+            f'const int to{i} = {p.place(place, "own_unit")};',
             *(
                 f'const int at{i}_{axis} = {_row_part(e, names, rows)};'
                 for axis, e in _bounded(p)
@@ -189,7 +191,7 @@ def _bounded(p: ChannelsPlan) -> list[tuple[int, Affine]]:
 
 
 def _copies(p: ChannelsPlan) -> list[str]:
-    """Copy piece `next`: a chunk of each of this thread's rows, and the packed columns."""
+    """Copy piece `next`: a unit of each of this thread's rows, and the packed columns."""
     a = p.contraction.a
     strides, _ = access_strides(p.group, a)
     shape = p.group.tensor(a.tensor).shape
@@ -197,26 +199,27 @@ def _copies(p: ChannelsPlan) -> list[str]:
     moved = total([*(scaled(d, strides[d]) for d in windows if d in strides), 'channel'])
     rows, columns = p.tile_floats
     slot = pieces.slot('next', p.stages)
+    copy = 'COPY2' if p.unit < CHUNK else 'COPY4_NEAR' if p.near else 'COPY4'
     lines = [
         f'SHARED float *const to_a = a_tile + {slot} * {rows};',
         f'SHARED float *const to_b = b_tile + {slot} * {columns};',
-        f'const int chunk = next * {p.chunks} + own_chunk;',
+        f'const int unit = next * {p.units} + own_unit;',
         *_window(p),
         f'const int moved = {moved};',
     ]
     for i in _own_rows(p):
         tests = [f'row{i} < {p.points}'] if p.points % p.bp else []
-        tests += [f'chunk < {p.depth}'] if p.depth % p.chunks else []
+        tests += [f'unit < {p.depth}'] if p.depth % p.units else []
         for axis, e in _bounded(p):
             inner = [scaled(n, k) for n, k in e.terms if n in windows]
             tests.append(f'(unsigned)({total([f"at{i}_{axis}", *inner])}) < {shape[axis]}u')
         address = f'(const GLOBAL float *)(@{a.tensor} + from{i} + moved)'
         if not tests:
-            lines.append(f'COPY4(to_a + to{i}, {address}, true);')
+            lines.append(f'{copy}(to_a + to{i}, {address}, true);')
             continue
         lines += [
             f'const bool there{i} = {" && ".join(tests)};',
-            f'COPY4(to_a + to{i}, there{i} ? {address} : (const GLOBAL float *)@{a.tensor}, '
+            f'{copy}(to_a + to{i}, there{i} ? {address} : (const GLOBAL float *)@{a.tensor}, '
             f'there{i});',
         ]
     piece = f'((group * {p.column_tiles} + column_tile) * {p.iterations} + next) * {columns}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.kernels.gpu.schemas.channels.plan import CHUNK, ChannelsPlan, plan
+from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan, plan
 from tilewright.kernels.gpu.work import BANKS_BYTES, WARP, Need, Work
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -13,6 +13,7 @@ from tilewright.schedule.gpu import GpuSchedule
 OTHER_REGISTERS = 40  # beside operands and sums: addresses, bounds, counters
 ROW_REGISTERS = 3  # of each row that a thread copies
 STEP = 16  # depths of a matrix instruction
+REUSED = 2.0  # times that a row which is kept near serves
 CHUNK_INSTRUCTIONS = 6  # to copy a chunk: address and bounds of its window point
 
 
@@ -23,9 +24,9 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 def _need(p: ChannelsPlan) -> Need:
     fragments = 0 if p.wide else p.tp // 16 * 4 + p.tk // 8 * 2
-    copied = p.bp * p.chunks // p.threads
+    copied = p.bp * p.units // p.threads
     registers = math.prod(p.sums) + fragments + ROW_REGISTERS * copied + OTHER_REGISTERS
-    computed = p.tiles * p.bk * p.bp * p.iterations * p.chunks
+    computed = p.tiles * p.bk * p.bp * p.iterations * p.units
     return Need(
         p.threads, 4 * (p.shared_floats + 2 * p.stages * p.bulk), registers, p.tiles * p.split,
         p.split, computed / (p.points * p.columns * p.groups * p.depth),
@@ -52,7 +53,9 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         matrix, wide, turns = products, 0.0, 0.0
         reads = warps * steps * (p.tp // 16 * 4 + p.tk // 8 * 2)
         wavefronts = reads
-    chunks = pieces * p.chunks * p.bp / WARP
+    chunks = pieces * p.units * p.bp / WARP
+    # Of rows that stay in the first cache, neighbouring window points find most.
+    reused = REUSED if p.near and p.window_points > 1 else 1.0
     weights = 0.0 if p.bulk else pieces * p.chunks * p.bk / WARP
     result = float(DTYPES[p.group.output.dtype] * p.bk * p.bp)
     # Results pass through shared memory once.
@@ -60,6 +63,6 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages - p.queue + 1, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
-        chunks + weights, 2.0 * CHUNK * p.chunks * pieces * (p.bp + p.bk),
+        chunks + weights, 2.0 * p.kb * pieces * (p.bp / reused + p.bk),
         chunks * CHUNK_INSTRUCTIONS, result, 4.0 * p.bk * p.bp, wide=wide, turns=turns, bulk=p.bulk,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'channels'
 INTRINSICS = ('mma_half', 'wgmma_half')
-CHUNK = 8  # elements of sixteen bytes, which are copied at once
+CHUNK = 8  # elements of sixteen bytes, by which rows of shared memory are ordered
 WARPGROUP = 128
 ATOM = 64  # elements of the longest row in shared memory: 128 bytes, all banks
 
@@ -38,6 +38,7 @@ class ChannelsPlan(ProductPlan):
     split: int
     queue: int
     bulk: bool
+    near: bool
     wide: bool
 
     @property
@@ -64,6 +65,16 @@ class ChannelsPlan(ProductPlan):
         return self.kb // CHUNK
 
     @property
+    def unit(self) -> int:
+        """Channels that are copied at once: eight, or four where there are no eight."""
+        return unit_of(self.channels)
+
+    @property
+    def units(self) -> int:
+        """Units of a row of a piece."""
+        return self.kb // self.unit
+
+    @property
     def rows(self) -> list[tuple[str, int]]:
         return [(d, self.sizes[d]) for d in self.contraction.pixels]
 
@@ -85,12 +96,12 @@ class ChannelsPlan(ProductPlan):
 
     @property
     def depth(self) -> int:
-        """Chunks of all channels and window points."""
-        return self.window_points * self.channels // CHUNK
+        """Units of all channels and window points."""
+        return self.window_points * self.channels // self.unit
 
     @property
     def iterations(self) -> int:
-        return -(-self.depth // self.chunks)
+        return -(-self.depth // self.units)
 
     @property
     def ahead(self) -> int:
@@ -119,10 +130,24 @@ class ChannelsPlan(ProductPlan):
         names = ('g_', 'tile', 'piece', 'row', 'word')
         return Array(f'{self.contraction.b.tensor}_packed', names, sizes)
 
+    def place(self, row: str, unit: str) -> str:
+        """Where a unit of a row lies in shared memory, in floats."""
+        per_chunk = CHUNK // self.unit
+        chunk = f'({unit} / {per_chunk} ^ {self.turned(row)})' if per_chunk > 1 else (
+            f'({unit} ^ {self.turned(row)})'
+        )  # fmt: skip
+        rest = f' + {unit} % {per_chunk} * {self.unit // 2}' if per_chunk > 1 else ''
+        return f'{row} * {self.kb // 2} + {chunk} * 4{rest}'
+
     def turned(self, row: str) -> str:
         """By what the number of a chunk is changed in a row, so that eight rows share no bank."""
         apart = ATOM // self.kb
         return f'({row} / {apart} % {self.chunks})' if apart > 1 else f'({row} % {self.chunks})'
+
+
+def unit_of(channels: int) -> int:
+    """Channels that are copied at once; 0 where sixteen bytes, or eight, are no whole channels."""
+    return next((unit for unit in (CHUNK, CHUNK // 2) if channels % unit == 0), 0)
 
 
 def is_served(group: Group) -> bool:
@@ -142,11 +167,12 @@ def why_not(group: Group) -> str:
         return f'its factors are not both {group.half}'
     strides, const = access_strides(group, c.a)
     size = group.main.sizes[c.loop]
-    if strides.get(c.loop) != 1 or size % CHUNK:
-        return f'its {size} channels are not contiguous, or not a multiple of {CHUNK}'
+    unit = unit_of(size)
+    if strides.get(c.loop) != 1 or not unit:
+        return f'its {size} channels are not contiguous, or not a multiple of {CHUNK // 2}'
     others = [s for name, s in strides.items() if name != c.loop]
-    if any(n % CHUNK for n in (const, *others)):
-        return 'its pixels do not begin at sixteen bytes'
+    if any(n % unit for n in (const, *others)):
+        return f'its pixels do not begin at multiples of {2 * unit} bytes'
     return ''
 
 
@@ -161,7 +187,7 @@ def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
     wide = schedule.intrinsic == 'wgmma_half'
     p = ChannelsPlan(
         group, contraction, gpu_epilogue(group), **numbers, queue=said.get('queue', 1),
-        bulk=bool(said.get('bulk', 0)), wide=wide,
+        bulk=bool(said.get('bulk', 0)), near=bool(said.get('near', 0)), wide=wide,
     )  # fmt: skip
     unit = 64 if wide else 16
     require(
@@ -181,7 +207,7 @@ def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
             ('at most 128 sums belong to a thread', math.prod(p.sums) <= 128),
         ],
     )
-    copied = p.bp * p.chunks
+    copied = p.bp * p.units
     require(
         group,
         schedule,
