@@ -11,10 +11,12 @@ import pytest
 import tilewright as tw
 from tilewright.check.check import Check, Checked
 from tilewright.errors import InputError
+from tilewright.graph.concat import copy_of
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.half import halved
 from tilewright.graph.lower import lower
+from tilewright.graph.passes import GPU_PASSES, HALF, apply_passes, with_half
 
 
 def _graph(seed: int = 0) -> Graph:
@@ -90,3 +92,37 @@ def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_precisions_that_cannot_be_are_refused(words: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         tw.compile(_graph(), **words)
+
+
+def _dense_block() -> Graph:
+    """Layers that read all layers before, and slices that several read."""
+    rng = np.random.default_rng(2)
+    nodes, constants, last = [], {}, 'x'
+    for layer in range(3):
+        wide = 16 + 8 * layer
+        constants[f'w{layer}'] = rng.standard_normal((8, wide, 1, 1), dtype=np.float32) / wide**0.5
+        nodes += [
+            Node('Conv', f'conv{layer}', (last, f'w{layer}'), (f'y{layer}',)),
+            Node('Relu', f'relu{layer}', (f'y{layer}',), (f'z{layer}',)),
+            Node('Concat', f'cat{layer}', (last, f'z{layer}'), (f'c{layer}',), {'axis': 1}),
+        ]
+        last = f'c{layer}'
+    constants |= {'split': np.array([16, 24]), 'u': np.ones((8, 16, 1, 1), np.float32) / 4,
+                  'v': np.ones((8, 24, 3, 3), np.float32) / 9}  # fmt: skip
+    nodes += [
+        Node('Split', 'split', (last, 'split'), ('a', 'b'), {'axis': 1}),
+        Node('Conv', 'u', ('a', 'u'), ('au',)),
+        Node('Conv', 'v', ('b', 'v'), ('bv',), {'pads': (1, 1, 1, 1)}),
+        Node('Add', 'add', ('au', 'bv'), ('out',)),
+    ]
+    given = (Value('x', (2, 16, 5, 6)),)
+    return Graph('dense', given, (('out', 'out'),), tuple(nodes), constants)
+
+
+def test_channels_of_concatenations_and_splits_are_not_copied() -> None:
+    passes = with_half(GPU_PASSES, 'f16')
+    program = apply_passes(_dense_block(), {'fuse', HALF, 'concat'}, lambda _: 0.0, passes)
+    assert not any(copy_of(task) for task in program.tasks)
+    found: list[Checked] = []
+    tw.compile(_dense_block(), target='host', precision='fp16', check=Check(report=found.append))
+    assert found[0].within

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from tilewright.errors import InputError
 from tilewright.graph.attention import join_attention
 from tilewright.graph.batch_norm import fold_batch_norm
+from tilewright.graph.boxes import share
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
 from tilewright.graph.dead import drop_dead
@@ -79,7 +80,7 @@ def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
     for name, one in passes.items():
         made[name] = one
         if name == 'fuse':
-            made[HALF] = lambda program, _: halved(program, dtype)
+            made[HALF] = lambda program, _: share(halved(program, dtype))
     return made
 
 
