@@ -131,7 +131,7 @@ def spans(bound: Bound) -> list[Touched]:
     """What every kernel of a call touches of the arena."""
     found = []
     for work, slots in zip(bound.works, bound.slots, strict=True):
-        found += [bind._touched(step, slots) for step in work.module.steps]
+        found += [bind._touched(work.task, step, slots) for step in work.module.steps]
     return found
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.graph.program import Program
+from tilewright.ops.dtypes import holds_floats
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE, denominator, root_mean_square
 
@@ -85,7 +86,7 @@ def errors(got: np.ndarray, want: np.ndarray, least: float = 0.0) -> np.ndarray:
     """The error of every element of arrays with the same shape and dtype."""
     with np.errstate(all='ignore'):
         same = np.asarray((got == want) | ((got != got) & (want != want)))
-        if got.dtype.kind != 'f':
+        if not holds_floats(got):
             return np.where(same, 0.0, math.inf)
         answer, right = got.astype(np.float64), want.astype(np.float64)
         scale = max(root_mean_square(right, np.isfinite(right)), least)
@@ -147,7 +148,7 @@ def explained(
 def _moved(arrays: Arrays, amount: float, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {
         name: (a * (1 + amount * rng.uniform(-1, 1, a.shape))).astype(a.dtype)
-        if a.dtype.kind == 'f'
+        if holds_floats(a)
         else a
         for name, a in arrays.items()
     }
@@ -163,7 +164,7 @@ def _reached(got: np.ndarray, exact: np.ndarray, tried: Sequence[np.ndarray], li
     with np.errstate(all='ignore'):
         same = (others == here) | ((others != others) & (here != here))
         fine = same.any(axis=0)
-        if got.dtype.kind == 'f':
+        if holds_floats(got):
             centre = exact[bad].astype(np.float64)
             reach = 2 * np.abs(others.astype(np.float64) - centre).max(axis=0)
             fine |= np.abs(here.astype(np.float64) - centre) <= reach

@@ -38,6 +38,7 @@ def run(
     check: bool | None = None,
     fuse: str | None = None,
     libraries: str = 'none',
+    precision: str = 'fp32',
     prune: str | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
@@ -60,6 +61,7 @@ def run(
                 found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
                 fuse=fuse, libraries=libraries, prune=prune, progress=bar.report,
+                precision=precision,
                 check=False if asked is None else asked, **more,
             )  # fmt: skip
 
@@ -91,6 +93,7 @@ def run(
             'algorithm': algorithm,
             'fuse': fuse or DEFAULT_FUSION,
             'libraries': libraries,
+            'precision': precision,
             'prune': prune or TIME,
             'seconds': seconds,
             'seed': seed,

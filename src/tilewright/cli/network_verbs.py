@@ -17,6 +17,8 @@ from tilewright.cli.options import (
     LibrariesName,
     MaxRelErr,
     Model,
+    Precision,
+    PrecisionName,
     Prune,
     Seed,
     Shapes,
@@ -80,6 +82,7 @@ def zoo(
         'tilewright compile model.onnx --shape image=1,3,224,224',
         'tilewright compile model.onnx --check',
         'tilewright compile resnet18 --target cuda --libraries auto',
+        'tilewright compile resnet50 --target cuda --precision fp16 --tune measure',
     )
 )
 def compile(
@@ -98,6 +101,7 @@ def compile(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
+    precision: Precision = PrecisionName.FP32,
     prune: Prune = None,
     check: Annotated[
         bool | None,
@@ -123,7 +127,7 @@ def compile(
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
-        prune=prune.value if prune else None,
+        prune=prune.value if prune else None, precision=precision.value,
     )  # fmt: skip
 
 
@@ -176,6 +180,7 @@ def run(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
+    precision: Precision = PrecisionName.FP32,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -192,7 +197,7 @@ def run(
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
         check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
-        libraries=libraries.value,
+        libraries=libraries.value, precision=precision.value,
     )  # fmt: skip
 
 

@@ -172,6 +172,22 @@ Libraries = Annotated[
 ]
 
 
+class PrecisionName(StrEnum):
+    """What values are stored as, as `tilewright.compile` knows it."""
+
+    FP32 = 'fp32'
+    FP16 = 'fp16'
+    BF16 = 'bf16'
+
+
+Precision = Annotated[
+    PrecisionName,
+    typer.Option(
+        '--precision', help='What values are stored as between kernels; fp16 and bf16 on GPUs.'
+    ),
+]
+
+
 class TuneName(StrEnum):
     """How kernels of a network are chosen, as `tilewright.compile` knows it."""
 

@@ -44,6 +44,7 @@ def run(
     tolerance: float | None = None,
     fuse: str | None = None,
     libraries: str = 'none',
+    precision: str = 'fp32',
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
@@ -64,7 +65,7 @@ def run(
             return compile_network(
                 known, target, shapes=shapes_for(str(model), shapes), threads=threads,
                 fallback=fallback, device=device, fuse=fuse, check=how, libraries=libraries,
-                progress=progress,
+                precision=precision, progress=progress,
             )  # fmt: skip
 
         network = made(False, bar.report)

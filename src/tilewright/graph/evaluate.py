@@ -17,6 +17,7 @@ from tilewright.errors import ArrayError
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.lowering.result import store
 from tilewright.graph.program import Program, Task
+from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 
@@ -78,7 +79,7 @@ class _Memory:
         kind, shape = self.program.values[root], self.program.values[value].shape
         if root not in self.held:
             stored = np.dtype(DTYPES[kind.dtype])
-            wide = np.dtype(np.float64) if self.exact and stored.kind == 'f' else stored
+            wide = np.dtype(np.float64) if self.exact and is_float(kind.dtype) else stored
             self.held[root] = np.zeros(math.prod(kind.shape), wide)
         return self.held[root][first : first + math.prod(shape)].reshape(shape)
 

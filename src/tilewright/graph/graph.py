@@ -19,7 +19,7 @@ from tilewright.errors import ModelError
 from tilewright.ops.dtypes import NUMPY
 
 # dtype of a value -> dtype of numpy. Kernels are generated for a part of them (docs/operators.md).
-DTYPES = {**NUMPY, 'f16': np.float16}
+DTYPES = NUMPY
 Attribute: TypeAlias = 'int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray | Body'  # fmt: skip # noqa: E501
 
 

@@ -27,7 +27,7 @@ from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.graph.lowering.reader import NodeReader, Operator
 from tilewright.graph.lowering.result import Known, Named, Result, Unsupported, elements_held
 from tilewright.graph.program import Program
-from tilewright.ops.dtypes import DTYPES as GENERATED
+from tilewright.ops.dtypes import COMPUTED as GENERATED
 
 # Elements that computing ahead may add, beside twice those of the graph's own constants.
 MAX_FOLDED = 2**26

@@ -76,13 +76,42 @@ def box(group: Group) -> Region:
             for name, coefficient in expression.terms
             if stage.sizes[name] > 1
         ]
-    run = item
+    return _region(start, item, levels)
+
+
+def read_box(group: Group, name: str) -> Region | None:
+    """What a group reads of an operand of which it reads a slice alone; None: all of it."""
+    tensor = group.tensor(name)
+    low, high = list(tensor.shape), [0] * len(tensor.shape)
+    for stage in group.stages:
+        for access in stage.reads:
+            if access.tensor != name:
+                continue
+            if not access.is_affine:
+                return None
+            for axis, e in enumerate(access.index):
+                low[axis] = min(low[axis], max(e.const, 0))
+                last = e.const + e.extent(stage.sizes)
+                high[axis] = max(high[axis], min(last, tensor.shape[axis]))
+    if all(a == 0 for a in low) and tuple(high) == tensor.shape:
+        return None
+    item = tensor.bytes // tensor.size
+    steps = [stride * item for stride in tensor.strides]
+    levels = [(s, b - a) for s, a, b in zip(steps, low, high, strict=True) if b - a > 1]
+    return _region(sum(s * a for s, a in zip(steps, low, strict=True)), item, levels)
+
+
+def _region(start: int, item: int, levels: list[tuple[int, int]]) -> Region:
+    """Runs of bytes as few as there are: what lies behind each other is one."""
+    run, left = item, []
     for step, count in sorted(levels):
-        if step != run:
-            break
-        run *= count
-        levels.remove((step, count))
-    return Region(start, run, tuple(sorted(levels, reverse=True)))
+        if step == run and not left:
+            run *= count
+        elif left and step == left[-1][0] * left[-1][1]:
+            left[-1] = left[-1][0], left[-1][1] * count
+        else:
+            left.append((step, count))
+    return Region(start, run, tuple(reversed(left)))
 
 
 class _Told:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from tilewright.errors import InputError
 from tilewright.graph.attention import join_attention
 from tilewright.graph.batch_norm import fold_batch_norm
+from tilewright.graph.boxes import share
 from tilewright.graph.channels_last import images_last
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
@@ -18,6 +19,7 @@ from tilewright.graph.dead import drop_dead
 from tilewright.graph.fold import fold
 from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
+from tilewright.graph.half import halved
 from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
@@ -71,6 +73,19 @@ FUSIONS: dict[str, tuple[str, ...]] = {
     'all': (),
 }
 DEFAULT_FUSION = 'elementwise'
+HALF = 'half'  # a pass that only a precision asks for
+# What people call a precision -> the dtype that values are stored as.
+PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
+
+
+def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
+    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on."""
+    made: dict[str, Callable[[Program, Cost], Program]] = {}
+    for name, one in passes.items():
+        made[name] = one
+        if name == 'fuse':
+            made[HALF] = lambda program, _: share(halved(program, dtype))
+    return made
 
 
 def apply_passes(
@@ -98,7 +113,7 @@ def passes_of(passes: Collection[str] | None, fuse: str | None = None) -> set[st
     if passes is None:
         return set(PASSES) - set(FUSIONS[fuse or DEFAULT_FUSION])
     listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
-    if not listed or set(passes) - set(PASSES):
+    if not listed or set(passes) - {*PASSES, HALF}:
         raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')
     if fuse is not None:
         raise InputError(

@@ -17,7 +17,8 @@ from tilewright.errors import InputError, ScheduleError
 
 # The matrix instruction that an intrinsic of a schedule is made of; others need none.
 NEEDED = {
-    'mma_tf32x3': 'mma_tf32', 'wgmma_tf32x3': 'wgmma_tf32', 'wgmma_tf32_bf16': 'wgmma_tf32'
+    'mma_tf32x3': 'mma_tf32', 'wgmma_tf32x3': 'wgmma_tf32', 'wgmma_tf32_bf16': 'wgmma_tf32',
+    'mma_half': 'mma_half', 'wgmma_half': 'wgmma_half_f16',
 }  # fmt: skip
 
 

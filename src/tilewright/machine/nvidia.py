@@ -30,9 +30,10 @@ _L2_SHARE, _L2_BYTES, _MEMORY_SHARE = 0.3, 64, 0.5
 
 
 def instructions_of(capability: tuple[int, int]) -> frozenset[str]:
-    """Matrix instructions of fp32 schedules that a GPU has; those of warpgroups are Hopper's."""
-    found = {'mma_tf32'} if capability >= (8, 0) else set()
-    return frozenset(found | ({'wgmma_tf32'} if capability == (9, 0) else set()))
+    """Matrix instructions that schedules need and a GPU has; those of warpgroups are Hopper's."""
+    found = {'mma_half', 'mma_tf32'} if capability >= (8, 0) else set()
+    hopper = {'wgmma_half_bf16', 'wgmma_half_f16', 'wgmma_tf32'}
+    return frozenset(found | (hopper if capability == (9, 0) else set()))
 
 
 def nvidia_gpu(

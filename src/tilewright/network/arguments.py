@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright import zoo
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import InputError, MissingError, UnsupportedError
 from tilewright.files import path_of
+from tilewright.graph.passes import PRECISIONS
 from tilewright.graph.program import Program
 from tilewright.machine.machine import Machine
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.tiles import algorithm_title
 from tilewright.targets.gpu.tuning import How, model_for
 
@@ -42,6 +44,26 @@ def check(
         raise InputError(f'save={str(path)!r} does not end in .tw, by which files are known')
     if not path.parent.is_dir():
         raise InputError(f'{path} cannot be written: {path.parent} is not a directory')
+
+
+def check_precision(precision: str, target: str, libraries: str = 'none') -> None:
+    """Refuse a precision that is not known, or that the target does not compute in."""
+    if precision not in PRECISIONS:
+        raise InputError(f'precision is {precision!r}; choose one of {", ".join(PRECISIONS)}')
+    if precision == 'fp32':
+        return
+    if target not in GPU_TARGETS:
+        raise InputError(
+            f'precision={precision!r} on target {target!r}; values are stored so on '
+            f'{", ".join(GPU_TARGETS)}: choose one of them, or fp32'
+        )
+    if PRECISIONS[precision] not in NUMPY:
+        raise MissingError(f'precision={precision!r} needs the package ml_dtypes; install it')
+    if libraries != 'none':
+        raise InputError(
+            f'libraries={libraries!r} and precision={precision!r}; libraries compute fp32 here: '
+            f'leave one of them out'
+        )
 
 
 def is_saved(network: Any) -> bool:

@@ -33,11 +33,14 @@ from tilewright.files import path_of
 from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.passes import (
+    HALF,
     NODE_PASSES,
+    PRECISIONS,
     PROGRAM_PASSES,
     ProgramPasses,
     apply_passes,
     passes_of,
+    with_half,
 )
 from tilewright.graph.program import Program
 from tilewright.knobs import debug
@@ -45,6 +48,7 @@ from tilewright.machine.machine import Machine
 from tilewright.network.arguments import check as check_words
 from tilewright.network.arguments import (
     check_gpu,
+    check_precision,
     check_saved,
     how_of,
     is_onnx,
@@ -95,6 +99,7 @@ def compile(
     fallback: str | None = None,
     check: bool | Check | None = None,
     libraries: str = 'none',
+    precision: str = 'fp32',
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -135,9 +140,12 @@ def compile(
              installed. 'none': generated code alone. 'auto': each group by whichever is faster,
              timed on the device whatever `tune` says: the library's algorithms beside the kernel
              of ours that was chosen. 'only': the library wherever it can compute a group.
+    precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
+             with sums in float32 (docs/gpu_half.md). Inputs and results stay what the model says.
     """
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
+    check_precision(precision, target, libraries)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse)
@@ -151,6 +159,7 @@ def compile(
             passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
             tune=tune != 'model', algorithm=algorithm != 'auto', prune=prune,
             max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
+            precision=precision != 'fp32',
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
@@ -170,6 +179,9 @@ def compile(
             )  # fmt: skip
         network, from_onnx = mixture.traced.graph, False
     site_passes = passes_at(site, asked, progress=progress)
+    if precision != 'fp32':
+        site_passes = with_half(site_passes, PRECISIONS[precision])
+        chosen_passes |= {HALF}
     try:
         program = site.ordered(prepare(network, shapes, chosen_passes, site.cost, site_passes))
     except UnsupportedError as error:

@@ -40,7 +40,8 @@ def core(group: Group, *, front: bool = False) -> Group:
         return group
     before = group.stages[: group.stages.index(main)]
     touched = {access.tensor for stage in (*before, main) for access in stage.reads}
-    result = replace(group.tensor(main.write.tensor), name='Out', role='output')
+    stored = group.output.dtype
+    result = replace(group.tensor(main.write.tensor), name='Out', role='output', dtype=stored)
     if 'Out' in touched:
         return group
     tensors = (*(t for t in group.tensors if t.name in touched), result)

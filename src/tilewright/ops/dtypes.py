@@ -9,20 +9,28 @@ that whole numbers stay exact and floats stay floats:
     comparisons, logic, isnan and isinf are 'bool': 0 or 1
 
 The value is converted to the dtype of the written tensor as it is stored; a combiner works in that
-dtype.
+dtype. f16 and bf16 are types of storage alone: what is read of them is float32, and so are sums of
+them (`computed`), so that a value is rounded once, where it is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+try:  # numpy has no bf16 of its own; the package comes with onnx
+    from ml_dtypes import bfloat16
+except ImportError:
+    bfloat16 = None
 
 if TYPE_CHECKING:
     from tilewright.ops.stage import Expr
 
-NUMPY = {
+# Types of storage, and what rounding to them is off by, as a share of a value.
+HALVES: dict[str, float] = {'f16': 2.0**-11, 'bf16': 2.0**-8}
+NUMPY: dict[str, Any] = {
     'f32': np.float32,
     'f64': np.float64,
     'i64': np.int64,
@@ -34,7 +42,10 @@ NUMPY = {
     'u16': np.uint16,
     'u8': np.uint8,
     'bool': np.bool_,
+    'f16': np.float16,
+    **({'bf16': bfloat16} if bfloat16 is not None else {}),
 }
+COMPUTED = tuple(name for name in NUMPY if name not in HALVES)  # what expressions work in
 DTYPES = {name: np.dtype(kind).itemsize for name, kind in NUMPY.items()}  # bytes of an element
 FLOATS = ('f32', 'f64')
 TRUTHS = frozenset({'eq', 'lt', 'le', 'gt', 'ge', 'and', 'or', 'xor', 'not', 'isnan', 'isinf'})
@@ -50,7 +61,17 @@ _WEAK = {'const': 'some float', 'whole': 'some int', 'index': 'some int'}
 
 
 def is_float(dtype: str) -> bool:
-    return dtype in FLOATS
+    return dtype in FLOATS or dtype in HALVES
+
+
+def holds_floats(array: np.ndarray) -> bool:
+    """Whether the elements of an array are floats of any type; numpy's own letters know no bf16."""
+    return array.dtype.kind == 'f' or array.dtype == NUMPY.get('bf16')
+
+
+def computed(dtype: str) -> str:
+    """The dtype in which values of a dtype are computed with."""
+    return 'f32' if dtype in HALVES else dtype
 
 
 def limits(dtype: str) -> tuple[int, int]:
@@ -99,11 +120,11 @@ def settled(dtype: str) -> str:
 
 def _weak_dtype(expr: Expr, reads: Sequence[str]) -> str:
     if expr.op == 'read':
-        return reads[int(expr.value)]
+        return computed(reads[int(expr.value)])
     if expr.op in _WEAK:
         return _WEAK[expr.op]
     if expr.op == 'cast':
-        return expr.name
+        return computed(expr.name)
     if expr.op in TRUTHS:
         return 'bool'
     args = expr.args[1:] if expr.op == 'where' else expr.args

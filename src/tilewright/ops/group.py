@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilewright.errors import SpecError
-from tilewright.ops.dtypes import DTYPES, is_float
+from tilewright.ops.dtypes import DTYPES, HALVES, is_float
 from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage
 
 ROLES = ('input', 'constant', 'output', 'inner')
@@ -199,6 +199,16 @@ class Group:
             and all(t.dtype == 'f32' for t in self.tensors)
             and all(s.is_affine and not set(s.expr.iterators()) for s in self.stages)
         )
+
+    @cached_property
+    def half(self) -> str:
+        """'f16' or 'bf16' where operands are stored so, else plain; '' for all other groups."""
+        kinds = {t.dtype for t in self.tensors}
+        halves = kinds & set(HALVES)
+        plain = not self.is_sequential and all(
+            s.is_affine and not set(s.expr.iterators()) for s in self.stages
+        )
+        return halves.pop() if len(halves) == 1 and kinds <= {'f32', *HALVES} and plain else ''
 
     def read_dtypes(self, stage: Stage) -> tuple[str, ...]:
         return tuple(self.tensor(a.tensor).dtype for a in stage.reads)

@@ -55,3 +55,36 @@ def into_slice(group: Group, axis: int, offset: int, extent: int) -> Group:
         tensors=tensors,
         stages=tuple(map(move_all, group.stages)),
     )
+
+
+def out_of_slice(group: Group, tensor: str, axis: int, offset: int, extent: int) -> Group | None:
+    """The group that reads an operand as the slice at `offset` of one with `extent` along `axis`.
+
+    None where it reads beyond the operand, whose neighbours would be read instead.
+    """
+    given = group.tensor(tensor)
+    for stage in group.stages:
+        for access in stage.reads:
+            if access.tensor != tensor:
+                continue
+            at = access.index[axis]
+            indirect = {a for a, _ in (*access.tables, *access.lookups)}
+            last = at.const + at.extent(stage.sizes)
+            if axis in indirect or at.const < 0 or last > given.shape[axis]:
+                return None
+
+    def moved(access: Access) -> Access:
+        if access.tensor != tensor:
+            return access
+        at = access.index[axis]
+        index = list(access.index)
+        index[axis] = Affine(at.terms, at.const + offset)
+        return replace(access, index=tuple(index))
+
+    shape = (*given.shape[:axis], extent, *given.shape[axis + 1 :])
+    return replace(
+        group,
+        label=f'{group.label}<{axis}:{offset}/{extent}',
+        tensors=tuple(replace(t, shape=shape) if t.name == tensor else t for t in group.tensors),
+        stages=tuple(replace(s, reads=tuple(map(moved, s.reads))) for s in group.stages),
+    )

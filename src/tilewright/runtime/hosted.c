@@ -238,6 +238,64 @@ void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int half,
     wgmma(n, d, a, b, half, row8, 1);
 }
 
+/* f16, or bf16 where `wide`, as a float. */
+static float half_number(unsigned bits, int wide)
+{
+    if (wide)
+        return number(bits << 16);
+    const unsigned sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
+    if (rest < 0x00800000u) {
+        const float small = number(rest + 0x38800000u) - number(0x38800000u);
+        return sign ? -small : small;
+    }
+    return number(sign | (rest + (rest >= 0x0f800000u ? 0x70000000u : 0x38000000u)));
+}
+
+static float half_products(unsigned x, unsigned y, int wide)
+{
+    return half_number(x & 0xffffu, wide) * half_number(y & 0xffffu, wide)
+        + half_number(x >> 16, wide) * half_number(y >> 16, wide);
+}
+
+/* As tw_mma_tf32, with two depths in each word: word t and t + 4 of rows g and g + 8, and of column g
+   (PTX ISA, m16n8k16 with .f16 and .bf16). */
+void tw_mma_half(int wide, float *d, const unsigned *a, const unsigned *b)
+{
+    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
+    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
+    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
+    wait_in(AT_WARP);
+    for (int i = 0; i < 4; i++) {
+        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+        for (int k = 0; k < 8; k++)
+            d[i] += half_products(
+                mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)],
+                mma_b[first + 4 * column + k % 4][k / 4], wide);
+    }
+    wait_in(AT_WARP);
+}
+
+/* A word of row `row` of a tile in shared memory whose rows of kb elements are swizzled. */
+static unsigned swizzled(const float *tile, int kb, int row, int word)
+{
+    const int chunk = word / 4 ^ row / (64 / kb) % (kb / 8);
+    unsigned bits;
+    memcpy(&bits, tile + row * (kb / 2) + chunk * 4 + word % 4, sizeof bits);
+    return bits;
+}
+
+/* Both operands lie in shared memory: 64 rows of a, n columns of b, sixteen depths from 16 step on. */
+void tw_wgmma_half(int wide, int n, int kb, float *d, const float *a, const float *b, int step)
+{
+    const int lane = tw_thread % WARP, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < n / 2; i++) {
+        const int row = tw_thread / WARP % 4 * 16 + g + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + 2 * t + i % 2;
+        for (int word = 8 * step; word < 8 * step + 8; word++)
+            d[i] += half_products(swizzled(a, kb, row, word), swizzled(b, kb, column, word), wide);
+    }
+}
+
 static int all_in(int from, int to, int state)
 {
     for (int i = from; i < to; i++)

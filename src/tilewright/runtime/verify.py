@@ -38,10 +38,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.errors import ArrayError
-from tilewright.ops.dtypes import NUMPY, is_float, limits
+from tilewright.ops.dtypes import HALVES, NUMPY, holds_floats, is_float, limits
 from tilewright.ops.group import Group, Tensor
 
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
+# Results that are stored in half a float are rounded once more, and so is what they are made of.
+TOLERANCE |= {name: TOLERANCE['f32'] + 2 * rounded for name, rounded in HALVES.items()}
 NETWORK_TOLERANCE = {2: 1e-2, 4: 1e-3, 8: 1e-8}  # by the bytes of an element
 LEAST = 1e-3  # results of networks below this are compared as if they were so large
 _POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}
@@ -159,7 +161,7 @@ def compare_arrays(
     unwritten = _unwritten(got)
     if unwritten is not None:
         return unwritten
-    if got.dtype.kind != 'f':
+    if not holds_floats(got):
         return _compare_whole(name, got, want)
     # A NaN in `got` may be the signalling one: numpy would warn of it on conversion.
     with np.errstate(all='ignore'):

@@ -23,7 +23,7 @@ from tilewright.errors import InputError, MissingError
 from tilewright.machine.detect import describe_host
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import measure_host
-from tilewright.network.arguments import TUNES
+from tilewright.network.arguments import TUNES, check_precision
 from tilewright.ops.suites import expand_all
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.store.records import package_version
@@ -66,6 +66,7 @@ class BenchOptions:
     libraries: str = 'none'
     fuse: str | None = None
     untuned: bool = True
+    precision: str = 'fp32'
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -96,9 +97,10 @@ def run(
     refuse(options.target, given(*(CPU_ONLY if on_gpu else GPU_ONLY)))
     networks = None if layers else networks_of(options.spec)
     if on_gpu and networks is None:
-        refuse(options.target, given('tune', 'libraries', 'fuse', 'untuned'))
+        refuse(options.target, given('tune', 'libraries', 'fuse', 'untuned', 'precision'))
     if not on_gpu:
         check_mode(options.libraries, options.target)
+        check_precision(options.precision, options.target)
     if networks is None and options.fuse is not None:
         raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
     what = 'layers' if networks is None else 'networks'

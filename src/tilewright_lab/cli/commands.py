@@ -24,6 +24,8 @@ from tilewright.cli.options import (
     LibrariesName,
     MachineName,
     MaxRelErr,
+    Precision,
+    PrecisionName,
     Seed,
     Target,
     Threads,
@@ -57,6 +59,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench cnnopt --target cuda --against cudnn',
         'tilewright bench resnet18,resnet50 --target cuda --against torch,inductor',
         'tilewright bench resnet50 --target cuda --batch 16 --fuse elementwise --libraries auto',
+        'tilewright bench resnet50 --target cuda --batch 16 --precision fp16',
     )
 )
 def bench(
@@ -119,6 +122,7 @@ def bench(
     fallback: Fallback = None,
     target: Target = 'cpu',
     libraries: Libraries = LibrariesName.NONE,
+    precision: Precision = PrecisionName.FP32,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -158,7 +162,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
-        untuned,
+        untuned, precision.value,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

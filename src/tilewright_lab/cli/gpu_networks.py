@@ -15,6 +15,7 @@ from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.graph.passes import DEFAULT_FUSION
 from tilewright.machine.compiler import cache_dir
+from tilewright.network.arguments import check_precision
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.recorded import Recorded, recorded
@@ -56,6 +57,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
             f'choose from {", ".join(zoo.NAMES)}'
         )
     options.check()
+    check_precision(options.precision, target, options.libraries)
     limit = options.seconds or LIMIT_S
     cold = not any(cache_dir().glob('*'))
     opened = open_device(target, options.device)
@@ -66,14 +68,15 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
         'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
-        'fuse': options.fuse or DEFAULT_FUSION, 'cold': cold,
+        'fuse': options.fuse or DEFAULT_FUSION, 'cold': cold, 'precision': options.precision,
     }  # fmt: skip
     compiling = {'target': target, 'device': options.device, 'trials': options.trials,
-                 'libraries': options.libraries, 'fuse': options.fuse}  # fmt: skip
+                 'libraries': options.libraries, 'fuse': options.fuse,
+                 'precision': options.precision}  # fmt: skip
     tunes = ('model', tune) if options.untuned and tune != 'model' else (tune,)
     with ExitStack() as stack:
         try:
-            subjects = [Subject.of(name, drawn, batch) for name in networks]
+            subjects = [Subject.of(name, drawn, batch, options.precision) for name in networks]
             rivals = None
             if INDUCTOR in peers and target == 'cuda':
                 rivals = stack.enter_context(

@@ -23,20 +23,23 @@ from tilewright_lab.peers.inductor import Asked, Rivals
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 
 Prepared = tuple[list[Entrant], list[dict]]
+TYPES = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
 
 
 def torch(subject: Asked, rivals: Rivals | None) -> Prepared:
     torch = torch_on_gpu()
     module = zoo.torch_module(**subject.arguments).cuda()
+    kind = getattr(torch, TYPES[subject.precision])
     made = []
     for folded in (False, True):
         chosen = _folded(module) if folded else module
         for layout in ('contiguous_format', 'channels_last'):
             format_ = getattr(torch, layout)
-            own = copy.deepcopy(chosen).to(memory_format=format_)
-            x = torch.from_numpy(subject.image).cuda().contiguous(memory_format=format_)
+            own = copy.deepcopy(chosen).to(kind).to(memory_format=format_)
+            x = torch.from_numpy(subject.image).cuda().to(kind).contiguous(memory_format=format_)
             settings = {
                 'layout': layout, 'folded': folded, 'cudnn.benchmark': True, 'allow_tf32': False,
+                'precision': subject.precision,
             }  # fmt: skip
             made.append(replayed(torch, f'torch/{layout}{folded:d}', partial(own, x), settings))
     return made, []
@@ -51,4 +54,6 @@ def _folded(module: Any) -> Any:
 def inductor(subject: Asked, rivals: Rivals | None) -> Prepared:
     if rivals is None:
         raise MissingError('inductor runs on CUDA devices only')
+    if subject.precision != 'fp32':
+        raise MissingError(f'inductor takes part in fp32 only, not in {subject.precision}')
     return rivals.entrants(subject)

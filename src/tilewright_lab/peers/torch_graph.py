@@ -86,6 +86,6 @@ def replayed(
         graph.replay()
         torch.cuda.synchronize()
         assert result is not None
-        return result.contiguous().cpu().numpy()
+        return result.contiguous().cpu().float().numpy()
 
     return Entrant(name, time_it, answer, settings, keep=run)

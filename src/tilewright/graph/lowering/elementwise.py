@@ -12,7 +12,7 @@ from tilewright.graph.lowering.reader import ANY, NUMBERS, WHOLE, Lowering, Node
 from tilewright.graph.lowering.result import Known, Result, Unsupported
 from tilewright.graph.lowering.types import ELEMENT_TYPES
 from tilewright.ops import functions
-from tilewright.ops.dtypes import DTYPES as GENERATED
+from tilewright.ops.dtypes import COMPUTED as GENERATED
 from tilewright.ops.functions import ONE, SELU_ALPHA, SELU_GAMMA, X
 from tilewright.ops.stage import Expr, call, const, read
 

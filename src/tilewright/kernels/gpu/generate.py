@@ -27,9 +27,10 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     group = with_own_dims(group)
     if schema.whole:
         return schema.generate(group, schedule)
-    if not group.is_plain:
+    if not (group.half if schema.half else group.is_plain):
+        kinds = 'f16 or bf16' if schema.half else 'float32'
         raise ScheduleError(
-            f'{group.label}: {schema.name} computes float32 at affine indices only; use '
+            f'{group.label}: {schema.name} computes {kinds} at affine indices only; use '
             f'{FALLBACK.name}'
         )
     return joined(

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 ELEMENT = {
     'f32': 'float', 'f64': 'double', 'i64': 'long', 'i32': 'int', 'i16': 'short',
     'i8': 'signed char', 'u64': 'unsigned long', 'u32': 'unsigned int', 'u16': 'unsigned short',
-    'u8': 'unsigned char', 'bool': 'unsigned char',
+    'u8': 'unsigned char', 'bool': 'unsigned char', 'f16': 'unsigned short',
+    'bf16': 'unsigned short',
 }  # fmt: skip
 LARGEST = 2**31 - 1  # elements: indices are 32-bit numbers
 # Bytes, one line of all banks: a shared array that begins elsewhere is read in two turns by matrix

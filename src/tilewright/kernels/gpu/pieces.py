@@ -99,7 +99,7 @@ def guards(group: Group, access: Access, sizes: Mapping[str, int]) -> list[str]:
 
 
 def argument(tensor: Tensor, written: bool = False) -> Array:
-    return Array(tensor.name, tensor.dims, tensor.shape, written=written)
+    return Array(tensor.name, tensor.dims, tensor.shape, tensor.dtype, written=written)
 
 
 def epilogue_lines(epilogue: Epilogue) -> list[str]:
@@ -114,7 +114,7 @@ def epilogue_lines(epilogue: Epilogue) -> list[str]:
 def epilogue_arrays(group: Group, epilogue: Epilogue) -> list[Array]:
     """Arguments for the operands, each under the operand's own name."""
     return [
-        Array(item.name, tensor.dims, tensor.shape)
+        Array(item.name, tensor.dims, tensor.shape, tensor.dtype)
         for item in epilogue.operands
         for tensor in (group.tensor(item.tensor),)
     ]

@@ -19,6 +19,7 @@ from tilewright.kernels.cpu.schemas.general.plan import (
     read_texts,
 )
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.ops.dtypes import computed
 from tilewright.ops.stage import COMBINERS
 
 
@@ -63,12 +64,13 @@ class Point:
             lines.append(f'const {C_TYPES[after.dtype]} value_{count} = {made};')
             dtypes.append(after.dtype)
         target = f'{piece.write.pointer}[{piece.write.index({})}]'
-        return [*lines, f'{target} = value_{len(piece.after)};']
+        made = self.typed.stored(f'value_{len(piece.after)}', piece.write.dtype)
+        return [*lines, f'{target} = {made};']
 
     def _element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if place.lookups:
             self.typed.functions['lookup'] = None
-        element = f'{place.pointer}[{place.index(looked_up)}]'
+        element = self.typed.loaded(f'{place.pointer}[{place.index(looked_up)}]', place.dtype)
         if not place.tests:
             return element
         tests = [
@@ -77,7 +79,7 @@ class Point:
             else f'(unsigned)({affine_text(t.at)}) < {t.extent}u'
             for t in place.tests
         ]
-        pad = narrow(number(self.piece.stage.pad_value, place.dtype))
+        pad = narrow(number(self.piece.stage.pad_value, computed(place.dtype)))
         return f'({" && ".join(dict.fromkeys(tests))} ? {element} : {pad})'
 
 

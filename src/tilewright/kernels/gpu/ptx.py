@@ -20,10 +20,16 @@ MMA_TF32 = (
     '{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};'
 )
 
+# The same for a 16 x 16 by a 16 x 8 tile of f16 or bf16, two depths in each word.
+MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
-def copy(size: int) -> str:
-    """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros."""
-    kept = 'ca' if size == 4 else 'cg'  # sixteen bytes bypass the first cache
+
+def copy(size: int, near: bool = False) -> str:
+    """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros.
+
+    Sixteen bytes bypass the first cache, unless they are to stay `near`.
+    """
+    kept = 'cg' if size == 16 and not near else 'ca'
     return f'cp.async.{kept}.shared.global [%0], [%1], {size}, %2;'
 
 
@@ -61,5 +67,22 @@ def wgmma(columns: int, kind: str = 'tf32') -> list[str]:
         f'setp.ne.b32 p, %{count + 5}, 0;',
         f'wgmma.mma_async.sync.aligned.m64n{columns}{depths}.f32.{kind}.{kind} '
         f'{{{sums}}}, {{{factors}}}, %{count + 4}, p, 1, 1{behind};',
+        '}',
+    ]
+
+
+def wgmma_half(columns: int, kind: str) -> list[str]:
+    """d += a b for 64 rows, `columns` columns and 16 depths of f16 or bf16, lines of one block.
+
+    Operands: columns / 2 sums, the descriptors of a and b, a number that is not zero.
+    """
+    count = columns // 2
+    sums = ', '.join(f'%{i}' for i in range(count))
+    return [
+        '{',
+        '.reg .pred p;',
+        f'setp.ne.b32 p, %{count + 2}, 0;',
+        f'wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} '
+        f'{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;',
         '}',
     ]

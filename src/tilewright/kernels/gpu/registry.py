@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import GpuSchema
+from tilewright.kernels.gpu.schemas.channels import CHANNELS
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
 from tilewright.kernels.gpu.schemas.dfg import DFG
@@ -21,13 +22,14 @@ from tilewright.kernels.gpu.schemas.recurrence import RECURRENCE
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.kernels.gpu.schemas.transposed import TRANSPOSED
+from tilewright.kernels.gpu.schemas.vector import VECTOR
 from tilewright.kernels.gpu.schemas.winograd import WINOGRAD
 from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
 OWN = (
     TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT,
-    RECURRENCE,
+    RECURRENCE, VECTOR, CHANNELS,
 )  # fmt: skip
 FALLBACK = GENERAL  # computes every group but those whose steps follow each other
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one

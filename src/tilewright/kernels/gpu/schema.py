@@ -114,6 +114,7 @@ class GpuSchema:
     intrinsics  what may multiply -> how often that is drawn, where it applies
     whole       it takes groups of several parts and of any dtype; else generate.py hands it the
                 part with the main stage, float32 at affine indices
+    half        it computes groups with tensors of f16 or bf16 instead (ops/group.py: `half`)
     front       it computes what comes before the products as it copies their image (ops/front.py);
                 for others that is a part, and a kernel, of its own
     algorithm   'direct', or the name by which people ask for this one (`algorithm=`)
@@ -150,6 +151,7 @@ class GpuSchema:
     generate: Callable[[Group, GpuSchedule], Module]
     intrinsics: Mapping[str, float] = field(default_factory=_fma)
     whole: bool = False
+    half: bool = False
     front: bool = False
     algorithm: str = DIRECT
     reserved: frozenset[str] = frozenset()

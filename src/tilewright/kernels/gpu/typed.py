@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from tilewright.kernels.cpu.expression import Typed
 from tilewright.kernels.cpu.functions import INLINE, write_functions
 from tilewright.kernels.cpu.writer import Writer
-from tilewright.ops.dtypes import is_float
+from tilewright.kernels.gpu.half import CONVERSIONS
+from tilewright.ops.dtypes import HALVES, is_float
 
 # Kernels of one source may each bring what they need: what is there already is not defined again.
 TYPES = """\
@@ -93,6 +94,14 @@ class GpuTyped(Typed):
         call = f'{_RENAMED.get(op, op)}({", ".join(args)})'
         return f'(({_KINDS[dtype]}){call})'
 
+    def loaded(self, element: str, dtype: str) -> str:
+        """What an element of a dtype is as it is computed with."""
+        return self._function(f'from_{dtype}', [element]) if dtype in HALVES else element
+
+    def stored(self, value: str, dtype: str) -> str:
+        """A value that was computed as an element of a dtype."""
+        return self._function(f'to_{dtype}', [value]) if dtype in HALVES else value
+
     def helpers(self) -> str:
         """Definitions of what the texts call."""
         return definitions(self.functions)
@@ -101,11 +110,14 @@ class GpuTyped(Typed):
 def definitions(functions: Iterable[str]) -> str:
     """Types, and the functions of these names, what others need first."""
     names = list(functions)
+    halves = [dtype for dtype in HALVES if {f'from_{dtype}', f'to_{dtype}'} & {*names}]
+    names = [n for n in names if n.partition('_')[2] not in halves]
     floats = sorted({n[-3:] for n in names if is_float(n[-3:])})
     whole = [n for n in names if not is_float(n[-3:]) and n != 'lookup']
     lines = Writer()
     write_functions(lines, whole)
     texts = [TYPES]
+    texts += [CONVERSIONS[dtype] for dtype in halves]
     if 'lookup' in names:
         texts.append(_LOOKUP)
     texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]

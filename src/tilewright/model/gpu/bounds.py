@@ -20,8 +20,10 @@ from tilewright.schedule.gpu import GpuSchedule
 _TF32_LANES = {
     (8, 0): 512, (8, 6): 128, (8, 9): 128, (9, 0): 1024, (10, 0): 2048, (12, 0): 128
 }  # fmt: skip
-# Times of a TF32 product that one of fp32 takes; bf16's take half of one.
-_PRODUCTS = {'mma_tf32x3': 3, 'wgmma_tf32x3': 3, 'wgmma_tf32_bf16': 2}
+# Times of a TF32 product that one of fp32 takes; those of f16 and bf16 take half of one.
+_PRODUCTS = {
+    'mma_tf32x3': 3, 'wgmma_tf32x3': 3, 'wgmma_tf32_bf16': 2, 'mma_half': 0.5, 'wgmma_half': 0.5
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from tilewright.errors import ArrayError, MissingError
 from tilewright.kernels.gpu.dialects.table import Dialect
 from tilewright.kernels.gpu.language import Array, Kernel, Scalar, check_call
 from tilewright.machine.gpu import GpuMachine
-from tilewright.ops.dtypes import DTYPES, NUMPY
+from tilewright.ops.dtypes import DTYPES, HALVES, NUMPY
 from tilewright.runtime.gpu.libraries.table import Library
 
 # What numpy arrays may be uploaded as they are: doubles are mostly meant to be floats.
-UPLOADED = ('f32', 'i32')
+UPLOADED = ('f32', 'i32', *(name for name in HALVES if name in NUMPY))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

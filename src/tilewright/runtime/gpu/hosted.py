@@ -26,7 +26,7 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program, Resources, bytes_of
 from tilewright.runtime.verify import guarded_empty
 
-FLAGS = ('-O1', '-w', '-lm')
+FLAGS = ('-O1', '-fno-strict-aliasing', '-w', '-lm')
 
 
 def _machine(limits: GpuMachine) -> GpuMachine:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.errors import ArrayError, TilewrightError
 from tilewright.kernels.gpu.module import Module, Step
+from tilewright.ops.dtypes import holds_floats
 from tilewright.runtime.callable import Bound
 from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program
 
@@ -91,7 +92,8 @@ class Runner:
         if name not in values:
             raise ArrayError(f'{self.module.group.label}: no values were given for {name}')
         value = np.asarray(values[name])
-        if value.shape != array.sizes or value.dtype.kind not in 'fiub':
+        known = value.dtype.kind in 'fiub' or holds_floats(value)
+        if value.shape != array.sizes or not known:
             raise ArrayError(
                 f'{self.module.group.label}: {name} is {":".join(array.dims)} with sizes '
                 f'{array.sizes}, but an array {value.dtype} {value.shape} was passed'

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -31,9 +31,9 @@ import numpy as np
 from tilewright.errors import InputError, StoreError, TilewrightError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.module import Module
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
 from tilewright.runtime.child import die_with
 from tilewright.runtime.gpu.bandwidth import described
@@ -185,7 +185,7 @@ def _reference(group: Group, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     if group.flops < BY_IMAGE_FLOPS or group.output.dims[0] != 'n' or group.output.shape[0] == 1:
         return reference(group, arrays)
-    one = read_layer(group.label).with_batch(1).group
+    one = _of_one_image(group)
     batched = {t.name for t in group.with_role('input') if t.dims[0] == 'n'}
 
     def image(number: int) -> np.ndarray:
@@ -194,6 +194,18 @@ def _reference(group: Group, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
     with ThreadPoolExecutor() as pool:
         return np.stack(list(pool.map(image, range(group.output.shape[0]))))
+
+
+def _of_one_image(group: Group) -> Group:
+    """The same on a batch of one; tensors with a batch have it first."""
+    tensors = tuple(
+        replace(t, shape=(1, *t.shape[1:])) if t.dims[:1] == ('n',) else t for t in group.tensors
+    )
+    stages = tuple(
+        replace(s, dims=tuple(replace(d, size=1) if d.name == 'n' else d for d in s.dims))
+        for s in group.stages
+    )
+    return replace(group, tensors=tensors, stages=stages)
 
 
 class Session:
@@ -224,8 +236,8 @@ class Session:
             for t in self.problem.tensors if t.role in ('input', 'constant')
         }  # fmt: skip
         out = self.problem.output
-        self.shared[out.name] = self.device.empty(out.dims, out.shape)
-        self.poison = verify.poison(np.empty(out.shape, np.float32))
+        self.shared[out.name] = self.device.empty(out.dims, out.shape, out.dtype)
+        self.poison = verify.poison(np.empty(out.shape, NUMPY[out.dtype]))
         return {'status': 'ok'}
 
     def attempt(

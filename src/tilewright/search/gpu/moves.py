@@ -68,7 +68,9 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
     found = [
         (schema, intrinsic, schema.table)
         for schema in GPU_SCHEMAS.values()
-        if schema.table is not None and _is_wanted(schema, group, machine, algorithm)
+        if schema.table is not None
+        and (schema.whole or schema.half == bool(group.half))
+        and _is_wanted(schema, group, machine, algorithm)
         for intrinsic in schema.intrinsics
         if machine.has(intrinsic)
     ]

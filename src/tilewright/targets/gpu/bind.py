@@ -21,6 +21,7 @@ from tilewright.graph.graph import DTYPES as KINDS
 from tilewright.graph.graph import Value
 from tilewright.graph.limits import index_limits
 from tilewright.graph.memory import Place
+from tilewright.graph.memory_proof import box, read_box
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step
@@ -131,7 +132,7 @@ class _Binder:
             for step in work.module.steps:
                 kernel = self._kernel(step, slots)
                 calls.append(Call(self.programs[kernel], self._values(kernel, step, slots)))
-                touched.append(_touched(step, slots))
+                touched.append(_touched(work.task, step, slots))
             tasks.append(
                 GpuTask(
                     work.task.name, work.task.origin, work.task.group, work.schedule,
@@ -297,13 +298,24 @@ class _Binder:
         return replace(step.kernel, body='\n'.join([*moved, step.kernel.body]))
 
 
-def _touched(step: Step, slots: Mapping[str, _Slot]) -> Touched:
+def _touched(task: Task, step: Step, slots: Mapping[str, _Slot]) -> Touched:
     """The spans of the arena that a kernel reads and writes."""
-    return Touched(tuple(_spans(step, slots, False)), tuple(_spans(step, slots, True)))
+    return Touched(tuple(_spans(task, step, slots, False)), tuple(_spans(task, step, slots, True)))
 
 
-def _spans(step: Step, slots: Mapping[str, _Slot], written: bool) -> Iterator[Span]:
+def _spans(task: Task, step: Step, slots: Mapping[str, _Slot], written: bool) -> Iterator[Span]:
     for argument, buffer in step.buffers:
         array, slot = step.kernel.array(argument), slots[buffer]
-        if slot.array is None and array.written == written:
-            yield slot.offset, slot.offset + array.elements * DTYPES[array.dtype]
+        if slot.array is not None or array.written != written:
+            continue
+        whole = Span(slot.offset, slot.offset + array.elements * DTYPES[array.dtype])
+        region = None
+        if buffer in task.operands:
+            region = read_box(task.group, buffer)
+        elif buffer == task.group.output.name and task.writes_part:
+            region = box(task.group)
+        if region is None or len(region.levels) != 1:
+            yield whole
+        else:
+            first = slot.offset + region.start
+            yield Span(first, slot.offset + region.end, region.levels[0][0], region.run)

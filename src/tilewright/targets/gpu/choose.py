@@ -209,6 +209,12 @@ def _proposed(schema: GpuSchema, group: Group, machine: GpuMachine) -> tuple[Cho
 
 def has_products(group: Group) -> bool:
     """Whether other schemas than the general one may compute it."""
+    if group.half:
+        return any(
+            one.half and one.table is not None and one.table(group, kind)
+            for one in GPU_SCHEMAS.values()
+            for kind in one.intrinsics
+        )
     return (
         group.is_plain
         and group.main.is_product_sum
@@ -217,9 +223,11 @@ def has_products(group: Group) -> bool:
 
 
 def is_thin(group: Group) -> bool:
-    """Whether it multiplies a matrix that is read once by few rows."""
+    """Whether it multiplies a matrix that is read once by few rows; half types are not: matrix
+    instructions read them sixteen bytes at a time.
+    """
     found = vector_candidates(group)
-    if not found:
+    if not found or group.half:
         return False
     c = contract(group, found[0])
     rows = math.prod(group.main.sizes[d] for d in c.pixels)

@@ -10,8 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-Span = tuple[int, int]  # first byte, and the one behind the last
+
+class Span(NamedTuple):
+    """Bytes from `first` to before `end`; of these, with a `step`, `run` in every `step`."""
+
+    first: int
+    end: int
+    step: int = 0
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +56,16 @@ def _meet(earlier: Touched, later: Touched) -> bool:
 
 
 def _overlap(some: Iterable[Span], others: Sequence[Span]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)
+    return any(
+        a[0] < b[1] and b[0] < a[1] and not _is_beside(Span(*a), Span(*b))
+        for a in some
+        for b in others
+    )
+
+
+def _is_beside(one: Span, other: Span) -> bool:
+    """Whether they are different channels of the same pixels."""
+    if not one.step or one.step != other.step:
+        return False
+    apart = (other.first - one.first) % one.step
+    return one.run <= apart and apart + other.run <= one.step

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tilewright.graph.memory_proof import box, first_byte
+from tilewright.graph.memory_proof import box, first_byte, read_box
 from tilewright.graph.program import Program, Task
 from tilewright.graph.proof import Access, Block, Event, Region, chain, prove
 from tilewright.kernels.gpu.language import Kernel
@@ -253,6 +253,8 @@ class _Told:
             label = repr(name)
             if duty == 'result' and task.writes_part:
                 region = box(task.group)
+            elif duty == 'operand':
+                region = read_box(task.group, buffer) or region
             if value in self.program.constants:
                 value = ('constant', value)
         elif duty == 'prepared':

@@ -32,6 +32,7 @@ from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES, TIME, check_estimate
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
@@ -280,7 +281,9 @@ def fastest(
         if kept is not None:
             best[name] = kept
         # Sessions hold floats; and where nothing is searched, one choice is the best of its kind.
-        elif not group.is_plain or (len(chosen[name]) == 1 and not is_searched(group)):
+        elif not (group.is_plain or group.half) or (
+            len(chosen[name]) == 1 and not is_searched(group)
+        ):
             best[name] = chosen[name][0]
     left = {name: group for name, group in groups.items() if name not in best}
     for name, found in tune_groups(left, chosen, place, trials, max_rel_err, report, how).items():
@@ -481,7 +484,8 @@ class _Search:
         if found is None:
             self.trouble = self.trouble or 'it is not legal'
             return None
-        if found.median_ms is None or (found.max_rel_err or 0.0) > self.max_rel_err:
+        limit = self.max_rel_err + HALVES.get(self.group.output.dtype, 0.0)
+        if found.median_ms is None or (found.max_rel_err or 0.0) > limit:
             self.trouble = found.message or f'its error is {found.max_rel_err}'
             return None
         self.best_ms = min(self.best_ms, found.median_ms)

@@ -125,8 +125,70 @@ static __device__ __forceinline__ void BULK_WAIT(const float *barrier, int used)
 """
 
 
+# Both operands of half types lie in shared memory, rows of kb elements with their chunks swizzled
+# (schemas/channels): a descriptor says where, how far eight rows are apart, and by which pattern.
+_HALF = """\
+#define WGMMA_HALF_F16(n, kb, d, a, b, step) \\
+    tw_wgmma_half_f16_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+#define WGMMA_HALF_BF16(n, kb, d, a, b, step) \\
+    tw_wgmma_half_bf16_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+
+static __device__ __forceinline__ unsigned long long tw_rows(const float *first, int kb, int step)
+{
+    const unsigned long long at = __cvta_generic_to_shared(first) + 32 * step;
+    const unsigned long long pattern = kb == 64 ? 1 : kb == 32 ? 2 : 3;
+    return ((at & 0x3ffff) >> 4) | 1ull << 16 | (unsigned long long)kb << 32 | pattern << 62;
+}
+"""
+HALF_ALIGNED = 1024  # bytes: where such a pattern begins anew
+
+
+def _warp_half(kind: str) -> str:
+    return f"""\
+#define MMA_{kind.upper()}(d0, d1, d2, d3, a, b) \\
+    asm volatile("{ptx.MMA_HALF.replace('tf32', kind)}" \\
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) \\
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
+"""
+
+
+def _copy_half(name: str, size: int) -> str:
+    return f"""\
+static __device__ __forceinline__ void {name}(float *to, const float *from, bool there)
+{{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("{ptx.copy(size, near=True)}"
+                 :: "r"(at), "l"(from), "r"(there ? {size} : 0) : "memory");
+}}
+"""
+
+
+# Copies that leave what they read in the first cache, for windows that overlap.
+_COMMON_HALF = f"""\
+#if __CUDA_ARCH__ >= 800
+{_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}{_warp_half('f16')}{_warp_half('bf16')}#endif
+"""
+
+
+def _wgmma_half(kind: str, columns: int) -> str:
+    count = columns // 2
+    outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
+    text = '\\n'.join(ptx.wgmma_half(columns, kind))
+    return f"""\
+static __device__ __forceinline__ void
+tw_wgmma_half_{kind}_{columns}(float (&d)[{count}], unsigned long long a, unsigned long long b)
+{{
+    asm volatile("{text}"
+                 : {outputs}
+                 : "l"(a), "l"(b), "r"(1));
+}}
+"""
+
+
 def _wgmma(kind: str, columns: int) -> str:
     """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
+    if kind.startswith('half_'):
+        return _wgmma_half(kind.removeprefix('half_'), columns)
     name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
     count = columns // 2
     outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
@@ -144,7 +206,7 @@ static __device__ __forceinline__ void
 
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma)
+    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _COMMON_HALF)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
@@ -163,7 +225,9 @@ def _shared(kernel: Kernel) -> list[str]:
     """All arrays in one dynamic allocation: a static one is limited to 48 KB."""
     if not kernel.shared:
         return []
-    lines, offset = [f'extern __shared__ __align__({ALIGNED}) float tw_shared[];'], 0
+    swizzled = any(need.startswith('wgmma_half') for need in kernel.needs)
+    aligned = HALF_ALIGNED if swizzled else ALIGNED
+    lines, offset = [f'extern __shared__ __align__({aligned}) float tw_shared[];'], 0
     for name, count in kernel.shared:
         lines.append(f'float *const {name} = tw_shared + {offset};')
         offset += padded(count)
@@ -172,5 +236,8 @@ def _shared(kernel: Kernel) -> list[str]:
 
 CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), extra=_extra,
+    frozenset({
+        'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
+        'bulk_copy', 'device_fence',
+    }), extra=_extra,
 )  # fmt: skip

@@ -55,6 +55,8 @@ void tw_bulk_copy(float *to, const float *from, int floats, float *barrier);
 void tw_bulk_wait(const float *barrier, int used);
 #define COPY1(to, from, there) tw_copy(to, (there) ? (from) : 0, 1)
 #define COPY4(to, from, there) tw_copy(to, (there) ? (from) : 0, 4)
+#define COPY2(to, from, there) tw_copy(to, (there) ? (from) : 0, 2)
+#define COPY4_NEAR COPY4
 #define BULK_BEGIN tw_bulk_begin
 #define BULK_COPY tw_bulk_copy
 #define BULK_WAIT tw_bulk_wait
@@ -74,6 +76,18 @@ void tw_wgmma_bf16(int n, float *d, const unsigned *a, const float *b, int acros
 #define SHARED_TO_MATRIX
 #define WGMMA_TF32(n, d, a, b, across, row8) tw_wgmma_tf32(n, d, a, b, across, row8)
 #define WGMMA_BF16(n, d, a, b, across, row8) tw_wgmma_bf16(n, d, a, b, across, row8)
+void tw_mma_half(int wide, float *d, const unsigned *a, const unsigned *b);
+void tw_wgmma_half(int wide, int n, int kb, float *d, const float *a, const float *b, int step);
+#define MMA_HALF(wide, d0, d1, d2, d3, a, b) \\
+    do { \\
+        float tw_d[] = {d0, d1, d2, d3}; \\
+        tw_mma_half(wide, tw_d, a, b); \\
+        d0 = tw_d[0], d1 = tw_d[1], d2 = tw_d[2], d3 = tw_d[3]; \\
+    } while (0)
+#define MMA_F16(d0, d1, d2, d3, a, b) MMA_HALF(0, d0, d1, d2, d3, a, b)
+#define MMA_BF16(d0, d1, d2, d3, a, b) MMA_HALF(1, d0, d1, d2, d3, a, b)
+#define WGMMA_HALF_F16(n, kb, d, a, b, step) tw_wgmma_half(0, n, kb, d, a, b, step)
+#define WGMMA_HALF_BF16(n, kb, d, a, b, step) tw_wgmma_half(1, n, kb, d, a, b, step)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float BITS_FLOAT(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
 static inline unsigned BF16(float x)
@@ -119,5 +133,8 @@ def _tail(kernel: Kernel) -> str:
 
 HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
-    frozenset({'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy', 'device_fence'}), tail=_tail,
+    frozenset({
+        'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
+        'bulk_copy', 'device_fence',
+    }), tail=_tail,
 )  # fmt: skip

@@ -161,7 +161,7 @@ def _shared(kernel: Kernel) -> list[str]:
 
 def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dialect:
     """The dialect of one device; `own_target` is whether its OpenCL runs code for sm_90a."""
-    found = instructions_of(capability) - (frozenset() if own_target else {'wgmma_tf32'})
+    found = instructions_of(capability) & {'mma_tf32', *(['wgmma_tf32'] if own_target else [])}
     if 'wgmma_tf32' in found:
         found |= {'wgmma_bf16', 'bulk_copy'}
     modern = capability >= (8, 0)

@@ -20,21 +20,26 @@ def _nothing(_: object) -> str:
 
 
 def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
-    """('tf32' or 'bf16', columns) of every product that a need such as 'wgmma_tf32/64' names."""
+    """('tf32', 'bf16', 'half_f16' or 'half_bf16', columns) of every product that a need such as
+    'wgmma_tf32/64' names.
+    """
     needs = sorted({need for kernel in kernels for need in kernel.needs if '/' in need})
     split = [need.removeprefix('wgmma_').split('/') for need in needs]
     return sorted((kind, int(columns)) for kind, columns in split)
 
 
 def matrix_units(
-    kernels: Sequence[Kernel], head: str, bf16: str, bulk: str, product: Callable[[str, int], str]
-) -> str:
-    """What kernels need of Hopper's units: the texts that all, some or bulk copies begin with, and
-    one `product` of each size.
+    kernels: Sequence[Kernel], head: str, bf16: str, bulk: str, product: Callable[[str, int], str],
+    half: str = '', common_half: str = '',
+) -> str:  # fmt: skip
+    """What kernels need of matrix units: the texts that all, some or bulk copies begin with, and
+    one `product` of each size; of products in half types those of warpgroups, and of all.
     """
     wanted = warpgroup_products(kernels)
     heads = [head] * bool(wanted) + [bf16] * any(kind == 'bf16' for kind, _ in wanted)
+    heads += [half] * any(kind.startswith('half') for kind, _ in wanted)
     heads += [bulk] * any('bulk_copy' in kernel.needs for kernel in kernels)
+    heads += [common_half] * any('half' in need for kernel in kernels for need in kernel.needs)
     return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 
@@ -48,8 +53,8 @@ class Dialect:
     entry         (kernel, parameters) -> the line that opens its function
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
-    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'bulk_copy',
-                  'device_fence'
+    capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half',
+                  'wgmma_half_f16', 'wgmma_half_bf16', 'bulk_copy', 'device_fence'
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     """

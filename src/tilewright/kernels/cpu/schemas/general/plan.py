@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from tilewright.kernels.cpu.pointwise import axes_of
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.ops.compose import placed
+from tilewright.ops.dtypes import computed
 from tilewright.ops.group import Group, row_major_strides
 from tilewright.ops.stage import Access, Affine, Expr, Stage
 
@@ -191,7 +192,7 @@ def piece_of(
         after.append(
             After(
                 behind.expr,
-                part.tensor(behind.write.tensor).dtype,
+                computed(part.tensor(behind.write.tensor).dtype),
                 tuple(
                     values[a.tensor]
                     if a.tensor in values
@@ -207,7 +208,7 @@ def piece_of(
         for d in stage.dims
         if d.size > 1
     )
-    accumulated = part.tensor(stage.write.tensor).dtype
+    accumulated = computed(part.tensor(stage.write.tensor).dtype)
     shapes = tuple(part.tensor(a.tensor).shape for a in stage.reads)
     iterators = {n: same[n] for n in stage.expr.iterators()}
     made = Piece(
@@ -427,7 +428,7 @@ def read_texts(
         item = reads[n]
         if isinstance(item, Place):
             known = {k: text for k, (text, _) in made.items()}
-            made[n] = element(item, known), item.dtype
+            made[n] = element(item, known), computed(item.dtype)
         else:
             made[n] = f'value_{item}', values[item]
     return [made[n] for n in range(len(reads))]

@@ -1,0 +1,343 @@
+"""Values of a network in f16 or bf16, and images with their channels last: a pass for GPUs.
+
+    x: f32 [n, 3, h, w] -> conv -> y: f32 [n, 64, h, w] -> conv -> out: f32
+    x: f32 [n, 3, h, w] -> convert -> f16 [n, h, w, 8] -> conv -> y: f16 [n, h, w, 64] -> ...
+
+Goes in: a program of float32, behind fusion. Comes out: one that computes the same with half the
+bytes. Inputs and results keep the dtype and layout that callers know: an input is converted by a
+task of its own, a result is written as it is. Weights of products become half; all other constants
+(biases, scales), and what lies between the stages of a group (sums, statistics of normalisations),
+stay float32, so that a value is rounded once, where it is stored. What takes turns step by step
+stays as it is.
+
+Images are those that a window slides over or whose second axis is summed up, and what is computed
+from them element by element. Each tensor is laid out on its own: a group's accesses follow. An
+image that is also seen in another shape keeps its order. The channels of a converted input are
+filled up with zeros to four or a multiple of eight, which are copied at once (`UNITS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tilewright.graph.graph import Value, fresh_name
+from tilewright.graph.program import Program, Task
+from tilewright.ops.describe import dims_of
+from tilewright.ops.dtypes import HALVES, NUMPY
+from tilewright.ops.group import Group, Tensor
+from tilewright.ops.stage import Access, Dim, Stage, read, var
+
+UNITS = (4, 8)  # channels
+LAST = (0, 2, 3, 1)  # axes of an image with its channels last
+WEIGHTS_LAST = (1, 2, 3, 0)  # of weights that each channel has of its own
+Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
+
+
+def halved(program: Program, dtype: str) -> Program:
+    """[Program] -> [Program]; `dtype` is one of `HALVES`."""
+    state = _State(program, dtype)
+    tasks = [*state.conversions(), *(state.task(task) for task in program.tasks)]
+    values = {name: state.type_of(name) for name in program.values} | state.made
+    constants = {**program.constants, **state.constants}
+    used = {v for t in tasks for v in t.operands.values()} | {v for _, v in program.outputs}
+    used |= {program.base(v) for v in used}
+    return replace(
+        program, tasks=tuple(tasks), values=values,
+        constants={n: a for n, a in constants.items() if n in used or n not in state.replaced},
+    )  # fmt: skip
+
+
+def half_group(group: Group, dtype: str, last: bool = True) -> Group:
+    """One group alone: inputs, weights and result in `dtype`, images with their channels last."""
+    halves = {t.name: dtype for t in group.tensors if _is_halved(group, t)}
+    orders = dict.fromkeys(_images(group), LAST) if last else {}
+    if orders:
+        orders |= {name: WEIGHTS_LAST for name in halves if _by_channel(group, name)}
+    return _rewritten(group, halves, orders, {})
+
+
+def _is_halved(group: Group, tensor: Tensor) -> bool:
+    if tensor.dtype != 'f32' or tensor.role == 'inner':
+        return False
+    return tensor.role != 'constant' or _is_weight(group, tensor.name)
+
+
+def _is_weight(group: Group, name: str) -> bool:
+    """Whether a tensor is a factor of the group's products."""
+    main = group.main
+    return main.is_product_sum and name in {a.tensor for a in main.reads}
+
+
+def _by_channel(group: Group, name: str) -> bool:
+    """Whether a tensor holds the weights of a depthwise convolution, a filter for each channel."""
+    if not _is_weight(group, name) or group.tensor(name).role != 'constant':
+        return False
+    weights, image = group.main.reads
+    if weights.tensor != name:
+        weights, image = image, weights
+    shape = group.tensor(name).shape
+    shared = set(weights.index[0].names) & set(image.names)
+    return len(shape) == 4 and shape[1] == 1 and bool(shared)
+
+
+def _images(group: Group) -> set[str]:
+    """Tensors of four axes that are images: what slides or sums up, and what is computed of it."""
+    found = {
+        access.tensor
+        for stage in group.stages
+        for access in stage.reads
+        if len(access.index) == 4
+        and group.tensor(access.tensor).role != 'constant'
+        and _is_image(stage, access)
+    }
+    if found and len(group.output.shape) == 4:
+        found |= {
+            t.name
+            for t in group.tensors
+            if len(t.shape) == 4 and t.role not in ('constant', 'input')
+        }
+        found |= {
+            a.tensor
+            for stage in group.stages
+            for a in stage.reads
+            if len(a.index) == 4 and group.tensor(a.tensor).role == 'input'
+        }
+    return found
+
+
+def _is_image(stage: Stage, access: Access) -> bool:
+    slides = any(len(access.index[axis].terms) > 1 for axis in (2, 3))
+    return slides or bool(set(access.index[1].names) & set(stage.reduction))
+
+
+@dataclass
+class _State:
+    """What becomes of every value."""
+
+    program: Program
+    dtype: str
+    made: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        program = self.program
+        self.taken = set(program.values)
+        fixed = {*program.inputs, *program.constants}
+        fixed |= {name for name in program.values if program.is_output(name)}
+        for task in program.tasks:
+            if task.group.is_sequential:
+                fixed |= {program.place(v)[0] for v in (task.result, *task.operands.values())}
+        self.halves = {
+            name
+            for name, value in program.values.items()
+            if value.dtype == 'f32' and name not in fixed and program.place(name)[0] not in fixed
+        }
+        self.last = self._last()
+        self.converted = {
+            name: self._converted(name)
+            for name in program.inputs
+            if program.values[name].dtype == 'f32' and program.readers.get(name)
+            and not any(t.group.is_sequential for t in program.readers[name])
+        }  # fmt: skip
+
+    def _last(self) -> set[str]:
+        """Images whose channels come last; results of networks and what is seen otherwise do not,
+        unless their memory is the same either way.
+        """
+        program = self.program
+        apart = {*program.views, *program.views.values(), *program.inside}
+        apart |= {holder for holder, _ in program.inside.values()}
+        found: set[str] = set()
+        while True:
+            before = len(found)
+            for task in program.tasks:
+                names = {**task.operands, task.group.output.name: task.result}
+                seen = {names[t] for t in _images(task.group) if t in names}
+                pointwise = task.group.main.combiner is None
+                if pointwise and found & set(names.values()):
+                    seen |= set(names.values())
+                found |= {
+                    v for v in seen
+                    if v in self.halves | set(program.inputs)
+                    and len(program.values[v].shape) == 4
+                    and (v not in apart or _same_memory(program.values[v].shape))
+                }  # fmt: skip
+            if len(found) == before:
+                return found
+
+    def _converted(self, name: str) -> tuple[str, int]:
+        """(the half value of an input, its channels: filled up where all who read it allow it)."""
+        value = self.program.values[name]
+        if name not in self.last:
+            shape, channels = value.shape, 0
+        else:
+            readers = self.program.readers[name]
+            padded = all(_may_pad(task, name) for task in readers)
+            channels = value.shape[1]
+            if padded:
+                unit = next((u for u in UNITS if u >= channels), UNITS[-1])
+                channels = -(-channels // unit) * unit
+            shape = (value.shape[0], *value.shape[2:], channels)
+        half = fresh_name(f'{name}@{self.dtype}', self.taken)
+        self.made[half] = Value(half, shape, self.dtype)
+        return half, channels
+
+    def conversions(self) -> list[Task]:
+        tasks = []
+        for name, (half, _) in self.converted.items():
+            image, shape = name in self.last, self.made[half].shape
+            dims = dims_of(shape)
+            axes = [var(d.name) for d in dims]
+            index = [axes[LAST.index(axis)] for axis in range(4)] if image else axes
+            stage = Stage(
+                'convert', dims, Access('Out', tuple(axes)), (Access('In', tuple(index)),), read(0)
+            )  # fmt: skip
+            given = self.program.values[name].shape
+            tensors = (
+                Tensor('In', tuple(d.name for d in dims_of(given)), given),
+                Tensor('Out', tuple(d.name for d in dims), shape, 'output', self.dtype),
+            )
+            label = f'convert {"x".join(map(str, given))} {self.dtype}'
+            tasks.append(Task(half, Group(label, tensors, (stage,)), {'In': name}, half))
+        return tasks
+
+    def type_of(self, name: str) -> Value:
+        value = self.program.values[name]
+        if name not in self.halves:
+            return value
+        shape = tuple(value.shape[a] for a in LAST) if name in self.last else value.shape
+        return replace(value, shape=shape, dtype=self.dtype)
+
+    def task(self, task: Task) -> Task:
+        """The task on what its values have become."""
+        group, operands = task.group, dict(task.operands)
+        names = {**operands, group.output.name: task.result}
+        dtypes: dict[str, str] = {}
+        orders: dict[str, tuple[int, ...]] = {}
+        widened: dict[str, int] = {}  # reduction -> its length
+        for tensor, value in names.items():
+            if value in self.halves:
+                dtypes[tensor] = self.dtype
+                if value in self.last:
+                    orders[tensor] = LAST
+            elif value in self.converted and tensor in operands:
+                operands[tensor], channels = self.converted[value]
+                dtypes[tensor] = self.dtype
+                if value in self.last:
+                    orders[tensor] = LAST
+                    if channels > group.tensor(tensor).shape[1]:
+                        widened[_channel(group, tensor)] = channels
+        if not dtypes or group.is_sequential:
+            return task
+        for tensor in [t for t in operands if _is_weight(group, t)]:
+            if self.program.base(operands[tensor]) in self.program.constants:
+                if LAST in orders.values() and _by_channel(group, tensor):
+                    orders[tensor] = WEIGHTS_LAST
+                operands[tensor] = self._weight(
+                    group, tensor, operands[tensor], widened, orders.get(tensor)
+                )
+                dtypes[tensor] = self.dtype
+        made = _rewritten(group, dtypes, orders, widened)
+        return replace(task, group=made, operands=operands)
+
+    def _weight(
+        self, group: Group, tensor: str, value: str, widened: Mapping[str, int],
+        order: tuple[int, ...] | None,
+    ) -> str:  # fmt: skip
+        """The half constant of a factor, zeros where it is widened."""
+        access = next(a for a in group.main.reads if a.tensor == tensor)
+        given = group.tensor(tensor).shape
+        longer = [
+            (0, widened[e.names[0]] - size if e.names and e.names[0] in widened else 0)
+            for e, size in zip(access.index, given, strict=True)
+        ]
+        base = self.program.base(value)
+        shape = tuple(size + more for size, (_, more) in zip(given, longer, strict=True))
+        name = f'{value}@{self.dtype}' + (f'/{shape}' if shape != given else '')
+        name += f'/{order}' if order else ''
+        if name not in self.made:
+            array = np.pad(np.asarray(self.program.constants[base]).reshape(given), longer)
+            moved = array.transpose(order) if order else array
+            self.constants[name] = np.ascontiguousarray(moved, NUMPY[self.dtype])
+            self.made[name] = Value(name, moved.shape, self.dtype)
+            self.replaced |= {base}
+        return name
+
+
+def _same_memory(shape: Sequence[int]) -> bool:
+    """Whether an image is the same in memory wherever its channels come."""
+    return shape[1] == 1 or shape[2] * shape[3] == 1
+
+
+def _channel(group: Group, tensor: str) -> str:
+    """The reduction that runs over an image's channels."""
+    access = next(a for a in group.main.reads if a.tensor == tensor)
+    return access.index[1].names[0]
+
+
+def _may_pad(task: Task, value: str) -> bool:
+    """Whether more channels with weights of zero change nothing: products that sum over them."""
+    group, main = task.group, task.group.main
+    read_as = [t for t, v in task.operands.items() if v == value]
+    if len(read_as) != 1 or not main.is_product_sum or not _is_weight(group, read_as[0]):
+        return False
+    if any(a.tensor == read_as[0] for s in group.stages if s is not main for a in s.reads):
+        return False
+    image, other = main.reads if main.reads[0].tensor == read_as[0] else main.reads[::-1]
+    at = image.index[1]
+    if len(at.terms) != 1 or at.terms[0][1] != 1 or at.const or at.names[0] not in main.reduction:
+        return False
+    weights = [e for e in other.index if at.names[0] in e.names]
+    constant = group.tensor(other.tensor).role == 'constant'
+    return constant and len(weights) == 1 and weights[0] == at
+
+
+def _rewritten(
+    group: Group, dtypes: Mapping[str, str], orders: Orders, widened: Mapping[str, int]
+) -> Group:
+    """The group with other dtypes, axes in other orders, and longer reductions."""
+    moved = dict(orders)
+    if group.output.name in orders:
+        moved |= {t.name: LAST for t in group.tensors if t.role == 'inner' and len(t.shape) == 4}
+    longer = {
+        (access.tensor, axis): widened[e.names[0]]
+        for access in group.main.reads
+        for axis, e in enumerate(access.index)
+        if e.names and e.names[0] in widened
+    }
+
+    def order(name: str, items: Sequence) -> tuple:
+        return tuple(items[axis] for axis in moved[name]) if name in moved else tuple(items)
+
+    def tensor(one: Tensor) -> Tensor:
+        shape = [longer.get((one.name, axis), size) for axis, size in enumerate(one.shape)]
+        return replace(
+            one, dims=order(one.name, one.dims), shape=order(one.name, shape),
+            dtype=dtypes.get(one.name, one.dtype),
+        )  # fmt: skip
+
+    def access(one: Access) -> Access:
+        if one.tensor not in moved:
+            return one
+        place = moved[one.tensor].index
+        return Access(
+            one.tensor, order(one.tensor, one.index),
+            tuple((place(axis), values) for axis, values in one.tables),
+            tuple((place(axis), number) for axis, number in one.lookups),
+        )  # fmt: skip
+
+    def stage(one: Stage) -> Stage:
+        dims = one.dims
+        if one is group.main and widened:
+            dims = tuple(Dim(d.name, widened.get(d.name, d.size), d.kind) for d in dims)
+        return replace(one, dims=dims, write=access(one.write), reads=tuple(map(access, one.reads)))
+
+    kinds = sorted(set(dtypes.values()) & set(HALVES))
+    return Group(
+        ' '.join([group.label, *kinds]), tuple(map(tensor, group.tensors)),
+        tuple(map(stage, group.stages)), group.storage,
+    )  # fmt: skip

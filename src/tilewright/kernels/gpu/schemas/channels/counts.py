@@ -1,0 +1,68 @@
+"""What a block of the channels schema takes and does, counted from its plan."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan, plan
+from tilewright.kernels.gpu.work import BANKS_BYTES, WARP, Need, Work
+from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
+
+OTHER_REGISTERS = 40  # beside operands and sums: addresses, bounds, counters
+ROW_REGISTERS = 3  # of each row that a thread copies
+STEP = 16  # depths of a matrix instruction
+REUSED = 2.0  # times that a row which is kept near serves
+CHUNK_INSTRUCTIONS = 6  # to copy a chunk: address and bounds of its window point
+
+
+def need(group: Group, schedule: GpuSchedule) -> Need:
+    """[Group, GpuSchedule] -> [Need]"""
+    return _need(plan(group, schedule))
+
+
+def _need(p: ChannelsPlan) -> Need:
+    fragments = 0 if p.wide else p.tp // 16 * 4 + p.tk // 8 * 2
+    copied = p.bp * p.units // p.threads
+    registers = math.prod(p.sums) + fragments + ROW_REGISTERS * copied + OTHER_REGISTERS
+    computed = p.tiles * p.bk * p.bp * p.iterations * p.units
+    return Need(
+        p.threads, 4 * (p.shared_floats + 2 * p.stages * p.bulk), registers, p.tiles * p.split,
+        p.split, computed / (p.points * p.columns * p.groups * p.depth),
+    )  # fmt: skip
+
+
+def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """[Group, GpuSchedule] -> [Work]; a product of 16 x 8 x 16 takes as long as one of TF32 with
+    half the depth.
+    """
+    p = plan(group, schedule)
+    wanted = _need(p)
+    warps = p.threads // WARP
+    pieces = -(-p.iterations // p.split)
+    steps = pieces * p.kb / STEP
+    products = steps * (p.bp / 16) * (p.bk / 8)
+    if p.wide:
+        teams = p.threads / 128
+        matrix, wide, turns = warps * steps * (p.tp / 64), products, float(pieces)
+        reads = 0.0
+        # The matrix units read both operands from shared memory themselves, columns for each team.
+        wavefronts = steps * STEP * 2 * (p.bp + teams * p.tp / 64 * p.bk) / BANKS_BYTES
+    else:
+        matrix, wide, turns = products, 0.0, 0.0
+        reads = warps * steps * (p.tp // 16 * 4 + p.tk // 8 * 2)
+        wavefronts = reads
+    chunks = pieces * p.units * p.bp / WARP
+    # Of rows that stay in the first cache, neighbouring window points find most.
+    reused = REUSED if p.near and p.window_points > 1 else 1.0
+    weights = 0.0 if p.bulk else pieces * p.chunks * p.bk / WARP
+    result = float(DTYPES[p.group.output.dtype] * p.bk * p.bp)
+    # Results pass through shared memory once.
+    passed = 2 * 4.0 * p.bk * p.bp / BANKS_BYTES
+    return Work(
+        wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
+        p.stages - p.queue + 1, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
+        chunks + weights, 2.0 * p.kb * pieces * (p.bp / reused + p.bk),
+        chunks * CHUNK_INSTRUCTIONS, result, 4.0 * p.bk * p.bp, wide=wide, turns=turns, bulk=p.bulk,
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+"""The vector schema: neighbouring points of the result by one thread, moved at once.
+
+It serves what one thread a point does (general/code.py) where operands lie side by side along the
+result's last dimension: pooling, depthwise convolutions and element-wise work on tensors of f16 or
+bf16 with their channels last. Values are computed in float32 and rounded as they are stored.
+Decisions of a schedule:
+
+    run       points of a thread: 2, 4 or 8
+    threads   of a block
+
+Parts of a group that do not lie so are computed by the general schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.expression import number
+from tilewright.kernels.cpu.names import safe_iterators
+from tilewright.kernels.cpu.schemas.general.plan import (
+    After,
+    Loop,
+    Piece,
+    Place,
+    Tables,
+    affine_text,
+    piece_of,
+)
+from tilewright.kernels.gpu import half, pieces
+from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
+from tilewright.kernels.gpu.point import outside_in
+from tilewright.kernels.gpu.schema import RESERVED
+from tilewright.kernels.gpu.schemas.general import code as general
+from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.machine.gpu import GpuMachine
+from tilewright.ops.dtypes import DTYPES, HALVES
+from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
+from tilewright.ops.stage import COMBINERS, Access
+from tilewright.schedule.gpu import GpuSchedule
+
+NAME = 'vector'
+RUNS = (8, 4, 2)
+WRITTEN_OUT = 12  # points of a window whose loads are under way at once
+_OWN = frozenset({'run', 'bits'})
+
+
+def generate(group: Group, schedule: GpuSchedule) -> Module:
+    """[Group, GpuSchedule] -> [Module], a kernel for each part."""
+    run, threads = schedule['run'], schedule['threads']
+    if run not in RUNS or threads < 1:
+        raise ScheduleError(
+            f'{group.label}: {run} points of each of {threads} threads; give one of {RUNS}, and at '
+            f'least one thread'
+        )
+    if not group.half:
+        raise ScheduleError(f'{group.label}: the vector schema computes f16 and bf16 alone')
+    return joined(group, [_one(part, run, threads) for part in parts(group)])
+
+
+def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
+    """Runs that every part allows; fewer points of a thread where these leave a device idle."""
+    if not group.half or (group.main.is_product_sum and not _by_channel(group)):
+        return ()
+    found = [r for r in RUNS if any(_along(_piece(part)[0], r) for part in parts(group))]
+    return tuple(
+        GpuSchedule.of(NAME, run=run, threads=threads)
+        for run in found[:2]
+        for threads in (128, 256)
+    )[:3]
+
+
+def _by_channel(group: Group) -> bool:
+    """Whether every output has weights of its own, as depthwise convolutions have."""
+    first, second = group.main.reads
+    last = group.main.write.index[-1].names
+    return bool(set(last) & set(first.names) & set(second.names))
+
+
+def _one(group: Group, run: int, threads: int) -> Module:
+    piece, used = _piece(group)
+    loop = _along(piece, run)
+    made = (
+        general.kernel(safe_iterators(group, RESERVED)[0], threads)
+        if loop is None
+        else _kernel(group, piece, used, loop, run, threads)
+    )
+    return Module(group, tensor_buffers(group), (Step.of(made),))
+
+
+def _piece(group: Group) -> tuple[Piece, list[str]]:
+    """(a part of the group with safe names, the tensors that it touches)."""
+    safe, _ = safe_iterators(group, RESERVED | _OWN)
+    used: list[str] = []
+
+    def pointer(tensor: str, access: Access) -> tuple[str, tuple[int, ...]]:
+        used.append(tensor)
+        return tensor, safe.tensor(tensor).strides
+
+    return piece_of(safe, Tables(), pointer, {}, ()), used
+
+
+def _along(piece: Piece, run: int) -> Loop | None:
+    """The loop along which `run` points are neighbours of everything that changes with it."""
+    found = [p for p in piece.parallel if piece.write.strides.get(p.name) == 1 and not p.size % run]
+    if not found or piece.iterators or any(a.iterators for a in piece.after):
+        return None
+    name = found[0].name
+    plain = all(
+        not p.tables and not p.lookups and p.dtype in ('f32', *HALVES) for p in piece.places
+    )
+    # What is summed up lies side by side; other operands may be gathered, point by point.
+    summed = piece.reads if piece.stage.combiner else ()
+    beside = all(_is_beside(p, name, run) for p in (piece.write, *summed))
+    return found[0] if plain and beside else None
+
+
+def _is_beside(place: Place, name: str, run: int) -> bool:
+    """Whether `run` neighbours along a loop are neighbours in memory, aligned, or all the same."""
+    if any(name in t.at.names for t in place.tests):
+        return False
+    step = place.strides.get(name, 0)
+    others = [s for n, s in place.strides.items() if n != name]
+    wide = min(run, 16 // DTYPES[place.dtype])
+    return step == 0 or (step == 1 and not any(n % wide for n in (place.const, *others)))
+
+
+def _kernel(
+    group: Group, piece: Piece, used: Sequence[str], loop: Loop, run: int, threads: int
+) -> Kernel:
+    typed = GpuTyped()
+    loops = outside_in(piece, [p for p in piece.parallel if p is not loop], [piece.write])
+    sizes = [(p.name, p.size) for p in loops]
+    points = loop.size // run * math.prod(size for _, size in sizes)
+    body = [
+        f'const int point = BLOCK_X * {threads} + THREAD;',
+        *([f'if (point >= {points})', '    return;'] if points % threads else []),
+        *pieces.decode('point', [*sizes, ('run', loop.size // run)]),
+        f'const int {loop.name} = run * {run};',
+        *_values(piece, typed, loop, run),
+        *_after(piece, typed, loop, run),
+    ]
+    write = f'{piece.write.pointer} + {piece.write.index({})}'
+    body += half.store([f'value[{q}]' for q in range(run)], write, piece.write.dtype)
+    for place in piece.places:
+        if place.dtype in HALVES:
+            typed.functions[f'from_{place.dtype}'] = None
+    safe = safe_iterators(group, RESERVED | _OWN)[0]
+    return Kernel(
+        f'vector_{group.main.name}', general.arguments(safe, used), '\n'.join(body),
+        (-(-points // threads), 1, 1), threads, (), typed.helpers(),
+    )  # fmt: skip
+
+
+def _values(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
+    """`value`: the sum, or whatever combines, at each of the points."""
+    combiner = piece.stage.combiner
+    lines, texts = [], []
+    for count, place in enumerate(piece.reads):
+        made, text = _read(place, f'x{count}', loop, run, piece.stage.pad_value)
+        lines += made
+        texts.append((text, 'f32'))
+    text, dtype = typed.text(piece.stage.expr, texts, {})
+    term = narrow(typed.convert(text, dtype, 'f32'))
+    if combiner is None:
+        return [f'float value[{run}];', *lines, *_each(run, f'value[q] = {term};')]
+    neutral = narrow(number(COMBINERS[combiner], 'f32'))
+    reductions = sorted(piece.reductions, key=lambda p: -abs(piece.reads[0].strides.get(p.name, 0)))
+    combined = typed.combine(combiner, 'f32', 'value[q]', term)
+    opened = []
+    left = WRITTEN_OUT
+    for reduction in reversed(reductions):
+        whole = reduction.size <= left
+        left //= reduction.size
+        opened.append(
+            [
+                '#pragma unroll' if whole else '#pragma unroll 1',
+                f'for (int {reduction.name} = 0; {reduction.name} < {reduction.size}; '
+                f'{reduction.name}++) {{',
+            ]
+        )
+    return [
+        f'float value[{run}];',
+        *_each(run, f'value[q] = {neutral};'),
+        *(line for pair in reversed(opened) for line in pair),
+        *lines,
+        *_each(run, f'value[q] = {combined};'),
+        '}' * len(reductions),
+    ]
+
+
+def _after(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
+    """The stages behind, all of them on `value`."""
+    lines: list[str] = []
+    for count, after in enumerate(piece.after, 1):
+        made, texts = [], []
+        for number_, item in enumerate(after.reads):
+            if isinstance(item, Place):
+                more, text = _read(item, f'e{count}_{number_}', loop, run, 0.0)
+                made += more
+            else:
+                text = 'value[q]' if item == count - 1 else f'value_{item}[q]'
+            texts.append((text, 'f32'))
+        text, dtype = typed.text(after.expr, texts, {})
+        if _kept(piece.after[count:], count - 1):
+            made.append(f'float value_{count - 1}[{run}];')
+            made += _each(run, f'value_{count - 1}[q] = value[q];')
+        lines += [*made, *_each(run, f'value[q] = {narrow(typed.convert(text, dtype, "f32"))};')]
+    return lines
+
+
+def _kept(later: Sequence[After], value: int) -> bool:
+    """Whether a later stage reads an earlier value than the last one."""
+    return any(item == value for after in later for item in after.reads)
+
+
+def _each(run: int, text: str) -> list[str]:
+    return ['#pragma unroll', f'for (int q = 0; q < {run}; q++)', f'    {text}']
+
+
+def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tuple[list[str], str]:
+    """(lines that load an operand, its text at point `q`)."""
+    if not _is_beside(place, loop.name, run):
+        return _gathered(place, name, loop, run, pad_value), f'{name}[q]'
+    tests = [f'(unsigned)({affine_text(t.at)}) < {t.extent}u' for t in place.tests]
+    moving = place.strides.get(loop.name, 0) == 1
+    count = run if moving else 1
+    loads = half.load(name, count, f'{place.pointer} + {place.index({})}', place.dtype)
+    lines = [f'float {name}[{count}];']
+    if tests:
+        pad = narrow(number(pad_value, 'f32'))
+        lines += [
+            f'if ({" && ".join(dict.fromkeys(tests))}) {{', *pieces.indented(loads), '} else {',
+            *pieces.indented([f'{name}[{q}] = {pad};' for q in range(count)]), '}',
+        ]  # fmt: skip
+    else:
+        lines += loads
+    return lines, f'{name}[q]' if moving else f'{name}[0]'
+
+
+def _gathered(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> list[str]:
+    """Lines that load an operand whose points lie apart."""
+    pad = narrow(number(pad_value, 'f32'))
+    lines = [f'float {name}[{run}];']
+    for q in range(run):
+        tests = [
+            f'(unsigned)({affine_text(t.at)} + {q * t.at.coefficient(loop.name)}) < {t.extent}u'
+            for t in place.tests
+        ]
+        step = q * place.strides.get(loop.name, 0)
+        load = half.load('x', 1, f'{place.pointer} + {place.index({})} + {step}', place.dtype)[0]
+        value = load.removeprefix('x[0] = ').removesuffix(';')
+        chosen = f'{" && ".join(dict.fromkeys(tests))} ? {value} : {pad}' if tests else value
+        lines.append(f'{name}[{q}] = {chosen};')
+    return lines

@@ -1,0 +1,143 @@
+"""Groups of f16 and bf16 on GPUs against float64: matrix instructions, vectors, plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from devices import device
+from marks import needs_nvrtc
+
+import tilewright as tw
+from tilewright.errors import ScheduleError
+from tilewright.graph.half import half_group
+from tilewright.kernels.gpu.generate import generate
+from tilewright.ops.dtypes import HALVES, NUMPY
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.group import Group
+from tilewright.ops.pooling import max_pool
+from tilewright.ops.reference import reference
+from tilewright.ops.windows import windows
+from tilewright.runtime.gpu.modules import Runner
+from tilewright.runtime.verify import compare, random_arrays
+from tilewright.schedule.gpu import GpuSchedule
+
+DTYPES = tuple(HALVES)
+
+
+def products() -> dict[str, Group]:
+    """Padding, strides, groups, ragged tiles, epilogues."""
+    return {
+        'dense': tw.conv2d(c=8, h=9, w=10, k=24, r=3, s=3, pad=1, bias=True, activation='relu'),
+        'strided': tw.conv2d(n=2, c=16, h=11, w=9, k=12, r=3, s=3, stride=2, pad=1),
+        'grouped': tw.conv2d(c=16, h=7, w=7, k=12, r=3, s=1, groups=2, pad=(1, 0)),
+        'pointwise': tw.conv2d(n=3, c=48, h=5, w=6, k=40, r=1, s=1, activation='silu', bias=True),
+        'first': tw.conv2d(c=4, h=13, w=12, k=16, r=5, s=5, stride=2, pad=2),
+        'product': tw.matmul(m=13, n=24, k=40),
+    }
+
+
+WARPS = (
+    {'bp': 64, 'bk': 16, 'tp': 32, 'tk': 16, 'kb': 32, 'stages': 3, 'split': 2},
+    {'bp': 16, 'bk': 64, 'tp': 16, 'tk': 64, 'kb': 64, 'stages': 1, 'split': 1},
+    {'bp': 32, 'bk': 32, 'tp': 32, 'tk': 32, 'kb': 16, 'stages': 2, 'split': 1, 'near': 1},
+)
+QUEUED = {'queue': 2, 'bulk': 1}
+WARPGROUPS = (
+    {'bp': 64, 'bk': 32, 'tp': 64, 'tk': 32, 'kb': 64, 'stages': 2, 'split': 1},
+    {'bp': 128, 'bk': 16, 'tp': 64, 'tk': 16, 'kb': 32, 'stages': 3, 'split': 1, **QUEUED},
+    {'bp': 128, 'bk': 48, 'tp': 128, 'tk': 48, 'kb': 16, 'stages': 4, 'split': 2, **QUEUED},
+)
+SCHEDULES = [
+    *(GpuSchedule.of('channels', 'mma_half', **tiles) for tiles in WARPS),
+    *(GpuSchedule.of('channels', 'wgmma_half', **tiles) for tiles in WARPGROUPS),
+]
+
+
+def _run(group: Group, schedule: GpuSchedule, name: str = 'host') -> None:
+    """Compile, run and compare; the tolerance is that of the result's type."""
+    arrays = random_arrays(group, 1)
+    want = reference(group, arrays)
+    module = generate(group, schedule)
+    constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
+    inputs = {t.name: arrays[t.name] for t in group.with_role('input')}
+    with Runner(module, device(name), constants) as runner:
+        found = compare(group, runner(**inputs), want)
+    assert found.ok, found.message
+    assert found.error <= 1e-4 + 1.01 * HALVES.get(group.output.dtype, 0.0)
+
+
+@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+def test_products_by_matrix_instructions(number: int) -> None:
+    for place, (name, group) in enumerate(products().items()):
+        made = half_group(group, DTYPES[(place + number) % 2])
+        schedule = SCHEDULES[number]
+        split = dict(schedule.tiles)['split']
+        if split > 1 and name == 'grouped':
+            continue  # as few pieces as that
+        _run(made, schedule)
+
+
+@pytest.mark.parametrize('name', ['host', 'opencl'])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_plain_loops_and_vectors(name: str, dtype: str) -> None:
+    depthwise = tw.conv2d(n=2, c=16, h=7, w=6, k=16, r=3, s=3, pad=1, groups=16, bias=True)
+    pooled = max_pool((1, 16, 9, 9), windows((9, 9), 3, 2))
+    added = elementwise('add', (1, 16, 5, 5), (1, 16, 5, 5))
+    for group in (depthwise, pooled, added):
+        made = half_group(group, dtype)
+        _run(made, GpuSchedule.of('general', threads=64), name)
+        module = generate(made, GpuSchedule.of('vector', run=8, threads=64))
+        assert [step.kernel.name.partition('_')[0] for step in module.steps] == ['vector']
+        _run(made, GpuSchedule.of('vector', run=8, threads=64), name)
+
+
+@pytest.mark.parametrize('name', ['host', 'opencl'])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_every_number_is_converted_as_numpy_does(name: str, dtype: str) -> None:
+    """All bit patterns, and floats around the limits, halves of a unit, infinities and NaN."""
+    bits = np.arange(1 << 16, dtype=np.uint16).view(NUMPY[dtype])
+    floats = bits.astype(np.float32)
+    with np.errstate(all='ignore'):
+        between = (floats[:-1] + floats[1:]) / 2
+        near = np.concatenate([np.nextafter(between, np.float32(np.inf)), between, floats])
+    near = np.resize(near, -(-near.size // 64) * 64).astype(np.float32)
+    for array, given, made in ((bits, dtype, 'f32'), (near, 'f32', dtype)):
+        group = elementwise('abs', array.shape, dtypes=[given], out=made)
+        with Runner(
+            generate(group, GpuSchedule.of('general', threads=64)), device(name), {}
+        ) as run:
+            got = run(In=array).astype(np.float32)
+        with np.errstate(all='ignore'):
+            want = np.abs(array.astype(np.float32)).astype(NUMPY[made]).astype(np.float32)
+        assert np.array_equal(got, want, equal_nan=True)
+
+
+def test_what_a_schema_does_not_offer_is_refused() -> None:
+    plain = tw.conv2d(c=8, h=9, w=10, k=24, r=3, s=3, pad=1)
+    with pytest.raises(ScheduleError, match='computes f16 or bf16'):
+        generate(plain, SCHEDULES[0])
+    with pytest.raises(ScheduleError, match='computes float32'):
+        generate(
+            half_group(plain, 'f16'),
+            GpuSchedule.of('tiled', bk=16, bp=32, tk=4, tp=4, kb=8, stages=2, split=1, joint=0),
+        )
+    few = half_group(tw.conv2d(c=6, h=9, w=10, k=24, r=3, s=3), 'f16')
+    with pytest.raises(ScheduleError, match='multiple of 4'):
+        generate(few, SCHEDULES[0])
+
+
+@needs_nvrtc
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_cuda_text_compiles_without_spills(dtype: str) -> None:
+    from tilewright.runtime.gpu.cuda import compile_cubin
+
+    group = half_group(products()['dense'], dtype)
+    pooled = half_group(max_pool((1, 16, 9, 9), windows((9, 9), 3, 2)), dtype)
+    cases = [
+        *((pooled, GpuSchedule.of('vector', run=8, threads=64), a) for a in ('sm_75', 'sm_90')),
+        (group, SCHEDULES[0], 'sm_80'), (group, SCHEDULES[4], 'sm_90a'),
+    ]  # fmt: skip
+    for made, schedule, architecture in cases:
+        for step in generate(made, schedule).steps:
+            _, _, resources = compile_cubin(step.kernel, architecture)
+            assert resources.spill_bytes == 0

@@ -1,0 +1,128 @@
+"""Networks in f16 and bf16 on GPU targets: results, layouts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.check.check import Check, Checked
+from tilewright.errors import InputError
+from tilewright.graph.concat import copy_of
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.half import halved
+from tilewright.graph.lower import lower
+from tilewright.graph.passes import GPU_PASSES, HALF, apply_passes, with_half
+
+
+def _graph(seed: int = 0) -> Graph:
+    """Padding, a residual, a depthwise layer, a concatenation, pooling, a product, softmax."""
+    rng = np.random.default_rng(seed)
+
+    def weights(*shape: int) -> np.ndarray:
+        scale = np.sqrt(np.prod(shape[1:]) if len(shape) > 1 else 1.0)
+        return (rng.standard_normal(shape) / scale).astype(np.float32)
+
+    constants = {
+        'w1': weights(16, 3, 3, 3), 'b1': weights(16), 'w2': weights(16, 16, 3, 3),
+        'wd': weights(16, 1, 3, 3), 'w3': weights(24, 16, 1, 1), 'wf': weights(10, 40),
+    }  # fmt: skip
+    same = {'pads': (1, 1, 1, 1)}
+    nodes = [
+        Node('Conv', 'c1', ('x', 'w1', 'b1'), ('a',), {**same, 'strides': (2, 2)}),
+        Node('Relu', 'r1', ('a',), ('r',)),
+        Node('MaxPool', 'p', ('r',), ('p',), {**same, 'kernel_shape': (3, 3)}),
+        Node('Conv', 'c2', ('p', 'w2'), ('b',), same),
+        Node('Add', 'add', ('b', 'p'), ('s',)),
+        Node('Conv', 'd', ('s', 'wd'), ('d',), {**same, 'group': 16}),
+        Node('Conv', 'c3', ('d', 'w3'), ('e',)),
+        Node('Concat', 'cc', ('e', 's'), ('cc',), {'axis': 1}),
+        Node('GlobalAveragePool', 'g', ('cc',), ('g',)),
+        Node('Flatten', 'f', ('g',), ('f',)),
+        Node('Gemm', 'gemm', ('f', 'wf'), ('o',), {'transB': 1}),
+        Node('Softmax', 'soft', ('o',), ('out',), {'axis': 1}),
+    ]
+    return Graph(
+        'half', (Value('x', (2, 3, 8, 8)),), (('out', 'out'),), tuple(nodes), constants
+    )  # fmt: skip
+
+
+def test_a_program_in_half_computes_the_same_with_half_the_bytes() -> None:
+    program = lower(_graph())
+    made = halved(program, 'f16')
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    want, got = (evaluate(p, {'x': x}, exact=True)['out'] for p in (program, made))
+    assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
+    kinds = {value.dtype for name, value in made.values.items() if name in made.constants}
+    assert kinds >= {'f16'}
+    assert made.values['a'].shape == (2, 4, 4, 16)
+    assert made.values['x@f16'].shape == (2, 8, 8, 4)
+    assert made.values['out'] == program.values['out']
+    assert 'w1' not in made.constants
+
+
+@pytest.mark.parametrize('precision', ['fp16', 'bf16'])
+def test_networks_are_right_within_what_their_type_allows(precision: str) -> None:
+    found: list[Checked] = []
+    tw.compile(_graph(), target='host', precision=precision, check=Check(report=found.append))
+    assert found[0].within
+    assert not found[0].grown
+
+
+def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / 'half.tw'
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    made = tw.compile(_graph(), target='host', precision='fp16', save=path)
+    want = made.run({'x': x})['out']
+    assert np.array_equal(tw.load(path).run({'x': x})['out'], want)
+
+
+@pytest.mark.parametrize(
+    ('words', 'said'),
+    [
+        ({'precision': 'fp8', 'target': 'host'}, 'choose one of fp32, fp16, bf16'),
+        ({'precision': 'fp16'}, 'choose one of them, or fp32'),
+        ({'precision': 'fp16', 'target': 'cuda', 'libraries': 'auto'}, 'leave one of them out'),
+    ],
+)
+def test_precisions_that_cannot_be_are_refused(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        tw.compile(_graph(), **words)
+
+
+def _dense_block() -> Graph:
+    """Layers that read all layers before, and slices that several read."""
+    rng = np.random.default_rng(2)
+    nodes, constants, last = [], {}, 'x'
+    for layer in range(3):
+        wide = 16 + 8 * layer
+        constants[f'w{layer}'] = rng.standard_normal((8, wide, 1, 1), dtype=np.float32) / wide**0.5
+        nodes += [
+            Node('Conv', f'conv{layer}', (last, f'w{layer}'), (f'y{layer}',)),
+            Node('Relu', f'relu{layer}', (f'y{layer}',), (f'z{layer}',)),
+            Node('Concat', f'cat{layer}', (last, f'z{layer}'), (f'c{layer}',), {'axis': 1}),
+        ]
+        last = f'c{layer}'
+    constants |= {'split': np.array([16, 24]), 'u': np.ones((8, 16, 1, 1), np.float32) / 4,
+                  'v': np.ones((8, 24, 3, 3), np.float32) / 9}  # fmt: skip
+    nodes += [
+        Node('Split', 'split', (last, 'split'), ('a', 'b'), {'axis': 1}),
+        Node('Conv', 'u', ('a', 'u'), ('au',)),
+        Node('Conv', 'v', ('b', 'v'), ('bv',), {'pads': (1, 1, 1, 1)}),
+        Node('Add', 'add', ('au', 'bv'), ('out',)),
+    ]
+    given = (Value('x', (2, 16, 5, 6)),)
+    return Graph('dense', given, (('out', 'out'),), tuple(nodes), constants)
+
+
+def test_channels_of_concatenations_and_splits_are_not_copied() -> None:
+    passes = with_half(GPU_PASSES, 'f16')
+    program = apply_passes(_dense_block(), {'fuse', HALF, 'concat'}, lambda _: 0.0, passes)
+    assert not any(copy_of(task) for task in program.tasks)
+    found: list[Checked] = []
+    tw.compile(_dense_block(), target='host', precision='fp16', check=Check(report=found.append))
+    assert found[0].within
