@@ -56,8 +56,9 @@ from tilewright.network.arguments import (
 )
 from tilewright.network.ranged import (
     check_ranges,
-    compile_ranges,
     load_ranges,
+    plan_ranges,
+    ranged_network,
     reader_of,
     refuse_with_ranges,
     shapes_of,
@@ -170,7 +171,8 @@ def compile(
         refuse_with_ranges(target, fallback=fallback, libraries=libraries != 'none')
         reader = reader_of(network, partial(read, constants=constants), example_inputs)
         site = CpuSite.of(machine, threads)
-        made, saved = compile_ranges(reader, ranges, site, asked, chosen_passes, progress)
+        saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
+        made = ranged_network(saved, site, progress)
         if wanted_check is not None:
             check_ranges(made, saved, wanted_check)
         if save is not None:

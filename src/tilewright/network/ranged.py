@@ -31,7 +31,7 @@ from tilewright.store import ranges_file
 from tilewright.store.ranges_file import Anchor, PlannedFamily, SavedRanges
 from tilewright.targets.chained import passes_at
 from tilewright.targets.cpu.certify import certify, widest
-from tilewright.targets.cpu.ranged import bound, build_ahead
+from tilewright.targets.cpu.ranged import Certificate, bound, build_ahead
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 from tilewright.targets.target import Report
@@ -99,15 +99,15 @@ def _zoo_graph(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     return graph
 
 
-def compile_ranges(
+def plan_ranges(
     read: Reader,
     ranges: Ranges,
     site: CpuSite,
     asked: Asked,
     passes: Collection[str],
     progress: Report | None = None,
-) -> tuple[RangedNetwork, SavedRanges]:
-    """A network for every point of the ranges, and what a file would hold of it."""
+) -> SavedRanges:
+    """Programs and schedules for every point of the ranges: what a file holds."""
 
     def lowered(point: Point) -> Program:
         graph = read(ranges.at(point))
@@ -116,10 +116,9 @@ def compile_ranges(
     planned = tuple(
         _anchored(family, site, asked, progress) for family in families(lowered, ranges.box)
     )
-    saved = SavedRanges(
+    return SavedRanges(
         ranges, planned, site.machine, site.threads, asked.max_rel_err, asked.algorithm
     )
-    return _network(saved, site, progress), saved
 
 
 def _anchored(
@@ -148,13 +147,17 @@ def _searched(
     return Anchor(point, tuple(best[groups[number].digest] for number in range(len(groups))))
 
 
-def _network(saved: SavedRanges, site: CpuSite, progress: Report | None) -> RangedNetwork:
-    """The network of plans that are made, or that a file held."""
-    planned = saved.families
-    kernels = build_ahead(planned, site.machine, progress)
-    certificates = [certify(one, site.machine, site.threads) for one in planned]
-    bind = partial(bound, planned, kernels, site.machine, site.threads)
-    return RangedNetwork(saved.ranges, bind, widest(certificates))
+def ranged_network(
+    saved: SavedRanges, site: CpuSite, progress: Report | None = None
+) -> RangedNetwork:
+    """The network of plans that were made, or that a file held."""
+    kernels = build_ahead(saved.families, site.machine, progress)
+    bind = partial(bound, saved, kernels, site.machine, site.threads)
+    return RangedNetwork(saved.ranges, bind, certificate_of(saved, site))
+
+
+def certificate_of(saved: SavedRanges, site: CpuSite) -> Certificate:
+    return widest(certify(one, site.machine, site.threads) for one in saved.families)
 
 
 def load_ranges(
@@ -170,7 +173,7 @@ def load_ranges(
         asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)
         families = (_anchored(one.family, site, asked, progress) for one in saved.families)
         saved = replace(saved, families=tuple(families))
-    made = _network(saved, site, progress)
+    made = ranged_network(saved, site, progress)
     if wanted_check is not None:
         check_ranges(made, saved, wanted_check)
     return made

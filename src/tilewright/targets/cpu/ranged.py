@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tilewright.errors import ScheduleError
 from tilewright.graph.memory import plan
+from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
@@ -33,7 +34,7 @@ from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.store.ranges_file import PlannedFamily, checked_program
+from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_program
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
@@ -180,15 +181,24 @@ def build_ahead(
     return kernels
 
 
+def at_point(
+    saved: SavedRanges, point: Point, machine: Machine
+) -> tuple[Program, dict[str, Choice]]:
+    """The program of a point, and the choice for each of its groups."""
+    one = next(one for one in saved.families if one.family.holds(point))
+    program = checked_program(one.family, point)
+    return program, {
+        group.digest: best_choice(one, number, group, machine)
+        for number, group in one.groups(program).items()
+    }
+
+
 def bound(
-    planned: Sequence[PlannedFamily], kernels: SizedKernels, machine: Machine, threads: int,
+    saved: SavedRanges, kernels: SizedKernels, machine: Machine, threads: int,
     point: Point, memory: SharedMemory,
 ) -> Network:  # fmt: skip
     """The network of one point."""
-    one = next(p for p in planned if p.family.holds(point))
-    program = checked_program(one.family, point)
-    made = {
-        group.digest: kernels.compiled(group, best_choice(one, number, group, machine))
-        for number, group in one.groups(program).items()
-    }
+    program, choices = at_point(saved, point, machine)
+    groups = {task.group.digest: task.group for task in program.tasks}
+    made = {digest: kernels.compiled(groups[digest], choices[digest]) for digest in groups}
     return Network(program, plan(program), made, threads, memory)
