@@ -106,7 +106,7 @@ def _ranged(
             reader, ranges, site, asked, passes_of(None, options.fuse), bar.report
         )  # fmt: skip
     program, best = at_point(held, held.ranges.largest, machine)
-    text = f'{held.ranges}, below at the largest size: {certificate_of(held, site)}'
+    text = f'{held.ranges}, below at the largest size: {certificate_of(held)}'
     return Saved(program, best, machine, threads, held.max_rel_err), text
 
 

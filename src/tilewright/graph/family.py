@@ -16,6 +16,7 @@ and every check of construction runs on it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,11 +179,17 @@ def _check_constants(small: Program, large: Program) -> None:
 
 
 def _samples(box: Box) -> list[Point]:
-    """Corners, a middle for squares, and one more point that proves the fit."""
+    """Corners, a middle for squares, and one more point that proves the fit.
+
+    The last two lie powers of two below the largest, so that a box without its smallest sizes has
+    the same ones, which are lowered already.
+    """
     ends = [tuple(dict.fromkeys((sizes[0], sizes[-1]))) for sizes in box]
     found = list(itertools.product(*ends))
-    for share in (0.5, 0.29):
-        found.append(tuple(sizes[int(share * (len(sizes) - 1))] for sizes in box))
+    for share in (0.5, 0.25):
+        steps = (2 ** round(math.log2(max(1, share * len(sizes)))) for sizes in box)
+        below = zip(box, steps, strict=True)
+        found.append(tuple(sizes[-min(len(sizes), 1 + step)] for sizes, step in below))
     return list(dict.fromkeys(found))
 
 

@@ -2,7 +2,7 @@
 
 [model, ranges]   -> read, lower at some points -> [ProgramFamily]      graph.family
 [ProgramFamily]   -> search at few points       -> [Anchor]             the site, as for one size
-[Anchor]          -> certify                    -> [Certificate]        targets.cpu.ranged
+[Anchor]          -> compare, search further    -> [Certificate]        targets.cpu.certify
 [Anchor]          -> build ahead                -> [SizedKernels]
 all of it         ->                            -> [RangedNetwork]      runtime.cpu.ranged
 """
@@ -28,17 +28,15 @@ from tilewright.graph.ranges import Point, Ranges
 from tilewright.network.arguments import is_onnx
 from tilewright.runtime.cpu.ranged import RangedNetwork
 from tilewright.store import ranges_file
-from tilewright.store.ranges_file import Anchor, PlannedFamily, SavedRanges
+from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
 from tilewright.targets.chained import passes_at
-from tilewright.targets.cpu.certify import certify, widest
-from tilewright.targets.cpu.ranged import Certificate, bound, build_ahead
+from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
+from tilewright.targets.cpu.ranged import bound, build_ahead
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 from tilewright.targets.target import Report
 
 Reader = Callable[[Mapping[str, tuple[int, ...]]], Graph]
-WANTED_LOSS = 0.06  # predicted; beyond it schedules are searched at one more size
-MOST_ANCHORS = 2  # searches of a family; each takes as long as that of one size
 
 
 def refuse_with_ranges(target: str, **given: object) -> None:
@@ -113,26 +111,25 @@ def plan_ranges(
         graph = read(ranges.at(point))
         return site.ordered(apply_passes(graph, passes, site.cost, passes_at(site, asked)))
 
-    planned = tuple(
-        _anchored(family, site, asked, progress) for family in families(lowered, ranges.box)
-    )
+    planned = _planned(families(lowered, ranges.box), site, asked, progress)
     return SavedRanges(
         ranges, planned, site.machine, site.threads, asked.max_rel_err, asked.algorithm
     )
 
 
-def _anchored(
-    family: ProgramFamily, site: CpuSite, asked: Asked, progress: Report | None
-) -> PlannedFamily:
-    """Schedules searched at the largest point, and where the model finds them wanting."""
-    made = PlannedFamily(family, (_searched(family, family.largest, site, asked, progress),))
-    while len(made.anchors) < MOST_ANCHORS:
-        worst = certify(made, site.machine, site.threads)
-        if worst.loss <= WANTED_LOSS or worst.at in [anchor.point for anchor in made.anchors]:
-            break
-        more = _searched(family, worst.at, site, asked, progress)
-        made = PlannedFamily(family, (*made.anchors, more))
-    return made
+def _planned(
+    found: Sequence[ProgramFamily], site: CpuSite, asked: Asked, progress: Report | None
+) -> tuple[PlannedFamily, ...]:
+    """Schedules searched at the largest point, and from there wherever the model finds them
+    wanting; a family with other groups is searched at its own.
+    """
+    how = (site.machine, site.threads, asked.max_rel_err)
+    made: list[PlannedFamily] = []
+    for family in sorted(found, key=lambda family: family.largest, reverse=True):
+        near = next((a for one in made[:1] if (a := anchor_like(one, family, *how))), None)
+        first = near or _searched(family, family.largest, site, asked, progress)
+        made.append(with_anchors(PlannedFamily(family, (first,)), *how))
+    return tuple(made)
 
 
 def _searched(
@@ -144,7 +141,7 @@ def _searched(
     if asked.tune == 'measure':
         best = site.tune(program, found, asked, progress)
     groups = PlannedFamily(family, ()).groups(program)
-    return Anchor(point, tuple(best[groups[number].digest] for number in range(len(groups))))
+    return anchor_of(family, point, [best[groups[n].digest] for n in range(len(groups))])
 
 
 def ranged_network(
@@ -153,11 +150,11 @@ def ranged_network(
     """The network of plans that were made, or that a file held."""
     kernels = build_ahead(saved.families, site.machine, progress)
     bind = partial(bound, saved, kernels, site.machine, site.threads)
-    return RangedNetwork(saved.ranges, bind, certificate_of(saved, site))
+    return RangedNetwork(saved.ranges, bind, certificate_of(saved))
 
 
-def certificate_of(saved: SavedRanges, site: CpuSite) -> Certificate:
-    return widest(certify(one, site.machine, site.threads) for one in saved.families)
+def certificate_of(saved: SavedRanges) -> Certificate:
+    return widest(one.certificate for one in saved.families)
 
 
 def load_ranges(
@@ -171,8 +168,8 @@ def load_ranges(
     site = CpuSite.for_saved(path, saved, threads)
     if site.is_another(saved) or saved.threads != site.threads:
         asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)
-        families = (_anchored(one.family, site, asked, progress) for one in saved.families)
-        saved = replace(saved, families=tuple(families))
+        found = [one.family for one in saved.families]
+        saved = replace(saved, families=_planned(found, site, asked, progress))
     made = ranged_network(saved, site, progress)
     if wanted_check is not None:
         check_ranges(made, saved, wanted_check)

@@ -52,11 +52,37 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """How much longer than with a plan of its own a size may take, as the model predicts.
+
+    loss     the largest share, at the point `at`, of `points` that were looked at
+    """
+
+    loss: float
+    at: Point
+    points: int
+
+    def __str__(self) -> str:
+        return (
+            f'within {max(1, round(100 * self.loss))}% of a plan of its own, as predicted at '
+            f'{self.points} sizes'
+        )
+
+    def to_json(self) -> dict:
+        return {'loss': self.loss, 'at': list(self.at), 'points': self.points}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Certificate:
+        return cls(float(data['loss']), tuple(map(int, data['at'])), int(data['points']))
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedFamily:
     """A family and the anchors whose schedules its points have."""
 
     family: ProgramFamily
     anchors: tuple[Anchor, ...]
+    certificate: Certificate = Certificate(0.0, (), 0)
 
     def groups(self, program: Program) -> dict[int, Group]:
         """The groups of one of its programs by their number in the family."""
@@ -127,6 +153,7 @@ def write(path: str | os.PathLike[str], saved: SavedRanges) -> None:
                     {'point': list(a.point), 'choices': [c.to_json() for c in a.choices]}
                     for a in one.anchors
                 ],
+                'certificate': one.certificate.to_json(),
             }
         )
     about = {
@@ -188,4 +215,4 @@ def _family(item: dict, offsets: Mapping[str, int], data: np.ndarray) -> Planned
         check_whole('an anchor', anchor['point'])
         choices = tuple(Choice.from_json(choice) for choice in anchor['choices'])
         anchors.append(Anchor(tuple(anchor['point']), choices))
-    return PlannedFamily(family, tuple(anchors))
+    return PlannedFamily(family, tuple(anchors), Certificate.from_json(item['certificate']))

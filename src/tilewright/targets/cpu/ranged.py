@@ -1,7 +1,7 @@
 """Kernels of a network for a range of sizes: few schedules, each built for many sizes at once.
 
 [families]          -> anchors   -> [choices at some points]    as for one size, at few points
-[choices]           -> certify   -> [Certificate]               by the model, at many points
+[choices]           -> certify   -> [more anchors, Certificate] by the model (certify.py)
 [choices, points]   -> build     -> [libraries by their form]   kernels/cpu/sized.py
 [point]             -> bind      -> [Network]                   no search, no compiler
 
@@ -12,9 +12,9 @@ there. Its tiles are cut to the sizes of the point.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.errors import ScheduleError
@@ -22,6 +22,7 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
@@ -38,68 +39,72 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 56  # sizes of an axis that are all looked at: beyond the rows of two register tiles
-LOOKED_AT = 160  # points at which sources are generated ahead, of a range with more
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """How much longer than the plan of its own size a size may take, as far as the model knows.
-
-    loss     the largest predicted share, at the point `at`, of `points` that were looked at
-    """
-
-    loss: float
-    at: Point
-    points: int
-
-    def __str__(self) -> str:
-        if not self.points:
-            return 'one size'
-        return f'within {100 * self.loss:.0f}% of its own plan at every size, as predicted'
-
-    def to_json(self) -> dict:
-        return {'loss': self.loss, 'at': list(self.at), 'points': self.points}
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> Certificate:
-        return cls(float(data['loss']), tuple(map(int, data['at'])), int(data['points']))
+SMALL = 40  # sizes of an axis that are all looked at: beyond the rows of a register tile
+LOOKED_AT = 64  # points at which sources are generated ahead, of a range with more
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
     """Of the anchors' choices for a group that which is predicted to be the fastest here."""
-    moves = (moved(anchor.choices[number], group, machine) for anchor in one.anchors)
-    found = [choice for choice in moves if choice is not None]
-    if not found:
-        raise ScheduleError(f'{group.label}: no schedule of another size computes it')
-    return min(found, key=lambda choice: choice.predicted_s)
-
-
-def moved(choice: Choice, group: Group, machine: Machine) -> Choice | None:
-    """A choice for another size of its group; None where it is not legal there."""
-    for schedule in (cut(choice.schedule, group), choice.schedule):
+    found = {
+        moved.schedule.digest: moved
+        for anchor in one.anchors
+        for moved in _moved(anchor.choices[number], group, machine)
+    }
+    for choice in sorted(found.values(), key=lambda choice: choice.predicted_s):
         try:
-            source_of(group, schedule)
+            source_of(group, choice.schedule)
         except ScheduleError:
             continue
-        predicted = predict(core(group), schedule, machine)
-        return replace(
-            choice, schedule=schedule, predicted_s=predicted.seconds, limit=predicted.limit
-        )
-    return None
+        return choice
+    raise ScheduleError(f'{group.label}: no schedule of another size computes it')
+
+
+def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
+    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
+    decisive = core(group)
+    for schedule in (cut(choice.schedule, group), choice.schedule):
+        try:
+            said = predict(decisive, schedule, machine)
+        except (ScheduleError, KeyError, StopIteration):
+            continue
+        yield replace(choice, schedule=schedule, predicted_s=said.seconds, limit=said.limit)
+        if schedule is choice.schedule:
+            break
+
+
+def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
+    """The choice with micro-kernels for every remainder of the dimensions that vary between two
+    sizes of its group: one library then serves all sizes.
+    """
+    schedule = choice.schedule
+    if schedule.schema != 'outer':
+        return choice
+    sizes = [tiled_form(group, schedule.reg.tile).main.sizes for group in (small, large)]
+    tails = tuple(
+        (f'{EVERY_TAIL}{d}', 1)
+        for d, tile in schedule.reg.tiles
+        if tile > 1 and d != schedule.vector and sizes[0].get(d) != sizes[1].get(d)
+    )
+    plain = tuple(o for o in schedule.options if not o[0].startswith(EVERY_TAIL))
+    return replace(choice, schedule=replace(schedule, options=plain + tails))
 
 
 def cut(schedule: Schedule, group: Group) -> Schedule:
-    """Tiles that are no larger than the group, but for that of vectors."""
-    sizes = tiled_form(group, schedule.reg.tile).main.sizes
-    if sizes.keys() != schedule.reg.tile.keys():
+    """Tiles of caches that are no larger than the group, but for that of vectors."""
+    reg = schedule.reg.tile
+    sizes = tiled_form(group, reg).main.sizes
+    large = any(t > sizes.get(d, t) for d, t in schedule.levels[-1].tiles if d != schedule.vector)
+    if sizes.keys() != reg.keys() or not large:
         return schedule
     return replace(
         schedule,
         levels=tuple(
             Level.of(
                 level.name, level.order,
-                {d: t if d == schedule.vector else min(t, sizes[d]) for d, t in level.tiles},
+                {
+                    d: t if d == schedule.vector else max(reg[d], min(t, sizes[d]))
+                    for d, t in level.tiles
+                },
             )
             for level in schedule.levels
         ),
