@@ -104,7 +104,7 @@ def families(lower: Callable[[Point], Program], box: Box) -> list[ProgramFamily]
         try:
             found.append(_family(program, piece))
         except _OtherShapeError as why:
-            waiting += _halves(piece)
+            waiting += _halves(piece, program)
             if len(found) + len(waiting) > MOST_PIECES or len(waiting) == 0:
                 raise ModelError(_refusal(piece, str(why))) from None
     return found
@@ -130,14 +130,26 @@ def _refusal(box: Box, why: str) -> str:
     )
 
 
-def _halves(box: Box) -> list[Box]:
-    """The smallest size of an axis by itself, since 1 is often special; else two halves."""
-    wide = max(range(len(box)), key=lambda i: len(box[i]))
+def _halves(box: Box, program: Callable[[Point], Program]) -> list[Box]:
+    """Two parts of an axis along which programs have other tasks, or of the longest: its smallest
+    size by itself, since 1 is often special, else halves.
+    """
+    low = tuple(sizes[0] for sizes in box)
+    forms = [
+        _form(program((*low[:i], sizes[-1], *low[i + 1 :]))) for i, sizes in enumerate(box)
+    ]  # fmt: skip
+    told = [i for i, form in enumerate(forms) if form != _form(program(low))]
+    wide = max(told or range(len(box)), key=lambda i: len(box[i]))
     sizes = box[wide]
     if len(sizes) < 2:
         return []
     cut = 1 if sizes[0] == 1 else len(sizes) // 2
     return [(*box[:wide], part, *box[wide + 1 :]) for part in (sizes[cut:], sizes[:cut])]
+
+
+def _form(program: Program) -> list[str]:
+    """Its tasks without their sizes."""
+    return [_NUMBER.sub('', task.group.label) for task in program.tasks]
 
 
 def _family(program: Callable[[Point], Program], box: Box) -> ProgramFamily:

@@ -10,6 +10,7 @@ all of it         ->                            -> [RangedNetwork]      runtime.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,11 +22,13 @@ from tilewright.check.check import Check, check_network
 from tilewright.check.failure import Files
 from tilewright.errors import InputError, ModelError
 from tilewright.graph.family import ProgramFamily, families
+from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.passes import apply_passes
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Point, Ranges
 from tilewright.network.arguments import is_onnx
+from tilewright.ops.group import Group
 from tilewright.runtime.cpu.ranged import RangedNetwork
 from tilewright.store import ranges_file
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
@@ -107,14 +110,42 @@ def plan_ranges(
 ) -> SavedRanges:
     """Programs and schedules for every point of the ranges: what a file holds."""
 
+    costs = _SameCosts(site.cost)
+
     def lowered(point: Point) -> Program:
         graph = read(ranges.at(point))
-        return site.ordered(apply_passes(graph, passes, site.cost, passes_at(site, asked)))
+        return site.ordered(apply_passes(graph, passes, costs.again(), passes_at(site, asked)))
 
     planned = _planned(families(lowered, ranges.box), site, asked, progress)
     return SavedRanges(
         ranges, planned, site.machine, site.threads, asked.max_rel_err, asked.algorithm
     )
+
+
+class _SameCosts:
+    """Costs of the first lowering, told again in the same order to those of other sizes: what
+    fusion decides by them is then the same at every size, and programs have one form.
+    """
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.told: list[tuple[str, float]] = []
+        self.is_first = True
+
+    def again(self) -> Cost:
+        """For one more lowering; groups that the first did not ask for have costs of their own."""
+        first, self.is_first = self.is_first, False
+        left = iter(() if first else tuple(self.told))
+
+        def cost(group: Group) -> float:
+            form = re.sub(r'\d+', '', group.label)
+            if first:
+                self.told.append((form, self.cost(group)))
+                return self.told[-1][1]
+            known, seconds = next(left, ('', 0.0))
+            return seconds if known == form else self.cost(group)
+
+        return cost
 
 
 def _planned(
