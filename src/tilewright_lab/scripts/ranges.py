@@ -1,6 +1,6 @@
 """One network for ranges of sizes beside networks for one size each: time, answers, compilation.
 
-    python -m tilewright_lab.scripts.ranges MODEL --shape NAME=S [--points N] [--threads T] [--json F]
+    python -m tilewright_lab.scripts.ranges MODEL --shape NAME=S [--points N] [--json FILE]
 
     python -m tilewright_lab.scripts.ranges bert_base --shape ids=1,1:512
     python -m tilewright_lab.scripts.ranges mobilenet_v2 --shape image=1:8,3,224,224
@@ -131,9 +131,10 @@ def main() -> None:
             said = f'{1e3 * ours:.3f} ms, its own {1e3 * own:.3f} ms: {ours / own:.3f}; '
         print(f'{point}: {said}difference {row["difference"]:.1e}', flush=True)
     ratios = [row['ratio'] for row in rows if 'ratio' in row]
+    wrong = max(row['difference'] for row in rows)
     print(
         f'slowest {max(ratios):.3f}, mean {statistics.geometric_mean(ratios):.3f}, certified '
-        f'{1 + net.certificate.loss:.3f}; largest difference {max(r["difference"] for r in rows):.1e}'
+        f'{1 + net.certificate.loss:.3f}; largest difference {wrong:.1e}'
     )
     if given.json is not None:
         result = {
