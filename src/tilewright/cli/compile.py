@@ -14,9 +14,11 @@ from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
 from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.graph.ranges import find_ranges
 from tilewright.model.gpu.estimates import TIME
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.cpu.ranged import RangedNetwork
 from tilewright.runtime.gpu.network import GpuNetwork
 
 
@@ -43,7 +45,8 @@ def run(
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
-    found = model_of(str(model), seed, target)
+    sizes = shapes_for(str(model), shapes)
+    found = model_of(str(model), seed, target, find_ranges(sizes) is not None)
     path = output if output is not None else model.with_suffix('.tw')
     if path.suffix != '.tw':
         raise InputError(f'--output {path} does not end in .tw')
@@ -58,7 +61,7 @@ def run(
 
         def made(**more: Any) -> Network:
             return compile_network(
-                found, target, tune=tune, trials=trials, shapes=shapes_for(str(model), shapes),
+                found, target, tune=tune, trials=trials, shapes=sizes,
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
                 fuse=fuse, libraries=libraries, prune=prune, progress=bar.report,
                 precision=precision,
@@ -106,12 +109,15 @@ def run(
     return 0
 
 
-def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
+def model_of(model: str, seed: int | None = None, target: str = 'cpu', ranged: bool = False) -> Any:
     """A model by the name that a command line gives: a file, or a network of the zoo.
 
-    The latter is no ONNX model on a GPU, whose machine may have no package for it.
+    The latter is no ONNX model on a GPU, whose machine may have no package for it, nor where its
+    sizes are to vary.
     """
     if model in zoo.KNOWN and not Path(model).exists():
+        if ranged:
+            return model
         if target != 'cpu':
             return zoo.graph(model, seed or 0)
         return zoo.onnx_model(model, seed or 0)
@@ -122,7 +128,7 @@ def model_of(model: str, seed: int | None = None, target: str = 'cpu') -> Any:
     return Path(model)
 
 
-def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[int | range, ...]]:
     """What --shape says of a model; a .tw file leaves no sizes open."""
     if model.endswith('.tw'):
         refuse_for_saved(model, {f'--shape {texts[0]}' if texts else '--shape': texts})
@@ -139,19 +145,31 @@ def refuse_for_saved(model: str, given: Mapping[str, object]) -> None:
             )
 
 
-def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """['image=1,3,224,224'] -> {'image': (1, 3, 224, 224)}"""
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int | range, ...]]:
+    """['image=1:8,3,64:640:32'] -> {'image': (range(1, 9), 3, range(64, 641, 32))}"""
     shapes = {}
     for text in texts:
         name, equals, sizes = text.rpartition('=')
         try:
-            shape = tuple(int(size) for size in sizes.split(',') if size)
+            shape = tuple(_size(size) for size in sizes.split(',') if size)
         except ValueError:
             shape = ()
         if not equals or not name or (sizes and not shape):
-            raise InputError(f'--shape {text!r} cannot be read; write NAME=1,3,224,224')
+            raise InputError(
+                f'--shape {text!r} cannot be read; write NAME=1,3,224,224, a range as 64:640 or '
+                f'64:640:32'
+            )
         shapes[name] = shape
     return shapes
+
+
+def _size(text: str) -> int | range:
+    """'64:640:32': the last size belongs to the range."""
+    first, *more = map(int, text.split(':'))
+    if not more:
+        return first
+    last, step = more if len(more) == 2 else (*more, 1)
+    return range(first, last + 1, step)
 
 
 def summary(network: Network) -> str:
@@ -185,6 +203,7 @@ def network_json(network: Network) -> dict:
     return {
         'name': network.name,
         'threads': network.threads,
+        **_ranges_json(network),
         'inputs': [[v.name, list(v.shape), v.dtype] for v in network.inputs],
         'outputs': [[v.name, list(v.shape or ()), v.dtype] for v in network.outputs],
         'weight_bytes': network.weight_bytes,
@@ -192,6 +211,15 @@ def network_json(network: Network) -> dict:
         'scratch_bytes': network.scratch_bytes,
         'tasks': _tasks_json(network),
     }
+
+
+def _ranges_json(network: object) -> dict:
+    """Ranges and what is certified of them; the rest is said of the largest size."""
+    if not isinstance(network, RangedNetwork):
+        return {}
+    return {
+        'ranges': network.ranges.to_json(), 'certificate': network.certificate.to_json()
+    }  # fmt: skip
 
 
 def _tasks_json(network: Network) -> list[dict]:

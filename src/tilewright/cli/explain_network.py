@@ -19,13 +19,15 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.passes import GPU_PASSES, passes_of
 from tilewright.graph.program import Program
+from tilewright.graph.ranges import find_ranges
 from tilewright.kernels.gpu.schemas.library import said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import TITLES
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
-from tilewright.network.compile import prepare
+from tilewright.network.compile import prepare, read
+from tilewright.network.ranged import certificate_of, plan_ranges, reader_of
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.report.dfg_picture import write_dfg
@@ -34,11 +36,12 @@ from tilewright.report.network import Kind, NetworkReport, network_report, tried
 from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Tried
 from tilewright.search.gpu.moves import schedule_text
-from tilewright.store import network_file
+from tilewright.store import network_file, ranges_file
 from tilewright.store.network_file import Saved
 from tilewright.targets.chained import Record, passes_at, with_chains
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.cpu.ranged import at_point
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.gpu.assemble import chosen_by_model
 from tilewright.targets.gpu.cost import GpuCost
@@ -62,6 +65,12 @@ def on_cpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Expla
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
         tried: list[Tried] = []
+        ranged = _ranged(models[number], machine, threads, options, shapes, bar)
+        if ranged is not None:
+            saved, certificate = ranged
+            one = {digest: (choice,) for digest, choice in saved.choices.items()}
+            report = _report(saved, one, options.measure, bar, tried)
+            return f'{certificate}\n{report}', report.to_json() | {'ranges': certificate}
         saved, choices = _scheduled(
             models[number], machine, threads, options.max_rel_err, shapes, bar, options.fuse,
             tried.extend,
@@ -72,12 +81,41 @@ def on_cpu(models: Sequence[str], options: ExplainOptions, out: Output) -> Expla
     return Explained(models, machine, explain)
 
 
+def _ranged(
+    model: str,
+    machine: Machine,
+    threads: int,
+    options: ExplainOptions,
+    shapes: Mapping[str, tuple[int | range, ...]],
+    bar: Bar,
+) -> tuple[Saved, str] | None:
+    """A network for ranges at its largest size, and what is certified of the others."""
+    site = CpuSite(machine, threads)
+    if model.endswith('.tw'):
+        if not ranges_file.is_ranges(model):
+            return None
+        refuse_for_saved(model, {'--shape': shapes, '--fuse': options.fuse})
+        held = ranges_file.read(model)
+    else:
+        ranges = find_ranges(shapes)
+        if ranges is None:
+            return None
+        reader = reader_of(model_of(model, ranged=True), read)
+        asked = Asked(max_rel_err=options.max_rel_err)
+        held = plan_ranges(
+            reader, ranges, site, asked, passes_of(None, options.fuse), bar.report
+        )  # fmt: skip
+    program, best = at_point(held, held.ranges.largest, machine)
+    text = f'{held.ranges}, below at the largest size: {certificate_of(held)}'
+    return Saved(program, best, machine, threads, held.max_rel_err), text
+
+
 def _scheduled(
     model: str,
     machine: Machine,
     threads: int,
     max_rel_err: float,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int | range, ...]],
     bar: Bar,
     fuse: str | None,
     record: Record,
@@ -201,7 +239,7 @@ def _chosen_on_gpu(
     model: str,
     machine: GpuMachine,
     max_rel_err: float,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int | range, ...]],
     bar: Bar,
     fuse: str | None,
     record: Record,

@@ -80,6 +80,7 @@ def zoo(
         'tilewright compile model.onnx -o model.tw',
         'tilewright compile model.onnx --tune measure --trials 6',
         'tilewright compile model.onnx --shape image=1,3,224,224',
+        'tilewright compile model.onnx --shape ids=1,1:512',
         'tilewright compile model.onnx --check',
         'tilewright compile resnet18 --target cuda --libraries auto',
         'tilewright compile resnet50 --target cuda --precision fp16 --tune measure',

@@ -203,7 +203,11 @@ Model = Annotated[
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option('--shape', metavar='NAME=S', help='Sizes that the file leaves open: x=1,3,8,8.'),
+    typer.Option(
+        '--shape',
+        metavar='NAME=S',
+        help='Sizes that the file leaves open: x=1,3,8,8; ranges: x=1:8,3,64:640:32,64:640:32.',
+    ),
 ]
 Tune = Annotated[
     TuneName,

@@ -20,6 +20,7 @@ from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import CheckError, InputError
 from tilewright.files import open_regular
 from tilewright.graph.graph import DTYPES
+from tilewright.graph.ranges import find_ranges
 from tilewright.network.compile import compile as compile_network
 from tilewright.runtime.cpu.network import Network
 from tilewright.targets.cpu.kernels import Report
@@ -54,7 +55,8 @@ def run(
     for option, path in (('--output', output_file), ('--trace', trace)):
         if path is not None:
             check_writable(path, option)
-    known = model_of(str(model), seed, target)
+    sizes = shapes_for(str(model), shapes)
+    known = model_of(str(model), seed, target, find_ranges(sizes) is not None)
     if input_file is None and seed is None:
         seed = secrets.randbits(32)
     given = None if input_file is None else read_arrays(input_file)
@@ -63,7 +65,7 @@ def run(
 
         def made(how: Check | bool, progress: Report | None = None) -> Network:
             return compile_network(
-                known, target, shapes=shapes_for(str(model), shapes), threads=threads,
+                known, target, shapes=sizes, threads=threads,
                 fallback=fallback, device=device, fuse=fuse, check=how, libraries=libraries,
                 precision=precision, progress=progress,
             )  # fmt: skip
@@ -89,7 +91,12 @@ def run(
     wrong = None
     if check_file is not None:
         checked, right = check(
-            check_file, network.inputs, arrays, results, tolerance, network.threads
+            check_file,
+            network.for_arrays(arrays).inputs,
+            arrays,
+            results,
+            tolerance,
+            network.threads,
         )
         out.say(str(checked))
         if not checked.ok:

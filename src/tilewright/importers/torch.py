@@ -124,6 +124,68 @@ def tensor_of(array: np.ndarray) -> Any:
     return _torch().from_numpy(np.array(array))
 
 
+def dim_ranges(model: Any) -> dict[str, tuple[int | range, ...]] | None:
+    """Shapes of an exported program whose sizes are `Dim`s, with a range for each; else None."""
+    torch = _torch()
+    if not isinstance(model, torch.export.ExportedProgram):
+        return None
+    shapes = {
+        name: tuple(_size_range(model, name, size) for size in value.shape)
+        for name, value in _user_inputs(torch, model).items()
+    }
+    found = any(isinstance(size, range) for shape in shapes.values() for size in shape)
+    return shapes if found else None
+
+
+def _size_range(program: Any, name: str, size: Any) -> int | range:
+    if isinstance(size, int):
+        return size
+    bounds = program.range_constraints.get(size.node.expr)
+    try:
+        return range(max(1, int(bounds.lower)), int(bounds.upper) + 1)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise ModelError(
+            f'size {size} of {name!r} in the exported program has no largest value; export it with '
+            f'Dim(name, max=..), or give shapes={{{name!r}: (..)}}'
+        ) from None
+
+
+def _user_inputs(torch: Any, program: Any) -> dict[str, Any]:
+    """The tensors that an exported program is called with, by name."""
+    wanted = set(program.graph_signature.user_inputs)
+    nodes = (n for n in program.graph.nodes if n.op == 'placeholder' and n.name in wanted)
+    return {n.name: n.meta['val'] for n in nodes if isinstance(n.meta.get('val'), torch.Tensor)}
+
+
+def at_sizes(
+    model: Any, shapes: Mapping[str, tuple[int, ...]], example_inputs: Sequence[Any] | None = None
+) -> tuple[Any, None, tuple[Any, ...]]:
+    """What `import_torch` is given to trace a module, or a program with `Dim`s, at these shapes.
+
+    Types are those of `example_inputs`, or of the program; else float32.
+    """
+    torch = _torch()
+    if isinstance(model, torch.export.ExportedProgram):
+        like, module = _user_inputs(torch, model), model.module()
+        names = list(like)
+    else:
+        module, names = model, _parameters(model)
+        examples = () if example_inputs is None else _examples(torch, model, None, example_inputs)
+        like = dict(zip(names, examples, strict=False))
+    unknown = [name for name in shapes if name not in names]
+    if unknown:
+        raise ModelError(
+            f'shapes gives {unknown[0]!r}; the inputs of the module are {", ".join(names)}'
+        )
+    return module, None, tuple(
+        torch.zeros(shapes[name], dtype=getattr(like.get(name), 'dtype', torch.float32))
+        if name in shapes
+        else like[name]
+        for name in names
+        if name in shapes or name in like
+    )  # fmt: skip
+
+
 def run_torch(
     model: Any,
     arrays: Sequence[np.ndarray],
@@ -184,11 +246,7 @@ def _examples(
             else given
             for given in example_inputs
         )
-    wanted = [
-        p.name
-        for p in inspect.signature(module.forward).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    wanted = _parameters(module)
     given = given_shapes(shapes)
     unknown = [name for name in given if name not in wanted]
     missing = [name for name in wanted if name not in given]
@@ -203,6 +261,15 @@ def _examples(
     return tuple(
         torch.zeros(checked_shape(given[name], f'parameter {name!r} {what}')) for name in wanted
     )
+
+
+def _parameters(module: Any) -> list[str]:
+    """Names of what a module must be called with."""
+    return [
+        p.name
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def _exported(

@@ -43,6 +43,7 @@ from tilewright.graph.passes import (
     with_half,
 )
 from tilewright.graph.program import Program
+from tilewright.graph.ranges import find_ranges
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.network.arguments import check as check_words
@@ -57,17 +58,27 @@ from tilewright.network.arguments import (
     warn_without,
     with_fallback,
 )
+from tilewright.network.ranged import (
+    check_ranges,
+    load_ranges,
+    plan_ranges,
+    ranged_network,
+    reader_of,
+    refuse_with_ranges,
+    shapes_of,
+)
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.runtime.network_arrays import give_back
-from tilewright.store import network_file
+from tilewright.store import network_file, ranges_file
 from tilewright.store.network_file import Saved
 from tilewright.targets import target_of
 from tilewright.targets.chained import passes_at
 from tilewright.targets.cpu.kernels import distinct
+from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked, Site
 from tilewright.targets.target import Report
 
@@ -81,7 +92,7 @@ def compile(
     target: str = 'cpu',
     *,
     tune: str = 'model',
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | range]] | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
     example_inputs: Sequence[Any] | None = None,
     threads: int | None = None,
@@ -114,7 +125,8 @@ def compile(
              (docs/deepcuts.md); with tune='model', what chooses them.
     search   how GPU kernels that are timed are found: 'local', 'random', 'top', 'genetic' or
              'online'; on the CPU the best predicted are, 'top'.
-    shapes   input -> shape, where the file leaves sizes open.
+    shapes   input -> shape, where the file leaves sizes open. A size may be a `range`: one network
+             for all of its sizes comes out then, a `RangedNetwork` (docs/ranges.md).
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
@@ -163,6 +175,19 @@ def compile(
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
+    ranges = find_ranges(shapes if shapes is not None else shapes_of(network))
+    if ranges is not None:
+        refuse_with_ranges(target, fallback=fallback, libraries=libraries != 'none')
+        reader = reader_of(network, partial(read, constants=constants), example_inputs)
+        site = CpuSite.of(machine, threads)
+        saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
+        made = ranged_network(saved, site, progress)
+        if wanted_check is not None:
+            check_ranges(made, saved, wanted_check)
+        if save is not None:
+            ranges_file.write(save, saved)
+        give_back()
+        return cast(Network, made)  # as far as callers go
     if is_zoo(network):
         # No ONNX model, which a fallback would need: all of it is ours.
         network, fallback = zoo.graph(network), None
@@ -284,6 +309,9 @@ def _loaded(
     progress: Report | None,
 ) -> Network:
     """A `target` that is given has to be that of the file."""
+    if ranges_file.is_ranges(path):
+        refuse_with_ranges(target or 'cpu')
+        return cast(Network, load_ranges(path, threads, wanted_check, progress))
     saved = network_file.read(path)
     if saved.target != 'cpu':
         check_gpu(saved.target, threads=threads)

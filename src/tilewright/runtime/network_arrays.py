@@ -190,6 +190,10 @@ class CalledNetwork(ABC):
         results = tuple(self.run({**given, **named}, wanted).values())
         return results[0] if len(results) == 1 else results
 
+    def for_arrays(self, arrays: Mapping[str, Any]) -> Any:
+        """The network of the sizes that these inputs have: this one, but for ranges."""
+        return self
+
     def explain(self, *arrays: np.ndarray, calls: int = 20) -> str:
         """Where the time goes, what bounds it, what is left; measured now."""
         return explain_network(self.profile(*arrays, calls=calls))

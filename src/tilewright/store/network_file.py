@@ -21,18 +21,19 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tilewright.errors import InputError, ModelError, TilewrightError
 from tilewright.files import open_regular, replacing
 from tilewright.graph.graph import DTYPES, Value
-from tilewright.graph.program import Program, Task
+from tilewright.graph.program import Program
+from tilewright.graph.program_json import program_from_json, program_to_json, values_of
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
@@ -56,6 +57,7 @@ MAGIC = b'\x93TWNET\r\n'
 ALIGNMENT = 64
 MOST_HEADER_BYTES = 256 << 20
 _HEAD_BYTES = len(MAGIC) + 8 + 32
+Made = TypeVar('Made')
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,10 @@ def write(path: str | os.PathLike[str], saved: Saved) -> None:
     _write(path, saved.program, choices, about)
 
 
-def _algorithm(where: Path, header: dict) -> str:
+def algorithm_of(where: Path, header: dict) -> str:
     found = header.get('algorithm', 'auto')
     if found not in ALGORITHMS:
-        raise _RefusedError(
+        raise RefusedError(
             f'{where} asks for algorithm {found!r}, which is none of {", ".join(ALGORITHMS)}; '
             f'compile the model again'
         )
@@ -103,10 +105,26 @@ def _write(
     about: Mapping[str, Any],
 ) -> None:
     groups = {task.group.digest: _labelled(task.group) for task in program.tasks}
-    arrays = {
-        name: np.ascontiguousarray(array, _stored(program.values[name]))
-        for name, array in program.constants.items()
+    header = {
+        **about,
+        'groups': {digest: group.to_json() for digest, group in groups.items()},
+        'choices': {digest: dict(choices[digest]) for digest in groups},
+        'program': program_to_json(program, lambda task: task.group.digest),
     }
+    write_file(
+        path,
+        header,
+        {
+            name: np.ascontiguousarray(array, stored_type(program.values[name].dtype))
+            for name, array in program.constants.items()
+        },
+    )
+
+
+def write_file(
+    path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """A file of this format: a header and arrays, which it lists by their names."""
     listed, offset, total = [], 0, hashlib.sha256()
     for name, array in arrays.items():
         listed.append({'name': name, 'offset': offset})
@@ -118,9 +136,6 @@ def _write(
             'format': FORMAT,
             'version': VERSION,
             **about,
-            'groups': {digest: group.to_json() for digest, group in groups.items()},
-            'choices': {digest: dict(choices[digest]) for digest in groups},
-            'program': _program_json(program),
             'constants': listed,
             'data_bytes': offset,
             'data_sha256': total.hexdigest(),
@@ -140,8 +155,8 @@ def _write(
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from None
 
 
-def _stored(value: Value) -> np.dtype:
-    return np.dtype(DTYPES[value.dtype]).newbyteorder('<')
+def stored_type(dtype: str) -> np.dtype:
+    return np.dtype(DTYPES[dtype]).newbyteorder('<')
 
 
 def _pieces(array: np.ndarray) -> Iterator[bytes | memoryview]:
@@ -157,38 +172,21 @@ def _labelled(group: Group) -> Group:
     return replace(group, label=re.sub(r'[^A-Za-z0-9_.+@:,=#>/ -]', '_', group.label))
 
 
-def _program_json(program: Program) -> dict:
-    return {
-        'name': program.name,
-        'inputs': list(program.inputs),
-        'outputs': [list(pair) for pair in program.outputs],
-        'values': [[v.name, list(v.shape), v.dtype] for v in program.values.values()],
-        'views': dict(program.views),
-        'inside': {value: list(place) for value, place in program.inside.items()},
-        'tasks': [
-            {
-                'name': t.name,
-                'group': t.group.digest,
-                'operands': dict(t.operands),
-                'result': t.result,
-                'origin': list(t.origin),
-                'writes_part': t.writes_part,
-            }
-            for t in program.tasks
-        ],
-    }
-
-
 def read(path: str | os.PathLike[str]) -> Saved:
-    """Read a file; whatever is wrong with it is one sentence."""
+    """Read the network of one size; whatever is wrong with a file is one sentence."""
+    return read_file(path, _saved)
+
+
+def read_file(path: str | os.PathLike[str], made: Callable[[Path, dict, np.ndarray], Made]) -> Made:
+    """What `made` makes of a file's header and data; whatever is wrong with it is one sentence."""
     where = Path(path)
     try:
         with open_regular(where) as file:
             header, data = _contents(where, file)
-        return _saved(where, header, data)
+        return made(where, header, data)
     except OSError as error:
         raise ModelError(f'{where} cannot be read: {error.strerror or error}') from None
-    except _RefusedError:
+    except RefusedError:
         raise
     except TilewrightError as error:
         raise ModelError(f'{where} cannot be used: {error}') from None
@@ -200,7 +198,7 @@ def read(path: str | os.PathLike[str]) -> Saved:
         raise ModelError(f'{where} cannot be used: {error!r}') from None
 
 
-class _RefusedError(ModelError):
+class RefusedError(ModelError):
     """A file that is refused as a whole."""
 
 
@@ -208,7 +206,7 @@ def _contents(where: Path, file: BufferedReader) -> tuple[dict, np.ndarray]:
     """(header, bytes of the arrays), both checksums compared."""
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(MAGIC):
-        raise _RefusedError(f'{where} is not a .tw file; `tilewright compile` writes them')
+        raise RefusedError(f'{where} is not a .tw file; `tilewright compile` writes them')
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], 'little')
     size = os.fstat(file.fileno()).st_size
     text = file.read(length) if length <= min(size, MOST_HEADER_BYTES) else b''
@@ -216,7 +214,7 @@ def _contents(where: Path, file: BufferedReader) -> tuple[dict, np.ndarray]:
         raise _damaged(where)
     header = json.loads(text)
     if header.get('format') != FORMAT or header.get('version') != VERSION:
-        raise _RefusedError(
+        raise RefusedError(
             f'{where} was written by version {header.get("version")} in format '
             f'{header.get("format")}; this is {VERSION}, format {FORMAT}: compile the model again'
         )
@@ -236,33 +234,42 @@ def _contents(where: Path, file: BufferedReader) -> tuple[dict, np.ndarray]:
 
 
 def _damaged(where: Path) -> ModelError:
-    return _RefusedError(
-        f'{where} is damaged: its checksum does not match; compile the model again'
-    )
+    return RefusedError(f'{where} is damaged: its checksum does not match; compile the model again')
 
 
 def _saved(where: Path, header: dict, data: np.ndarray) -> Saved:
+    if 'ranges' in header:
+        raise RefusedError(
+            f'{where} holds a network for ranges of sizes, where one size is needed; compile the '
+            f'model again with a number for each size'
+        )
+    machine, threads, budget, target = site_of(where, header)
+    choices = {digest: Choice.from_json(item) for digest, item in header['choices'].items()}
+    check_choices(choices, target, threads)
+    return Saved(
+        _program(header, data), choices, machine, threads, budget, algorithm_of(where, header),
+        target,
+    )  # fmt: skip
+
+
+def site_of(where: Path, header: dict) -> tuple[Any, int, float, str]:
+    """(machine, threads, error budget, target) of a file."""
     target = str(header.get('target', 'cpu'))
     threads = header['threads'] if target == 'cpu' else 0
     if target == 'cpu' and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
-        raise _RefusedError(
+        raise RefusedError(
             f'{where} is for {threads!r} threads, where 1 to {MOST_THREADS} are possible; compile '
             f'the model again'
         )
     budget, most = float(header['max_rel_err']), TOLERANCE['f32']
     if not 0 < budget <= most:
-        raise _RefusedError(
+        raise RefusedError(
             f'{where} allows errors of {budget}, where more than 0 and at most {most:g} are '
             f'possible; compile the model again'
         )
     kind = Machine if target == 'cpu' else GpuMachine
     machine = kind.from_json(header['machine'])
-    choices = {digest: Choice.from_json(item) for digest, item in header['choices'].items()}
-    check_choices(choices, target, threads)
-    return Saved(
-        _program(header, data), choices, machine, threads, budget, _algorithm(where, header),
-        target,
-    )  # fmt: skip
+    return machine, threads, budget, target
 
 
 def _program(header: dict, data: np.ndarray) -> Program:
@@ -275,23 +282,8 @@ def _program(header: dict, data: np.ndarray) -> Program:
     if any(a != b for a, b in named.items()) or header['choices'].keys() != groups.keys():
         raise ModelError('its groups are not those that it names')
     body = header['program']
-    values = {name: Value(name, tuple(shape), dtype) for name, shape, dtype in body['values']}
-    program = Program(
-        body['name'],
-        tuple(body['inputs']),
-        tuple((name, value) for name, value in body['outputs']),
-        tuple(
-            Task(
-                t['name'], groups[t['group']], t['operands'], t['result'], tuple(t['origin']),
-                t['writes_part'],
-            )
-            for t in body['tasks']
-        ),
-        values,
-        _constants(header, data, values),
-        body['views'],
-        {value: (holder, offset) for value, (holder, offset) in body['inside'].items()},
-    )  # fmt: skip
+    constants = _constants(header, data, values_of(body))
+    program = program_from_json(body, groups, constants)
     check_program(program)
     return program
 
@@ -300,13 +292,17 @@ def _constants(
     header: dict, data: np.ndarray, values: Mapping[str, Value]
 ) -> dict[str, np.ndarray]:
     """The constants, as read-only views of the file's bytes."""
-    arrays = {}
-    for item in header['constants']:
-        value, offset = values[item['name']], item['offset']
-        kind = _stored(value)
-        check_whole(f'constant {value.name!r}', (offset, *value.shape))
-        size = math.prod(value.shape) * kind.itemsize
-        if not 0 <= offset <= offset + size <= data.nbytes or offset % kind.itemsize:
-            raise ModelError(f'constant {value.name!r} lies outside the file')
-        arrays[value.name] = data[offset : offset + size].view(kind).reshape(value.shape)
-    return arrays
+    return {
+        item['name']: array_at(data, item['offset'], values[item['name']])
+        for item in header['constants']
+    }
+
+
+def array_at(data: np.ndarray, offset: Any, value: Value) -> np.ndarray:
+    """An array of a file, as a view of its bytes."""
+    kind = stored_type(value.dtype)
+    check_whole(f'constant {value.name!r}', (offset, *value.shape))
+    size = math.prod(value.shape) * kind.itemsize
+    if not 0 <= offset <= offset + size <= data.nbytes or offset % kind.itemsize:
+        raise ModelError(f'constant {value.name!r} lies outside the file')
+    return data[offset : offset + size].view(kind).reshape(value.shape)

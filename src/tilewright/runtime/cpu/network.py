@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +60,7 @@ class _Args(ctypes.Structure):
         ('packed', _POINTER),
         ('out', _POINTER),
         ('scratch', _POINTER),
+        ('sizes', _POINTER),  # read by kernels of many sizes alone (kernels/cpu/sized.py)
     ]
 
 
@@ -94,12 +95,27 @@ def executor() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedCall:
+    """What a library for many sizes (kernels/cpu/sized.py) is told of one of them.
+
+    packing   what tells apart how constants are packed
+    """
+
+    numbers: tuple[int, ...]
+    parts: int
+    scratch_bytes: int
+    packed_bytes: int
+    packing: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled:
     """A group, the schedule that was chosen for it, and its library.
 
     predicted_s  what the model says that a call takes
     bound_s      what no kernel of the same algorithm can beat
     limit        what bounds it, by the model
+    sized        where the library is for many sizes: this one
     """
 
     group: Group
@@ -108,25 +124,66 @@ class Compiled:
     predicted_s: float = 0.0
     bound_s: float = 0.0
     limit: str = ''
+    sized: SizedCall | None = None
 
 
 class _Library:
-    """A loaded kernel: its sizes and functions."""
+    """A loaded kernel: its sizes and functions.
 
-    def __init__(self, path: Path) -> None:
+    `packing` tells kernels apart that pack constants in their own ways.
+    """
+
+    def __init__(self, path: Path, sized: SizedCall | None = None) -> None:
         try:
             library = ctypes.CDLL(str(path))
             for name in ('tw_parts', 'tw_scratch_bytes', 'tw_packed_bytes'):
                 getattr(library, name).restype = ctypes.c_long
-            library.tw_pack.argtypes = [_POINTER, _POINTER]
+            library.tw_pack.argtypes = [_POINTER] * (2 if sized is None else 3)
             library.tw_pack.restype = None
             self.part = ctypes.cast(library.tw_part, _POINTER).value
         except (OSError, AttributeError) as error:
             raise CheckError(f'the compiled kernel {path.name} cannot be loaded: {error}') from None
-        self.pack = library.tw_pack
-        self.parts = int(library.tw_parts())
-        self.scratch_bytes = self.parts * int(library.tw_scratch_bytes())
-        self.packed_bytes = int(library.tw_packed_bytes())
+        self.sizes = None
+        if sized is None:
+            self.pack, self.packing = library.tw_pack, self.part
+            self.parts = int(library.tw_parts())
+            self.scratch_bytes = self.parts * int(library.tw_scratch_bytes())
+            self.packed_bytes = int(library.tw_packed_bytes())
+            return
+        self.sizes = (ctypes.c_long * len(sized.numbers))(*sized.numbers)
+        self.pack, self.packing = partial(library.tw_pack, self.sizes), sized.packing
+        self.parts, self.packed_bytes = sized.parts, sized.packed_bytes
+        self.scratch_bytes = sized.parts * sized.scratch_bytes
+
+
+class SharedMemory:
+    """Memory that networks of several sizes have in turns, and constants that they all read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        renew_lock_in_children(self)
+        self.rooms: dict[str, np.ndarray] = {}
+        self.packed: dict[tuple, np.ndarray] = {}
+        self.kept: dict[str, np.ndarray] = {}
+
+    def room(self, network: str, what: str, size: int) -> np.ndarray:
+        """Memory of at least so many bytes, the same for every network."""
+        if what not in self.rooms or self.rooms[what].nbytes < size:
+            self.rooms[what] = _room(network, what, size)
+        return self.rooms[what]
+
+    def constants(self, key: tuple, packed: np.ndarray) -> np.ndarray:
+        """Packed constants as they are kept: once, also where smaller ones begin larger ones."""
+        if key not in self.packed:
+            alike = (kept for (_, names), kept in self.packed.items() if names == key[1])
+            same = (kept for kept in alike if np.array_equal(kept[: packed.nbytes], packed))
+            self.packed[key] = next(same, packed)
+        return self.packed[key]
+
+    @property
+    def weight_bytes(self) -> int:
+        arrays = (*self.packed.values(), *self.kept.values())
+        return sum({id(array): array.nbytes for array in arrays}.values())
 
 
 class Network(CalledNetwork):
@@ -139,8 +196,10 @@ class Network(CalledNetwork):
     limits: Mapping[str, np.ndarray] = MappingProxyType({})  # input -> rows that it chooses from
 
     def __init__(
-        self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int
-    ) -> None:
+        self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int,
+        shared: SharedMemory | None = None,
+    ) -> None:  # fmt: skip
+        self._shared = shared
         self.name, self.threads = program.name, threads
         self.inputs = tuple(program.values[name] for name in program.inputs)
         self.outputs = tuple(
@@ -151,34 +210,38 @@ class Network(CalledNetwork):
         self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
         self.places, self.limits = memory.places, index_limits(program)
         self._lock = threading.Lock()  # callers share the arena and the arguments
+        self._turns = self if shared is None else shared
         self._build(program, memory)
         renew_lock_in_children(self)
 
     def _build(self, program: Program, memory: Memory) -> None:
-        loaded = {digest: _Library(kernel.library) for digest, kernel in self.kernels.items()}
+        loaded = {
+            digest: _Library(kernel.library, kernel.sized)
+            for digest, kernel in self.kernels.items()
+        }
         libraries = [loaded[task.group.digest] for task in program.tasks]
-        self._arena = _room(self.name, 'its values', memory.arena_bytes)
-        self._scratch = _room(
+        room = _room if self._shared is None else self._shared.room
+        self._arena = room(self.name, 'its values', memory.arena_bytes)
+        self._scratch = room(
             self.name, 'its kernels',
             max((library.scratch_bytes for library in libraries), default=0),
         )  # fmt: skip
-        packed = self._packed(program, libraries)
-        base = self._weights.ctypes.data
+        packed, places, total = self._packed(program, libraries)
         prove_memory(
             program,
             memory,
             Rooms(
-                self._scratch.nbytes, self._weights.nbytes,
+                self._scratch.nbytes, total,
                 [
-                    Beside(library.part, library.scratch_bytes, at - base, library.packed_bytes)
-                    for library, at in zip(libraries, packed, strict=True)
+                    Beside(library.packing, library.scratch_bytes, at, library.packed_bytes)
+                    for library, at in zip(libraries, places, strict=True)
                 ],
             ),
         )  # fmt: skip
-        self._kept = {
-            name: own(program.constants[name], program.values[name])
-            for name in sorted(_read_in_place(program, memory))
-        }
+        self._loaded = list(loaded.values())  # kernels read their sizes
+        self._kept: dict[str, np.ndarray] = {}
+        for name in sorted(_read_in_place(program, memory)):
+            self._keep(program, name)
         arrays = {
             ('input', value.name): number for number, value in enumerate(self.inputs)
         } | {
@@ -206,6 +269,7 @@ class Network(CalledNetwork):
             slots = ctypes.addressof(self._pointers) + used * _WORD
             args.inputs, args.packed = slots, packed[number]
             args.scratch = self._scratch.ctypes.data
+            args.sizes = ctypes.addressof(library.sizes) if library.sizes else None
             for position, tensor in enumerate(reads[number]):
                 point(slots + position * _WORD, memory.places[task.operands[tensor]])
             used += len(reads[number])
@@ -223,33 +287,53 @@ class Network(CalledNetwork):
             for name, value in memory.copies
         ]
 
-    def _packed(self, program: Program, libraries: Sequence[_Library]) -> list[int]:
-        """The address of every task's packed constants, all in one block, each set once."""
+    def _packed(
+        self, program: Program, libraries: Sequence[_Library]
+    ) -> tuple[list[int], list[int], int]:
+        """(address of every task's packed constants, its place among all of them, bytes of all):
+        each set is packed once.
+        """
+        keys, first, size = [], {}, 0
         places: dict[tuple, int] = {}
-        keys, size = [], 0
         for task, library in zip(program.tasks, libraries, strict=True):
-            names = tuple(program.packed(task))
-            key = (library.part, names)
+            key = (library.packing, tuple(program.packed(task)))
             keys.append(key)
             if key not in places:
-                places[key] = size
+                first[key], places[key] = library, size
                 size += -(-library.packed_bytes // _LINE) * _LINE
-        self._weights = _room(self.name, 'its weights', size)
-        base = self._weights.ctypes.data
+        shared = self._shared
+        self._weights = _room(self.name, 'its weights', size if shared is None else 0)
 
-        def pack(key: tuple, library: _Library) -> None:
+        def packed(key: tuple, library: _Library) -> np.ndarray:
+            if shared is None:
+                block = self._weights[places[key] :]
+            elif key in shared.packed:
+                return shared.packed[key]
+            else:
+                block = _room(self.name, 'its weights', library.packed_bytes)
             given = [contiguous(program.constants[n], program.values[n]) for n in key[1]]
             pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
-            library.pack(pointers, base + places[key])
+            library.pack(pointers, block.ctypes.data)
+            return block
 
         # Outside Python's lock, so that several threads pack at once.
         with ThreadPoolExecutor(self.threads) as workers:
-            for done in [
-                workers.submit(pack, key, library)
-                for key, library in dict(zip(keys, libraries, strict=True)).items()
-            ]:
-                done.result()
-        return [base + places[key] for key in keys]
+            waiting = {key: workers.submit(packed, key, lib) for key, lib in first.items()}
+            blocks = {key: future.result() for key, future in waiting.items()}
+        if shared is not None:
+            blocks = {key: shared.constants(key, block) for key, block in blocks.items()}
+        return [blocks[k].ctypes.data for k in keys], [places[k] for k in keys], size
+
+    def _keep(self, program: Program, name: str) -> None:
+        """Keep a constant that is read as it is."""
+        if name in self._kept:
+            return
+        made = own(program.constants[name], program.values[name])
+        if self._shared is not None:
+            before = self._shared.kept.setdefault(name, made)
+            flat = before.reshape(-1)[: made.size].reshape(made.shape)
+            made = flat if np.array_equal(flat, made) else made
+        self._kept[name] = made
 
     def _source(self, program: Program, memory: Memory, value: str) -> _Source:
         """Where a result that must be copied comes from: an input, or memory of our own."""
@@ -260,9 +344,8 @@ class Network(CalledNetwork):
         if place.kind == 'output':
             names = [name for name, _ in program.outputs]
             return _Source(place.offset, size, output=names.index(place.name))
-        if place.kind == 'constant' and place.name not in self._kept:
-            constant = program.constants[place.name]
-            self._kept[place.name] = own(constant, program.values[place.name])
+        if place.kind == 'constant':
+            self._keep(program, place.name)
         base = self._arena if place.kind == 'arena' else self._kept[place.name]
         return _Source(place.offset, size, memory=base)
 
@@ -286,7 +369,7 @@ class Network(CalledNetwork):
     ) -> dict[str, np.ndarray]:
         """Results by name. Those in `out` are written there, the others into new arrays."""
         inputs, outputs = self._checked(arrays, out or {})
-        with self._lock:
+        with self._turns._lock:
             self._bind(inputs, outputs)
             executor().tw_execute(ctypes.addressof(self._net), self._io, None)
             self._copy_out(inputs, outputs)
@@ -312,7 +395,7 @@ class Network(CalledNetwork):
                 memory = given[place.kind, place.name]
             return from_bytes(memory.reshape(-1).view(np.uint8)[place.offset :], value)
 
-        with self._lock:
+        with self._turns._lock:
             poison(self._arena.view(np.uint32))
             for array in outputs:
                 poison(array)
@@ -328,7 +411,7 @@ class Network(CalledNetwork):
         """[repeats, tasks + 1] seconds: when each task began, and when the last one ended."""
         inputs, outputs = self._checked(arrays, {})
         times = np.empty((repeats, len(self.tasks) + 1))
-        with self._lock:
+        with self._turns._lock:
             self._bind(inputs, outputs)
             for row in times:
                 executor().tw_execute(ctypes.addressof(self._net), self._io, row.ctypes.data)
@@ -351,7 +434,7 @@ class Network(CalledNetwork):
         """Seconds of each of `repeats` calls, taken in C."""
         inputs, outputs = self._checked(arrays, {})
         seconds = np.empty(repeats)
-        with self._lock:
+        with self._turns._lock:
             self._bind(inputs, outputs)
             executor().tw_execute_time(
                 ctypes.addressof(self._net), self._io, repeats, seconds.ctypes.data

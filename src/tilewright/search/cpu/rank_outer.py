@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InputError, MissingError
@@ -39,6 +40,7 @@ Orders = tuple[tuple[str, ...], ...]  # one loop order for each cache
 SHAPES = 3  # (register tile, thread cut) pairs that are carried to the solver
 ORDERS = 2  # choices of one loop order per cache that are refined, for each of them
 BUDGET = 90  # tile sizes priced exactly, for each of those
+NEAR_BUDGET = 40  # the same where tiles of another size are known to begin at
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,33 @@ def rank_tiled(group: Group, machine: Machine, threads: int, top: int) -> tuple[
     least = min(duals, default=0.0)
     chosen = _distinct(sorted(found, key=_key), top)
     return tuple(replace(candidate, solver_bound_s=least) for candidate in chosen)
+
+
+def rank_near(
+    group: Group, machine: Machine, threads: int, like: Schedule
+) -> tuple[Candidate, ...]:
+    """The best schedule of each of a few shapes, for another size of a group, without the solver.
+
+    Loop orders are those of `like`, its tiles are where descent begins, and its vectors stay: one
+    set of packed weights serves both sizes.
+    """
+    group = flatten(group)
+    if set(group.main.sizes) != set(like.reg.tile) or len(like.levels) != len(machine.caches) + 1:
+        return ()
+    contraction = contract(group, like.vector)
+    width = like.reg.tile[like.vector]
+    orders = tuple(level.order for level in like.levels[1:])
+    found: dict[str, Candidate] = {}
+    near = (
+        s for s in shapes(group, contraction, machine, threads) if s.reg[like.vector] == width
+    )  # fmt: skip
+    for shape in itertools.islice(near, SHAPES):
+        tiling = Tiling.of(group, contraction, machine, shape)
+        sizes = tiling.space.sizes
+        start = [{d: min(t, sizes[d]) for d, t in level.tiles} for level in like.levels[1:]]
+        price = _priced(group, machine, tiling, orders, found)
+        refine([start, *tiling.compact()], price, tiling.space, budget=NEAR_BUDGET, climbs=1)
+    return tuple(sorted(found.values(), key=_key)[:SHAPES])
 
 
 def _key(candidate: Candidate) -> tuple[float, str]:
@@ -201,27 +230,35 @@ def _tiled(
 
     Behind them the solver's bound for every choice of orders that it solved.
     """
-    shape, vector = tiling.shape, tiling.contraction.vector
-    pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
     found: dict[Schedule, Candidate] = {}
     duals = []
     for choice in orders:
         starts, bound = tiling.starts(choice)
         duals += [bound] if bound else []
-
-        def price(tiles: Tiles, choice: Orders = choice) -> float:
-            schedule = assemble(
-                group, machine.isa, vector, shape.reg, tiles, choice, shape.parallel, pack
-            )
-            candidate = found.get(schedule)
-            if candidate is None:
-                candidate = Candidate(schedule, predict_outer(group, schedule, machine))
-                found[schedule] = candidate
-            return candidate.prediction.seconds
-
         budget = BUDGET if bound else 4 * BUDGET  # a coarse grid starts further away
+        price = _priced(group, machine, tiling, choice, found)
         refine(starts, price, tiling.space, budget=budget, climbs=2)
     return list(found.values()), duals
+
+
+def _priced(
+    group: Group, machine: Machine, tiling: Tiling, orders: Orders, found: dict[Schedule, Candidate]
+) -> Callable[[Tiles], float]:
+    """The predicted seconds of cache tiles; candidates are kept in `found`."""
+    shape, vector = tiling.shape, tiling.contraction.vector
+    pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
+
+    def price(tiles: Tiles) -> float:
+        schedule = assemble(
+            group, machine.isa, vector, shape.reg, tiles, orders, shape.parallel, pack
+        )
+        candidate = found.get(schedule)
+        if candidate is None:
+            candidate = Candidate(schedule, predict_outer(group, schedule, machine))
+            found[schedule] = candidate
+        return candidate.prediction.seconds
+
+    return price
 
 
 def _distinct(ranked: list[Candidate], top: int) -> tuple[Candidate, ...]:

@@ -21,6 +21,7 @@ from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
+from tilewright.store.ranges_file import SavedRanges
 from tilewright.targets.cpu.choose import choose_all, choose_frugal
 from tilewright.targets.cpu.cost import CpuCost
 from tilewright.targets.cpu.fitting import fit, weight_limit
@@ -56,7 +57,7 @@ class CpuSite:
 
     @classmethod
     def for_saved(
-        cls, path: str | os.PathLike[str], saved: Saved, threads: int | None
+        cls, path: str | os.PathLike[str], saved: Saved | SavedRanges, threads: int | None
     ) -> CpuSite:  # fmt: skip
         """This host, with the threads that are asked for, or else those of the file."""
         site = cls.of(None, threads)
@@ -71,7 +72,7 @@ class CpuSite:
             return site
         return cls(site.machine, min(saved.threads, site.threads))
 
-    def is_another(self, saved: Saved) -> bool:
+    def is_another(self, saved: Saved | SavedRanges) -> bool:
         """Whether its schedules are those of another machine, or have what this one lacks."""
         made, used = saved.machine, {choice.schedule.isa for choice in saved.choices.values()}
         alike = made.fingerprint == self.machine.fingerprint and made.isa == self.machine.isa

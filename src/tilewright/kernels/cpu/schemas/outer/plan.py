@@ -24,6 +24,7 @@ from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
+EVERY_TAIL = 'every_'  # of a pixel dimension, behind it: an option of schedules
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
 
@@ -179,6 +180,10 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
     else:
         source = operand.in_place(group, contraction)
     sets = tile_sets(stage, schedule)
+    for name, _ in schedule.options:  # kernels for many sizes have the tails of all of them
+        if name.startswith(EVERY_TAIL) and name.removeprefix(EVERY_TAIL) in contraction.pixels:
+            dim = name.removeprefix(EVERY_TAIL)
+            sets[dim] = {*range(1, reg[dim] + 1)}
     pixel_extents = tuple(itertools.product(*(sorted(sets[d]) for d in contraction.pixels)))
     tiled = [
         d

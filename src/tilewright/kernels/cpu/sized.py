@@ -1,0 +1,183 @@
+"""Kernels that take sizes when they are called: one translation unit for many sizes of a group.
+
+Goes in: the C that `generate` writes for one schedule at several sizes of a group. Sources that
+differ by whole numbers inside functions alone have one *form*; numbers that differ among its sizes
+are read from an array, `tw_n`, which the caller's arguments point at. Comes out: a `SizedSource`,
+and for each size the numbers that it is called with.
+
+    for (long i = 0; i < 100; i++)  and  .. i < 384; ..      ->    .. i < tw_n[0]; ..
+
+So a kernel of any size computes exactly what `generate` says, and no schema knows of it. What is
+part of the form: names (which micro-kernels a tail needs), text of the assembler, and all that lies
+outside functions. Functions that need numbers are handed the array as their first argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright.errors import ScheduleError
+
+# Words, strings, comments, pragmas and fractions are skipped; group 1 is a whole number.
+_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\])*"|/\*.*?\*/|#[^\n]*|[A-Za-z_]\w*|0[xX][0-9a-fA-F]+\w*'
+    r'|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?\w*|(\d+)(?![\w.])',
+    re.DOTALL,
+)
+_FUNCTION = re.compile(r'^[A-Za-z_][^\n]*\b(\w+)\([^()\n]*\) \{\n.*?^\}\n', re.M | re.S)
+_SIZE = re.compile(
+    r'^long (tw_parts|tw_scratch_bytes|tw_packed_bytes)\(void\) \{ return (\d+); \}$', re.M
+)
+_LAST_FIELD = 'char *scratch;'
+_ENTRIES = ('tw_part', 'tw_pack')
+
+
+@dataclass(frozen=True)
+class SourceAtSize:
+    """One generated source, its numbers taken out.
+
+    pieces   the text around the numbers: piece, number, piece, number, .., piece
+    parts, scratch_bytes, packed_bytes    what its three size functions return
+    packing  hash of all that `tw_pack` does: equal ones pack the same constants alike
+    """
+
+    pieces: tuple[str, ...]
+    numbers: tuple[int, ...]
+    parts: int
+    scratch_bytes: int
+    packed_bytes: int
+    packing: str
+
+    @cached_property
+    def form(self) -> str:
+        """Hash of what sources that may share a kernel have in common."""
+        return _hash('\0'.join(self.pieces))
+
+
+def read_source(text: str) -> SourceAtSize:
+    """[C source] -> its form and its numbers."""
+    text = text[text.index('*/') + 2 :]  # the first comment names sizes, for people
+    sizes = {name: int(value) for name, value in _SIZE.findall(text)}
+    if len(sizes) != 3:
+        raise ScheduleError('a source without its three size functions cannot be shared by sizes')
+    text = _SIZE.sub(r'long \1(void) { return -1; }', text)
+    pieces: list[str] = []
+    numbers: list[int] = []
+    done = 0
+    for function in _FUNCTION.finditer(text):
+        for token in _TOKEN.finditer(text, function.start(), function.end()):
+            if token[1] is not None:
+                pieces.append(text[done : token.start()])
+                numbers.append(int(token[1]))
+                done = token.end()
+    pieces.append(text[done:])
+    return SourceAtSize(
+        tuple(pieces), tuple(numbers), sizes['tw_parts'], sizes['tw_scratch_bytes'],
+        sizes['tw_packed_bytes'], _packing(text),
+    )  # fmt: skip
+
+
+def _packing(text: str) -> str:
+    """`tw_pack` and every function that it calls, and those call."""
+    functions = {found[1]: found[0] for found in _FUNCTION.finditer(text)}
+    wanted, reached = ['tw_pack'], {}
+    while wanted:
+        name = wanted.pop()
+        if name in functions and name not in reached:
+            reached[name] = functions[name]
+            wanted += re.findall(r'\b\w+(?=\()', functions[name])
+    return _hash('\0'.join(reached[name] for name in sorted(reached)))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SizedSource:
+    """The kernel of one form.
+
+    fixed    position of a number -> the number, where all sizes have the same
+    places   for each number that a caller gives, the positions that it stands at
+    """
+
+    pieces: tuple[str, ...]
+    fixed: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, members: Sequence[SourceAtSize]) -> SizedSource:
+        """What sources of one form have in common."""
+        columns: dict[tuple[int, ...], list[int]] = {}
+        fixed = []
+        for at, column in enumerate(zip(*(m.numbers for m in members), strict=True)):
+            if len(set(column)) == 1:
+                fixed.append((at, column[0]))
+            else:
+                columns.setdefault(column, []).append(at)
+        return cls(members[0].pieces, tuple(fixed), tuple(map(tuple, columns.values())))
+
+    def numbers(self, member: SourceAtSize) -> tuple[int, ...] | None:
+        """What the kernel is given to compute as this source does; the first is `scratch_bytes`.
+
+        None: it cannot, because a number differs that it holds fixed.
+        """
+        have = member.numbers
+        if any(have[at] != number for at, number in self.fixed):
+            return None
+        if any(len({have[at] for at in some}) > 1 for some in self.places):
+            return None
+        return (member.scratch_bytes, *(have[some[0]] for some in self.places))
+
+    @property
+    def source(self) -> str:
+        """The C of the kernel."""
+        words = [''] * (len(self.pieces) - 1)
+        for at, number in self.fixed:
+            words[at] = str(number)
+        for number, some in enumerate(self.places, 1):
+            for at in some:
+                words[at] = f'tw_n[{number}]'
+        text = ''.join(a + b for a, b in zip(self.pieces, [*words, ''], strict=True))
+        text = text.replace(_LAST_FIELD, f'{_LAST_FIELD}\n    const long *sizes;', 1)
+        text = re.sub(
+            r'(void tw_pack\()([^)]*\));', r'\1const long *tw_n, \2;', text, count=1
+        )  # fmt: skip
+        return _handed_down(text)
+
+
+def _handed_down(text: str) -> str:
+    """Every function that needs numbers, or calls one that does, gets them."""
+    found = list(_FUNCTION.finditer(text))
+    bodies = {f[1]: f[0].replace('tw_scratch_bytes()', 'tw_n[0]') for f in found}
+    needy = {name for name, body in bodies.items() if 'tw_n[' in body} | {'tw_pack'}
+    while True:
+        called = re.compile(rf'\b({"|".join(sorted(needy - {*_ENTRIES}))})\(')
+        more = {
+            name
+            for name, body in bodies.items()
+            if name not in needy and needy - {*_ENTRIES} and called.search(_inside(body))
+        }
+        if not more:
+            break
+        needy |= more
+    helpers = needy - {*_ENTRIES}
+    for name, body in bodies.items():
+        head, inside = body[: len(body) - len(_inside(body))], _inside(body)
+        if helpers:
+            inside = called.sub(r'\1(tw_n, ', inside)
+        if name == 'tw_part':
+            inside = f'    const long *tw_n = args->sizes;\n    (void)tw_n;\n{inside}'
+        elif name in needy:
+            head = head.replace(f'{name}(', f'{name}(const long *tw_n, ', 1)
+        bodies[name] = head + inside
+    return _FUNCTION.sub(lambda f: bodies[f[1]], text)
+
+
+def _inside(body: str) -> str:
+    """A function without its first line."""
+    return body[body.index('\n') + 1 :]

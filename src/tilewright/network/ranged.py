@@ -1,0 +1,216 @@
+"""Networks for ranges of sizes: what compile.py is for one size.
+
+[model, ranges]   -> read, lower at some points -> [ProgramFamily]      graph.family
+[ProgramFamily]   -> search at few points       -> [Anchor]             the site, as for one size
+[Anchor]          -> compare, search further    -> [Certificate]        targets.cpu.certify
+[Anchor]          -> build ahead                -> [SizedKernels]
+all of it         ->                            -> [RangedNetwork]      runtime.cpu.ranged
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tilewright import zoo
+from tilewright.check.cause import Subject
+from tilewright.check.check import Check, check_network
+from tilewright.check.failure import Files
+from tilewright.errors import InputError, ModelError
+from tilewright.graph.family import ProgramFamily, families
+from tilewright.graph.fuse import Cost
+from tilewright.graph.graph import Graph
+from tilewright.graph.passes import apply_passes
+from tilewright.graph.program import Program
+from tilewright.graph.ranges import Point, Ranges
+from tilewright.network.arguments import is_onnx
+from tilewright.ops.group import Group
+from tilewright.runtime.cpu.ranged import RangedNetwork
+from tilewright.store import ranges_file
+from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
+from tilewright.targets.chained import passes_at
+from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
+from tilewright.targets.cpu.ranged import bound, build_ahead
+from tilewright.targets.cpu.site import CpuSite
+from tilewright.targets.site import Asked
+from tilewright.targets.target import Report
+
+Reader = Callable[[Mapping[str, tuple[int, ...]]], Graph]
+
+
+def refuse_with_ranges(target: str, **given: object) -> None:
+    """Refuse what ranges of sizes cannot be combined with."""
+    if target != 'cpu':
+        raise InputError(
+            f'ranges of sizes are for the CPU, not for target {target!r}; give a number for each '
+            f'size'
+        )
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise InputError(
+            f'{wrong[0]}= cannot be combined with ranges of sizes; leave it out, or give a number '
+            f'for each size'
+        )
+
+
+def shapes_of(model: Any) -> Mapping[str, tuple[int | range, ...]] | None:
+    """The shapes that a model brings along: a PyTorch program that was exported with `Dim`s."""
+    if type(model).__module__.partition('.')[0] != 'torch':
+        return None
+    from tilewright.importers.torch import dim_ranges
+
+    return dim_ranges(model)
+
+
+def reader_of(
+    model: Any, read: Callable[..., Graph], example_inputs: Sequence[Any] | None = None
+) -> Reader:
+    """What reads a model at given shapes: an ONNX model, a PyTorch module or one of the zoo."""
+    if isinstance(model, str) and model in zoo.KNOWN and not os.path.exists(model):
+        return partial(_zoo_graph, model)
+    if isinstance(model, Graph | Program):
+        raise InputError(
+            f'{type(model).__name__} {model.name!r} has one size for everything; give the model '
+            f'that it was read from, or a number for each size'
+        )
+    if is_onnx(model):
+        return partial(read, model)
+    from tilewright.importers.torch import at_sizes
+
+    return lambda shapes: read(*at_sizes(model, shapes, example_inputs))
+
+
+def _zoo_graph(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """A network of the zoo at a shape of its input."""
+    made = zoo.network(name)
+    entry = made.inputs[0].name if isinstance(made, zoo.Transformer) else zoo.INPUT
+    if shapes.keys() != {entry}:
+        raise ModelError(f'{name} has the input {entry!r}; shapes gives {", ".join(shapes)}')
+    batch, *rest = shapes[entry]
+    graph = zoo.graph(name, 0, batch, rest[-1] if rest else None)
+    have = next(value.shape for value in graph.inputs if value.name == entry)
+    if have != shapes[entry]:
+        raise ModelError(
+            f'{entry!r} of {name} cannot be {list(shapes[entry])}; it would be {list(have)}'
+        )
+    return graph
+
+
+def plan_ranges(
+    read: Reader,
+    ranges: Ranges,
+    site: CpuSite,
+    asked: Asked,
+    passes: Collection[str],
+    progress: Report | None = None,
+) -> SavedRanges:
+    """Programs and schedules for every point of the ranges: what a file holds."""
+
+    costs = _SameCosts(site.cost)
+
+    def lowered(point: Point) -> Program:
+        graph = read(ranges.at(point))
+        return site.ordered(apply_passes(graph, passes, costs.again(), passes_at(site, asked)))
+
+    planned = _planned(families(lowered, ranges.box), site, asked, progress)
+    return SavedRanges(
+        ranges, planned, site.machine, site.threads, asked.max_rel_err, asked.algorithm
+    )
+
+
+class _SameCosts:
+    """Costs of the first lowering, told again in the same order to those of other sizes: what
+    fusion decides by them is then the same at every size, and programs have one form.
+    """
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.told: list[tuple[str, float]] = []
+        self.is_first = True
+
+    def again(self) -> Cost:
+        """For one more lowering; groups that the first did not ask for have costs of their own."""
+        first, self.is_first = self.is_first, False
+        left = iter(() if first else tuple(self.told))
+
+        def cost(group: Group) -> float:
+            form = re.sub(r'\d+', '', group.label)
+            if first:
+                self.told.append((form, self.cost(group)))
+                return self.told[-1][1]
+            known, seconds = next(left, ('', 0.0))
+            return seconds if known == form else self.cost(group)
+
+        return cost
+
+
+def _planned(
+    found: Sequence[ProgramFamily], site: CpuSite, asked: Asked, progress: Report | None
+) -> tuple[PlannedFamily, ...]:
+    """Schedules searched at the largest point, and from there wherever the model finds them
+    wanting; a family with other groups is searched at its own.
+    """
+    how = (site.machine, site.threads, asked.max_rel_err)
+    made: list[PlannedFamily] = []
+    for family in sorted(found, key=lambda family: family.largest, reverse=True):
+        near = next((a for one in made[:1] if (a := anchor_like(one, family, *how))), None)
+        first = near or _searched(family, family.largest, site, asked, progress)
+        made.append(with_anchors(PlannedFamily(family, (first,)), *how))
+    return tuple(made)
+
+
+def _searched(
+    family: ProgramFamily, point: Point, site: CpuSite, asked: Asked, progress: Report | None
+) -> Anchor:
+    program = family.at(point)
+    found = site.choose(program, asked, progress)
+    best = {digest: choices[0] for digest, choices in found.items()}
+    if asked.tune == 'measure':
+        best = site.tune(program, found, asked, progress)
+    groups = PlannedFamily(family, ()).groups(program)
+    return anchor_of(family, point, [best[groups[n].digest] for n in range(len(groups))])
+
+
+def ranged_network(
+    saved: SavedRanges, site: CpuSite, progress: Report | None = None
+) -> RangedNetwork:
+    """The network of plans that were made, or that a file held."""
+    kernels = build_ahead(saved.families, site.machine, progress)
+    bind = partial(bound, saved, kernels, site.machine, site.threads)
+    return RangedNetwork(saved.ranges, bind, certificate_of(saved))
+
+
+def certificate_of(saved: SavedRanges) -> Certificate:
+    return widest(one.certificate for one in saved.families)
+
+
+def load_ranges(
+    path: str | os.PathLike[str],
+    threads: int | None,
+    wanted_check: Check | None,
+    progress: Report | None,
+) -> RangedNetwork:
+    """The network of a .tw file; schedules of another machine or number of threads anew."""
+    saved = ranges_file.read(path)
+    site = CpuSite.for_saved(path, saved, threads)
+    if site.is_another(saved) or saved.threads != site.threads:
+        asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)
+        found = [one.family for one in saved.families]
+        saved = replace(saved, families=_planned(found, site, asked, progress))
+    made = ranged_network(saved, site, progress)
+    if wanted_check is not None:
+        check_ranges(made, saved, wanted_check)
+    return made
+
+
+def check_ranges(network: RangedNetwork, saved: SavedRanges, wanted: Check) -> None:
+    """Compare the smallest and the largest size of every family with its program, in float64."""
+    for one in saved.families:
+        box = one.family.box
+        for point in dict.fromkeys((tuple(s[0] for s in box), tuple(s[-1] for s in box))):
+            subject = Subject(network.at(*point), one.family.at(point))
+            check_network(subject, wanted, Files(None, None))

@@ -1,0 +1,218 @@
+"""`.tw` files of networks for ranges of sizes: programs by their sizes, schedules.
+
+Goes in: `SavedRanges`. Comes out: a file of the same format as that of one size
+(store/network_file.py), with `ranges` and `families` in its header instead of a program; from it,
+the same again. Arrays that several families have are written once. Every program that is made of a
+family is checked as that of a file of one size, when it is made (`checked_program`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ModelError
+from tilewright.graph.family import ProgramFamily
+from tilewright.graph.graph import Value
+from tilewright.graph.program import Program
+from tilewright.graph.program_json import values_of
+from tilewright.graph.ranges import Point, Ranges
+from tilewright.ops.group import Group
+from tilewright.schedule.choice import Choice
+from tilewright.store.network_checks import (
+    check_choices,
+    check_group,
+    check_plain,
+    check_program,
+    check_whole,
+)
+from tilewright.store.network_file import (
+    RefusedError,
+    algorithm_of,
+    array_at,
+    read_file,
+    site_of,
+    stored_type,
+    write_file,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A point at which schedules were searched: the choice for each group of a family."""
+
+    point: Point
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How much longer than with a plan of its own a size may take, as the model predicts.
+
+    loss     the largest share, at the point `at`, of `points` that were looked at
+    """
+
+    loss: float
+    at: Point
+    points: int
+
+    def __str__(self) -> str:
+        return (
+            f'within {max(1, round(100 * self.loss))}% of a plan of its own, as predicted at '
+            f'{self.points} sizes'
+        )
+
+    def to_json(self) -> dict:
+        return {'loss': self.loss, 'at': list(self.at), 'points': self.points}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Certificate:
+        return cls(float(data['loss']), tuple(map(int, data['at'])), int(data['points']))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFamily:
+    """A family and the anchors whose schedules its points have."""
+
+    family: ProgramFamily
+    anchors: tuple[Anchor, ...]
+    certificate: Certificate = Certificate(0.0, (), 0)
+
+    def groups(self, program: Program) -> dict[int, Group]:
+        """The groups of one of its programs by their number in the family."""
+        return {
+            entry['group']: task.group
+            for entry, task in zip(self.family.body['tasks'], program.tasks, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class SavedRanges:
+    """What a file holds, as `network_file.Saved` for one size."""
+
+    ranges: Ranges
+    families: tuple[PlannedFamily, ...]
+    machine: Any
+    threads: int
+    max_rel_err: float
+    algorithm: str = 'auto'
+    target: str = 'cpu'
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """Every choice by the digest of its schedule."""
+        return {
+            choice.schedule.digest: choice
+            for one in self.families
+            for anchor in one.anchors
+            for choice in anchor.choices
+        }
+
+
+def checked_program(family: ProgramFamily, point: Point) -> Program:
+    """The program of a point, whoever wrote the family."""
+    program = family.at(point)
+    for group in {id(task.group): task.group for task in program.tasks}.values():
+        check_group(group)
+    check_program(program)
+    return program
+
+
+def is_ranges(path: str | os.PathLike[str]) -> bool:
+    """Whether a file holds a network for ranges."""
+    return read_file(path, lambda where, header, data: 'ranges' in header)
+
+
+def write(path: str | os.PathLike[str], saved: SavedRanges) -> None:
+    """Write a file; it appears under its name only when it is complete."""
+    arrays: dict[str, np.ndarray] = {}
+    numbers: dict[int, str] = {}  # by identity: families share arrays that are equal
+    families = []
+    for one in saved.families:
+        values = values_of(_at_largest(one.family))
+        held = []
+        for name, array in one.family.constants.items():
+            if id(array) not in numbers:
+                numbers[id(array)] = str(len(arrays))
+                kind = stored_type(values[name].dtype)
+                arrays[numbers[id(array)]] = np.ascontiguousarray(array, kind)
+            held.append([name, numbers[id(array)], list(array.shape), values[name].dtype])
+        families.append(
+            {
+                'box': [[s.start, s.stop, s.step] for s in one.family.box],
+                'program': one.family.body,
+                'groups': [_plain(tree) for tree in one.family.groups],
+                'arrays': held,
+                'anchors': [
+                    {'point': list(a.point), 'choices': [c.to_json() for c in a.choices]}
+                    for a in one.anchors
+                ],
+                'certificate': one.certificate.to_json(),
+            }
+        )
+    about = {
+        'machine': saved.machine.to_json(), 'threads': saved.threads,
+        'max_rel_err': saved.max_rel_err, 'algorithm': saved.algorithm,
+        'ranges': saved.ranges.to_json(), 'families': families,
+    }  # fmt: skip
+    write_file(path, about, arrays)
+
+
+def _at_largest(family: ProgramFamily) -> Mapping:
+    return family.body_at(family.largest)
+
+
+def _plain(tree: Any) -> Any:
+    """A group's JSON whose label may stand in a file."""
+    if isinstance(tree, str):
+        return re.sub(r'[^A-Za-z0-9_.+@:,=#>/ -]', '_', tree)
+    if isinstance(tree, Mapping):
+        return {k: _plain(v) if k in ('label', 'word') else v for k, v in tree.items()}
+    return [_plain(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def read(path: str | os.PathLike[str]) -> SavedRanges:
+    """Read a file; whatever is wrong with it is one sentence."""
+    return read_file(path, _saved)
+
+
+def _saved(where: Path, header: dict, data: np.ndarray) -> SavedRanges:
+    machine, threads, budget, target = site_of(where, header)
+    if target != 'cpu':
+        raise RefusedError(f'{where} holds ranges for target {target!r}; they are for the CPU')
+    ranges = Ranges.from_json(header['ranges'])
+    offsets = {item['name']: item['offset'] for item in header['constants']}
+    families = tuple(_family(item, offsets, data) for item in header['families'])
+    saved = SavedRanges(ranges, families, machine, threads, budget, algorithm_of(where, header))
+    check_choices(saved.choices, target, threads)
+    for one in families:
+        if len(one.family.box) != len(ranges.box):
+            raise ModelError('a family has other axes than its ranges')
+        for point in (one.family.largest, tuple(sizes[0] for sizes in one.family.box)):
+            groups = one.groups(checked_program(one.family, point))
+            if any(len(a.choices) != len(groups) for a in one.anchors) or not one.anchors:
+                raise ModelError('its groups have other choices than it says')
+    return saved
+
+
+def _family(item: dict, offsets: Mapping[str, int], data: np.ndarray) -> PlannedFamily:
+    check_plain(item['groups'])
+    check_plain(item['anchors'])
+    constants = {
+        name: array_at(data, offsets[number], Value(name, tuple(shape), dtype))
+        for name, number, shape, dtype in item['arrays']
+    }
+    box = tuple(range(*bounds) for bounds in item['box'])
+    family = ProgramFamily(box, item['program'], item['groups'], constants)
+    anchors = []
+    for anchor in item['anchors']:
+        check_whole('an anchor', anchor['point'])
+        choices = tuple(Choice.from_json(choice) for choice in anchor['choices'])
+        anchors.append(Anchor(tuple(anchor['point']), choices))
+    return PlannedFamily(family, tuple(anchors), Certificate.from_json(item['certificate']))

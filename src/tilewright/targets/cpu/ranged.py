@@ -1,0 +1,209 @@
+"""Kernels of a network for a range of sizes: few schedules, each built for many sizes at once.
+
+[families]          -> anchors   -> [choices at some points]    as for one size, at few points
+[choices]           -> certify   -> [more anchors, Certificate] by the model (certify.py)
+[choices, points]   -> build     -> [libraries by their form]   kernels/cpu/sized.py
+[point]             -> bind      -> [Network]                   no search, no compiler
+
+At a point each group has the schedule of that anchor which the model predicts to be the fastest
+there. Its tiles are cut to the sizes of the point.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.errors import ScheduleError
+from tilewright.graph.memory import plan
+from tilewright.graph.program import Program
+from tilewright.graph.ranges import Box, Point, spread
+from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
+from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
+from tilewright.machine.compiler import build
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.predict import predict
+from tilewright.ops.core import core
+from tilewright.ops.flatten import tiled_form
+from tilewright.ops.group import Group
+from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory, SizedCall
+from tilewright.runtime.measure import Progress
+from tilewright.runtime.pool import usable_cores
+from tilewright.schedule.choice import Choice
+from tilewright.schedule.schedule import Level, Schedule
+from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_program
+from tilewright.targets.cpu.choose import source_of
+from tilewright.targets.target import Report
+
+SMALL = 40  # sizes of an axis that are all looked at: beyond the rows of a register tile
+LOOKED_AT = 64  # points at which sources are generated ahead, of a range with more
+
+
+def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
+    """Of the anchors' choices for a group that which is predicted to be the fastest here."""
+    found = {
+        moved.schedule.digest: moved
+        for anchor in one.anchors
+        for moved in _moved(anchor.choices[number], group, machine)
+    }
+    for choice in sorted(found.values(), key=lambda choice: choice.predicted_s):
+        try:
+            source_of(group, choice.schedule)
+        except ScheduleError:
+            continue
+        return choice
+    raise ScheduleError(f'{group.label}: no schedule of another size computes it')
+
+
+def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
+    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
+    decisive = core(group)
+    for schedule in (cut(choice.schedule, group), choice.schedule):
+        try:
+            said = predict(decisive, schedule, machine)
+        except (ScheduleError, KeyError, StopIteration):
+            continue
+        yield replace(choice, schedule=schedule, predicted_s=said.seconds, limit=said.limit)
+        if schedule is choice.schedule:
+            break
+
+
+def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
+    """The choice with micro-kernels for every remainder of the dimensions that vary between two
+    sizes of its group: one library then serves all sizes.
+    """
+    schedule = choice.schedule
+    if schedule.schema != 'outer':
+        return choice
+    sizes = [tiled_form(group, schedule.reg.tile).main.sizes for group in (small, large)]
+    tails = tuple(
+        (f'{EVERY_TAIL}{d}', 1)
+        for d, tile in schedule.reg.tiles
+        if tile > 1 and d != schedule.vector and sizes[0].get(d) != sizes[1].get(d)
+    )
+    plain = tuple(o for o in schedule.options if not o[0].startswith(EVERY_TAIL))
+    return replace(choice, schedule=replace(schedule, options=plain + tails))
+
+
+def cut(schedule: Schedule, group: Group) -> Schedule:
+    """Tiles of caches that are no larger than the group, but for that of vectors."""
+    reg = schedule.reg.tile
+    sizes = tiled_form(group, reg).main.sizes
+    large = any(t > sizes.get(d, t) for d, t in schedule.levels[-1].tiles if d != schedule.vector)
+    if sizes.keys() != reg.keys() or not large:
+        return schedule
+    return replace(
+        schedule,
+        levels=tuple(
+            Level.of(
+                level.name, level.order,
+                {
+                    d: t if d == schedule.vector else max(reg[d], min(t, sizes[d]))
+                    for d, t in level.tiles
+                },
+            )
+            for level in schedule.levels
+        ),
+    )  # fmt: skip
+
+
+class SizedKernels:
+    """Libraries by the form of their source; those of sizes that were not foreseen are added."""
+
+    def __init__(self) -> None:
+        self.forms: dict[tuple[str, tuple[str, ...]], tuple[SizedSource, Path]] = {}
+        self.late = 0
+
+    def build(
+        self, sources: Iterable[tuple[SourceAtSize, tuple[str, ...]]], progress: Report | None
+    ) -> None:
+        """One library for each form among sources and their compiler's flags."""
+        members: dict[tuple[str, tuple[str, ...]], dict[tuple[int, ...], SourceAtSize]] = {}
+        for source, flags in sources:
+            members.setdefault((source.form, flags), {})[source.numbers] = source
+        merged = {key: SizedSource.of(list(some.values())) for key, some in members.items()}
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            waiting = {key: pool.submit(build, made.source, key[1]) for key, made in merged.items()}
+            for done, (key, future) in enumerate(waiting.items(), 1):
+                self.forms[key] = (merged[key], future.result())
+                if progress is not None:
+                    progress(Progress('build', key[0], done, len(waiting), 0.0, None))
+
+    def compiled(self, group: Group, choice: Choice) -> Compiled:
+        """The kernel of a group, from a library that is there."""
+        source = read_source(source_of(group, choice.schedule))
+        flags = compiler_flags(choice.schedule)
+        made, library = self.forms.get((source.form, flags), (None, None))
+        numbers = None if made is None else made.numbers(source)
+        if numbers is None or library is None:
+            self.late += 1
+            warnings.warn(
+                f'{group.label} has a form that was not built ahead; it is compiled now',
+                stacklevel=2,
+            )
+            made = SizedSource.of([source])
+            library = build(made.source, flags)
+            numbers = made.numbers(source)
+            assert numbers is not None
+            self.forms[source.form, flags] = (made, library)
+        sized = SizedCall(
+            numbers, source.parts, source.scratch_bytes, source.packed_bytes, source.packing
+        )
+        return Compiled(
+            group, choice.schedule, library, choice.predicted_s, choice.bound_s, choice.limit, sized
+        )
+
+
+def looked_at(box: Box) -> list[Point]:
+    """Points whose sources are generated ahead: all, or small ones, large ones and a grid."""
+    some = spread(box, LOOKED_AT)
+    if len(box) == 1 and len(some) < len(box[0]):
+        some += [(size,) for size in (*box[0][:SMALL], *box[0][-SMALL // 2 :])]
+    return list(dict.fromkeys(some))
+
+
+def build_ahead(
+    planned: Sequence[PlannedFamily], machine: Machine, progress: Report | None = None
+) -> SizedKernels:
+    """Every library that the points looked at need."""
+    kernels = SizedKernels()
+    sources: list[tuple[SourceAtSize, tuple[str, ...]]] = []
+    seen: set[tuple[str, str]] = set()
+    for one in planned:
+        for point in looked_at(one.family.box):
+            for number, group in one.groups(checked_program(one.family, point)).items():
+                choice = best_choice(one, number, group, machine)
+                key = (group.digest, choice.schedule.digest)
+                if key not in seen:
+                    seen.add(key)
+                    text = source_of(group, choice.schedule)
+                    sources.append((read_source(text), compiler_flags(choice.schedule)))
+    kernels.build(sources, progress)
+    return kernels
+
+
+def at_point(
+    saved: SavedRanges, point: Point, machine: Machine
+) -> tuple[Program, dict[str, Choice]]:
+    """The program of a point, and the choice for each of its groups."""
+    one = next(one for one in saved.families if one.family.holds(point))
+    program = checked_program(one.family, point)
+    return program, {
+        group.digest: best_choice(one, number, group, machine)
+        for number, group in one.groups(program).items()
+    }
+
+
+def bound(
+    saved: SavedRanges, kernels: SizedKernels, machine: Machine, threads: int,
+    point: Point, memory: SharedMemory,
+) -> Network:  # fmt: skip
+    """The network of one point."""
+    program, choices = at_point(saved, point, machine)
+    groups = {task.group.digest: task.group for task in program.tasks}
+    made = {digest: kernels.compiled(groups[digest], choices[digest]) for digest in groups}
+    return Network(program, plan(program), made, threads, memory)
