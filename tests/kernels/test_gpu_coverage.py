@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from devices import device
 from marks import needs_nvrtc
+from test_attention_kernels import attention, masks, sized
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -32,6 +33,7 @@ PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0
 STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
+    'attention': GpuSchedule.of('attention', bi=16, bj=16, ti=2, lanes=8, wide=1),
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'dfg': GpuSchedule.of('dfg', threads=64, bn=1, bk=8, bh=4, bw=8, tk=4, tp=2),
     'fft': GpuSchedule.of('fft', size=12, **TILED),
@@ -68,6 +70,9 @@ def problem(schema: str, edge: int) -> Group:
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
     if schema == 'rows':
         return softmax(shape=(3, 64 + edge))
+    if schema.startswith('attention'):
+        heads = sized(1, 2, 16 + edge, 32 + edge, 8 + edge, 12 - edge)
+        return attention(heads, between=masks(heads, 16))
     if schema == 'recurrence':
         kind = ('gru', 'lstm', 'rnn')[edge + 1]
         functions = {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilewright.errors import SpecError
 from tilewright.ops.compose import fresh, placed
@@ -97,6 +98,7 @@ def why_no_attention(group: Group) -> str:
     return ''
 
 
+@lru_cache(maxsize=256)
 def read_attention(group: Group) -> Attention:
     """[Group] -> [Attention]; SpecError for anything else."""
     if len(group.stages) < 5 or not group.stages[0].is_product_sum:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import GpuSchema
+from tilewright.kernels.gpu.schemas.attention import ATTENTION
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
 from tilewright.kernels.gpu.schemas.dfg import DFG
@@ -27,7 +28,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OWN = (
     TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT,
-    RECURRENCE,
+    RECURRENCE, ATTENTION,
 )  # fmt: skip
 FALLBACK = GENERAL  # computes every group but those whose steps follow each other
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one

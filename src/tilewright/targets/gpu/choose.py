@@ -167,8 +167,8 @@ def search(
 
     Without `products` by schemas that move one element at a time.
     """
-    if group.is_sequential:
-        found = _special(group, machine)
+    if group.is_sequential or (is_chained(group) and not products):
+        found = _special(group, machine) or _general(group, machine)
         return found[:top] if products else found[-1:]
     if is_chained(group):
         together = [
