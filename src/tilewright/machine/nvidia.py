@@ -30,8 +30,12 @@ _L2_SHARE, _L2_BYTES, _MEMORY_SHARE = 0.3, 64, 0.5
 
 
 def instructions_of(capability: tuple[int, int]) -> frozenset[str]:
-    """Matrix instructions of fp32 schedules that a GPU has; those of warpgroups are Hopper's."""
-    found = {'mma_tf32'} if capability >= (8, 0) else set()
+    """Matrix instructions of fp32 schedules that a GPU has; those of warpgroups are Hopper's.
+
+    resident_grid: blocks of a kernel may wait for each other, if CUDA starts all of them together.
+    """
+    found = {'resident_grid'} if capability >= (7, 0) else set()
+    found |= {'mma_tf32'} if capability >= (8, 0) else set()
     return frozenset(found | ({'wgmma_tf32'} if capability == (9, 0) else set()))
 
 

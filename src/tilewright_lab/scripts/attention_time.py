@@ -4,8 +4,8 @@
         [--tune model|measure] [--rounds 9] [--json FILE]
 
 Every result is compared with float64 first; a name is one of `WORKLOADS`. PyTorch computes fp32
-with TF32 off, on a GPU as a CUDA graph. The ratio is the median of the rounds' ratios, PyTorch's time
-over ours; what kernels were chosen is in the JSON file.
+with TF32 off, on a GPU as a CUDA graph. The ratio is the median of the rounds' ratios, PyTorch's
+time over ours; what kernels were chosen is in the JSON file.
 """
 
 from __future__ import annotations

@@ -169,7 +169,8 @@ def search(
     """
     if group.is_sequential or (is_chained(group) and not products):
         found = _special(group, machine) or _general(group, machine)
-        return found[:top] if products else found[-1:]
+        best = sorted(found, key=lambda choice: choice.predicted_s)
+        return tuple(best[:top]) if products else found[-1:]
     if is_chained(group):
         together = [
             schema.name

@@ -161,7 +161,8 @@ def _shared(kernel: Kernel) -> list[str]:
 
 def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dialect:
     """The dialect of one device; `own_target` is whether its OpenCL runs code for sm_90a."""
-    found = instructions_of(capability) - (frozenset() if own_target else {'wgmma_tf32'})
+    found = instructions_of(capability) - {'resident_grid'}
+    found -= frozenset() if own_target else {'wgmma_tf32'}
     if 'wgmma_tf32' in found:
         found |= {'wgmma_bf16', 'bulk_copy'}
     modern = capability >= (8, 0)

@@ -1,4 +1,4 @@
-"""The attention schema, `ATTENTION`: code.py says what its decisions mean, plan.py what is legal."""
+"""The attention schema, `ATTENTION`: code.py says what decisions mean, plan.py what is legal."""
 
 from __future__ import annotations
 
