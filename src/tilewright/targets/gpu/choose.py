@@ -216,7 +216,7 @@ def has_products(group: Group) -> bool:
 
 def is_thin(group: Group) -> bool:
     """Whether it multiplies a matrix that is read once by few rows."""
-    found = vector_candidates(group)
+    found = vector_candidates(group, moving=True)
     if not found:
         return False
     c = contract(group, found[0])
