@@ -240,6 +240,7 @@ beside that:
   finite is NaN or nothing."""
 
 _OTHERS = """\
-`--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: scatters, If
-and Loop that depend on values of the call, results of a size that depends on data, and of convolutions and poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which gather and
-scatter by computed places. With the number of node tests in which each occurs:"""
+`--fallback onnxruntime` ([networks.md](networks.md)) runs those that it has: scatters, If and Loop
+that depend on values of the call, results of a size that depends on data, and of convolutions and
+poolings `DeformConv`, `MaxUnpool` and `RoiAlign`, which gather and scatter by computed places. With
+the number of node tests in which each occurs:"""

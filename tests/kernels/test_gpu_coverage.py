@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from devices import device
 from marks import needs_nvrtc
+from test_attention_kernels import attention, masks, sized
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
@@ -32,6 +33,7 @@ PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0
 STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
+    'attention': GpuSchedule.of('attention', bi=16, bj=16, ti=2, lanes=8, wide=1),
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'dfg': GpuSchedule.of('dfg', threads=64, bn=1, bk=8, bh=4, bw=8, tk=4, tp=2),
     'fft': GpuSchedule.of('fft', size=12, **TILED),
@@ -41,6 +43,7 @@ CASES = {
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
+    'persistent': GpuSchedule.of('persistent', per=3, kept=1, batch=2),
     'recurrence': GpuSchedule.of('recurrence', threads=32, lanes=8, batch=2, wide=1),
     'rows': GpuSchedule.of('rows', threads=32),
     'rs': GpuSchedule.of('rs', **CNNOPT),
@@ -58,7 +61,7 @@ CASES = {
                                      bulk=1),
 }  # fmt: skip
 WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
-# No OpenCL that runs on a CPU has these.
+# No OpenCL that runs on a CPU has these, nor blocks that run together.
 MATRIX = ('fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
 
@@ -68,14 +71,18 @@ def problem(schema: str, edge: int) -> Group:
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
     if schema == 'rows':
         return softmax(shape=(3, 64 + edge))
-    if schema == 'recurrence':
+    if schema.startswith('attention'):
+        heads = sized(1, 2, 16 + edge, 32 + edge, 8 + edge, 12 - edge)
+        return attention(heads, between=masks(heads, 16))
+    if schema in ('recurrence', 'persistent'):
         kind = ('gru', 'lstm', 'rnn')[edge + 1]
         functions = {
             'gru': (SIGMOID, TANH), 'lstm': (SIGMOID, TANH, TANH), 'rnn': (TANH,)
         }[kind]  # fmt: skip
         layer = Recurrent(
             kind, 3, 2 + edge, 8 + edge, (False, True), (functions,) * 2,
-            projected=5 if kind == 'lstm' else 0, lengths='i32' if kind == 'gru' else '',
+            projected=5 if kind == 'lstm' and schema == 'recurrence' else 0,
+            lengths='i32' if kind == 'gru' else '',
             initial_state=kind != 'rnn',
         )  # fmt: skip
         return recurrence(layer)
@@ -109,7 +116,7 @@ def test_every_schema_is_here() -> None:
 @pytest.mark.parametrize('edge', range(-1, 2))
 @pytest.mark.parametrize('schema', CASES)
 def test_around_the_edges_of_a_tile(schema: str, edge: int) -> None:
-    on = device('host' if schema in MATRIX else 'opencl')
+    on = device('host' if schema in (*MATRIX, 'persistent') else 'opencl')
     group = problem(schema, edge)
     arrays = random_arrays(group, 3 + edge)
     constants = {t.name: arrays[t.name] for t in group.with_role('constant')}

@@ -61,6 +61,7 @@ PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
 # On a GPU branches run side by side.
 GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
+    'attention': lambda program, _: join_attention(program),
     'fuse': lambda program, cost: fuse(by_levels(program), cost),
     'prologue': put_before,
     'concat': lambda program, _: concat(program),

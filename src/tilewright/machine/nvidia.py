@@ -30,8 +30,12 @@ _L2_SHARE, _L2_BYTES, _MEMORY_SHARE = 0.3, 64, 0.5
 
 
 def instructions_of(capability: tuple[int, int]) -> frozenset[str]:
-    """Matrix instructions that schedules need and a GPU has; those of warpgroups are Hopper's."""
-    found = {'mma_half', 'mma_tf32'} if capability >= (8, 0) else set()
+    """Matrix instructions that schedules need and a GPU has; those of warpgroups are Hopper's.
+
+    resident_grid: blocks of a kernel may wait for each other, if CUDA starts all of them together.
+    """
+    found = {'resident_grid'} if capability >= (7, 0) else set()
+    found |= {'mma_half', 'mma_tf32'} if capability >= (8, 0) else set()
     hopper = {'wgmma_half_bf16', 'wgmma_half_f16', 'wgmma_tf32'}
     return frozenset(found | (hopper if capability == (9, 0) else set()))
 

@@ -1,9 +1,10 @@
-/* Runs a kernel of the host dialect: blocks one after the other, the threads of a block as
-   coroutines that hand over at barriers. Linked with one kernel, whose `tw_item` runs one thread.
+/* Runs a kernel of the host dialect: blocks one after the other, or all together where they wait for
+   each other; the threads of a block are coroutines that hand over at barriers. Linked with one
+   kernel, whose `tw_item` runs one thread.
 
    0      done
-   1      some threads of a block wait at a barrier that others left out, or for a copy in bulk that
-          nobody asks for
+   1      some threads of a block wait at a barrier that others left out, or for a copy in bulk or a
+          value of another block that nobody sends
    2      no memory
    3      a copy in bulk was asked for while its barrier counted another
 
@@ -19,7 +20,7 @@
 #define STACK_BYTES (64l << 10)
 #define WARP 32
 
-enum { READY, AT_BARRIER, AT_WARP, DONE };
+enum { READY, AT_BARRIER, AT_WARP, YIELDED, DONE };
 
 int tw_thread, tw_block[3];
 float *tw_shared_memory;
@@ -29,19 +30,20 @@ static ucontext_t *contexts;
 static int *states;
 static void **arguments;
 static int threads;
+static int base; /* of this block's threads among all that run together */
 
 void tw_item(void **args);
 
 static void begin(void)
 {
     tw_item(arguments);
-    states[tw_thread] = DONE;
-    swapcontext(&contexts[tw_thread], &scheduler);
+    states[base + tw_thread] = DONE;
+    swapcontext(&contexts[base + tw_thread], &scheduler);
 }
 
 static void wait_in(int state)
 {
-    const int self = tw_thread;
+    const int self = base + tw_thread;
     states[self] = state;
     swapcontext(&contexts[self], &scheduler);
 }
@@ -84,7 +86,7 @@ static void arrive(const struct copy *copy)
 
 void tw_copy(float *to, const float *from, int floats)
 {
-    struct queue *q = &queues[tw_thread];
+    struct queue *q = &queues[base + tw_thread];
     if (q->count == q->room) {
         const int room = q->room ? 2 * q->room : 64;
         struct copy *more = realloc(q->copies, room * sizeof *more);
@@ -99,7 +101,7 @@ void tw_copy(float *to, const float *from, int floats)
 
 void tw_copy_commit(void)
 {
-    struct queue *q = &queues[tw_thread];
+    struct queue *q = &queues[base + tw_thread];
     if (q->groups == q->group_room) {
         const int room = q->group_room ? 2 * q->group_room : 16;
         int *more = realloc(q->ends, room * sizeof *more);
@@ -114,7 +116,7 @@ void tw_copy_commit(void)
 
 void tw_copy_wait(int others)
 {
-    struct queue *q = &queues[tw_thread];
+    struct queue *q = &queues[base + tw_thread];
     for (; q->arrived < q->groups - others; q->arrived++) {
         const int first = q->arrived ? q->ends[q->arrived - 1] : 0;
         for (int i = first; i < q->ends[q->arrived]; i++)
@@ -174,9 +176,9 @@ static unsigned (*mma_a)[4], (*mma_b)[2];
    an operand are not looked at. */
 void tw_mma_tf32(float *d, const unsigned *a, const unsigned *b)
 {
-    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
-    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
+    const int lane = tw_thread % WARP, first = base + tw_thread - lane, g = lane / 4, t = lane % 4;
+    memcpy(mma_a[base + tw_thread], a, sizeof mma_a[0]);
+    memcpy(mma_b[base + tw_thread], b, sizeof mma_b[0]);
     wait_in(AT_WARP);
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
@@ -194,6 +196,30 @@ void tw_mma_tf32(float *d, const unsigned *a, const unsigned *b)
     wait_in(AT_WARP);
 }
 
+/* Another lane's value. */
+float tw_lane_xor(float value, int mask)
+{
+    const int lane = tw_thread % WARP, first = base + tw_thread - lane;
+    float other;
+    memcpy(mma_a[base + tw_thread], &value, sizeof value);
+    wait_in(AT_WARP);
+    memcpy(&other, mma_a[first + (lane ^ mask)], sizeof other);
+    wait_in(AT_WARP);
+    return other;
+}
+
+static int sent; /* values, by all blocks */
+
+void tw_send(float *p, float value, int tag)
+{
+    p[0] = value;
+    memcpy(p + 1, &tag, sizeof tag);
+    sent++;
+}
+
+/* Let the others go on: somebody may send what this thread waits for. */
+void tw_yield(void) { wait_in(YIELDED); }
+
 static float number(unsigned bits)
 {
     float value;
@@ -206,8 +232,8 @@ static float number(unsigned bits)
    d[g + 8 h][8 j + 2 t + i]. A word is one depth in TF32, or two neighbours in bf16. */
 static void wgmma(int n, float *d, const unsigned *a, const float *b, int half, int row8, int pairs)
 {
-    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
+    const int lane = tw_thread % WARP, first = base + tw_thread - lane, g = lane / 4, t = lane % 4;
+    memcpy(mma_a[base + tw_thread], a, sizeof mma_a[0]);
     wait_in(AT_WARP);
     for (int i = 0; i < n / 2; i++) {
         const int row = g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
@@ -304,10 +330,11 @@ static int all_in(int from, int to, int state)
     return 1;
 }
 
-/* One block: run every thread to its next stop, release those whose partners have arrived too. */
-static int run_block(char *stacks)
+/* Blocks from `first` on, so many of them together: run every thread to its next stop, release those
+   whose partners have arrived too. */
+static int run_blocks(char *stacks, const int *grid, int first, int blocks, float *shared, size_t floats)
 {
-    for (int i = 0; i < threads; i++) {
+    for (int i = 0; i < blocks * threads; i++) {
         getcontext(&contexts[i]);
         contexts[i].uc_stack.ss_sp = stacks + i * STACK_BYTES;
         contexts[i].uc_stack.ss_size = STACK_BYTES;
@@ -318,61 +345,70 @@ static int run_block(char *stacks)
     }
     memset(bulks, 0, sizeof bulks);
     for (;;) {
-        const int before = asked_for;
-        for (int i = 0; i < threads; i++) {
-            if (states[i] != READY)
-                continue;
-            tw_thread = i;
-            swapcontext(&scheduler, &contexts[i]);
-        }
-        if (failed)
-            return failed;
-        if (all_in(0, threads, DONE))
-            return 0;
-        int released = asked_for != before;
-        if (all_in(0, threads, AT_BARRIER)) {
-            memset(states, 0, threads * sizeof *states);
-            released = 1;
-        }
-        for (int warp = 0; warp < threads; warp += WARP) {
-            const int end = warp + WARP < threads ? warp + WARP : threads;
-            if (all_in(warp, end, AT_WARP)) {
-                memset(states + warp, 0, (end - warp) * sizeof *states);
+        int released = 0;
+        const int before = asked_for + sent;
+        for (int b = 0; b < blocks; b++) {
+            const int block = first + b;
+            base = b * threads;
+            tw_block[0] = block % grid[0];
+            tw_block[1] = block / grid[0] % grid[1];
+            tw_block[2] = block / grid[0] / grid[1];
+            tw_shared_memory = shared + b * floats;
+            for (int i = 0; i < threads; i++) {
+                const int was = states[base + i];
+                if (was != READY && was != YIELDED)
+                    continue;
+                tw_thread = i;
+                states[base + i] = READY;
+                swapcontext(&scheduler, &contexts[base + i]);
+                released |= was == YIELDED && states[base + i] != YIELDED;
+            }
+            if (failed)
+                return failed;
+            if (all_in(base, base + threads, AT_BARRIER)) {
+                memset(states + base, 0, threads * sizeof *states);
                 released = 1;
             }
+            for (int warp = base; warp < base + threads; warp += WARP) {
+                const int end = warp + WARP < base + threads ? warp + WARP : base + threads;
+                if (all_in(warp, end, AT_WARP)) {
+                    memset(states + warp, 0, (end - warp) * sizeof *states);
+                    released = 1;
+                }
+            }
         }
-        if (!released)
+        if (all_in(0, blocks * threads, DONE))
+            return 0;
+        if (!released && asked_for + sent == before)
             return 1;
     }
 }
 
-int tw_run(void **args, const int *grid, int count, long shared_floats)
+int tw_run(void **args, const int *grid, int count, long shared_floats, int together)
 {
-    const size_t bytes = count * (size_t)STACK_BYTES;
+    const int all = grid[0] * grid[1] * grid[2], beside = together ? all : 1;
+    const size_t running = beside * (size_t)count, bytes = running * STACK_BYTES;
     char *stacks = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED)
         return 2;
     arguments = args;
     threads = count;
-    contexts = malloc(count * sizeof *contexts);
-    states = malloc(count * sizeof *states);
-    mma_a = malloc(count * sizeof *mma_a);
-    mma_b = malloc(count * sizeof *mma_b);
-    queues = calloc(count, sizeof *queues);
+    contexts = malloc(running * sizeof *contexts);
+    states = malloc(running * sizeof *states);
+    mma_a = malloc(running * sizeof *mma_a);
+    mma_b = malloc(running * sizeof *mma_b);
+    queues = calloc(running, sizeof *queues);
     failed = 0;
-    const size_t shared_bytes = (shared_floats * 4 + 63) / 64 * 64 + 64;
-    tw_shared_memory = aligned_alloc(64, shared_bytes);
-    int status = contexts && states && mma_a && mma_b && queues && tw_shared_memory ? 0 : 2;
-    for (int z = 0; z < grid[2] && !status; z++)
-        for (int y = 0; y < grid[1] && !status; y++)
-            for (int x = 0; x < grid[0] && !status; x++) {
-                tw_block[0] = x, tw_block[1] = y, tw_block[2] = z;
-                memset(tw_shared_memory, 0xff, shared_bytes); /* nothing may rest on zeros: NaN */
-                status = run_block(stacks);
-            }
-    for (int i = 0; queues && i < count; i++)
+    const size_t floats = (shared_floats + 15) / 16 * 16 + 16;
+    float *shared = aligned_alloc(64, beside * floats * sizeof(float));
+    int status = contexts && states && mma_a && mma_b && queues && shared ? 0 : 2;
+    for (int first = 0; first < all && !status; first += beside) {
+        memset(shared, 0xff, beside * floats * sizeof(float)); /* nothing may rest on zeros: NaN */
+        status = run_blocks(stacks, grid, first, beside, shared, floats);
+    }
+    for (size_t i = 0; queues && i < running; i++)
         free(queues[i].copies), free(queues[i].ends);
-    free(contexts), free(states), free(mma_a), free(mma_b), free(queues), free(tw_shared_memory);
+    free(contexts), free(states), free(mma_a), free(mma_b), free(queues), free(shared);
     munmap(stacks, bytes);
     return status;
 }

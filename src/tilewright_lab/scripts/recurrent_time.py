@@ -14,38 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import tilewright as tw
 from tilewright.cli.output import versions
-from tilewright_lab.peers.torch_graph import replayed
-
-
-def spent(call: Callable[[], object]) -> float:
-    """Seconds of the process for one call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def contestants(
-    layer: Any, x: Any, net: Any, target: str
-) -> tuple[Callable[[], float], Callable[[], float]]:
-    """(ours, PyTorch's): functions that return the seconds of a call."""
-    given = {net.inputs[0].name: x.numpy()}
-    if target == 'cpu':
-        return lambda: spent(lambda: net.run(given)), lambda: spent(lambda: layer(x))
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    on_device, moved = layer.cuda(), x.cuda()
-    peer = replayed(torch, 'torch', lambda: on_device(moved)[0], {})
-    return lambda: statistics.median(net.time(given, 5)), lambda: min(peer.time(1))
+from tilewright_lab.scripts.beside_torch import contestants, in_turns, medians
 
 
 def main() -> None:
@@ -68,10 +44,8 @@ def main() -> None:
     options = {'threads': given.threads} if given.target == 'cpu' else {}
     net = tw.compile(layer, example_inputs=[x], target=given.target, check=False, **options)
     error = float(np.abs(net(x.numpy())[0] - layer(x)[0].numpy()).max())
-    ours, theirs = contestants(layer, x, net, given.target)
-    samples = [(ours(), theirs()) for _ in range(1 + given.rounds)][1:]  # the first warms up
-    ratio = statistics.median(b / a for a, b in samples)
-    mean = [1e3 * statistics.median(one) for one in zip(*samples, strict=True)]
+    samples, ratio = in_turns(*contestants(layer, [x], net, given.target), given.rounds)
+    mean = medians(samples, 1e3)
     print(
         f'{given.kind} {given.features}->{given.hidden}, {given.steps} steps, batch '
         f'{given.batch}: {mean[0]:.3f} ms, PyTorch {mean[1]:.3f} ms, ratio {ratio:.2f}; largest '

@@ -150,7 +150,7 @@ def boxed(count: Array, dims: Sequence[tuple[str, int]]) -> dict[str, Array]:
 
 
 def contraction_of(group: Group) -> Contraction:
-    return contract(group, vector_candidates(group)[0])
+    return contract(group, vector_candidates(group, moving=True)[0])
 
 
 def reduced(batch: Batch, c: Contraction, depth: Array) -> tuple[Sizes, Sizes]:

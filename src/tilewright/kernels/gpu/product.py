@@ -1,8 +1,9 @@
 """What schemas of sums of products share: the plan's dimensions, its checks, and parts of a module.
 
-Goes in: a group whose main stage is a sum of products with a constant operand. Comes out:
+Goes in: a group whose main stage is a sum of products, with a constant operand but for schemas that
+pack in every call. Comes out:
 `ProductPlan`, which the plans of schemas extend; `require`, which refuses schedules; the kernel
-that packs the constant operand, and the module around a kernel whose blocks may share a tile.
+that packs an operand, and the module around a kernel whose blocks may share a tile.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ class ProductPlan:
     def groups(self) -> int:
         return math.prod(size for _, size in self.batch)
 
+    @property
+    def moving(self) -> bool:
+        """Whether the operand of columns is computed, and so packed in every call."""
+        return self.group.tensor(self.contraction.b.tensor).role != 'constant'
+
 
 @dataclass(frozen=True)
 class BlockedPlan(ProductPlan):
@@ -82,9 +88,12 @@ class BlockedPlan(ProductPlan):
 
 
 @lru_cache(maxsize=256)
-def product_of(group: Group, schema: str) -> Contraction:
-    """The roles of a group's dimensions; raises ScheduleError where it is not a sum of products."""
-    candidates = vector_candidates(group)
+def product_of(group: Group, schema: str, moving: bool = False) -> Contraction:
+    """The roles of a group's dimensions; raises ScheduleError where it is not a sum of products.
+
+    `moving`: both operands may be computed.
+    """
+    candidates = vector_candidates(group, moving=moving)
     if not candidates:
         raise ScheduleError(f'{group.label}: the {schema} schema needs a sum of products')
     return contract(group, candidates[0])
@@ -98,7 +107,7 @@ def require(group: Group, schedule: GpuSchedule, checks: Iterable[tuple[str, obj
 
 
 def pack_kernel(name: str, p: ProductPlan, packed: Array, body: Sequence[str]) -> Kernel:
-    """The constant operand into `packed`, a thread for each element: its number is `flat`."""
+    """The operand of columns into `packed`, a thread for each element: its number is `flat`."""
     head = [
         f'const int flat = BLOCK_X * {PACK_THREADS} + THREAD;',
         f'if (flat >= {packed.elements})',
@@ -125,15 +134,19 @@ def buffers_of(arrays: Iterable[Array]) -> list[Buffer]:
 
 
 def module_of(
-    p: ProductPlan, arrays: Iterable[Array], pack: Kernel, kernels: Iterable[Kernel],
+    p: ProductPlan, arrays: Iterable[Array], pack: Kernel | None, kernels: Iterable[Kernel],
     front: Front | None = None,
 ) -> Module:  # fmt: skip
-    """A module that packs once and then runs `kernels`, with memory for `arrays`."""
+    """A module that packs and then runs `kernels`, with memory for `arrays`.
+
+    It packs ahead, once, unless the operand is computed.
+    """
+    packs = (Step.of(pack),) if pack else ()
     operands = {item.name: item.tensor for item in p.epilogue.operands}
     operands |= {number.argument: number.tensor for number in (front.numbers if front else ())}
     return Module(
         p.group,
         (*tensor_buffers(p.group), *buffers_of(arrays)),
-        tuple(Step.of(kernel, **operands) for kernel in kernels),
-        (Step.of(pack),),
+        (*(packs if p.moving else ()), *(Step.of(kernel, **operands) for kernel in kernels)),
+        () if p.moving else packs,
     )

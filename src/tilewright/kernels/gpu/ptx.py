@@ -46,6 +46,12 @@ BULK_TEST = (
     '{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }'
 )
 
+# Words of eight bytes between blocks, each seen whole or not at all: %0 where, %1 what; %0 what, or
+# %0 and %1, then where.
+SEND = 'st.relaxed.gpu.global.u64 [%0], %1;'
+ASK = 'ld.relaxed.gpu.global.u64 %0, [%1];'
+ASK_TWO = 'ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];'
+
 # What rounds two floats to bf16 in one word, %1 in its upper half, and the depths of a warpgroup's
 # instruction with what stands behind its operands: bf16's also say that b is not transposed.
 BF16_PAIR = 'cvt.rn.bf16x2.f32 %0, %1, %2;'

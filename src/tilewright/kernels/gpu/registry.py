@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import GpuSchema
+from tilewright.kernels.gpu.schemas.attention import ATTENTION
 from tilewright.kernels.gpu.schemas.channels import CHANNELS
 from tilewright.kernels.gpu.schemas.cnnopt import RS, S
 from tilewright.kernels.gpu.schemas.depthwise import DEPTHWISE
@@ -18,7 +19,7 @@ from tilewright.kernels.gpu.schemas.fft import FFT
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
-from tilewright.kernels.gpu.schemas.recurrence import RECURRENCE
+from tilewright.kernels.gpu.schemas.recurrence import PERSISTENT, RECURRENCE
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.kernels.gpu.schemas.transposed import TRANSPOSED
@@ -29,7 +30,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OWN = (
     TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT,
-    RECURRENCE, VECTOR, CHANNELS,
+    RECURRENCE, ATTENTION, PERSISTENT, VECTOR, CHANNELS,
 )  # fmt: skip
 FALLBACK = GENERAL  # computes every group but those whose steps follow each other
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one

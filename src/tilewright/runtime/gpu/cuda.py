@@ -255,7 +255,7 @@ class CudaDevice(Device):
             call.program.handle[1], *grid, kernel.threads, 1, 1, kernel.shared_bytes, self.stream,
             pointers.ctypes.data, 0,
         )  # fmt: skip
-        return Launch(arguments, (pointers, holders))
+        return Launch(arguments, (pointers, holders), None, 'resident_grid' in kernel.needs)
 
     def launch(self, call: Call) -> None:
         doing = f' while starting {call.program.kernel.name}'
@@ -277,7 +277,8 @@ class CudaDevice(Device):
 
     def batched(self, calls: Sequence[Call], count: int, repeats: int) -> list[float]:
         prepared = [self.prepare(call) for call in calls]
-        if any(one.run for one in prepared):  # a library starts its own kernels
+        # A library starts its own kernels; blocks that run together have a launch of their own.
+        if any(one.run or one.together for one in prepared):
             return self.time(calls, repeats)
         launches = []
         for one in prepared:

@@ -18,18 +18,22 @@ Checked = Callable[..., Any]
 class Launch(NamedTuple):
     """One launch: the driver's arguments, and what they point to, kept alive.
 
-    `run`: what starts it instead, on the device's stream, where a library does.
+    `run`: what starts it instead, on the device's stream, where a library does. `together`: all
+    blocks run at once, or none.
     """
 
     arguments: tuple
     keep: object
     run: Callable[[], None] | None = None
+    together: bool = False
 
 
 def start(cu: Any, checked: Checked, launch: Launch, doing: str) -> None:
     """Start one launch, or record it where its stream is being captured."""
     if launch.run is not None:
         launch.run()
+    elif launch.together:
+        checked(cu.cuLaunchCooperativeKernel(*launch.arguments[:-1]), doing)
     else:
         checked(cu.cuLaunchKernel(*launch.arguments), doing)
 

@@ -26,6 +26,8 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program, Resources, bytes_of
 from tilewright.runtime.verify import guarded_empty
 
+# What kernels may need here and nobody proposes: a fence, blocks and lanes that wait for others.
+NOT_CHOSEN = frozenset({'device_fence', 'lane_xor', 'resident_grid'})
 FLAGS = ('-O1', '-fno-strict-aliasing', '-w', '-lm')
 
 
@@ -39,7 +41,7 @@ def _machine(limits: GpuMachine) -> GpuMachine:
         limits, name='host', multiprocessors=1, clock_ghz=_clock_ghz(), fp32_lanes=1,
         l2_bytes=known_gpu('pocl').l2_bytes, global_gbps=known_gpu('pocl').global_gbps,
         l2_gbps=known_gpu('pocl').l2_gbps, shared_gbps=known_gpu('pocl').shared_gbps,
-        capability=(0, 0), instructions=tuple(sorted(HOST.capabilities - {'device_fence'})),
+        capability=(0, 0), instructions=tuple(sorted(HOST.capabilities - NOT_CHOSEN)),
         assumed=('global_gbps', 'l2_bytes', 'l2_gbps', 'shared_gbps'),
     )  # fmt: skip
 
@@ -96,12 +98,14 @@ class HostDevice(Device):
         pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
         grid = (ctypes.c_int * 3)(*(call.grid or kernel.grid))
         run = call.program.handle.tw_run
-        status = run(pointers, grid, kernel.threads, ctypes.c_long(kernel.shared_bytes // 4))
+        together = int('resident_grid' in kernel.needs)
+        shared = ctypes.c_long(kernel.shared_bytes // 4)
+        status = run(pointers, grid, kernel.threads, shared, together)
         if status == 1:
             raise CheckError(
                 f'kernel {kernel.name}: threads of one block wait at different barriers, or some '
-                f'left before one, or wait for a copy in bulk that nobody asks for; every thread '
-                f'has to reach every barrier'
+                f'left before one, or wait for a copy in bulk or a value that nobody sends; every '
+                f'thread has to reach every barrier'
             )
         if status == 3:
             raise CheckError(

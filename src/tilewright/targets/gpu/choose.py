@@ -168,9 +168,10 @@ def search(
 
     Without `products` by schemas that move one element at a time.
     """
-    if group.is_sequential:
-        found = _special(group, machine)
-        return found[:top] if products else found[-1:]
+    if group.is_sequential or (is_chained(group) and not products):
+        found = _special(group, machine) or _general(group, machine)
+        best = sorted(found, key=lambda choice: choice.predicted_s)
+        return tuple(best[:top]) if products else found[-1:]
     if is_chained(group):
         together = [
             schema.name
@@ -226,7 +227,7 @@ def is_thin(group: Group) -> bool:
     """Whether it multiplies a matrix that is read once by few rows; half types are not: matrix
     instructions read them sixteen bytes at a time.
     """
-    found = vector_candidates(group)
+    found = vector_candidates(group, moving=True)
     if not found or group.half:
         return False
     c = contract(group, found[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.gpu import ptx
-from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units
+from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units, what_lanes_need
 from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
@@ -205,8 +205,37 @@ static __device__ __forceinline__ void
 """
 
 
+_LANES = """\
+#define LANE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
+"""
+
+# A value and the number of its step are one word, which is written and read at once. A wait that
+# lasts for seconds is an error: the kernel is stopped, where it would hang for ever.
+_TOGETHER = f"""\
+struct PAIRS {{ unsigned long long word[2]; }};
+static __device__ __forceinline__ void SEND(float *p, float value, int tag)
+{{
+    const unsigned long long step = (unsigned)tag, both = step << 32 | __float_as_uint(value);
+    asm volatile("{ptx.SEND}" :: "l"(p), "l"(both) : "memory");
+}}
+static __device__ __forceinline__ void ASK1(PAIRS &r, const float *p)
+{{
+    asm volatile("{ptx.ASK}" : "=l"(r.word[0]) : "l"(p) : "memory");
+}}
+static __device__ __forceinline__ void ASK2(PAIRS &r, const float *p)
+{{
+    asm volatile("{ptx.ASK_TWO}" : "=l"(r.word[0]), "=l"(r.word[1]) : "l"(p) : "memory");
+}}
+#define HAS1(r, t) ((int)((r).word[0] >> 32) == (t))
+#define HAS2(r, t) (HAS1(r, t) && (int)((r).word[1] >> 32) == (t))
+#define RECEIVED(r, i) __uint_as_float((unsigned)(r).word[i])
+#define PAUSE(polls) if (++polls > (1 << 24)) __trap()
+"""
+
+
 def _extra(kernels: Sequence[Kernel]) -> str:
-    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _COMMON_HALF)
+    units = matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _COMMON_HALF)
+    return units + what_lanes_need(kernels, _LANES, _TOGETHER)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
@@ -238,6 +267,6 @@ CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
-        'bulk_copy', 'device_fence',
+        'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
     }), extra=_extra,
 )  # fmt: skip

@@ -6,7 +6,9 @@ with a C compiler. It is slow, and meant to be: the definition of what a kernel 
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.dialects.table import Dialect
+from collections.abc import Sequence
+
+from tilewright.kernels.gpu.dialects.table import Dialect, what_lanes_need
 from tilewright.kernels.gpu.language import ELEMENT, Kernel, Scalar, padded
 
 WORDS = {
@@ -99,6 +101,34 @@ static inline unsigned BF16_PAIR(float low, float high) { return BF16(low) | BF1
 """
 
 
+# Lanes that exchange values; values with the number of their step that blocks send to each other.
+_LANES = """\
+float tw_lane_xor(float value, int mask);
+#define LANE_XOR(value, mask) tw_lane_xor(value, mask)
+"""
+_TOGETHER = """\
+typedef struct { float value[2]; int tag[2]; } PAIRS;
+void tw_send(float *p, float value, int tag);
+void tw_yield(void);
+static inline void tw_ask(PAIRS *r, const float *p, int count)
+{
+    for (int i = 0; i < count; i++)
+        r->value[i] = p[2 * i], memcpy(&r->tag[i], p + 2 * i + 1, 4);
+}
+#define SEND(p, v, t) tw_send(p, v, t)
+#define ASK1(r, p) tw_ask(&(r), p, 1)
+#define ASK2(r, p) tw_ask(&(r), p, 2)
+#define HAS1(r, t) ((r).tag[0] == (t))
+#define HAS2(r, t) ((r).tag[0] == (t) && (r).tag[1] == (t))
+#define RECEIVED(r, i) ((r).value[i])
+#define PAUSE(polls) tw_yield()
+"""
+
+
+def _extra(kernels: Sequence[Kernel]) -> str:
+    return what_lanes_need(kernels, _LANES, _TOGETHER)
+
+
 def _entry(kernel: Kernel, parameters: str) -> str:
     return f'static void {kernel.name}({parameters})'
 
@@ -135,6 +165,6 @@ HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
-        'bulk_copy', 'device_fence',
-    }), tail=_tail,
+        'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
+    }), extra=_extra, tail=_tail,
 )  # fmt: skip

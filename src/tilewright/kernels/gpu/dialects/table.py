@@ -43,6 +43,12 @@ def matrix_units(
     return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 
+def what_lanes_need(kernels: Sequence[Kernel], lanes: str, together: str) -> str:
+    """The texts of words for lanes, and for blocks, that exchange values, where one needs them."""
+    needs = {need for kernel in kernels for need in kernel.needs}
+    return lanes * ('lane_xor' in needs) + together * ('resident_grid' in needs)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One target language.
@@ -54,7 +60,8 @@ class Dialect:
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
     capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half',
-                  'wgmma_half_f16', 'wgmma_half_bf16', 'bulk_copy', 'device_fence'
+                  'wgmma_half_f16', 'wgmma_half_bf16', 'bulk_copy', 'device_fence', 'lane_xor'
+                  (lanes of a warp exchange values), 'resident_grid' (all blocks run together)
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     """

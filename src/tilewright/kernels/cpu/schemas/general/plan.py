@@ -156,14 +156,15 @@ class Piece:
 
 
 class Tables:
-    """The tables of a translation unit, each once."""
+    """The tables of a translation unit, or of a part of it, each once; names have a `prefix`."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = 'table') -> None:
+        self._prefix = prefix
         self._known: dict[tuple[int, ...], Table] = {}
 
     def of(self, values: Sequence[int], extent: int) -> Table:
         clean = tuple(v if 0 <= v < extent else -1 for v in values)
-        return self._known.setdefault(clean, Table(f'table_{len(self._known)}', clean))
+        return self._known.setdefault(clean, Table(f'{self._prefix}_{len(self._known)}', clean))
 
     def all(self) -> Iterable[Table]:
         return self._known.values()

@@ -19,6 +19,7 @@ from tilewright.kernels.gpu.schemas.dfg.plan import BLOCK, NAME, check_fits, pla
 from tilewright.kernels.gpu.schemas.dfg.segment import LEAST_COLUMNS, ordered
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
+from tilewright.ops.attention import why_no_attention
 from tilewright.ops.chain import is_chained
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
@@ -33,7 +34,12 @@ SLID = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 4), (2, 4), (4, 4))  # outputs of a 
 
 def table(group: Group, intrinsic: str) -> Table:
     """Values of each decision, for groups that only this schema keeps together."""
-    return decisions(group, intrinsic) if is_chained(group) and group.is_plain else {}
+    return decisions(group, intrinsic) if _is_own(group) else {}
+
+
+def _is_own(group: Group) -> bool:
+    """Whether no other schema keeps it together: rows of scores do not fit where they are long."""
+    return is_chained(group) and group.is_plain and why_no_attention(group) != ''
 
 
 def decisions(group: Group, intrinsic: str) -> Table:
@@ -93,7 +99,7 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     """Few schedules for groups that only this schema keeps together, those that keep the machine's
     multiprocessors busy for the shortest time first.
     """
-    if not is_chained(group) or not group.is_plain:
+    if not _is_own(group):
         return ()
     found: dict[GpuSchedule, float] = {}
     known = set()

@@ -1,14 +1,25 @@
-"""The recurrence schema, `RECURRENCE`: steps that follow each other; code.py says how."""
+"""Schemas of steps that follow each other: `RECURRENCE`, a kernel for each phase of a step
+(code.py), and `PERSISTENT`, one kernel for all steps (persistent.py).
+"""
 
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import GpuSchema
-from tilewright.kernels.gpu.schemas.recurrence.code import NAME, generate, propose
+from tilewright.kernels.gpu.schemas.recurrence import code, persistent
 
 RECURRENCE = GpuSchema(
-    name=NAME,
+    name=code.NAME,
     words='recurrent: a kernel for each phase of a step, some lanes for each unit',
-    generate=generate,
+    generate=code.generate,
     whole=True,
-    propose=propose,
+    propose=code.propose,
+    work=code.work,
+)
+PERSISTENT = GpuSchema(
+    name=persistent.NAME,
+    words='recurrent: one kernel for all steps, weights in registers and shared memory',
+    generate=persistent.generate,
+    whole=True,
+    propose=persistent.propose,
+    work=persistent.work,
 )

@@ -18,7 +18,7 @@ their sums in shared memory, and then each computes the functions of one sequenc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.expression import C_TYPES
@@ -29,6 +29,7 @@ from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import table_lines
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.kernels.gpu.work import WARP, Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -52,17 +53,22 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
             f'give a power of two that divides the threads, and no more sequences than lanes'
         )
     phases = [
-        Step.of(_PhaseKernel(steps, number, threads, lanes, batch, wide == 1).kernel())
+        Step.of(PhaseKernel(steps, number, threads, lanes, batch, wide == 1).kernel())
         for number in range(len(steps.phases))
     ]
-    begin, finish = Step.of(_Begin(steps).kernel()), Step.of(_Finish(steps).kernel())
-    own = [
-        Buffer(name, _dims(steps, name), _sizes(steps, name), group.tensor(name).dtype)
-        for name in (*steps.carried, *steps.kept)
-    ]
+    begin, finish = Step.of(Begin(steps).kernel()), Step.of(Finish(steps).kernel())
+    own = own_buffers(steps, (*steps.carried, *steps.kept))
     turn = Buffer(TURN, ('turn',), (2,), 'i32', zeroed=True)
     buffers = (*tensor_buffers(group), *own, turn)
     return Module(group, buffers, (begin, *phases * steps.steps, finish))
+
+
+def own_buffers(steps: StepPlan, names: Iterable[str]) -> list[Buffer]:
+    """Memory for what steps hand on."""
+    return [
+        Buffer(name, _dims(steps, name), _sizes(steps, name), steps.group.tensor(name).dtype)
+        for name in names
+    ]
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
@@ -82,6 +88,30 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     )
 
 
+def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
+    """[Group, GpuSchedule] -> [Work]: blocks of all steps; each reads its rows of weights again."""
+    steps = step_plan(group)
+    threads, lanes, batch = (schedule[n] for n in ('threads', 'lanes', 'batch'))
+    owners, parts = threads // lanes, -(-steps.batch // batch)
+    blocks = products = sums = copied = 0
+    for phase in steps.phases:
+        grid = -(-steps.directions * phase.width // owners) * parts
+        blocks += grid
+        for p in phase.products:
+            own = p.gates * batch
+            products += grid * threads / WARP * own * -(-p.units // lanes)
+            sums += grid * threads / WARP * own
+            copied += 4 * grid * p.units * (owners * p.gates + batch)
+    most = max(p.gates for phase in steps.phases for p in phase.products)
+    joins = (2 + 3 * math.log2(lanes)) * sums / blocks
+    return Work(
+        blocks * steps.steps, 1, threads, registers or 32 + most * (batch + 1),
+        4 * most * batch * threads, 1, 1, products / blocks, 0.0, joins, joins,
+        copied / blocks / (4 * WARP), copied / blocks, 60.0 * threads / WARP,
+        8.0 * owners * batch, 0.0, extra_kernels=len(steps.phases) * steps.steps + 1,
+    )  # fmt: skip
+
+
 def _dims(steps: StepPlan, name: str) -> tuple[str, ...]:
     return ('parity', 'd', 'n', 'h') if name in steps.carried else ('d', 'n', 'h')
 
@@ -94,9 +124,9 @@ def _sizes(steps: StepPlan, name: str) -> tuple[int, ...]:
 class _Texts:
     """What kernels of a group read and write, and the texts of elements and expressions."""
 
-    def __init__(self, steps: StepPlan) -> None:
+    def __init__(self, steps: StepPlan, tables: str = 'table') -> None:
         self.steps, self.group = steps, steps.group
-        self.typed, self.tables = GpuTyped(), Tables()
+        self.typed, self.tables = GpuTyped(), Tables(tables)
         self.used: dict[str, bool] = {}  # tensor -> whether it is written
 
     def use(self, name: str, written: bool = False) -> str:
@@ -161,13 +191,13 @@ class _Texts:
         return f'{self.use(out.name, written=True)}[{total(terms)}] = {value};'
 
 
-class _PhaseKernel(_Texts):
+class PhaseKernel(_Texts):
     """One phase of a step, whichever it is."""
 
     def __init__(
         self, steps: StepPlan, number: int, threads: int, lanes: int, batch: int, wide: bool
     ) -> None:
-        super().__init__(steps)
+        super().__init__(steps, f'table_{number}' if number else 'table')
         self.number, self.phase = number, steps.phases[number]
         self.threads, self.lanes, self.at_once, self.wide = threads, lanes, batch, wide
 
@@ -310,7 +340,7 @@ def _loaded(name: str, element: str, kind: str, four: bool) -> str:
     return f'const {kind} {name} = {element};'
 
 
-class _Begin(_Texts):
+class Begin(_Texts):
     """States before the first step, as they are given, or zero; one thread for each element."""
 
     def kernel(self) -> Kernel:
@@ -334,8 +364,11 @@ class _Begin(_Texts):
         return self.steps.directions * self.steps.batch * self._widest
 
 
-class _Finish(_Texts):
+class Finish(_Texts):
     """The rows behind the steps: last states and cells, one thread for each element."""
+
+    def __init__(self, steps: StepPlan) -> None:
+        super().__init__(steps, 'table_last')
 
     def kernel(self) -> Kernel:
         steps, final = self.steps, self.steps.final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import SPLITS, GpuSchema, Probe, Table, each
-from tilewright.kernels.gpu.schemas.tiled.code import generate
+from tilewright.kernels.gpu.schemas.tiled.code import PACK, generate
 from tilewright.kernels.gpu.schemas.tiled.counts import need, tiling, work
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -28,6 +28,7 @@ TILED = GpuSchema(
     intrinsics={'fma': 1.0, 'mma_tf32x3': 2.0},
     front=True,
     table=table,
+    fixed=lambda kernel: kernel.name == PACK,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split')),
     sampled={
         'fma': {

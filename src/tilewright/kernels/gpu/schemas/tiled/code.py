@@ -1,10 +1,10 @@
 """The tiled schema: a sum of products as a blocked matrix product whose left side is never stored.
 
-Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
-Comes out: a module. The roles of dimensions are those of kernels/cpu/contraction.py; for a
-convolution
+Goes in: a group whose main stage is a sum of products, and a schedule. Comes out: a module. The roles of
+dimensions are those of kernels/cpu/contraction.py; for a convolution
 
-    columns   k                       packed ahead: [batch][window and channels][k], zero behind K
+    columns   k                       packed ahead: [batch][window and channels][k], zero behind K;
+                                      where they are computed, in every call, or read as they are
     rows      n h w, flattened        gathered; padding becomes zeros in shared memory
     depth     r s (outer), c (inner)  in pieces of `kb`, through `stages` buffers of shared memory
 
@@ -51,18 +51,21 @@ from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-NAME = 'tiled'
+NAME, PACK = 'tiled', 'tiled_pack'
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     sums = workspace(p.split, p.tiles, p.bk * p.bp)
-    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)], p.front)
+    main = [main_kernel(p, sums)]
+    if p.direct:
+        return module_of(p, sums, None, main, p.front)
+    return module_of(p, [p.packed, *sums], _pack_kernel(p), main, p.front)
 
 
 def _pack_kernel(p: TiledPlan) -> Kernel:
-    """The constant operand into [batch][depth][columns], zeros where there is nothing."""
+    """The operand of columns into [batch][depth][columns], zeros where there is nothing."""
     c, packed = p.contraction, p.packed
     loop = c.loop or '_none'
     sizes = zip(('g_', 'e', c.vector), packed.sizes, strict=True)
@@ -74,7 +77,7 @@ def _pack_kernel(p: TiledPlan) -> Kernel:
         f'window < {p.window_points};',
         f'@{packed.name}[g=g_, e=e, k={c.vector}] = there ? {pieces.element(p.group, c.b)} : 0.0f;',
     ]
-    return pack_kernel('tiled_pack', p, replace(packed, written=True), body)
+    return pack_kernel(PACK, p, replace(packed, written=True), body)
 
 
 def main_kernel(p: TiledPlan, sums: Sequence[Array]) -> Kernel:

@@ -68,10 +68,13 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         reads, wavefronts = reads + 2 * elements, wavefronts + 2 * elements
         other += elements * (front_functions(group) + numbers)
     tile = 4.0 * p.bk * p.bp
+    packs = p.moving and not p.direct  # reads every element, writes the packed ones
+    moved = 8.0 * p.packed.elements if packs else 0.0
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, products, matrix, reads, wavefronts,
         depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
+        extra_kernels=int(packs), extra_bytes=moved,
     )  # fmt: skip
 
 

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.front import Front
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import gpu_epilogue, gpu_front
 from tilewright.kernels.gpu.language import Array
 from tilewright.kernels.gpu.product import BlockedPlan, product_of, require
 from tilewright.kernels.gpu.work import WARP
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, row_major_strides
 from tilewright.schedule.gpu import GpuSchedule
 
+MOST_TILES = 65535  # blocks along the second dimension of a grid
 INTRINSICS = ('fma', 'mma_tf32x3')
 
 
@@ -86,9 +90,27 @@ class TiledPlan(BlockedPlan):
     def row_tiles(self) -> int:
         return -(-self.points // self.bp)
 
+    @cached_property
+    def direct(self) -> bool:
+        """Whether a computed operand lies in memory as it would be packed."""
+        c = self.contraction
+        if not self.moving or self.windows or c.b.tensor == self.image:
+            return False
+        if self.depth != self.channels or self.column_tiles * self.bk != self.columns:
+            return False
+        names = [*(d for d, _ in self.batch), *([c.loop] if c.loop else []), c.vector]
+        packed = row_major_strides([self.sizes[d] for d in names])
+        strides, const = access_strides(self.group, c.b)
+        return const == 0 and all(
+            strides.get(d, 0) == step or self.sizes[d] == 1
+            for d, step in zip(names, packed, strict=True)
+        )
+
     @property
     def packed(self) -> Array:
-        """The constant operand: [batch][depth][columns]."""
+        """The operand of columns: [batch][depth][columns]; its own tensor where that is so."""
+        if self.direct:
+            return pieces.argument(self.group.tensor(self.contraction.b.tensor))
         sizes = (self.groups, self.depth, self.column_tiles * self.bk)
         return Array(f'{self.contraction.b.tensor}_packed', ('g', 'e', 'k'), sizes)
 
@@ -99,7 +121,7 @@ class TiledPlan(BlockedPlan):
 
 def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
     """[Group, GpuSchedule] -> [TiledPlan]; raises ScheduleError where the schedule is not legal."""
-    contraction = product_of(group, 'tiled')
+    contraction = product_of(group, 'tiled', moving=True)
     if contraction.columns:
         raise ScheduleError(f'{group.label}: further columns {contraction.columns} are not tiled')
     numbers = {n: schedule[n] for n in ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')}
@@ -132,6 +154,10 @@ def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
             ),
             ('every thread loads as much', p.kb * p.bp % p.threads == 0),
             (f'split is at most the {p.iterations} pieces', p.split <= p.iterations),
+            (
+                f'there are at most {MOST_TILES} tiles of columns',
+                p.column_tiles * p.groups <= MOST_TILES,
+            ),
         ],
     )
     return p

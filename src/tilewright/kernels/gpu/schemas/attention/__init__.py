@@ -1,0 +1,21 @@
+"""The attention schema, `ATTENTION`: code.py says what decisions mean, plan.py what is legal."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.schema import GpuSchema
+from tilewright.kernels.gpu.schemas.attention.code import generate
+from tilewright.kernels.gpu.schemas.attention.counts import need, work
+from tilewright.kernels.gpu.schemas.attention.plan import NAME
+from tilewright.kernels.gpu.schemas.attention.space import propose, table
+
+ATTENTION = GpuSchema(
+    name=NAME,
+    words='attention in one kernel: a block of rows against all keys, no scores stored',
+    generate=generate,
+    whole=True,
+    table=table,
+    pairs=(('bi', 'ti'), ('bj', 'lanes')),
+    propose=propose,
+    need=need,
+    work=work,
+)

@@ -1,0 +1,346 @@
+"""The attention schema: scores, weights and sums of a block at a time, none of them stored.
+
+Goes in: an attention group (ops/attention.py), a schedule. Comes out: a module of one kernel.
+
+    for each stacked point and block of rows (a block)    copy the rows; Peak = -inf, Total = 0
+      for each block of keys that one of them sees        scores, through scale and mask;
+                                                          weights exp(score - Peak), Peak the
+                                                          largest so far; Total and sums scaled
+                                                          where Peak grew; sums += weights * values
+      store                                               sums / Total
+
+The running maximum and sum are those of Milakov and Gimelshein ("Online normalizer calculation for
+softmax", 2018), the blocks those of FlashAttention (Dao et al., NeurIPS'22, Alg. 1). Keys of the
+next block arrive while sums are added up, values while scores are computed. A row whose scores are
+all -inf has a total of 0, and is NaN as a softmax is, or 0 where it is guarded. Decisions:
+
+    bi bj   rows and keys of a block            ti    rows of a thread
+    lanes   threads that share a row: each has its keys of a block, then its columns
+    wide    1: operands are copied four floats at a time where they lie side by side
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.kernels.cpu.writer import scaled, total
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.attention.plan import FOUR, AttentionPlan, plan
+from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access
+from tilewright.schedule.gpu import GpuSchedule
+
+PARTS = ('x', 'y', 'z', 'w')
+
+
+def generate(group: Group, schedule: GpuSchedule) -> Module:
+    """[Group, GpuSchedule] -> [Module]"""
+    main = kernel(plan(group, schedule))
+    return Module(group, tensor_buffers(group), (Step.of(main),))
+
+
+def kernel(p: AttentionPlan) -> Kernel:
+    typed = GpuTyped()
+    body = [
+        *_place(p),
+        *copied(p, 'q_tile', 'q_at', p.form.queries, p.rows, (ROW, DEPTH), 'i_block'),
+        *_keys(p, '0'),
+        'COPY_COMMIT;',
+        f'for (int j_block = 0; j_block < end; j_block += {p.keys}) {{',
+        *pieces.indented(_turn(p, typed)),
+        '}',
+        *_store(p),
+    ]
+    args = tuple(
+        Array(t.name, t.dims, t.shape, t.dtype, written=t.role == 'output')
+        for t in p.group.tensors
+        if t.role != 'inner'
+    )
+    return Kernel(
+        'attention', args, '\n'.join(body), (p.blocks, 1, 1), p.threads, p.shared, typed.helpers()
+    )
+
+
+def _each(name: str, count: int, body: Sequence[str]) -> list[str]:
+    """An unrolled loop."""
+    return [
+        '#pragma unroll',
+        f'for (int {name} = 0; {name} < {count}; {name}++) {{',
+        *pieces.indented(body),
+        '}',
+    ]
+
+
+def _place(p: AttentionPlan) -> list[str]:
+    """Which rows this block has, where its operands begin, and the sums of this thread."""
+    # The last rows see most keys under a causal mask: their blocks begin first.
+    tile = f'{p.row_tiles - 1} - tile' if p.form.causal is not None else 'tile'
+    end = str(p.size(KEY))
+    if p.form.causal is not None:
+        end = f'min({end}, i_block + {p.rows + p.form.causal})'
+    lines = [
+        f'const int across = THREAD % {p.lanes}, down = THREAD / {p.lanes};',
+        *pieces.decode('BLOCK_X', [*p.stack, ('tile', p.row_tiles)]),
+        f'const int i_block = ({tile}) * {p.rows};',
+        f'const int end = {end};',
+    ]
+    form = p.form
+    for name, access in (('q_at', form.queries), ('k_at', form.keys), ('v_at', form.columns)):
+        lines.append(f'const GLOBAL float *const {name} = {access.tensor} + {_first(p, access)};')
+    return [
+        *lines,
+        f'float sums[{p.own}][{FOUR * p.fours}], score[{p.own}][{p.scores}];',
+        f'float peak[{p.own}], added[{p.own}];',
+        *_each(
+            'a',
+            p.own,
+            [
+                'peak[a] = -INFINITY;',
+                'added[a] = 0.0f;',
+                *_each('c', FOUR * p.fours, ['sums[a][c] = 0.0f;']),
+            ],
+        ),
+    ]
+
+
+def _first(p: AttentionPlan, access: Access) -> str:
+    """Where the operand of this stacked point begins."""
+    strides, const = p.strides(access)
+    return total([*(scaled(d, strides[d]) for d in p.form.stack), str(const)])
+
+
+def copied(
+    p: AttentionPlan, to: str, source: str, access: Access, rows: int, dims: tuple[str, str],
+    first: str, padded: int = 0,
+) -> list[str]:  # fmt: skip
+    """A block of rows of an operand into shared memory, zeros behind its end."""
+    row, along = dims
+    length = padded or p.depth
+    pitch = padded or p.depth_pitch
+    strides, _ = p.strides(access)
+    run = FOUR if p.is_wide(access, along) else 1
+    each = length // run
+    tests = [f'{first} + r < {p.size(row)}'] if p.size(row) % rows or first != 'i_block' else []
+    tests += [f'c < {p.size(along)}'] if length > p.size(along) else []
+    at = total([scaled(f'({first} + r)', strides[row]), scaled('c', strides[along])])
+    there = ' && '.join(tests) or 'true'
+    body = [
+        f'const int r = at / {each}, c = {scaled(f"(at % {each})", run)};',
+        f'COPY{run}({to} + r * {pitch} + c, {source} + {at}, {there});',
+    ]
+    return pieces.dealt('at', 'THREAD', rows * each, p.threads, body)
+
+
+def _keys(p: AttentionPlan, first: str) -> list[str]:
+    return copied(p, 'k_tile', 'k_at', p.form.keys, p.keys, (KEY, DEPTH), first)
+
+
+def _turn(p: AttentionPlan, typed: GpuTyped) -> list[str]:
+    """One block of keys."""
+    columns = p.form.columns
+    return [
+        'COPY_WAIT(0);',
+        'BARRIER;',
+        *copied(p, 'v_tile', 'v_at', columns, p.keys, (KEY, COLUMN), 'j_block', p.columns),
+        'COPY_COMMIT;',
+        *_scores(p),
+        *_masked(p, typed),
+        'BARRIER;',
+        f'if (j_block + {p.keys} < end) {{',
+        *pieces.indented(_keys(p, f'(j_block + {p.keys})')),
+        '}',
+        'COPY_COMMIT;',
+        *_each('a', p.own, _weights(p)),
+        'COPY_WAIT(1);',
+        'BARRIER;',
+        *_sums(p),
+    ]
+
+
+def _scores(p: AttentionPlan) -> list[str]:
+    """Rows by keys from shared memory, four depths at a time."""
+    body = [
+        f'float4 q[{p.own}];',
+        *_each(
+            'a',
+            p.own,
+            [f'q[a] = LOAD4(SHARED, q_tile + (down + a * {p.apart}) * {p.depth_pitch} + e);'],
+        ),
+        *_each(
+            'b',
+            p.scores,
+            [
+                f'const float4 k = LOAD4(SHARED, k_tile + (across + b * {p.lanes}) * '
+                f'{p.depth_pitch} + e);',
+                *_each(
+                    'a', p.own, [f'score[a][b] = FMA(q[a].{x}, k.{x}, score[a][b]);' for x in PARTS]
+                ),
+            ],
+        ),
+    ]
+    return [
+        *_each('a', p.own, _each('b', p.scores, ['score[a][b] = 0.0f;'])),
+        '#pragma unroll 2',
+        f'for (int e = 0; e < {p.depth}; e += {FOUR}) {{',
+        *pieces.indented(body),
+        '}',
+    ]
+
+
+def _masked(p: AttentionPlan, typed: GpuTyped) -> list[str]:
+    """Scores through what stands between product and softmax; the largest of each row."""
+    row = f'i_block + down + a * {p.apart}'
+    body = [
+        f'const int j = j_block + across + b * {p.lanes};',
+        'float value = -INFINITY;',
+        'if (j < end) {',
+        *pieces.indented(between(p, typed, 'score[a][b]')),
+        '}',
+        'score[a][b] = value;',
+        'top = value > top ? value : top;',
+    ]
+    return _each(
+        'a',
+        p.own,
+        [
+            f'const int i = min({row}, {p.size(ROW) - 1});',
+            'float top = -INFINITY;',
+            *_each('b', p.scores, body),
+            f'tops[(down + a * {p.apart}) * {p.lanes} + across] = top;',
+        ],
+    )
+
+
+def between(p: AttentionPlan, typed: GpuTyped, score: str) -> list[str]:
+    """`value` of a score at i and j, by the stages between the product and the softmax."""
+    values, lines, last = {p.form.scores.write.tensor: score}, [], score
+    names = {d: d for d in (*p.form.stack, ROW, KEY)}
+    for number, stage in enumerate(p.form.between):
+        reads = []
+        for access in stage.reads:
+            if access.tensor in values:
+                reads.append((values[access.tensor], 'f32'))
+                continue
+            strides, const = p.strides(access)
+            at = total([*(scaled(d, strides[d]) for d in names), str(const)])
+            reads.append((f'{access.tensor}[{at}]', p.group.tensor(access.tensor).dtype))
+        text, dtype = typed.text(stage.expr, reads, names)
+        last = values[stage.write.tensor] = f'value_{number}'
+        lines.append(f'const float {last} = {narrow(typed.convert(text, dtype, "f32"))};')
+    return [*lines, f'value = {last};']
+
+
+def _weights(p: AttentionPlan) -> list[str]:
+    """Exponentials of a row's scores; what was summed up so far is scaled where its peak grew."""
+    row = f'(down + a * {p.apart})'
+    return [
+        'float most = peak[a];',
+        *_each(
+            'c',
+            p.lanes // FOUR,
+            [
+                f'const float4 t = LOAD4(SHARED, tops + {row} * {p.lanes} + c * {FOUR});',
+                'most = MAXIMUM(MAXIMUM(MAXIMUM(most, t.x), MAXIMUM(t.y, t.z)), t.w);',
+            ],
+        ),
+        'const float by = most == -INFINITY ? 0.0f : most;',
+        'const float less = expf(peak[a] - by);',
+        'float own = 0.0f;',
+        *_each(
+            'b',
+            p.scores,
+            [
+                'const float weight = expf(score[a][b] - by);',
+                f'weights[{row} * {p.weight_pitch} + across + b * {p.lanes}] = weight;',
+                'own += weight;',
+            ],
+        ),
+        'peak[a] = most;',
+        'added[a] = added[a] * less + own;',
+        *_each('c', FOUR * p.fours, ['sums[a][c] *= less;']),
+    ]
+
+
+def _sums(p: AttentionPlan) -> list[str]:
+    """Weights by values from shared memory, four keys at a time."""
+    column = f'across * {FOUR} + c * {FOUR * p.lanes}'
+    multiplied = []
+    for number, x in enumerate(PARTS):
+        added = [
+            f'sums[a][{FOUR} * c + {n}] = FMA(w[a].{x}, v_{x}.{y}, sums[a][{FOUR} * c + {n}]);'
+            for n, y in enumerate(PARTS)
+        ]
+        multiplied += [
+            f'const float4 v_{x} = LOAD4(SHARED, v_tile + (e + {number}) * {p.columns} + '
+            f'{column});',
+            *_each('a', p.own, added),
+        ]
+    body = [
+        f'float4 w[{p.own}];',
+        *_each(
+            'a',
+            p.own,
+            [f'w[a] = LOAD4(SHARED, weights + (down + a * {p.apart}) * {p.weight_pitch} + e);'],
+        ),
+        *_each('c', p.fours, multiplied),
+    ]
+    return [
+        '#pragma unroll 2',
+        f'for (int e = 0; e < {p.keys}; e += {FOUR}) {{',
+        *pieces.indented(body),
+        '}',
+    ]
+
+
+def _store(p: AttentionPlan) -> list[str]:
+    """Totals of a row's lanes, and the sums divided by them."""
+    write = p.form.values.write
+    strides, const = p.strides(write)
+    run = FOUR if p.is_wide(write, COLUMN) else 1
+    at = total(
+        [
+            *(scaled(d, strides[d]) for d in p.form.stack),
+            scaled('i', strides[ROW]),
+            scaled('v', strides[COLUMN]),
+            str(const),
+        ]
+    )
+    target = f'{write.tensor}[{at}]'
+    stores = []
+    for n in range(0, FOUR, run):
+        values = [f'sums[a][{FOUR} * c + {n + lane}] * part' for lane in range(run)]
+        stored = pieces.stored(target, values)
+        stores += [
+            '{',
+            f'    const int v = across * {FOUR} + c * {FOUR * p.lanes} + {n};',
+            f'    if (v < {p.size(COLUMN)})',
+            f'        {stored}',
+            '}',
+        ]
+    divided = '1.0f / whole'
+    if p.form.guarded:
+        divided = f'whole == 0.0f ? 0.0f : {divided}'
+    row = f'(down + a * {p.apart})'
+    return [
+        *_each('a', p.own, [f'tops[{row} * {p.lanes} + across] = added[a];']),
+        'BARRIER;',
+        *_each(
+            'a',
+            p.own,
+            [
+                f'const int i = i_block + {row};',
+                f'if (i < {p.size(ROW)}) {{',
+                '    float whole = 0.0f;',
+                *pieces.indented(
+                    _each('c', p.lanes, [f'whole += tops[{row} * {p.lanes} + c];']),
+                ),
+                f'    const float part = {divided};',
+                *pieces.indented(_each('c', p.fours, stores)),
+                '}',
+            ],
+        ),
+    ]

@@ -1,0 +1,155 @@
+"""What is decided before a line of an attention kernel is written: tiles, pitches, shared memory.
+
+Goes in: a group that ops/attention.py reads as an attention, and a schedule. Comes out: an
+`AttentionPlan`, or a ScheduleError that says which decision is not legal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError, SpecError
+from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu.product import require
+from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW, Attention, read_attention
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Access
+from tilewright.schedule.gpu import GpuSchedule
+
+NAME = 'attention'
+FOUR = 4
+LARGEST_HEAD = 256  # depth or columns: sums of a row stay in registers
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Blocks of `rows` by `keys`; `lanes` threads share a row, a thread has `own` rows.
+
+    wide   operands are copied, and results stored, four at a time where they lie side by side
+    """
+
+    group: Group
+    form: Attention
+    rows: int
+    keys: int
+    own: int
+    lanes: int
+    wide: bool
+
+    def size(self, name: str) -> int:
+        return self.form.sizes[name]
+
+    @property
+    def stack(self) -> list[tuple[str, int]]:
+        return [(d, self.size(d)) for d in self.form.stack]
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.size(ROW) // self.rows)
+
+    @property
+    def blocks(self) -> int:
+        return self.row_tiles * math.prod(size for _, size in self.stack)
+
+    @property
+    def apart(self) -> int:
+        """Rows between two of a thread."""
+        return self.rows // self.own
+
+    @property
+    def threads(self) -> int:
+        return self.apart * self.lanes
+
+    @property
+    def scores(self) -> int:
+        """Keys whose scores a thread computes, for each of its rows."""
+        return self.keys // self.lanes
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a row of queries or keys, zeros behind it included."""
+        return -(-self.size(DEPTH) // FOUR) * FOUR
+
+    @property
+    def fours(self) -> int:
+        """Runs of four columns that a thread sums up."""
+        return -(-self.size(COLUMN) // (FOUR * self.lanes))
+
+    @property
+    def columns(self) -> int:
+        return self.fours * FOUR * self.lanes
+
+    @property
+    def depth_pitch(self) -> int:
+        return spread(self.depth)
+
+    @property
+    def weight_pitch(self) -> int:
+        return spread(self.keys)
+
+    @property
+    def shared(self) -> tuple[tuple[str, int], ...]:
+        """(array, floats) of shared memory."""
+        return (
+            ('q_tile', self.rows * self.depth_pitch),
+            ('k_tile', self.keys * self.depth_pitch),
+            ('v_tile', self.keys * self.columns),
+            ('weights', self.rows * self.weight_pitch),
+            ('tops', self.rows * self.lanes),
+        )
+
+    @property
+    def key_blocks(self) -> float:
+        """Blocks of keys that a block of rows looks at, in the mean."""
+        whole = -(-self.size(KEY) // self.keys)
+        if self.form.causal is None:
+            return whole
+        ends = [
+            min(self.size(KEY), max(tile * self.rows + self.rows + self.form.causal, 0))
+            for tile in range(self.row_tiles)
+        ]
+        return max(sum(-(-end // self.keys) for end in ends) / len(ends), 1.0)
+
+    def strides(self, access: Access) -> tuple[dict[str, int], int]:
+        """(elements between neighbours along each iterator, those before the first)."""
+        found, const = access_strides(self.group, access)
+        return {name: found.get(name, 0) for name in (*self.form.sizes,)}, const
+
+    def is_wide(self, access: Access, along: str) -> bool:
+        """Whether rows of an operand, or of the result, may be moved four at a time."""
+        return (
+            self.wide
+            and self.size(along) % FOUR == 0
+            and pieces.aligned(self.group, access, along, FOUR)
+        )
+
+
+def spread(floats: int) -> int:
+    """Floats from one row to the next: an odd number of fours, so that rows differ in banks."""
+    fours = -(-floats // FOUR)
+    return FOUR * (fours + 1 - fours % 2)
+
+
+def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
+    """[Group, GpuSchedule] -> [AttentionPlan]; ScheduleError where the schedule is not legal."""
+    try:
+        form = read_attention(group)
+    except SpecError as error:
+        raise ScheduleError(f'{error}; use another schema') from None
+    bi, bj, ti, lanes, wide = (schedule[n] for n in ('bi', 'bj', 'ti', 'lanes', 'wide'))
+    head = max(form.sizes[DEPTH], form.sizes[COLUMN])
+    require(
+        group,
+        schedule,
+        [
+            ('the intrinsic is fma', schedule.intrinsic == 'fma'),
+            (f'heads have at most {LARGEST_HEAD} elements', head <= LARGEST_HEAD),
+            ('ti divides bi', ti >= 1 and bi >= 1 and bi % ti == 0),
+            ('lanes is a power of two from 4 on', lanes >= FOUR and not lanes & (lanes - 1)),
+            ('lanes divides bj, a multiple of 4', bj >= FOUR and bj % max(lanes, 1) == 0),
+            ('wide is 0 or 1', wide in (0, 1)),
+        ],
+    )
+    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1)

@@ -1,0 +1,75 @@
+"""Products of two computed operands by the tiled schema: packed in every call, or read in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from devices import device
+
+from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.tiled.counts import work
+from tilewright.kernels.gpu.schemas.tiled.plan import plan
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.group import Group
+from tilewright.ops.products import einsum
+from tilewright.ops.reference import reference
+from tilewright.runtime.gpu.modules import Runner
+from tilewright.runtime.verify import random_arrays
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.choose import search
+
+FMA = GpuSchedule.of('tiled', bk=16, bp=16, tk=4, tp=4, kb=8, stages=2, split=1, joint=0)
+SPLIT = GpuSchedule.of('tiled', bk=16, bp=16, tk=4, tp=4, kb=4, stages=1, split=2, joint=0)
+MATRIX = GpuSchedule.of(
+    'tiled', 'mma_tf32x3', bk=16, bp=32, tk=16, tp=16, kb=8, stages=2, split=1, joint=0
+)
+
+
+def product(first: str, second: str, out: str, **sizes: int) -> Group:
+    shapes = [tuple(sizes[n] for n in names) for names in (first, second)]
+    return einsum('product', shapes, [list(first), list(second)], list(out), sizes)
+
+
+CASES = {
+    'plain': (product('ik', 'kj', 'ij', i=17, j=16, k=8), True),
+    'ragged': (product('ik', 'kj', 'ij', i=15, j=19, k=13), False),
+    'turned': (product('ki', 'jk', 'ij', i=16, j=16, k=16), False),
+    'batched': (product('bhik', 'bhkj', 'bhij', b=2, h=3, i=9, j=32, k=24), True),
+    'turned heads': (product('bihk', 'bjhk', 'bhij', b=2, h=2, i=7, j=9, k=10), False),
+    'broadcast': (product('bik', 'kj', 'bij', b=3, i=5, j=16, k=16), True),
+    'one row': (product('bk', 'bkj', 'bj', b=3, j=18, k=40), False),
+}
+
+
+@pytest.mark.parametrize(
+    ('name', 'schedule'),
+    [
+        *((name, FMA) for name in CASES),
+        ('ragged', SPLIT), ('ragged', MATRIX), ('batched', MATRIX), ('turned heads', MATRIX),
+    ],
+)  # fmt: skip
+def test_products_of_computed_operands(name: str, schedule: GpuSchedule) -> None:
+    group, direct = CASES[name]
+    made = generate(group, schedule)
+    assert not made.ahead
+    assert len(made.steps) == (1 if direct else 2)
+    on, arrays = device('host'), random_arrays(group, 2)
+    with Runner(made, on, {}) as runner:
+        for _ in range(2):
+            got = runner(**arrays)
+    want = reference(group, arrays)
+    assert np.abs(got - want).max() <= 3e-6 * np.abs(want).max()
+
+
+def test_packing_is_counted_where_it_happens() -> None:
+    packed, direct = CASES['ragged'][0], CASES['plain'][0]
+    p = plan(packed, FMA)
+    done = work(packed, FMA, None)
+    assert done.extra_kernels == 1
+    assert done.extra_bytes == 8 * p.packed.elements
+    assert work(direct, FMA, None).extra_kernels == 0
+
+
+def test_fast_schemas_are_chosen() -> None:
+    group = product('bhik', 'bhjk', 'bhij', b=4, h=12, i=256, j=256, k=64)
+    assert search(group, known_gpu('h200'), 1, 1e-4, trials=32)[0].schedule.schema == 'tiled'
