@@ -20,6 +20,7 @@ EXAMPLES = {
     'replace_layer.py': (SMALL, 'onnx', 'largest difference'),
     'torch_compile.py': ((), 'torch', 'largest difference'),
     'export_c.py': (SMALL, 'onnx', 'scores: right, largest relative difference'),
+    'voice_activity.py': (('--seconds', '0.5'), 'onnxruntime', r'states [0-9.]+e-0[5-9]'),
 }
 pytestmark = [
     pytest.mark.skipif(

@@ -294,7 +294,7 @@ class _Importer:
             if not tensor.HasField('shape')
             else [
                 dim.dim_value
-                if dim.HasField('dim_value')
+                if dim.HasField('dim_value') and dim.dim_value != -1  # which some write for 'any'
                 else symbols.get(dim.dim_param, dim.dim_param)
                 for dim in tensor.shape.dim
             ]

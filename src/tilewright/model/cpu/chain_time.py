@@ -6,7 +6,7 @@ Goes in: a group, a schedule of the chain schema, a machine. Comes out: a `Predi
                of its input, the sums of the first part as the stencil schema's model counts them
                (stencil_time.py), computed again wherever tiles or threads share them, and the
                traffic of what it reads and of the strips that it writes; where rows of a product
-               come before that, they are another outer schema's, once for every tile
+               come before that, their micro-kernels and stores, once for every tile
     nests      cycles of plain loops for every part (general_time.py), as often as tiles overlap,
                inputs and outputs moved once; regions that no near cache holds are moved, too
 """
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.chain.expand import ExpandPlan
 from tilewright.kernels.cpu.schemas.chain.plan import (
     NestPlan,
     ProductPlan,
@@ -33,10 +34,10 @@ from tilewright.model.cpu.copies import copies_of
 from tilewright.model.cpu.general_time import stage_cycles
 from tilewright.model.cpu.outer_time import (
     PACK_CALL_CYCLES,
-    PACK_FROM,
     PACK_INTO,
     home_seconds,
     predict_outer,
+    step_cycles,
 )
 from tilewright.model.cpu.prediction import MARGIN, Prediction, bound_times
 from tilewright.model.cpu.roofline import roofline
@@ -95,12 +96,9 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     fill = cycles * cycle_s
     before = plan.expand
     if before is not None:
-        fill += (
-            copied.calls * predict_outer(before.outer.group, before.outer.schedule, machine).seconds
-        )
-        image = next(t for t in before.part.tensors if t.role == 'input')
-        again = copied.calls * threads * before.rows * image.shape[1] * before.width
-        fill += PACK_FROM * home_seconds(machine, threads, held, again, 1)
+        fill += copied.calls * _expand_cycles(before, isa) * cycle_s
+        image = copied.calls * before.rows * before.width * before.summed[1]
+        fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * image, 1)
         held = before.region_floats
     fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * read, 1)
     fill += PACK_INTO * home_seconds(
@@ -117,6 +115,20 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
         made.boundaries, bounds[largest], flops, moved,
         largest if total < bounds[largest] else '', ('computing what is read', 'storing results'),
     )  # fmt: skip
+
+
+def _expand_cycles(plan: ExpandPlan, isa: Isa) -> float:
+    """Cycles of one region of rows."""
+    store = stencil_time.STORE_CYCLES + stencil_time.EPILOGUE_CYCLES * len(plan.part.epilogue)
+    each = sum(
+        times * (
+            plan.summed[1] * step_cycles(isa, count, count, plan.vectors)
+            + count * plan.vectors * store
+            + stencil_time.TILE_CYCLES
+        )
+        for count, times in plan.counts.items()
+    )  # fmt: skip
+    return plan.blocks * each
 
 
 def _row(plan: ProductPlan) -> str:

@@ -147,7 +147,7 @@ class ProductPlan:
     @property
     def scratch_floats(self) -> int:
         own = abi.aligned(self.outer.scratch_floats)
-        return own + (self.expand.scratch_floats if self.expand else 0)
+        return own + (self.expand.region_floats if self.expand else 0)
 
 
 def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.pointwise import write_epilogue
-from tilewright.kernels.cpu.schemas.chain.expand import first_row, image_strides, write_expand
+from tilewright.kernels.cpu.schemas.chain import expand
+from tilewright.kernels.cpu.schemas.chain.expand import write_expand
 from tilewright.kernels.cpu.schemas.chain.plan import ProductPlan
 from tilewright.kernels.cpu.schemas.chain.rows import write_sliding
 from tilewright.kernels.cpu.schemas.outer.code import write_kernels, write_nest
@@ -25,32 +26,29 @@ def generate_product(p: ProductPlan) -> str:
     sliding, before, packed = p.sliding, p.expand, outer.contraction.b.tensor
     abi.write_head(writer, group, p.schedule)
     called = (*sliding.epilogue.functions, *outer.functions)
-    called += before.outer.functions if before else ()
+    called += before.epilogue.functions if before else ()
     write_epilogue(writer, tuple(dict.fromkeys(called)))
     write_sliding(writer, sliding)
+    if before:
+        write_expand(writer, before)
     write_kernels(writer, outer)
     constants = [tensor.name for tensor in group.with_role('constant')]
     places = abi.constant_places(group, packed, outer.packed_floats)
-    first = before.outer.contraction.b.tensor if before else ''
-    # The first part's panels take the place of its weights, at the end of all.
-    places.pop(first, None)
-    behind = max((places[n] + abi.aligned(group.tensor(n).size) for n in places),
-                 default=abi.aligned(outer.packed_floats))  # fmt: skip
-    if before:
-        write_expand(writer, before, places, behind)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     write_weights(writer, outer, f'constants[{constants.index(packed)}]')
-    abi.write_constants(writer, group, places, outer.packed_floats)
     if before:
-        writer.open('')
-        writer.line(f'float *const at = packed + {behind};')
-        writer.open('')
-        writer.line('float *packed = at;')
-        write_weights(writer, before.outer, f'constants[{constants.index(first)}]')
-        writer.close(2)
+        # As large as they are given: blocks of channels take their place.
+        first = before.weights.tensor
+        source = f'constants[{constants.index(first)}]'
+        expand.write_weights(writer, before, source, places[first])
+    others = {name: at for name, at in places.items() if not before or name != first}
+    abi.write_constants(writer, group, others, outer.packed_floats)
     writer.close()
     writer.line()
-    floats = behind + (before.outer.packed_floats if before else 0)
+    floats = max(
+        (at + abi.aligned(group.tensor(name).size) for name, at in places.items()),
+        default=abi.aligned(outer.packed_floats),
+    )
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, floats)
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
 
@@ -58,27 +56,28 @@ def generate_product(p: ProductPlan) -> str:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     read = (sliding.shape.b.tensor, *(item.tensor for item in sliding.epilogue.operands))
-    image = sliding.shape.a.tensor
-    arguments = ', '.join(pointer(tensor) for tensor in read)
-    fill = f'fill_tile({"rows" if before else pointer(image)}, {arguments}, buffer, from, extent);'
+    image = 'rows' if before else pointer(sliding.shape.a.tensor)
+    arguments = ', '.join((image, *map(pointer, read)))
+    fill = f'fill_tile({arguments}, buffer, from, extent);'
     writer.open('void tw_part(const tw_args *args, long part)')
-    write_nest(writer, outer, pointer, _expanded(p, pointer, behind) + fill)
+    write_nest(writer, outer, pointer, _expanded(p, pointer) + fill)
     writer.close()
     return writer.text()
 
 
-def _expanded(p: ProductPlan, pointer: Callable[[str], str], packed: int) -> str:
+def _expanded(p: ProductPlan, pointer: Callable[[str], str]) -> str:
     """C statements before a tile is filled: `rows` is where row 0 of the image would be."""
     before = p.expand
     if before is None:
         return ''
-    down, (image, row) = p.sliding.shape.down, image_strides(before.part)
-    source = pointer(before.outer.contraction.a.tensor)
-    begin = first_row(before, down.step, min(down.taps), 'from[2]')
-    region = f'buffer + {abi.aligned(p.outer.scratch_floats)}'
+    down, image = p.sliding.shape.down, before.part.tensor(before.image.tensor)
+    begin = before.first_row(down.step, min(down.taps), 'from[2]')
+    read = (before.weights.tensor, *(item.tensor for item in before.epilogue.operands))
+    arguments = ', '.join(map(pointer, read))
     return (
-        f'const long begin = {begin}; float *region = {region}; '
-        f'expand({source} + from[0] * {image} + begin * {row}, args->packed + {packed}, region, '
-        f'region + {before.region_floats}); '
+        f'const long begin = {begin}; '
+        f'float *region = buffer + {abi.aligned(p.outer.scratch_floats)}; '
+        f'expand({pointer(image.name)} + from[0] * {image.strides[0]} + begin * {before.width}, '
+        f'{arguments}, region); '
         f'const float *rows = region - begin * {before.width}; '
     )

@@ -11,14 +11,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import contract, vector_candidates
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.operand import ROW_FLOATS
-from tilewright.kernels.cpu.schemas.chain.expand import best_shapes, why_not_expanded
+from tilewright.kernels.cpu.schemas.chain.expand import why_not_expanded
 from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tiled_stage
 from tilewright.kernels.cpu.schemas.chain.rows import HELD, why_not_sliding
+from tilewright.kernels.cpu.schemas.outer.space import register_tiles
 from tilewright.kernels.cpu.schemas.stencil.cover import stencil
 from tilewright.kernels.cpu.space import Cut, even_cuts, register_order, whole_tile
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Stage
@@ -104,7 +105,7 @@ def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]
     contraction = contract(last, vector_candidates(last)[0])
     column, rows = stage.write.index[-1].names[0], contraction.pixels[-2:][0]
     free = [d for d in stage.parallel if d != column]
-    regs = best_shapes(contraction, ISAS[isa])[:SHAPES]
+    regs = _shapes(contraction, ISAS[isa])
     for cut, reg in itertools.product(even_cuts(stage, threads, free)[:CUTS], regs):
         own = -(-stage.sizes[rows] // dict(cut).get(rows, 1))
         pitch = -(-reg[column] // ROW_FLOATS) * ROW_FLOATS
@@ -121,6 +122,20 @@ def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]
 def _lanes(most: int) -> int:
     """The largest power of two of at least 2."""
     return max(2, 1 << (most.bit_length() - 1))
+
+
+def _shapes(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
+    """Register tiles that waste least of the image and of the last panel, large ones first."""
+    sizes = contraction.stage.sizes
+
+    def waste(tile: dict[str, int]) -> tuple[float, int]:
+        share, accumulators = 1.0, 1
+        for d in (*contraction.pixels, contraction.vector):
+            share *= -(-sizes[d] // tile[d]) * tile[d] / sizes[d]
+            accumulators *= tile[d]
+        return share - 0.01 * accumulators / isa.lanes, -accumulators
+
+    return sorted(register_tiles(contraction, isa), key=waste)[:SHAPES]
 
 
 def _is_legal(group: Group, schedule: Schedule) -> bool:
