@@ -27,9 +27,9 @@ from tilewright_lab.compare.gpu_networks import (
 from tilewright_lab.peers.contestants import OURS, Entrant
 from tilewright_lab.peers.peers import check_names
 
-IMAGE = np.zeros((1, 3, 4, 4), np.float32)
+INPUTS = {'image': np.zeros((1, 3, 4, 4), np.float32)}
 WANT = np.array([[1.0, -2.0]])
-SUBJECT = Subject('small', {'name': 'small'}, IMAGE, WANT, 4_000_000)
+SUBJECT = Subject('small', {'name': 'small', 'batch': 1}, INPUTS, WANT, 4_000_000)
 
 
 def entrant(name: str, us: float, answer: np.ndarray = WANT, turns: list[str] | None = None):
@@ -127,7 +127,7 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setattr(gpu_networks, '_ours', ours)
-    monkeypatch.setattr(Subject, 'of', lambda name, seed, batch: replace(SUBJECT, name=name))
+    monkeypatch.setattr(Subject, 'of', lambda name, *_: replace(SUBJECT, name=name))
     file = tmp_path / 'versions.json'
     words = ['--target', 'host', '--batch', '16', '--fuse', 'none', '--no-untuned', '--rounds', '1']
     for cold in (True, False):
@@ -139,6 +139,18 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
     assert [tunes for _, tunes in asked] == [('measure',)] * 2
     assert asked[0][0]['fuse'] == 'none'
     assert invoke(['bench', 'mopt/R9', '--no-untuned']) == 2
+
+
+def test_networks_with_several_inputs_are_asked_by_name() -> None:
+    subject = Subject.of('dlrm', 0, 3, image=50, width=8)
+    assert {name: array.dtype.name for name, array in subject.inputs.items()} == {
+        'dense': 'float32', 'sparse': 'int64',
+    }  # fmt: skip
+    assert subject.want.shape == (3, 1)
+    assert subject.want.dtype == np.float64
+    decoded = Subject.of('gpt2_decode', 0, image=5, width=6)
+    assert len(decoded.inputs) == 25
+    assert decoded.want.shape[0] == 1  # scores, the first of many results
 
 
 def test_seconds_of_stages_add_up() -> None:

@@ -32,7 +32,8 @@ WANT = np.array([[1.0, -2.0]])
 
 
 def subject(name: str = 'small') -> Subject:
-    return Subject(name, {'name': name, 'batch': 1}, np.zeros((1, 3, 4, 4), np.float32), WANT, 1)
+    inputs = {'image': np.zeros((1, 3, 4, 4), np.float32)}
+    return Subject(name, {'name': name, 'batch': 1}, inputs, WANT, 1)
 
 
 # A contestant that behaves as the network it is asked for is named.

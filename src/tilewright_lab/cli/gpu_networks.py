@@ -50,11 +50,11 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
     target, tune = options.target, options.tune
     named = options.against if options.against is not None else DEFAULT_PEERS.get(target, '')
     peers = check_names(words_of(named), 'network', 'gpu')
-    unknown = [name for name in networks if name not in zoo.NAMES]
+    unknown = [name for name in networks if name not in zoo.KNOWN]
     if unknown:
         raise InputError(
             f'{unknown[0]!r} is not a network of the zoo, and others cannot be compared on a GPU; '
-            f'choose from {", ".join(zoo.NAMES)}'
+            f'choose from {", ".join(zoo.KNOWN)}'
         )
     options.check()
     check_precision(options.precision, target, options.libraries)
@@ -144,7 +144,7 @@ def _ours(
 
 def _tasks(net: GpuNetwork, subject: Subject) -> list[dict[str, Any]]:
     """Every task with what it takes alone, its data where the call before left them."""
-    stamps = net.stamps({zoo.INPUT: subject.image}, ALONE)
+    stamps = net.stamps(dict(subject.inputs), ALONE)
     alone = np.median(np.diff(stamps, axis=1), axis=0)
     return [
         {
@@ -158,10 +158,11 @@ def _tasks(net: GpuNetwork, subject: Subject) -> list[dict[str, Any]]:
 
 def _answer(net: GpuNetwork, stream: Recorded, subject: Subject) -> np.ndarray:
     net.device.use()
-    net.device.write(net.buffers[zoo.INPUT], subject.image)
+    for name, array in subject.inputs.items():
+        net.device.write(net.buffers[name], array)
     stream.run()
     net.device.synchronize()
-    return net.device.download(net.buffers[zoo.OUTPUT])
+    return net.device.download(net.buffers[net.outputs[0].name])
 
 
 def _timed(net: GpuNetwork, stream: Recorded, repeats: int) -> list[float]:

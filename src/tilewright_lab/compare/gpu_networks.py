@@ -1,8 +1,8 @@
 """Whole networks on one GPU, ours beside PyTorch's: prepared, checked, timed in turns.
 
-Goes in: a network of the zoo, an image, ours as an `Entrant`. Comes out: `GpuNetworkResult`s with
-every sample, and their table. Peers (peers/gpu_networks.py) have TF32 off, weights and image on the
-device.
+Goes in: a network of the zoo, its inputs, ours as an `Entrant`. Comes out: `GpuNetworkResult`s with
+every sample, and their table. Peers (peers/gpu_networks.py) have TF32 off, weights and inputs on
+the device.
 
 Contestants are prepared one after the other and then timed in turns, when nothing compiles any
 more. Answers are judged against PyTorch in float64.
@@ -26,7 +26,7 @@ from tilewright.runtime import verify
 from tilewright_lab.compare.results import geometric_mean
 from tilewright_lab.peers.contestants import OURS, Entrant, table_of
 from tilewright_lab.peers.inductor import Rivals
-from tilewright_lab.peers.torch_graph import COPIES, library_versions
+from tilewright_lab.peers.torch_graph import COPIES, first_result, library_versions
 
 INDUCTOR = 'inductor'
 REPEATS = 5
@@ -37,11 +37,11 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A network of the zoo and what it is asked; `want` is the right answer in float64."""
+    """A network of the zoo and what it is asked; `want` is its first result in float64."""
 
     name: str
     arguments: Mapping[str, Any]
-    image: np.ndarray
+    inputs: Mapping[str, np.ndarray]
     want: np.ndarray
     flops: int
     precision: str = 'fp32'
@@ -52,18 +52,19 @@ class Subject:
     ) -> Subject:
         arguments = {'name': name, 'seed': 0, 'batch': batch, **sizes}
         network = zoo.network(name, batch, **sizes)
-        image = zoo.example(network, seed)
-        want = _right(zoo.torch_module(**arguments), image)
-        return cls(name, arguments, image, want, 2 * network.multiplications, precision)
+        inputs = zoo.inputs(network, seed)
+        want = _right(zoo.torch_module(**arguments), inputs)
+        return cls(name, arguments, inputs, want, 2 * network.multiplications, precision)
 
 
-def _right(module: Any, image: np.ndarray) -> np.ndarray:
+def _right(module: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """What the network computes in float64, on whatever PyTorch finds."""
     torch: Any = import_module('torch')
     where = 'cuda' if torch.cuda.is_available() else 'cpu'
     with torch.inference_mode():
         exact = module.double().to(where)
-        return exact(torch.from_numpy(image).double().to(where)).cpu().numpy()
+        given = (torch.from_numpy(array).to(where) for array in inputs.values())
+        return first_result(exact(*(x.double() if x.is_floating_point() else x for x in given)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def duel(
         for one in entrants:
             one.close()
     found = (*(one.to_json() for one in entrants), *failed)
-    return GpuNetworkResult(subject.name, subject.image.shape[0], subject.flops, found)
+    return GpuNetworkResult(subject.name, subject.arguments['batch'], subject.flops, found)
 
 
 def _judge(one: Entrant, subject: Subject) -> None:
@@ -228,7 +229,7 @@ def notes(results: Sequence[GpuNetworkResult], peers: Sequence[str]) -> list[str
     if versions:
         lines.append(' '.join(f'{key} {value}' for key, value in versions.items()))
     lines.append(
-        f'TF32 off, weights and image on the device, CUDA graphs, medians of {COPIES} replays'
+        f'TF32 off, weights and inputs on the device, CUDA graphs, medians of {COPIES} replays'
     )
     return lines
 

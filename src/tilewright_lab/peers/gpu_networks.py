@@ -3,8 +3,8 @@
 Goes in: a `Subject` of compare/gpu_networks.py, and Inductor's processes where it takes part. Comes
 out: `Entrant`s (contestants.py), and rows of what did not work.
 
-    torch      the module as it is, and with batch normalisations folded, NCHW and channels_last, by
-               cuDNN in benchmark mode without a limit; the fastest of the four is the rival
+    torch      the module as it is, and networks of images also with batch normalisations folded and
+               as channels_last, by cuDNN in benchmark mode without a limit; the fastest counts
     inductor   torch.compile in max-autotune mode with frozen weights (else without), in a process
                of its own (inductor.py); its first call is its tuning time
 """
@@ -31,17 +31,22 @@ def torch(subject: Asked, rivals: Rivals | None) -> Prepared:
     module = zoo.torch_module(**subject.arguments).cuda()
     kind = getattr(torch, TYPES[subject.precision])
     made = []
-    for folded in (False, True):
+    images = subject.arguments['name'] in zoo.NAMES
+    for folded in (False, True) if images else (False,):
         chosen = _folded(module) if folded else module
-        for layout in ('contiguous_format', 'channels_last'):
+        for layout in ('contiguous_format', 'channels_last') if images else ('contiguous_format',):
             format_ = getattr(torch, layout)
             own = copy.deepcopy(chosen).to(kind).to(memory_format=format_)
-            x = torch.from_numpy(subject.image).cuda().to(kind).contiguous(memory_format=format_)
+            given = (torch.from_numpy(array).cuda() for array in subject.inputs.values())
+            x = [
+                one.to(kind).contiguous(memory_format=format_) if one.is_floating_point() else one
+                for one in given
+            ]
             settings = {
                 'layout': layout, 'folded': folded, 'cudnn.benchmark': True, 'allow_tf32': False,
                 'precision': subject.precision,
             }  # fmt: skip
-            made.append(replayed(torch, f'torch/{layout}{folded:d}', partial(own, x), settings))
+            made.append(replayed(torch, f'torch/{layout}{folded:d}', partial(own, *x), settings))
     return made, []
 
 

@@ -59,7 +59,7 @@ class Asked(Protocol):
     @property
     def arguments(self) -> Mapping[str, Any]: ...
     @property
-    def image(self) -> np.ndarray: ...
+    def inputs(self) -> Mapping[str, np.ndarray]: ...
     @property
     def precision(self) -> str: ...
 
@@ -166,14 +166,14 @@ class Rivals:
 
     def _start(self, subject: Asked, backends: str) -> None:
         name = label(subject)
-        image = self.scratch / f'{name}.npy'
-        np.save(image, subject.image)
+        inputs = self.scratch / f'{name}.npz'
+        np.savez(inputs, *subject.inputs.values())
         log = f'{name}-{backends.lower().replace(",", "-")}'
         one = Process(self.folder, log, self.scratch / log, self.child)
         self.processes[name, backends] = one
         one.send(
             {
-                'do': 'begin', 'arguments': dict(subject.arguments), 'image': str(image),
+                'do': 'begin', 'arguments': dict(subject.arguments), 'inputs': str(inputs),
                 'folder': str(self.folder.path), 'turns': str(self.scratch / 'turns'),
                 'backends': backends,
             }

@@ -3,7 +3,7 @@
 JSON lines in and out (tilewright_lab/peers/inductor.py is the other end); whatever Inductor prints
 goes to standard error, which is a log file. A network is asked for once, in this order:
 
-    {"do": "begin", "arguments": {...}, "image": "x.npy", "folder": "...", "turns": "...",
+    {"do": "begin", "arguments": {...}, "inputs": "x.npz", "folder": "...", "turns": "...",
      "backends": "ATEN,TRITON"}
         Libraries are loaded, and Inductor's pool of processes has started.
     {"do": "fill", "seconds": 60}
@@ -273,7 +273,7 @@ class Contest:
         torch, function, x, settings = self.ready
         assert function is not None
         self.entrant = replayed(
-            torch, 'inductor', lambda: function(x), {**settings, 'allow_tf32': False}
+            torch, 'inductor', lambda: function(*x), {**settings, 'allow_tf32': False}
         )
         return {'status': 'ok', 'settings': self.entrant.settings}
 
@@ -312,14 +312,14 @@ class Turns:
 
 
 def _compiled(torch: Any, request: Mapping[str, Any], freezing: bool) -> tuple[Any, Any]:
-    """(what torch.compile makes of a network, its input), called once."""
+    """(what torch.compile makes of a network, its inputs), called once."""
     config: Any = import_module('torch._inductor.config')
     torch._dynamo.reset()
     config.freezing = freezing
     module = zoo.torch_module(**request['arguments']).cuda()
-    x = torch.from_numpy(np.load(request['image'])).cuda()
+    x = tuple(torch.from_numpy(array).cuda() for array in np.load(request['inputs']).values())
     function = torch.compile(module, dynamic=False, options=OPTIONS)
-    function(x)
+    function(*x)
     torch.cuda.synchronize()
     return function, x
 

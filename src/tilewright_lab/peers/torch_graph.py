@@ -48,6 +48,13 @@ def library_versions() -> dict[str, str]:
     }
 
 
+def first_result(found: Any) -> np.ndarray:
+    """What a module returned, or the first of it, as an array; half types as float32."""
+    first = found[0] if isinstance(found, (tuple, list)) else found
+    first = first.contiguous().cpu()
+    return (first.float() if first.element_size() < 4 else first).numpy()
+
+
 def replayed(
     torch: Any,
     name: str,
@@ -85,7 +92,6 @@ def replayed(
     def answer() -> np.ndarray:
         graph.replay()
         torch.cuda.synchronize()
-        assert result is not None
-        return result.contiguous().cpu().float().numpy()
+        return first_result(result)
 
     return Entrant(name, time_it, answer, settings, keep=run)
