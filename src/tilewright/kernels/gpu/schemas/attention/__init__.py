@@ -12,6 +12,7 @@ ATTENTION = GpuSchema(
     name=NAME,
     words='attention in one kernel: a block of rows against all keys, no scores stored',
     generate=generate,
+    intrinsics={'fma': 1.0, 'mma_tf32x3': 2.0},
     whole=True,
     table=table,
     pairs=(('bi', 'ti'), ('bj', 'lanes')),

@@ -1,7 +1,7 @@
 """The tiled schema: a sum of products as a blocked matrix product whose left side is never stored.
 
-Goes in: a group whose main stage is a sum of products, and a schedule. Comes out: a module. The roles of
-dimensions are those of kernels/cpu/contraction.py; for a convolution
+Goes in: a group whose main stage is a sum of products, and a schedule. Comes out: a module. The
+roles of dimensions are those of kernels/cpu/contraction.py; for a convolution
 
     columns   k                       packed ahead: [batch][window and channels][k], zero behind K;
                                       where they are computed, in every call, or read as they are
