@@ -53,6 +53,7 @@ def agrees(group: Group, **tiles: int) -> None:
         ((1, 1, 1, 1), {'bi': 16, 'ti': 16}),
         ((15, 17, 7, 9), {'bi': 16, 'bj': 8, 'ti': 16}),
         ((33, 40, 8, 40), {'bi': 32, 'bj': 24, 'ti': 32}),
+        ((17, 50, 8, 9), {'bi': 16, 'bj': 32, 'ti': 16, 'share': 2}),
     ],
 )
 def test_blocks_of_every_size_agree(sizes, tiles):
@@ -79,7 +80,9 @@ def test_any_order_of_axes_and_heads_that_share_keys(layout):
     agrees(attention(sized(2, 2, 6, 20, 8, 12), *layout), wide=0, bi=16, ti=16)
 
 
-@pytest.mark.parametrize('tiles', [{}, {'bi': 16, 'ti': 16}])
+@pytest.mark.parametrize(
+    'tiles', [{}, {'bi': 16, 'ti': 16}, {'bi': 16, 'bj': 32, 'ti': 16, 'share': 4}]
+)
 def test_rows_that_see_nothing_and_numbers_that_are_none(tiles):
     """A row of -inf alone, or with NaN, is NaN; a block of -inf before others changes nothing."""
     sizes = sized(1, 1, 4, 48, 2, 3)

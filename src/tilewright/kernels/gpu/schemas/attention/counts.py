@@ -23,7 +23,12 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 
 def need_of(p: AttentionPlan) -> Need:
-    registers = p.own * (p.keys + p.columns) // WARP + 4 * p.own // EIGHT + 16 + OTHER_REGISTERS
+    registers = (
+        p.own * (p.keys // p.sharing + p.columns) // WARP
+        + 4 * p.own // EIGHT
+        + 16
+        + OTHER_REGISTERS
+    )
     if not p.matrix:
         registers = p.own * (FOUR * p.fours + p.scores + FOUR + 2) + 2 * FOUR + OTHER_REGISTERS
     whole = p.key_blocks * p.keys * p.row_tiles * p.rows
@@ -91,7 +96,7 @@ def _plain(p: AttentionPlan) -> _Turn:
 
 def _matrix(p: AttentionPlan) -> _Turn:
     """Three instructions for each product of tiles; both operands are cut, weights in registers."""
-    down, keys = p.own / 16, p.keys / EIGHT
+    down, keys = p.own / 16, p.keys / p.sharing / EIGHT
     deep, columns = p.depth / EIGHT, p.columns / EIGHT
     reads = deep * (4 * down + 2 * keys) + 2 * keys * columns
     cuts = reads + 4 * down * keys

@@ -5,7 +5,9 @@ that code.py writes. Lane 4 g + t holds rows g and g + 8 of a tile, and of its 8
 2 t and 2 t + 1 (PTX ISA, m16n8k8). So scores never leave registers: as operand of the second
 product a lane holds keys 2 t and 2 t + 1 where the instruction means depths t and t + 4, and reads
 the values of these two keys; the order of terms of a sum does not matter. The maximum and the total
-of a row are joined by the four lanes that share it.
+of a row are joined by the four lanes that share it. Several warps may share the rows, each with its
+keys of every block: where there are few rows, they are what keeps a multiprocessor busy. Their sums
+are joined in the end.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ TOGETHER = 4  # tiles of keys or columns that are multiplied in turns: sums wait
 def begin(p: AttentionPlan) -> list[str]:
     """Where this lane reads, and its sums."""
     down, across, columns = tiles(p)
+    own = p.keys // p.sharing
     return [
-        f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP};',
+        f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP * p.sharing};',
+        f'const int part = THREAD / {WARP} % {p.sharing};',
         f'const SHARED float *const q_mine = q_tile + (warp * {p.own} + lane / 4) * '
         f'{p.depth_pitch} + lane % 4;',
-        f'const SHARED float *const k_mine = k_tile + lane / 4 * {p.depth_pitch} + lane % 4;',
-        f'const SHARED float *const v_mine = v_tile + lane % 4 * {2 * p.column_pitch} + lane / 4;',
+        f'const SHARED float *const k_mine = k_tile + (part * {own} + lane / 4) * '
+        f'{p.depth_pitch} + lane % 4;',
+        f'const SHARED float *const v_mine = v_tile + (part * {own} + lane % 4 * 2) * '
+        f'{p.column_pitch} + lane / 4;',
         f'float sums[{down}][{columns}][4], score[{down}][{across}][4];',
         f'float peak[{down}][2], added[{down}][2];',
         *each(
@@ -44,8 +50,8 @@ def begin(p: AttentionPlan) -> list[str]:
 
 
 def tiles(p: AttentionPlan) -> tuple[int, int, int]:
-    """Tiles of rows of a warp, of keys and of columns."""
-    return p.own // ROWS, p.keys // KEYS, p.columns // KEYS
+    """Tiles of rows, of keys and of columns of a warp."""
+    return p.own // ROWS, p.keys // p.sharing // KEYS, p.columns // KEYS
 
 
 def scores(p: AttentionPlan) -> list[str]:
@@ -99,7 +105,7 @@ def weights(p: AttentionPlan, typed: GpuTyped) -> list[str]:
     """Scores through scale and mask, their exponentials, and sums scaled where a peak grew."""
     down, across, columns = tiles(p)
     masked = [
-        f'const int j = j_block + n * {KEYS} + lane % 4 * 2 + s;',
+        f'const int j = j_block + part * {p.keys // p.sharing} + n * {KEYS} + lane % 4 * 2 + s;',
         'float value = -INFINITY;',
         'if (j < end) {',
         *pieces.indented(between(p, typed, 'score[m][n][2 * r + s]')),
@@ -184,4 +190,59 @@ def store(p: AttentionPlan) -> list[str]:
         *pieces.indented(each('c', columns, stores)),
         '}',
     ]
-    return each('m', down, each('r', 2, row))
+    lines = each('m', down, each('r', 2, row))
+    if p.sharing == 1:
+        return lines
+    return [*_joined(p), 'if (part == 0) {', *pieces.indented(lines), '}']
+
+
+def _joined(p: AttentionPlan) -> list[str]:
+    """What other warps summed up of these rows, added to the sums of the first."""
+    down, _, columns = tiles(p)
+    step = p.apart * (p.sharing - 1) * WARP  # floats of one value: a slot for each lane
+    slot = f'((warp * {p.sharing - 1} + {{}} - 1) * {WARP} + lane)'
+    each_row = f'(m * 2 + r) * {2 + 2 * columns}'
+
+    def place(value: str, part: str) -> str:
+        return f'parts[({each_row} + {value}) * {step} + {slot.format(part)}]'
+
+    leaves = [
+        f'{place("0", "part")} = peak[m][r];',
+        f'{place("1", "part")} = added[m][r];',
+        *each(
+            'c',
+            columns,
+            each('s', 2, [f'{place("2 + 2 * c + s", "part")} = sums[m][c][2 * r + s];']),
+        ),
+    ]
+    takes = [
+        f'const float other = {place("0", "from")};',
+        'const float most = MAXIMUM(peak[m][r], other);',
+        'const float by = most == -INFINITY ? 0.0f : most;',
+        'const float less = expf(peak[m][r] - by), more = expf(other - by);',
+        'peak[m][r] = most;',
+        f'added[m][r] = added[m][r] * less + {place("1", "from")} * more;',
+        *each(
+            'c',
+            columns,
+            each(
+                's',
+                2,
+                [
+                    'sums[m][c][2 * r + s] = sums[m][c][2 * r + s] * less + '
+                    f'{place("2 + 2 * c + s", "from")} * more;'
+                ],
+            ),
+        ),
+    ]
+    return [
+        'if (part > 0) {',
+        *pieces.indented(each('m', down, each('r', 2, leaves))),
+        '}',
+        'BARRIER;',
+        'if (part == 0) {',
+        f'    for (int from = 1; from < {p.sharing}; from++) {{',
+        *pieces.indented(each('m', down, each('r', 2, takes)), 2),
+        '    }',
+        '}',
+    ]

@@ -29,6 +29,7 @@ LARGEST_HEAD = 256  # depth or columns: sums of a row stay in registers
 class AttentionPlan:
     """Blocks of `rows` by `keys`; `lanes` threads share a row, a thread has `own` rows.
 
+    sharing  warps that have the same rows, each its share of the keys of a block
     wide   operands are copied, and results stored, four at a time where they lie side by side
     """
 
@@ -40,6 +41,7 @@ class AttentionPlan:
     lanes: int
     wide: bool
     matrix: bool
+    sharing: int
 
     def size(self, name: str) -> int:
         return self.form.sizes[name]
@@ -63,7 +65,7 @@ class AttentionPlan:
 
     @property
     def threads(self) -> int:
-        return self.apart * self.lanes
+        return self.apart * self.lanes * self.sharing
 
     @property
     def scores(self) -> int:
@@ -113,7 +115,9 @@ class AttentionPlan:
             ('v_tile', self.keys * self.column_pitch),
         )
         if self.matrix:
-            return operands
+            values = self.own // EIGHT * (2 + self.columns // FOUR)
+            slots = self.apart * (self.sharing - 1) * WARP
+            return (*operands, *([('parts', slots * values)] if slots else []))
         return (
             *operands,
             ('weights', self.rows * self.weight_pitch),
@@ -159,7 +163,7 @@ def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
     except SpecError as error:
         raise ScheduleError(f'{error}; use another schema') from None
     bi, bj, ti, lanes, wide = (schedule[n] for n in ('bi', 'bj', 'ti', 'lanes', 'wide'))
-    matrix = schedule.intrinsic == 'mma_tf32x3'
+    matrix, share = schedule.intrinsic == 'mma_tf32x3', dict(schedule.tiles).get('share', 1)
     head = max(form.sizes[DEPTH], form.sizes[COLUMN])
     require(
         group,
@@ -171,10 +175,11 @@ def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
             ('ti divides bi', ti >= 1 and bi >= 1 and bi % ti == 0),
             ('lanes is a power of two from 4 on', lanes >= FOUR and not lanes & (lanes - 1)),
             (
-                'lanes divides bj, 8 for matrix instructions',
-                bj >= FOUR and bj % (EIGHT if matrix else max(lanes, 1)) == 0,
+                'lanes divides bj, and 8 its shares for matrix instructions',
+                bj >= FOUR and bj % (EIGHT * max(share, 1) if matrix else max(lanes, 1)) == 0,
             ),
             ('wide is 0 or 1', wide in (0, 1)),
+            ('rows are shared by 1, 2 or 4 warps', share in ((1, 2, 4) if matrix else (1,))),
         ],
     )
-    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1, matrix)
+    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1, matrix, share)

@@ -26,8 +26,8 @@ def table(group: Group, intrinsic: str) -> Table:
     rows = read_attention(group).sizes[ROW]
     if intrinsic != 'fma':
         return each(
-            bi=[n for n in (16, 32, 64, 128) if n < rows + 16], bj=(16, 32, 64), ti=(16, 32),
-            lanes=(WARP,), wide=(1,),
+            bi=[n for n in (16, 32, 64, 128) if n < rows + 16], bj=(16, 32, 64, 128), ti=(16, 32),
+            lanes=(WARP,), share=(1, 2, 4), wide=(1,),
         )  # fmt: skip
     return each(
         bi=[n for n in ROWS if n < 2 * rows], bj=(16, 32, 64, 128), ti=(1, 2, 4, 8),
