@@ -22,9 +22,16 @@ from tilewright.targets.gpu.choose import search
 SMALL = {'bi': 4, 'bj': 16, 'ti': 2, 'lanes': 8, 'wide': 1}
 
 
+def scheduled(tiles: dict[str, int]) -> GpuSchedule:
+    """Matrix instructions where a warp has rows: ti is 16 or 32."""
+    if tiles.get('ti', 0) < 16:
+        return GpuSchedule.of('attention', **(SMALL | tiles))
+    return GpuSchedule.of('attention', 'mma_tf32x3', **(SMALL | {'lanes': 32} | tiles))
+
+
 def computed(group: Group, arrays: dict[str, np.ndarray], **tiles: int) -> np.ndarray:
     on = device('host')
-    with Runner(generate(group, GpuSchedule.of('attention', **(SMALL | tiles))), on, {}) as runner:
+    with Runner(generate(group, scheduled(tiles)), on, {}) as runner:
         on.write(runner.arrays[group.output.name], np.full(group.output.shape, np.nan, np.float32))
         return runner(**{t.name: arrays[t.name] for t in group.with_role('input')})
 
@@ -43,6 +50,10 @@ def agrees(group: Group, **tiles: int) -> None:
         ((4, 16, 8, 32), {'ti': 1}),
         ((5, 33, 9, 33), {'lanes': 4}),
         ((2, 40, 256, 12), {'bi': 2, 'bj': 32, 'lanes': 32}),
+        ((1, 1, 1, 1), {'bi': 16, 'ti': 16}),
+        ((15, 17, 7, 9), {'bi': 16, 'bj': 8, 'ti': 16}),
+        ((33, 40, 8, 40), {'bi': 32, 'bj': 24, 'ti': 32}),
+        ((17, 50, 8, 9), {'bi': 16, 'bj': 32, 'ti': 16, 'share': 2}),
     ],
 )
 def test_blocks_of_every_size_agree(sizes, tiles):
@@ -50,9 +61,10 @@ def test_blocks_of_every_size_agree(sizes, tiles):
     agrees(attention(sized(1, 2, *sizes)), **tiles)
 
 
-def test_masks_between_the_products():
+@pytest.mark.parametrize('tiles', [{}, {'bi': 16, 'ti': 16}])
+def test_masks_between_the_products(tiles):
     sizes = sized(2, 2, 7, 37, 8, 6)
-    agrees(attention(sizes, between=masks(sizes, 25)))
+    agrees(attention(sizes, between=masks(sizes, 25)), **tiles)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +77,13 @@ def test_masks_between_the_products():
 )
 def test_any_order_of_axes_and_heads_that_share_keys(layout):
     agrees(attention(sized(2, 2, 6, 20, 8, 12), *layout))
-    agrees(attention(sized(2, 2, 6, 20, 8, 12), *layout), wide=0)
+    agrees(attention(sized(2, 2, 6, 20, 8, 12), *layout), wide=0, bi=16, ti=16)
 
 
-def test_rows_that_see_nothing_and_numbers_that_are_none():
+@pytest.mark.parametrize(
+    'tiles', [{}, {'bi': 16, 'ti': 16}, {'bi': 16, 'bj': 32, 'ti': 16, 'share': 4}]
+)
+def test_rows_that_see_nothing_and_numbers_that_are_none(tiles):
     """A row of -inf alone, or with NaN, is NaN; a block of -inf before others changes nothing."""
     sizes = sized(1, 1, 4, 48, 2, 3)
     whole = tuple(sizes[n] for n in 'bhij')
@@ -79,7 +94,7 @@ def test_rows_that_see_nothing_and_numbers_that_are_none():
     mask[0, 0, 0] = -np.inf
     mask[0, 0, 1, :32] = -np.inf
     mask[0, 0, 2, 5] = np.nan
-    got, want = computed(group, arrays), reference(group, arrays)
+    got, want = computed(group, arrays, **tiles), reference(group, arrays)
     assert np.isnan(got[0, 0, [0, 2]]).all()
     assert np.isnan(want[0, 0, [0, 2]]).all()
     np.testing.assert_allclose(got[0, 0, [1, 3]], want[0, 0, [1, 3]], rtol=1e-5, atol=1e-6)
@@ -92,6 +107,8 @@ def test_work_of_a_block_counted_by_hand():
     done = work(attention(sizes), tiles, None)
     assert done.products * 32 == 32 * 64 * (8 + 16)
     assert done.blocks == 2
+    warps = GpuSchedule.of('attention', 'mma_tf32x3', **(SMALL | {'bi': 32, 'ti': 16, 'lanes': 32}))
+    assert work(attention(sizes), warps, None).matrix * 16 * 8 * 8 == 3 * 32 * 64 * (8 + 16)
     half = work(attention(sizes, between=masks(sizes, 0)[-1:]), tiles, None)
     assert half.products == 0.75 * done.products
 

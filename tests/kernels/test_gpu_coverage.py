@@ -33,7 +33,9 @@ PATCH = {'bn': 1, 'bh': 4, 'bw': 8, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0
 STRIP = {'bp': 64, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 WINOGRAD = {'m': 2, 'bk': 16, 'bp': 32, 'tk': 16, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0}
 CASES = {
-    'attention': GpuSchedule.of('attention', bi=16, bj=16, ti=2, lanes=8, wide=1),
+    'attention': GpuSchedule.of('attention', bi=8, bj=8, ti=1, lanes=8, wide=1),
+    'attention/mma': GpuSchedule.of('attention', 'mma_tf32x3', bi=16, bj=16, ti=16, lanes=32,
+                                    wide=1),
     'depthwise': GpuSchedule.of('depthwise', th=2, tw=4, bh=2, bw=2, bp=4, shared=1),
     'dfg': GpuSchedule.of('dfg', threads=64, bn=1, bk=8, bh=4, bw=8, tk=4, tp=2),
     'fft': GpuSchedule.of('fft', size=12, **TILED),
@@ -62,7 +64,7 @@ CASES = {
 }  # fmt: skip
 WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
 # No OpenCL that runs on a CPU has these, nor blocks that run together.
-MATRIX = ('fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
+MATRIX = ('attention/mma', 'fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
 
 def problem(schema: str, edge: int) -> Group:

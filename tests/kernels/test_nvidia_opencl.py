@@ -46,8 +46,10 @@ def main_kernel(schedule: GpuSchedule) -> Kernel:
 
 
 def test_a_dialect_has_what_device_and_driver_have_together() -> None:
-    assert nvidia_opencl((7, 5)).capabilities == {'device_fence', 'nvptx'}
-    assert nvidia_opencl((8, 6)).capabilities == {'device_fence', 'nvptx', 'mma_tf32'}
+    assert nvidia_opencl((7, 5)).capabilities == {'device_fence', 'lane_xor', 'nvptx'}
+    assert nvidia_opencl((8, 6)).capabilities == {
+        'device_fence', 'lane_xor', 'nvptx', 'mma_tf32',
+    }  # fmt: skip
     assert 'wgmma_tf32' not in nvidia_opencl((9, 0)).capabilities
     assert 'wgmma_tf32' in nvidia_opencl((9, 0), own_target=True).capabilities
     assert 'cp.async' not in nvidia_opencl((7, 5)).head

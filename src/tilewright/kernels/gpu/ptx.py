@@ -46,6 +46,8 @@ BULK_TEST = (
     '{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }'
 )
 
+# %0 what the lane whose number differs by the mask %2 has as %1
+LANE_XOR = 'shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;'
 # Words of eight bytes between blocks, each seen whole or not at all: %0 where, %1 what; %0 what, or
 # %0 and %1, then where.
 SEND = 'st.relaxed.gpu.global.u64 [%0], %1;'

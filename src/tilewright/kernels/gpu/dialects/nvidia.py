@@ -19,7 +19,7 @@ from dataclasses import replace
 from tilewright.errors import CompilerError
 from tilewright.kernels.gpu import ptx
 from tilewright.kernels.gpu.dialects.opencl import COMMON, OPENCL, PLAIN_COPIES, local_arrays
-from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units
+from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units, what_lanes_need
 from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
 from tilewright.machine.nvidia import instructions_of
 
@@ -137,8 +137,19 @@ def _wgmma(kind: str, columns: int) -> str:
     )
 
 
+_LANES = f"""\
+static inline float LANE_XOR(float value, int mask)
+{{
+    float other;
+    asm volatile("{ptx.LANE_XOR}" : "=f"(other) : "f"(value), "r"(mask));
+    return other;
+}}
+"""
+
+
 def _extra(kernels: Sequence[Kernel]) -> str:
-    return matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma)
+    units = matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma)
+    return units + what_lanes_need(kernels, _LANES, '')
 
 
 def _shared(kernel: Kernel) -> list[str]:
@@ -170,7 +181,7 @@ def nvidia_opencl(capability: tuple[int, int], own_target: bool = False) -> Dial
         name='opencl-nvidia',
         words={**OPENCL.words, 'BARRIER': 'TW_BARRIER'},
         head=COMMON + _HEAD + (_COPIES + _WARP if modern else PLAIN_COPIES),
-        capabilities=frozenset({'device_fence', 'nvptx'}) | found,
+        capabilities=frozenset({'device_fence', 'lane_xor', 'nvptx'}) | found,
         extra=_extra,
         shared=_shared,
     )

@@ -14,21 +14,25 @@ softmax", 2018), the blocks those of FlashAttention (Dao et al., NeurIPS'22, Alg
 next block arrive while sums are added up, values while scores are computed. A row whose scores are
 all -inf has a total of 0, and is NaN as a softmax is, or 0 where it is guarded. Decisions:
 
-    bi bj   rows and keys of a block            ti    rows of a thread
+    bi bj   rows and keys of a block            ti    rows of a thread, or of a warp
     lanes   threads that share a row: each has its keys of a block, then its columns
     wide    1: operands are copied four floats at a time where they lie side by side
+
+    share   warps that have the same rows, each its keys of a block; 1 for `fma`
+
+The intrinsic is `fma`, or `mma_tf32x3` (matrix.py), whose lanes are 32.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
+from tilewright.kernels.gpu.schemas.attention import matrix
+from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of
 from tilewright.kernels.gpu.schemas.attention.plan import FOUR, AttentionPlan, plan
-from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
@@ -47,13 +51,14 @@ def kernel(p: AttentionPlan) -> Kernel:
     typed = GpuTyped()
     body = [
         *_place(p),
+        *(matrix.begin(p) if p.matrix else _begin(p)),
         *copied(p, 'q_tile', 'q_at', p.form.queries, p.rows, (ROW, DEPTH), 'i_block'),
         *_keys(p, '0'),
         'COPY_COMMIT;',
         f'for (int j_block = 0; j_block < end; j_block += {p.keys}) {{',
         *pieces.indented(_turn(p, typed)),
         '}',
-        *_store(p),
+        *(matrix.store(p) if p.matrix else _store(p)),
     ]
     args = tuple(
         Array(t.name, t.dims, t.shape, t.dtype, written=t.role == 'output')
@@ -61,29 +66,19 @@ def kernel(p: AttentionPlan) -> Kernel:
         if t.role != 'inner'
     )
     return Kernel(
-        'attention', args, '\n'.join(body), (p.blocks, 1, 1), p.threads, p.shared, typed.helpers()
-    )
-
-
-def _each(name: str, count: int, body: Sequence[str]) -> list[str]:
-    """An unrolled loop."""
-    return [
-        '#pragma unroll',
-        f'for (int {name} = 0; {name} < {count}; {name}++) {{',
-        *pieces.indented(body),
-        '}',
-    ]
+        'attention', args, '\n'.join(body), (p.blocks, 1, 1), p.threads, p.shared, typed.helpers(),
+        frozenset({'mma_tf32', 'lane_xor'} if p.matrix else ()),
+    )  # fmt: skip
 
 
 def _place(p: AttentionPlan) -> list[str]:
-    """Which rows this block has, where its operands begin, and the sums of this thread."""
+    """Which rows this block has, and where its operands begin."""
     # The last rows see most keys under a causal mask: their blocks begin first.
     tile = f'{p.row_tiles - 1} - tile' if p.form.causal is not None else 'tile'
     end = str(p.size(KEY))
     if p.form.causal is not None:
         end = f'min({end}, i_block + {p.rows + p.form.causal})'
     lines = [
-        f'const int across = THREAD % {p.lanes}, down = THREAD / {p.lanes};',
         *pieces.decode('BLOCK_X', [*p.stack, ('tile', p.row_tiles)]),
         f'const int i_block = ({tile}) * {p.rows};',
         f'const int end = {end};',
@@ -91,17 +86,22 @@ def _place(p: AttentionPlan) -> list[str]:
     form = p.form
     for name, access in (('q_at', form.queries), ('k_at', form.keys), ('v_at', form.columns)):
         lines.append(f'const GLOBAL float *const {name} = {access.tensor} + {_first(p, access)};')
+    return lines
+
+
+def _begin(p: AttentionPlan) -> list[str]:
+    """Which rows and keys this thread has, and its sums."""
     return [
-        *lines,
+        f'const int across = THREAD % {p.lanes}, down = THREAD / {p.lanes};',
         f'float sums[{p.own}][{FOUR * p.fours}], score[{p.own}][{p.scores}];',
         f'float peak[{p.own}], added[{p.own}];',
-        *_each(
+        *each(
             'a',
             p.own,
             [
                 'peak[a] = -INFINITY;',
                 'added[a] = 0.0f;',
-                *_each('c', FOUR * p.fours, ['sums[a][c] = 0.0f;']),
+                *each('c', FOUR * p.fours, ['sums[a][c] = 0.0f;']),
             ],
         ),
     ]
@@ -115,12 +115,12 @@ def _first(p: AttentionPlan, access: Access) -> str:
 
 def copied(
     p: AttentionPlan, to: str, source: str, access: Access, rows: int, dims: tuple[str, str],
-    first: str, padded: int = 0,
+    first: str,
 ) -> list[str]:  # fmt: skip
     """A block of rows of an operand into shared memory, zeros behind its end."""
     row, along = dims
-    length = padded or p.depth
-    pitch = padded or p.depth_pitch
+    values = along == COLUMN
+    length, pitch = (p.columns, p.column_pitch) if values else (p.depth, p.depth_pitch)
     strides, _ = p.strides(access)
     run = FOUR if p.is_wide(access, along) else 1
     each = length // run
@@ -145,19 +145,18 @@ def _turn(p: AttentionPlan, typed: GpuTyped) -> list[str]:
     return [
         'COPY_WAIT(0);',
         'BARRIER;',
-        *copied(p, 'v_tile', 'v_at', columns, p.keys, (KEY, COLUMN), 'j_block', p.columns),
+        *copied(p, 'v_tile', 'v_at', columns, p.keys, (KEY, COLUMN), 'j_block'),
         'COPY_COMMIT;',
-        *_scores(p),
-        *_masked(p, typed),
+        *(matrix.scores(p) if p.matrix else [*_scores(p), *_masked(p, typed)]),
         'BARRIER;',
         f'if (j_block + {p.keys} < end) {{',
         *pieces.indented(_keys(p, f'(j_block + {p.keys})')),
         '}',
         'COPY_COMMIT;',
-        *_each('a', p.own, _weights(p)),
+        *(matrix.weights(p, typed) if p.matrix else each('a', p.own, _weights(p))),
         'COPY_WAIT(1);',
         'BARRIER;',
-        *_sums(p),
+        *(matrix.added_up(p) if p.matrix else _sums(p)),
     ]
 
 
@@ -165,25 +164,25 @@ def _scores(p: AttentionPlan) -> list[str]:
     """Rows by keys from shared memory, four depths at a time."""
     body = [
         f'float4 q[{p.own}];',
-        *_each(
+        *each(
             'a',
             p.own,
             [f'q[a] = LOAD4(SHARED, q_tile + (down + a * {p.apart}) * {p.depth_pitch} + e);'],
         ),
-        *_each(
+        *each(
             'b',
             p.scores,
             [
                 f'const float4 k = LOAD4(SHARED, k_tile + (across + b * {p.lanes}) * '
                 f'{p.depth_pitch} + e);',
-                *_each(
+                *each(
                     'a', p.own, [f'score[a][b] = FMA(q[a].{x}, k.{x}, score[a][b]);' for x in PARTS]
                 ),
             ],
         ),
     ]
     return [
-        *_each('a', p.own, _each('b', p.scores, ['score[a][b] = 0.0f;'])),
+        *each('a', p.own, each('b', p.scores, ['score[a][b] = 0.0f;'])),
         '#pragma unroll 2',
         f'for (int e = 0; e < {p.depth}; e += {FOUR}) {{',
         *pieces.indented(body),
@@ -203,35 +202,16 @@ def _masked(p: AttentionPlan, typed: GpuTyped) -> list[str]:
         'score[a][b] = value;',
         'top = value > top ? value : top;',
     ]
-    return _each(
+    return each(
         'a',
         p.own,
         [
             f'const int i = min({row}, {p.size(ROW) - 1});',
             'float top = -INFINITY;',
-            *_each('b', p.scores, body),
+            *each('b', p.scores, body),
             f'tops[(down + a * {p.apart}) * {p.lanes} + across] = top;',
         ],
     )
-
-
-def between(p: AttentionPlan, typed: GpuTyped, score: str) -> list[str]:
-    """`value` of a score at i and j, by the stages between the product and the softmax."""
-    values, lines, last = {p.form.scores.write.tensor: score}, [], score
-    names = {d: d for d in (*p.form.stack, ROW, KEY)}
-    for number, stage in enumerate(p.form.between):
-        reads = []
-        for access in stage.reads:
-            if access.tensor in values:
-                reads.append((values[access.tensor], 'f32'))
-                continue
-            strides, const = p.strides(access)
-            at = total([*(scaled(d, strides[d]) for d in names), str(const)])
-            reads.append((f'{access.tensor}[{at}]', p.group.tensor(access.tensor).dtype))
-        text, dtype = typed.text(stage.expr, reads, names)
-        last = values[stage.write.tensor] = f'value_{number}'
-        lines.append(f'const float {last} = {narrow(typed.convert(text, dtype, "f32"))};')
-    return [*lines, f'value = {last};']
 
 
 def _weights(p: AttentionPlan) -> list[str]:
@@ -239,7 +219,7 @@ def _weights(p: AttentionPlan) -> list[str]:
     row = f'(down + a * {p.apart})'
     return [
         'float most = peak[a];',
-        *_each(
+        *each(
             'c',
             p.lanes // FOUR,
             [
@@ -250,7 +230,7 @@ def _weights(p: AttentionPlan) -> list[str]:
         'const float by = most == -INFINITY ? 0.0f : most;',
         'const float less = expf(peak[a] - by);',
         'float own = 0.0f;',
-        *_each(
+        *each(
             'b',
             p.scores,
             [
@@ -261,7 +241,7 @@ def _weights(p: AttentionPlan) -> list[str]:
         ),
         'peak[a] = most;',
         'added[a] = added[a] * less + own;',
-        *_each('c', FOUR * p.fours, ['sums[a][c] *= less;']),
+        *each('c', FOUR * p.fours, ['sums[a][c] *= less;']),
     ]
 
 
@@ -275,18 +255,18 @@ def _sums(p: AttentionPlan) -> list[str]:
             for n, y in enumerate(PARTS)
         ]
         multiplied += [
-            f'const float4 v_{x} = LOAD4(SHARED, v_tile + (e + {number}) * {p.columns} + '
+            f'const float4 v_{x} = LOAD4(SHARED, v_tile + (e + {number}) * {p.column_pitch} + '
             f'{column});',
-            *_each('a', p.own, added),
+            *each('a', p.own, added),
         ]
     body = [
         f'float4 w[{p.own}];',
-        *_each(
+        *each(
             'a',
             p.own,
             [f'w[a] = LOAD4(SHARED, weights + (down + a * {p.apart}) * {p.weight_pitch} + e);'],
         ),
-        *_each('c', p.fours, multiplied),
+        *each('c', p.fours, multiplied),
     ]
     return [
         '#pragma unroll 2',
@@ -298,18 +278,8 @@ def _sums(p: AttentionPlan) -> list[str]:
 
 def _store(p: AttentionPlan) -> list[str]:
     """Totals of a row's lanes, and the sums divided by them."""
-    write = p.form.values.write
-    strides, const = p.strides(write)
-    run = FOUR if p.is_wide(write, COLUMN) else 1
-    at = total(
-        [
-            *(scaled(d, strides[d]) for d in p.form.stack),
-            scaled('i', strides[ROW]),
-            scaled('v', strides[COLUMN]),
-            str(const),
-        ]
-    )
-    target = f'{write.tensor}[{at}]'
+    target = place_of(p, 'i', 'v')
+    run = FOUR if p.is_wide(p.form.values.write, COLUMN) else 1
     stores = []
     for n in range(0, FOUR, run):
         values = [f'sums[a][{FOUR} * c + {n + lane}] * part' for lane in range(run)]
@@ -321,14 +291,11 @@ def _store(p: AttentionPlan) -> list[str]:
             f'        {stored}',
             '}',
         ]
-    divided = '1.0f / whole'
-    if p.form.guarded:
-        divided = f'whole == 0.0f ? 0.0f : {divided}'
     row = f'(down + a * {p.apart})'
     return [
-        *_each('a', p.own, [f'tops[{row} * {p.lanes} + across] = added[a];']),
+        *each('a', p.own, [f'tops[{row} * {p.lanes} + across] = added[a];']),
         'BARRIER;',
-        *_each(
+        *each(
             'a',
             p.own,
             [
@@ -336,10 +303,10 @@ def _store(p: AttentionPlan) -> list[str]:
                 f'if (i < {p.size(ROW)}) {{',
                 '    float whole = 0.0f;',
                 *pieces.indented(
-                    _each('c', p.lanes, [f'whole += tops[{row} * {p.lanes} + c];']),
+                    each('c', p.lanes, [f'whole += tops[{row} * {p.lanes} + c];']),
                 ),
-                f'    const float part = {divided};',
-                *pieces.indented(_each('c', p.fours, stores)),
+                f'    const float part = {p.share};',
+                *pieces.indented(each('c', p.fours, stores)),
                 '}',
             ],
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilewright.kernels.gpu.language import padded
-from tilewright.kernels.gpu.schemas.attention.plan import FOUR, AttentionPlan, plan
-from tilewright.kernels.gpu.work import BANKS_BYTES, WARP, Need, Work
+from tilewright.kernels.gpu.schemas.attention.plan import EIGHT, FOUR, AttentionPlan, plan
+from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
@@ -21,7 +23,14 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 
 
 def need_of(p: AttentionPlan) -> Need:
-    registers = p.own * (FOUR * p.fours + p.scores + FOUR + 2) + 2 * FOUR + OTHER_REGISTERS
+    registers = (
+        p.own * (p.keys // p.sharing + p.columns) // WARP
+        + 4 * p.own // EIGHT
+        + 16
+        + OTHER_REGISTERS
+    )
+    if not p.matrix:
+        registers = p.own * (FOUR * p.fours + p.scores + FOUR + 2) + 2 * FOUR + OTHER_REGISTERS
     whole = p.key_blocks * p.keys * p.row_tiles * p.rows
     used = p.size(ROW) * p.size(KEY) * (p.size(DEPTH) + p.size(COLUMN))
     return Need(
@@ -36,19 +45,11 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     p = plan(group, schedule)
     wanted = need_of(p)
     warps, turns = -(-p.threads // WARP), p.key_blocks
-    # A row's operands are the same for its lanes; keys and values differ from lane to lane.
-    apart = max(1.0, min(p.lanes, WARP) * 16 / BANKS_BYTES)
-    deep, steps = p.depth / FOUR, p.keys / FOUR
-    scores = p.own * p.scores
-    reads = deep * (p.own + p.scores) + steps * (p.own + FOUR * p.fours)
-    reads += scores + p.own * (1 + p.lanes / FOUR)  # weights and peaks
-    fronts = deep * (p.own + p.scores * apart) + steps * (p.own + FOUR * p.fours * apart)
-    fronts += scores + p.own * (1 + p.lanes / FOUR)
-    products = FOUR * (deep * scores + steps * p.own * FOUR * p.fours)
+    per = _matrix(p) if p.matrix else _plain(p)
+    scores = p.rows * p.keys / p.threads
     functions = sum(len(list(s.expr.functions())) for s in p.form.between)
     masks = sum(a.tensor not in _inner(p) for s in p.form.between for a in s.reads)
-    other = scores * (WEIGHT_INSTRUCTIONS + functions + 2 * masks)
-    other += p.own * (ROW_INSTRUCTIONS + FOUR * p.fours)
+    other = per.other + scores * (WEIGHT_INSTRUCTIONS + functions + 2 * masks)
     run = {
         access.tensor: FOUR if p.is_wide(access, along) else 1
         for access, along in (
@@ -62,11 +63,46 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     copied += 4.0 * masks * turns * p.rows * p.keys
     return Work(
         wanted.blocks, 1, p.threads, registers or wanted.registers, wanted.shared_bytes, 2,
-        max(round(BARRIERS * turns), 1), turns * warps * products, 0.0, turns * warps * reads,
-        turns * warps * fronts, copies / WARP, copied,
+        max(round(BARRIERS * turns), 1), turns * warps * per.products, turns * warps * per.matrix,
+        turns * warps * per.reads, turns * warps * per.fronts, copies / WARP, copied,
         turns * warps * other + 4 * copies / WARP, 4.0 * p.rows * p.size(COLUMN), 0.0,
         waits=0.5 * turns,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What one warp does with a block of keys, in its instructions."""
+
+    products: float
+    matrix: float
+    reads: float
+    fronts: float
+    other: float
+
+
+def _plain(p: AttentionPlan) -> _Turn:
+    # A row's operands are the same for its lanes; keys and values differ from lane to lane.
+    apart = max(1.0, min(p.lanes, WARP) * 16 / BANKS_BYTES)
+    deep, steps = p.depth / FOUR, p.keys / FOUR
+    scores = p.own * p.scores
+    reads = deep * (p.own + p.scores) + steps * (p.own + FOUR * p.fours)
+    reads += scores + p.own * (1 + p.lanes / FOUR)  # weights and peaks
+    fronts = deep * (p.own + p.scores * apart) + steps * (p.own + FOUR * p.fours * apart)
+    fronts += scores + p.own * (1 + p.lanes / FOUR)
+    products = FOUR * (deep * scores + steps * p.own * FOUR * p.fours)
+    return _Turn(products, 0.0, reads, fronts, p.own * (ROW_INSTRUCTIONS + FOUR * p.fours))
+
+
+def _matrix(p: AttentionPlan) -> _Turn:
+    """Three instructions for each product of tiles; both operands are cut, weights in registers."""
+    down, keys = p.own / 16, p.keys / p.sharing / EIGHT
+    deep, columns = p.depth / EIGHT, p.columns / EIGHT
+    reads = deep * (4 * down + 2 * keys) + 2 * keys * columns
+    cuts = reads + 4 * down * keys
+    rows = 2 * down * (ROW_INSTRUCTIONS + 2 * columns)
+    matrix = 3 * down * keys * (deep + columns)
+    return _Turn(0.0, matrix, reads, reads, CUT_INSTRUCTIONS * cuts + rows)
 
 
 def _inner(p: AttentionPlan) -> set[str]:

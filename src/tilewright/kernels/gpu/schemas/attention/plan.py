@@ -13,13 +13,15 @@ from tilewright.errors import ScheduleError, SpecError
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.product import require
+from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW, Attention, read_attention
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'attention'
-FOUR = 4
+FOUR, EIGHT = 4, 8
+INTRINSICS = ('fma', 'mma_tf32x3')
 LARGEST_HEAD = 256  # depth or columns: sums of a row stay in registers
 
 
@@ -27,6 +29,7 @@ LARGEST_HEAD = 256  # depth or columns: sums of a row stay in registers
 class AttentionPlan:
     """Blocks of `rows` by `keys`; `lanes` threads share a row, a thread has `own` rows.
 
+    sharing  warps that have the same rows, each its share of the keys of a block
     wide   operands are copied, and results stored, four at a time where they lie side by side
     """
 
@@ -37,6 +40,8 @@ class AttentionPlan:
     own: int
     lanes: int
     wide: bool
+    matrix: bool
+    sharing: int
 
     def size(self, name: str) -> int:
         return self.form.sizes[name]
@@ -60,7 +65,7 @@ class AttentionPlan:
 
     @property
     def threads(self) -> int:
-        return self.apart * self.lanes
+        return self.apart * self.lanes * self.sharing
 
     @property
     def scores(self) -> int:
@@ -70,7 +75,8 @@ class AttentionPlan:
     @property
     def depth(self) -> int:
         """Numbers of a row of queries or keys, zeros behind it included."""
-        return -(-self.size(DEPTH) // FOUR) * FOUR
+        unit = EIGHT if self.matrix else FOUR
+        return -(-self.size(DEPTH) // unit) * unit
 
     @property
     def fours(self) -> int:
@@ -79,11 +85,22 @@ class AttentionPlan:
 
     @property
     def columns(self) -> int:
+        if self.matrix:
+            return -(-self.size(COLUMN) // EIGHT) * EIGHT
         return self.fours * FOUR * self.lanes
 
     @property
     def depth_pitch(self) -> int:
         return spread(self.depth)
+
+    @property
+    def column_pitch(self) -> int:
+        return spread(self.columns) if self.matrix else self.columns
+
+    @property
+    def share(self) -> str:
+        """What a row's sums are multiplied by; `whole` is the total of its weights."""
+        return 'whole == 0.0f ? 0.0f : 1.0f / whole' if self.form.guarded else '1.0f / whole'
 
     @property
     def weight_pitch(self) -> int:
@@ -92,10 +109,17 @@ class AttentionPlan:
     @property
     def shared(self) -> tuple[tuple[str, int], ...]:
         """(array, floats) of shared memory."""
-        return (
+        operands = (
             ('q_tile', self.rows * self.depth_pitch),
             ('k_tile', self.keys * self.depth_pitch),
-            ('v_tile', self.keys * self.columns),
+            ('v_tile', self.keys * self.column_pitch),
+        )
+        if self.matrix:
+            values = self.own // EIGHT * (2 + self.columns // FOUR)
+            slots = self.apart * (self.sharing - 1) * WARP
+            return (*operands, *([('parts', slots * values)] if slots else []))
+        return (
+            *operands,
             ('weights', self.rows * self.weight_pitch),
             ('tops', self.rows * self.lanes),
         )
@@ -139,17 +163,23 @@ def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
     except SpecError as error:
         raise ScheduleError(f'{error}; use another schema') from None
     bi, bj, ti, lanes, wide = (schedule[n] for n in ('bi', 'bj', 'ti', 'lanes', 'wide'))
+    matrix, share = schedule.intrinsic == 'mma_tf32x3', dict(schedule.tiles).get('share', 1)
     head = max(form.sizes[DEPTH], form.sizes[COLUMN])
     require(
         group,
         schedule,
         [
-            ('the intrinsic is fma', schedule.intrinsic == 'fma'),
+            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
+            ('a warp has 16 or 32 rows', not matrix or (ti in (16, 32) and lanes == WARP)),
             (f'heads have at most {LARGEST_HEAD} elements', head <= LARGEST_HEAD),
             ('ti divides bi', ti >= 1 and bi >= 1 and bi % ti == 0),
             ('lanes is a power of two from 4 on', lanes >= FOUR and not lanes & (lanes - 1)),
-            ('lanes divides bj, a multiple of 4', bj >= FOUR and bj % max(lanes, 1) == 0),
+            (
+                'lanes divides bj, and 8 its shares for matrix instructions',
+                bj >= FOUR and bj % (EIGHT * max(share, 1) if matrix else max(lanes, 1)) == 0,
+            ),
             ('wide is 0 or 1', wide in (0, 1)),
+            ('rows are shared by 1, 2 or 4 warps', share in ((1, 2, 4) if matrix else (1,))),
         ],
     )
-    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1)
+    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1, matrix, share)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import Table, each
 from tilewright.kernels.gpu.schemas.attention.counts import need_of, work
-from tilewright.kernels.gpu.schemas.attention.plan import NAME, plan
+from tilewright.kernels.gpu.schemas.attention.plan import INTRINSICS, NAME, plan
+from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.attention import ROW, read_attention, why_no_attention
 from tilewright.ops.group import Group
@@ -22,6 +24,11 @@ def table(group: Group, intrinsic: str) -> Table:
     if why_no_attention(group):
         return {}
     rows = read_attention(group).sizes[ROW]
+    if intrinsic != 'fma':
+        return each(
+            bi=[n for n in (16, 32, 64, 128) if n < rows + 16], bj=(16, 32, 64, 128), ti=(16, 32),
+            lanes=(WARP,), share=(1, 2, 4), wide=(1,),
+        )  # fmt: skip
     return each(
         bi=[n for n in ROWS if n < 2 * rows], bj=(16, 32, 64, 128), ti=(1, 2, 4, 8),
         lanes=(4, 8, 16, 32, 64), wide=(1,),
@@ -32,12 +39,8 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     """Those whose blocks take the fewest cycles; the last moves one element at a time."""
     if why_no_attention(group):
         return ()
-    values = table(group, 'fma')
     found: dict[GpuSchedule, float] = {}
-    for chosen in itertools.product(*values.values()):
-        tiles = {n: v for names, one in zip(values, chosen, strict=True)
-                 for n, v in zip(names, one, strict=True)}  # fmt: skip
-        schedule = GpuSchedule.of(NAME, **tiles)
+    for schedule in _all(group, machine):
         try:
             needs = need_of(plan(group, schedule))
         except ScheduleError:
@@ -47,7 +50,18 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         done = work(group, schedule, None)
         resident = max(1, machine.shared_bytes // max(done.shared_bytes, 1))
         waves = -(-done.blocks // (machine.multiprocessors * min(resident, 4)))
-        busy = max(done.instructions / 4, done.wavefronts)
+        busy = max(done.instructions / 4, done.wavefronts, 2 * done.matrix)
         found[schedule] = waves * min(resident, 4) * busy
     best = sorted(found, key=lambda s: found[s])[:PROPOSED]
-    return (*best, *(GpuSchedule.of(NAME, **{**dict(s.tiles), 'wide': 0}) for s in best[:1]))
+    narrow = (GpuSchedule.of(NAME, s.intrinsic, **{**dict(s.tiles), 'wide': 0}) for s in best[:1])
+    return (*best, *narrow)
+
+
+def _all(group: Group, machine: GpuMachine) -> Iterator[GpuSchedule]:
+    for intrinsic in INTRINSICS:
+        values = table(group, intrinsic) if machine.has(intrinsic) else {}
+        names = [name for (name,) in values]
+        for chosen in itertools.product(*values.values()):
+            tiles = (one for (one,) in chosen)
+            if values:
+                yield GpuSchedule.of(NAME, intrinsic, **dict(zip(names, tiles, strict=True)))
