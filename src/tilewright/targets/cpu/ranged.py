@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
-from tilewright.errors import ScheduleError
+from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, count, spread
@@ -39,8 +40,8 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 40  # sizes of an axis that are all looked at: beyond the rows of a register tile
-LOOKED_AT = 64  # points at which sources are generated ahead, of a range with more
+SMALL = 16  # sizes at either end of an axis that are all looked at
+LOOKED_AT = 24  # further points at which sources are generated ahead, of a range with more
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
@@ -61,15 +62,22 @@ def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine)
 
 def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
     """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
-    decisive = core(group)
-    for schedule in (cut(choice.schedule, group), choice.schedule):
-        try:
-            said = predict(decisive, schedule, machine)
-        except (ScheduleError, KeyError, StopIteration):
-            continue
-        yield replace(choice, schedule=schedule, predicted_s=said.seconds, limit=said.limit)
-        if schedule is choice.schedule:
-            break
+    small = cut(choice.schedule, group)
+    whole = () if small.schema == 'outer' or small is choice.schedule else (choice.schedule,)
+    for schedule in (small, *whole):
+        said = _predicted(group, schedule, machine)
+        if said is not None:
+            yield replace(choice, schedule=schedule, predicted_s=said[0], limit=said[1])
+
+
+@lru_cache(maxsize=1 << 14)
+def _predicted(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, str] | None:
+    """(seconds, what limits them); None where the model refuses the schedule."""
+    try:
+        said = predict(core(group), schedule, machine)
+    except (ScheduleError, KeyError, StopIteration):
+        return None
+    return said.seconds, said.limit
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
@@ -132,9 +140,15 @@ class SizedKernels:
         with ThreadPoolExecutor(usable_cores()) as pool:
             waiting = {key: pool.submit(build, made.source, key[1]) for key, made in merged.items()}
             for done, (key, future) in enumerate(waiting.items(), 1):
-                self.forms[key] = [(merged[key], future.result())]
+                try:
+                    self.forms[key] = [(merged[key], future.result())]
+                except CompilerError:  # a number that C wants to be constant
+                    each = [SizedSource.of([source]) for source in members[key].values()]
+                    self.forms[key] = [(one, build(one.source, key[1])) for one in each]
                 if progress is not None:
-                    progress(Progress('build', key[0], done, len(waiting), 0.0, None))
+                    progress(
+                        Progress('build', 'kernels of many sizes', done, len(waiting), 0.0, None)
+                    )
 
     def compiled(self, group: Group, choice: Choice) -> Compiled:
         """The kernel of a group, from a library that is there."""
@@ -167,7 +181,7 @@ def looked_at(box: Box) -> list[Point]:
         for axis, sizes in enumerate(box):
             for end in (0, -1):
                 others = tuple(other[end] for other in box)
-                line = (*sizes[:SMALL], *sizes[-SMALL // 2 :])
+                line = (*sizes[:SMALL], *sizes[-SMALL:])
                 some += [(*others[:axis], size, *others[axis + 1 :]) for size in line]
     return list(dict.fromkeys(some))
 
