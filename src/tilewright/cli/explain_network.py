@@ -92,10 +92,10 @@ def _ranged(
     """A network for ranges at its largest size, and what is certified of the others."""
     site = CpuSite(machine, threads)
     if model.endswith('.tw'):
-        if not ranges_file.is_ranges(model):
+        held = ranges_file.read_any(model)
+        if isinstance(held, Saved):
             return None
         refuse_for_saved(model, {'--shape': shapes, '--fuse': options.fuse})
-        held = ranges_file.read(model)
     else:
         ranges = find_ranges(shapes)
         if ranges is None:

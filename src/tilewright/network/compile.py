@@ -75,6 +75,7 @@ from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.runtime.network_arrays import give_back
 from tilewright.store import network_file, ranges_file
 from tilewright.store.network_file import Saved
+from tilewright.store.ranges_file import SavedRanges
 from tilewright.targets import target_of
 from tilewright.targets.chained import passes_at
 from tilewright.targets.cpu.kernels import distinct
@@ -309,10 +310,10 @@ def _loaded(
     progress: Report | None,
 ) -> Network:
     """A `target` that is given has to be that of the file."""
-    if ranges_file.is_ranges(path):
+    saved = ranges_file.read_any(path)
+    if isinstance(saved, SavedRanges):
         refuse_with_ranges(target or 'cpu')
-        return cast(Network, load_ranges(path, threads, wanted_check, progress))
-    saved = network_file.read(path)
+        return cast(Network, load_ranges(path, saved, threads, wanted_check, progress))
     if saved.target != 'cpu':
         check_gpu(saved.target, threads=threads)
     if target is not None and target != saved.target:

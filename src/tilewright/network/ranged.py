@@ -30,7 +30,6 @@ from tilewright.graph.ranges import Point, Ranges
 from tilewright.network.arguments import is_onnx
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.ranged import RangedNetwork
-from tilewright.store import ranges_file
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
 from tilewright.targets.chained import passes_at
 from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
@@ -190,12 +189,12 @@ def certificate_of(saved: SavedRanges) -> Certificate:
 
 def load_ranges(
     path: str | os.PathLike[str],
+    saved: SavedRanges,
     threads: int | None,
     wanted_check: Check | None,
     progress: Report | None,
 ) -> RangedNetwork:
-    """The network of a .tw file; schedules of another machine or number of threads anew."""
-    saved = ranges_file.read(path)
+    """The network that a .tw file held; schedules of another machine or number of threads anew."""
     site = CpuSite.for_saved(path, saved, threads)
     if site.is_another(saved) or saved.threads != site.threads:
         asked = Asked(max_rel_err=saved.max_rel_err).by(saved.algorithm)

@@ -174,7 +174,7 @@ def _labelled(group: Group) -> Group:
 
 def read(path: str | os.PathLike[str]) -> Saved:
     """Read the network of one size; whatever is wrong with a file is one sentence."""
-    return read_file(path, _saved)
+    return read_file(path, saved_of)
 
 
 def read_file(path: str | os.PathLike[str], made: Callable[[Path, dict, np.ndarray], Made]) -> Made:
@@ -237,7 +237,7 @@ def _damaged(where: Path) -> ModelError:
     return RefusedError(f'{where} is damaged: its checksum does not match; compile the model again')
 
 
-def _saved(where: Path, header: dict, data: np.ndarray) -> Saved:
+def saved_of(where: Path, header: dict, data: np.ndarray) -> Saved:
     if 'ranges' in header:
         raise RefusedError(
             f'{where} holds a network for ranges of sizes, where one size is needed; compile the '

@@ -34,9 +34,11 @@ from tilewright.store.network_checks import (
 )
 from tilewright.store.network_file import (
     RefusedError,
+    Saved,
     algorithm_of,
     array_at,
     read_file,
+    saved_of,
     site_of,
     stored_type,
     write_file,
@@ -124,11 +126,6 @@ def checked_program(family: ProgramFamily, point: Point) -> Program:
     return program
 
 
-def is_ranges(path: str | os.PathLike[str]) -> bool:
-    """Whether a file holds a network for ranges."""
-    return read_file(path, lambda where, header, data: 'ranges' in header)
-
-
 def write(path: str | os.PathLike[str], saved: SavedRanges) -> None:
     """Write a file; it appears under its name only when it is complete."""
     arrays: dict[str, np.ndarray] = {}
@@ -177,9 +174,11 @@ def _plain(tree: Any) -> Any:
     return [_plain(item) for item in tree] if isinstance(tree, list) else tree
 
 
-def read(path: str | os.PathLike[str]) -> SavedRanges:
-    """Read a file; whatever is wrong with it is one sentence."""
-    return read_file(path, _saved)
+def read_any(path: str | os.PathLike[str]) -> Saved | SavedRanges:
+    """Read a file of one size or of ranges; whatever is wrong with it is one sentence."""
+    return read_file(
+        path, lambda *held: _saved(*held) if 'ranges' in held[1] else saved_of(*held)
+    )  # fmt: skip
 
 
 def _saved(where: Path, header: dict, data: np.ndarray) -> SavedRanges:

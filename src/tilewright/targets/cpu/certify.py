@@ -37,7 +37,7 @@ from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily
 from tilewright.targets.cpu.choose import is_legal
 from tilewright.targets.cpu.ranged import best_choice, for_sizes
 
-COMPARED = 16  # points of a box at which schedules are compared with the bound
+COMPARED = 9  # points of a box at which schedules are compared with the bound
 MOST_ANCHORS = 4  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
 

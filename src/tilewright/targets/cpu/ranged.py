@@ -15,12 +15,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
-from tilewright.errors import ScheduleError
+from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.graph.ranges import Box, Point, spread
+from tilewright.graph.ranges import Box, Point, count, spread
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
@@ -39,8 +40,8 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 40  # sizes of an axis that are all looked at: beyond the rows of a register tile
-LOOKED_AT = 64  # points at which sources are generated ahead, of a range with more
+SMALL = 16  # sizes at either end of an axis that are all looked at
+LOOKED_AT = 24  # further points at which sources are generated ahead, of a range with more
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
@@ -61,15 +62,22 @@ def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine)
 
 def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
     """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
-    decisive = core(group)
-    for schedule in (cut(choice.schedule, group), choice.schedule):
-        try:
-            said = predict(decisive, schedule, machine)
-        except (ScheduleError, KeyError, StopIteration):
-            continue
-        yield replace(choice, schedule=schedule, predicted_s=said.seconds, limit=said.limit)
-        if schedule is choice.schedule:
-            break
+    small = cut(choice.schedule, group)
+    whole = () if small.schema == 'outer' or small is choice.schedule else (choice.schedule,)
+    for schedule in (small, *whole):
+        said = _predicted(group, schedule, machine)
+        if said is not None:
+            yield replace(choice, schedule=schedule, predicted_s=said[0], limit=said[1])
+
+
+@lru_cache(maxsize=1 << 14)
+def _predicted(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, str] | None:
+    """(seconds, what limits them); None where the model refuses the schedule."""
+    try:
+        said = predict(core(group), schedule, machine)
+    except (ScheduleError, KeyError, StopIteration):
+        return None
+    return said.seconds, said.limit
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
@@ -111,45 +119,53 @@ def cut(schedule: Schedule, group: Group) -> Schedule:
     )  # fmt: skip
 
 
+_Form = tuple[str, tuple[str, ...]]  # of a source, with the compiler's flags
+
+
 class SizedKernels:
     """Libraries by the form of their source; those of sizes that were not foreseen are added."""
 
     def __init__(self) -> None:
-        self.forms: dict[tuple[str, tuple[str, ...]], tuple[SizedSource, Path]] = {}
+        self.forms: dict[_Form, list[tuple[SizedSource, Path]]] = {}
         self.late = 0
 
     def build(
         self, sources: Iterable[tuple[SourceAtSize, tuple[str, ...]]], progress: Report | None
     ) -> None:
         """One library for each form among sources and their compiler's flags."""
-        members: dict[tuple[str, tuple[str, ...]], dict[tuple[int, ...], SourceAtSize]] = {}
+        members: dict[_Form, dict[tuple[int, ...], SourceAtSize]] = {}
         for source, flags in sources:
             members.setdefault((source.form, flags), {})[source.numbers] = source
         merged = {key: SizedSource.of(list(some.values())) for key, some in members.items()}
         with ThreadPoolExecutor(usable_cores()) as pool:
             waiting = {key: pool.submit(build, made.source, key[1]) for key, made in merged.items()}
             for done, (key, future) in enumerate(waiting.items(), 1):
-                self.forms[key] = (merged[key], future.result())
+                try:
+                    self.forms[key] = [(merged[key], future.result())]
+                except CompilerError:  # a number that C wants to be constant
+                    each = [SizedSource.of([source]) for source in members[key].values()]
+                    self.forms[key] = [(one, build(one.source, key[1])) for one in each]
                 if progress is not None:
-                    progress(Progress('build', key[0], done, len(waiting), 0.0, None))
+                    progress(
+                        Progress('build', 'kernels of many sizes', done, len(waiting), 0.0, None)
+                    )
 
     def compiled(self, group: Group, choice: Choice) -> Compiled:
         """The kernel of a group, from a library that is there."""
         source = read_source(source_of(group, choice.schedule))
         flags = compiler_flags(choice.schedule)
-        made, library = self.forms.get((source.form, flags), (None, None))
-        numbers = None if made is None else made.numbers(source)
-        if numbers is None or library is None:
+        there = self.forms.setdefault((source.form, flags), [])
+        fitting = ((lib, made.numbers(source)) for made, lib in there)
+        library, numbers = next((pair for pair in fitting if pair[1] is not None), (None, None))
+        if library is None or numbers is None:
             self.late += 1
             warnings.warn(
-                f'{group.label} has a form that was not built ahead; it is compiled now',
+                f'{group.label} needs a kernel that was not built ahead; it is compiled now',
                 stacklevel=2,
             )
-            made = SizedSource.of([source])
-            library = build(made.source, flags)
-            numbers = made.numbers(source)
-            assert numbers is not None
-            self.forms[source.form, flags] = (made, library)
+            alone = SizedSource.of([source])
+            library, numbers = build(alone.source, flags), (source.scratch_bytes,)
+            there.append((alone, library))
         sized = SizedCall(
             numbers, source.parts, source.scratch_bytes, source.packed_bytes, source.packing
         )
@@ -161,8 +177,12 @@ class SizedKernels:
 def looked_at(box: Box) -> list[Point]:
     """Points whose sources are generated ahead: all, or small ones, large ones and a grid."""
     some = spread(box, LOOKED_AT)
-    if len(box) == 1 and len(some) < len(box[0]):
-        some += [(size,) for size in (*box[0][:SMALL], *box[0][-SMALL // 2 :])]
+    if len(some) < count(box):
+        for axis, sizes in enumerate(box):
+            for end in (0, -1):
+                others = tuple(other[end] for other in box)
+                line = (*sizes[:SMALL], *sizes[-SMALL:])
+                some += [(*others[:axis], size, *others[axis + 1 :]) for size in line]
     return list(dict.fromkeys(some))
 
 
@@ -172,16 +192,16 @@ def build_ahead(
     """Every library that the points looked at need."""
     kernels = SizedKernels()
     sources: list[tuple[SourceAtSize, tuple[str, ...]]] = []
-    seen: set[tuple[str, str]] = set()
     for one in planned:
+        seen: set[tuple[int, str]] = set()
         for point in looked_at(one.family.box):
             for number, group in one.groups(checked_program(one.family, point)).items():
-                choice = best_choice(one, number, group, machine)
-                key = (group.digest, choice.schedule.digest)
-                if key not in seen:
-                    seen.add(key)
-                    text = source_of(group, choice.schedule)
-                    sources.append((read_source(text), compiler_flags(choice.schedule)))
+                if (number, group.digest) in seen:
+                    continue
+                seen.add((number, group.digest))
+                schedule = best_choice(one, number, group, machine).schedule
+                text = source_of(group, schedule)
+                sources.append((read_source(text), compiler_flags(schedule)))
     kernels.build(sources, progress)
     return kernels
 
