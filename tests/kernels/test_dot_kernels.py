@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
+from tilewright.kernels.cpu.schemas.channelwise.plan import draw_channelwise
 from tilewright.kernels.cpu.schemas.channelwise.plan import why_not as why_not_channelwise
 from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, why_not
 from tilewright.machine.compiler import build
@@ -102,11 +102,9 @@ def drawn(seed: int) -> Group:
 
 def schedule_for(group: Group, isa: str, seed: int) -> Schedule | None:
     random = Random(seed)
-    if not why_not_channelwise(group):
-        found = channelwise_choices(group, isa, random.randint(1, 3), 1)
-        return random.choice(list(found))
+    draw = draw_dot if why_not_channelwise(group) else draw_channelwise
     for _ in range(20):
-        found = draw_dot(group, isa, random, 2, 3)
+        found = draw(group, isa, random, 2, 3)
         dot = ISAS[isa].dot(found.dtype) if found else None
         if found and dot and (isa not in host_isas() or cpu_flags() >= {*dot.required_flags}):
             return found
