@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.operand import reads_outside
+from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.dot_time import predict_dot
+from tilewright.model.cpu.roofline import predict_work
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.integer import factors, in_words
@@ -42,3 +44,16 @@ def rank_dot(
             replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
         )
     return tuple(sorted(made, key=lambda c: (c.prediction.seconds, c.schedule.digest)))
+
+
+def rank_channelwise(
+    group: Group, machine: Machine, threads: int, top: int, _max_rel_err: float = DEFAULT_LIMIT
+) -> tuple[Candidate, ...]:
+    """The same for integer windows over every channel alone, which have few schedules."""
+    if machine.dot is None:
+        return ()
+    found = [
+        Candidate(schedule, predict_work(group, schedule, machine))
+        for schedule in channelwise_choices(group, machine.isa, machine.dot.dtype, threads)
+    ]
+    return tuple(found[:top])

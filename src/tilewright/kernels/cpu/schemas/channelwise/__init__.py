@@ -3,7 +3,7 @@
 from tilewright.kernels.cpu.schema import CpuSchema
 from tilewright.kernels.cpu.schemas.channelwise.code import generate
 from tilewright.kernels.cpu.schemas.channelwise.plan import (
-    channelwise_choices,
+    draw_channelwise,
     plan_channelwise,
     why_not,
 )
@@ -14,6 +14,10 @@ CHANNELWISE = CpuSchema(
     plan=plan_channelwise,
     generate=generate,
     why_not=why_not,
-    choices=channelwise_choices,
+    rank='tilewright.search.cpu.rank_dot:rank_channelwise',
+    time='tilewright.model.cpu.roofline:predict_work',
+    draw=draw_channelwise,
+    dtypes=(('u8', 'i32'), ('i8', 'i32'), ('i16', 'i32'), ('i32', 'i32')),
     any_dtype=True,
+    integer=True,
 )

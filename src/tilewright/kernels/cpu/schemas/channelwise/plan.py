@@ -3,26 +3,31 @@
     Out[n, h, w, k] += In[n, h*sh + r*dh - ph, w*sw + s*dw - pw, k] * Ker[k, 0, r, s]
 
 Goes in: a group with such a main stage, and a schedule. Comes out: a `ChannelwisePlan`. A register
-tile is some pixels of a row times some vectors of channels; rows of the image are copied, with
-their border, so that no tap has to ask where it lies.
+tile is some pixels of a row times some vectors of channels. Rows of the image are copied, with
+their border, so that no tap has to ask where it lies; for every row of the result, taps that lie
+below each other are put into words (`Isa.dots`), so that a multiply-add takes several of them:
+
+    words[x, k] = In[y, x, k], In[y + dh, x, k], ..        Out[w, k] += words[w*sw + s*dw, k] . Ker
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
+from tilewright.kernels.cpu.pointwise import Epilogue
+from tilewright.kernels.cpu.schemas.dot.plan import moved_epilogue
 from tilewright.kernels.cpu.space import even_cuts, register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group, Tensor
-from tilewright.ops.integer import factors, is_integer_products
+from tilewright.ops.integer import IN_BYTES, factors, is_integer_products
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Level, Schedule
 
-TILES = ((4, 2), (6, 1), (4, 1), (2, 2))  # pixels, vectors
+TILES = ((4, 4), (4, 2), (4, 1), (2, 2))  # pixels, vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class ChannelwisePlan:
     down: Slide
     across: Slide
     channel: str
+    products: int
+    flips: bool
     epilogue: Epilogue
 
     @property
@@ -72,10 +79,23 @@ class ChannelwisePlan:
 
     @property
     def row_bytes(self) -> int:
-        """A copied row: pixels that windows touch, and what vectors read behind the last one."""
-        pixels = (self.across.size - 1) * self.across.stride + self.across.span
-        pixels += self.schedule.reg.tile[self.across.out] * self.across.stride
-        return -(-(pixels * self.image.shape[3] + self.channels) // 64) * 64
+        """A copied row of the image."""
+        return -(-self.positions * self.image.shape[3] // 64) * 64
+
+    @property
+    def positions(self) -> int:
+        """Pixels of a row of the image that windows touch, its border with them."""
+        return (self.across.size - 1) * self.across.stride + self.across.span
+
+    @property
+    def word_rows(self) -> int:
+        """Rows of words that the taps below each other make."""
+        return -(-self.down.taps // self.products)
+
+    @property
+    def row_words(self) -> int:
+        """Words of such a row, and what vectors read behind the last pixel."""
+        return -(-(self.positions * self.image.shape[3] + self.channels) // 16) * 16
 
 
 def why_not(group: Group) -> str:
@@ -129,13 +149,18 @@ def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
         raise ScheduleError(f'{group.label}: {channel} has to be tiled by whole vectors')
     if any(name != down.out for name, _ in schedule.parallel):
         raise ScheduleError(f'{group.label}: only {down.out} is cut between threads')
+    dot = ISAS[schedule.isa].dot(schedule.dtype)
+    if dot is None:
+        raise ScheduleError(f'{group.label}: {schedule.isa} has no products of {schedule.dtype}')
+    flips = dot.products == IN_BYTES and group.tensor(factors(group)[0].tensor).dtype != dot.dtype
+    epilogue = moved_epilogue(group, {channel: 1} if flips else None)
     return ChannelwisePlan(
-        group, schedule, batch, down, across, channel, typed_epilogue(group)
-    )  # fmt: skip
+        group, schedule, batch, down, across, channel, dot.products, flips, epilogue
+    )
 
 
-def channelwise_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
-    """Some register tiles, with rows cut between threads."""
+def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[Schedule]:
+    """Some register tiles, with rows cut between threads; words hold numbers of `dtype`."""
     roles = _roles(group)
     if roles is None:
         return
@@ -147,4 +172,16 @@ def channelwise_choices(group: Group, isa: str, threads: int, _levels: int) -> I
         tile |= {across.out: min(pixels, across.size), channel: lanes * min(vectors, most)}
         levels = (Level.of('reg', order, tile), Level.of('l1', order, whole_tile(stage, tile)))
         cut = even_cuts(stage, threads, (down.out,))[0]
-        yield Schedule('channelwise', isa, channel, levels, cut)
+        yield Schedule('channelwise', isa, channel, levels, cut, dtype=dtype, accumulation='i32')
+
+
+def draw_channelwise(
+    group: Group, isa: str, random: Random, _levels: int, most_threads: int
+) -> Schedule | None:
+    """Any of the choices, in words of any of the set's products."""
+    if why_not(group):
+        return None
+    dtype = random.choice(ISAS[isa].dots).dtype
+    return random.choice(
+        list(channelwise_choices(group, isa, dtype, random.randint(1, most_threads)))
+    )

@@ -9,6 +9,7 @@ inside of words need.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -110,7 +111,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         raise ScheduleError(f'{group.label}: {image.dtype} is not {dot.dtype}: it must be packed')
     words = replace(
         words,
-        epilogue=_epilogue(group, words, flips),
+        epilogue=moved_epilogue(group, _strides(group, words) if flips else None),
         quick=None,
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
@@ -118,15 +119,22 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     return DotPlan(group, words, form, dot.products, flips)
 
 
-def _epilogue(group: Group, words: OuterPlan, flips: bool) -> Epilogue:
-    """What follows the sum; first of all, what numbers that were moved have added to it."""
-    found = typed_epilogue(group)
-    if not flips:
-        return found
+def _strides(group: Group, words: OuterPlan) -> dict[str, int]:
+    """Where what is moved lies, in the order of the panels."""
     sizes, step, strides = group.main.sizes, words.panels.size, {words.contraction.vector: 1}
     for name in reversed(words.loose):
         strides[name] = step
         step *= sizes[name]
+    return strides
+
+
+def moved_epilogue(group: Group, strides: Mapping[str, int] | None) -> Epilogue:
+    """What follows the sum; first of all, what numbers that were moved by 128 have added to it,
+    where they were: one number for every channel, at these strides.
+    """
+    found = typed_epilogue(group)
+    if strides is None:
+        return found
     name = f'e{len(found.operands)}'
     moved = Operand(name, MOVED, tuple(strides.items()), 0, 'i32')
     expression = re.sub(r'\bvalue\b', f'(value + {name}[{name}_at])', found.expression)
