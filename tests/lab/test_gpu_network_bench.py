@@ -127,14 +127,16 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
 
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setattr(gpu_networks, '_ours', ours)
-    monkeypatch.setattr(Subject, 'of', lambda name, seed, batch: replace(SUBJECT, name=name))
+    monkeypatch.setattr(
+        Subject, 'of', lambda name, seed, batch, precision: replace(SUBJECT, name=name)
+    )
     file = tmp_path / 'versions.json'
     words = ['--target', 'host', '--batch', '16', '--fuse', 'none', '--no-untuned', '--rounds', '1']
     for cold in (True, False):
         assert invoke(['bench', 'resnet18', *words, '--json', str(file)]) == 0
         said = json.loads(file.read_text())
         assert (said['fuse'], said['libraries'], said['tune']) == ('none', 'none', 'measure')
-        assert (said['batch'], said['cold']) == (16, cold)
+        assert (said['batch'], said['cold'], said['precision']) == (16, cold, 'fp32')
         (tmp_path / 'cache' / 'records').touch()
     assert [tunes for _, tunes in asked] == [('measure',)] * 2
     assert asked[0][0]['fuse'] == 'none'

@@ -29,7 +29,6 @@ from tilewright.cli.options import (
     MachineName,
     MaxRelErr,
     Precision,
-    PrecisionName,
     Prune,
     Ranking,
     Seed,
@@ -158,7 +157,7 @@ def optimize(
     machine: MachineName = None,
     model: Ranking = 'auto',
     prune: Prune = None,
-    precision: Precision = PrecisionName.FP32,
+    precision: Precision = None,
     emit: Annotated[
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
@@ -192,7 +191,7 @@ def optimize(
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
         target=target, device=device, trials=trials,
         model='analytical' if measure or prune else model, prune=prune.value if prune else None,
-        precision=precision.value,
+        precision=precision.value if precision else 'fp32',
     )  # fmt: skip
 
 
