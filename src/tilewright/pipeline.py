@@ -12,9 +12,12 @@ from typing import TypeGuard
 
 from tilewright import targets
 from tilewright.errors import InputError
+from tilewright.graph.half import half_group
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
+from tilewright.model.gpu.estimates import ESTIMATES
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
@@ -39,6 +42,7 @@ def optimize(
     prune: str | None = None,
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
+    dtype: str = 'f32',
     store: Store | None = None,
     seed: int | None = None,
     progress: Report | None = None,
@@ -59,6 +63,9 @@ def optimize(
               'bound' or 'pul' (docs/deepcuts.md); the same as model='pul' and 'bound'.
     algorithm 'direct', 'winograd', 'fft', or 'auto': whatever is fastest within the error budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
+    dtype     what inputs, weights and the result are stored as: 'f32'; on a GPU also 'f16' or
+              'bf16', with sums in float32 and images that have their channels last: the plan's
+              group says how (docs/gpu_half.md).
     store     where records go; None: the user's own store.
     """
     if not isinstance(group, Group):
@@ -70,7 +77,10 @@ def optimize(
         raise InputError(f'trials is {trials!r}; ask for a whole number of candidates, at least 1')
     if prune is not None and target == 'cpu':
         raise InputError(f'prune={prune!r} is for GPU kernels; leave it out')
+    group = _stored_as(group, dtype, target)
     ranking = model_for(prune, model)
+    if group.half:
+        ranking = _half_ranking(ranking)
     wanted = Wanted(
         machine, device, top, trials, measure, threads, ranking, algorithm, float(max_rel_err),
         store, seed, progress,
@@ -80,6 +90,26 @@ def optimize(
         debug(2, _line(candidate))
     debug(3, f'{group.label}: {plan.best.schedule.to_json()}')
     return plan
+
+
+def _stored_as(group: Group, dtype: str, target: str) -> Group:
+    """The group whose tensors are of a dtype; refuses one that the target has no kernels for."""
+    if dtype == 'f32':
+        return group
+    if dtype not in HALVES:
+        raise InputError(f'dtype is {dtype!r}; choose one of f32, {", ".join(HALVES)}')
+    if target == 'cpu':
+        raise InputError(f'dtype={dtype!r} on target cpu; choose a GPU, or f32')
+    if not group.is_plain:
+        raise InputError(f'{group.label} is not all of float32, so that it cannot be made {dtype}')
+    return half_group(group, dtype)
+
+
+def _half_ranking(model: str) -> str:
+    """Learned models know kernels of float32 alone."""
+    if model not in ('analytical', 'auto', *ESTIMATES):
+        raise InputError(f'model={model!r} ranks kernels of float32; choose analytical or auto')
+    return 'analytical' if model == 'auto' else model
 
 
 def check_options(

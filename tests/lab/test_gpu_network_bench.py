@@ -134,7 +134,7 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
         assert invoke(['bench', 'resnet18', *words, '--json', str(file)]) == 0
         said = json.loads(file.read_text())
         assert (said['fuse'], said['libraries'], said['tune']) == ('none', 'none', 'measure')
-        assert (said['batch'], said['cold']) == (16, cold)
+        assert (said['batch'], said['cold'], said['precision']) == (16, cold, 'fp32')
         (tmp_path / 'cache' / 'records').touch()
     assert [tunes for _, tunes in asked] == [('measure',)] * 2
     assert asked[0][0]['fuse'] == 'none'

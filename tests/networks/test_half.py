@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,32 @@ def test_channels_of_concatenations_and_splits_are_not_copied() -> None:
     found: list[Checked] = []
     tw.compile(_dense_block(), target='host', precision='fp16', check=Check(report=found.append))
     assert found[0].within
+
+
+def test_models_of_fp16_run_as_fp16() -> None:
+    """Weights and inputs of f16, as converters write them, with casts between."""
+    graph = _graph()
+    nodes = (Node('Cast', 'in', ('x16',), ('x',), {'to': 10}), *graph.nodes)
+    half = replace(
+        graph,
+        inputs=(Value('x16', (2, 3, 8, 8), 'f16'),),
+        nodes=nodes,
+        constants={name: array.astype(np.float16) for name, array in graph.constants.items()},
+    )
+    net = tw.compile(half, target='host')
+    assert any(task.group.half == 'f16' for task in net.gpu_tasks)  # pyright: ignore[reportAttributeAccessIssue]
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    want = evaluate(lower(graph), {'x': x}, exact=True)['out']
+    assert np.abs(net.run({'x16': x})['out'] - want).max() < 5e-3 * np.abs(want).max()
+
+
+def test_layers_are_planned_in_half() -> None:
+    layer = tw.conv2d(c=32, h=14, w=14, k=64, r=3, s=3, pad=1)
+    plan = tw.optimize(layer, 'h200', measure=False, target='cuda', dtype='bf16', trials=24)
+    assert plan.best.schedule.schema == 'channels'
+    assert 'MMA_BF16' in plan.source() or 'WGMMA_HALF_BF16' in plan.source()
+    assert 'matrix instructions' in plan.explain()
+    with pytest.raises(InputError, match='choose a GPU, or f32'):
+        tw.optimize(layer, dtype='f16')
+    with pytest.raises(InputError, match='choose one of f32, f16, bf16'):
+        tw.optimize(layer, 'h200', measure=False, target='cuda', dtype='f8')

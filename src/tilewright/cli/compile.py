@@ -40,7 +40,7 @@ def run(
     check: bool | None = None,
     fuse: str | None = None,
     libraries: str = 'none',
-    precision: str = 'fp32',
+    precision: str | None = None,
     prune: str | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""

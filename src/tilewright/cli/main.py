@@ -28,6 +28,7 @@ from tilewright.cli.options import (
     Json,
     MachineName,
     MaxRelErr,
+    Precision,
     Prune,
     Ranking,
     Seed,
@@ -128,6 +129,7 @@ def machine(
         'tilewright optimize mopt --no-measure --machine i7-9700k',
         'tilewright optimize cnnopt/R12 --no-measure --machine h200 --model forest',
         'tilewright optimize cnnopt/R9 --target cuda --trials 64',
+        'tilewright optimize mopt/R9 --no-measure --machine h200 --precision fp16',
     )
 )
 def optimize(
@@ -155,6 +157,7 @@ def optimize(
     machine: MachineName = None,
     model: Ranking = 'auto',
     prune: Prune = None,
+    precision: Precision = None,
     emit: Annotated[
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
@@ -188,6 +191,7 @@ def optimize(
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
         target=target, device=device, trials=trials,
         model='analytical' if measure or prune else model, prune=prune.value if prune else None,
+        precision=precision.value if precision else 'fp32',
     )  # fmt: skip
 
 

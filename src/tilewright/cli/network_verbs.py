@@ -18,7 +18,6 @@ from tilewright.cli.options import (
     MaxRelErr,
     Model,
     Precision,
-    PrecisionName,
     Prune,
     Seed,
     Shapes,
@@ -102,7 +101,7 @@ def compile(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = PrecisionName.FP32,
+    precision: Precision = None,
     prune: Prune = None,
     check: Annotated[
         bool | None,
@@ -128,7 +127,7 @@ def compile(
         shapes=shape or [], algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads,
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
-        prune=prune.value if prune else None, precision=precision.value,
+        prune=prune.value if prune else None, precision=precision.value if precision else None,
     )  # fmt: skip
 
 
@@ -181,7 +180,7 @@ def run(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = PrecisionName.FP32,
+    precision: Precision = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -198,7 +197,7 @@ def run(
         profile=profile, trace=trace, shapes=shape or [], threads=threads, seed=seed,
         fallback=fallback.value if fallback else None, target=target, device=device,
         check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
-        libraries=libraries.value, precision=precision.value,
+        libraries=libraries.value, precision=precision.value if precision else None,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tilewright import knobs
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, MissingError
+from tilewright.graph.passes import PRECISIONS
 from tilewright.machine.detect import describe_host
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
@@ -92,6 +93,7 @@ def run(
     trials: int | None = None,
     model: str = 'analytical',
     prune: str | None = None,
+    precision: str = 'fp32',
 ) -> int:
     """Optimise every layer, print and record it; comes out: the exit code."""
     place: Machine | GpuMachine | None
@@ -125,7 +127,8 @@ def run(
                 plan = optimize(
                     group, place, top, measure, threads, target=target, device=device,
                     trials=trials, model=model, prune=prune, algorithm=algorithm,
-                    max_rel_err=max_rel_err, store=store, seed=seed, progress=bar.report,
+                    max_rel_err=max_rel_err, dtype=PRECISIONS[precision], store=store, seed=seed,
+                    progress=bar.report,
                 )  # fmt: skip
                 written = _emitted(plan, emit, name if len(layers) > 1 else '')
                 built = _built(plan, sources_alone=bool(written))

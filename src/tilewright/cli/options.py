@@ -181,9 +181,11 @@ class PrecisionName(StrEnum):
 
 
 Precision = Annotated[
-    PrecisionName,
+    PrecisionName | None,
     typer.Option(
-        '--precision', help='What values are stored as between kernels; fp16 and bf16 on GPUs.'
+        '--precision',
+        help='What values are stored as between kernels; fp16 and bf16 on GPUs [fp32].',
+        show_default=False,
     ),
 ]
 

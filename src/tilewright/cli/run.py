@@ -45,7 +45,7 @@ def run(
     tolerance: float | None = None,
     fuse: str | None = None,
     libraries: str = 'none',
-    precision: str = 'fp32',
+    precision: str | None = None,
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import numpy as np
 
-from tilewright.graph.graph import Value, fresh_name
+from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
 from tilewright.graph.program import Program, Task
 from tilewright.ops.describe import dims_of
 from tilewright.ops.dtypes import HALVES, NUMPY
@@ -33,6 +34,7 @@ from tilewright.ops.stage import Access, Dim, Stage, read, var
 UNITS = (4, 8)  # channels
 LAST = (0, 2, 3, 1)  # axes of an image with its channels last
 WEIGHTS_LAST = (1, 2, 3, 0)  # of weights that each channel has of its own
+_ONNX_F32, _ONNX_F16 = 1, 10  # what ONNX's Cast calls them
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 
 
@@ -48,6 +50,37 @@ def halved(program: Program, dtype: str) -> Program:
         program, tasks=tuple(tasks), values=values,
         constants={n: a for n, a in constants.items() if n in used or n not in state.replaced},
     )  # fmt: skip
+
+
+def holds_halves(graph: Graph) -> bool:
+    """Whether a graph's inputs or weights are stored as f16."""
+    return any(v.dtype == 'f16' for v in graph.inputs) or any(
+        array.dtype == np.float16 for array in graph.constants.values()
+    )
+
+
+def widened(graph: Graph) -> Graph:
+    """A graph of f16 as one of float32: weights, inputs and whatever is cast to f16."""
+
+    def attribute(name: str, value: Attribute) -> Attribute:
+        if name == 'to' and value == _ONNX_F16:
+            return _ONNX_F32
+        return value.astype(np.float32) if _is_f16(value) else value
+
+    nodes = tuple(
+        replace(node, attributes={n: attribute(n, v) for n, v in node.attributes.items()})
+        for node in graph.nodes
+    )
+    inputs = tuple(replace(v, dtype='f32') if v.dtype == 'f16' else v for v in graph.inputs)
+    constants = {
+        name: array.astype(np.float32) if _is_f16(array) else array
+        for name, array in graph.constants.items()
+    }
+    return replace(graph, nodes=nodes, inputs=inputs, constants=constants)
+
+
+def _is_f16(value: object) -> TypeGuard[np.ndarray]:
+    return isinstance(value, np.ndarray) and value.dtype == np.float16
 
 
 def half_group(group: Group, dtype: str, last: bool = True) -> Group:

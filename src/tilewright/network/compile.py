@@ -32,6 +32,7 @@ from tilewright.errors import InputError, ModelError, UnsupportedError
 from tilewright.files import path_of
 from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
+from tilewright.graph.half import holds_halves, widened
 from tilewright.graph.passes import (
     HALF,
     NODE_PASSES,
@@ -111,7 +112,7 @@ def compile(
     fallback: str | None = None,
     check: bool | Check | None = None,
     libraries: str = 'none',
-    precision: str = 'fp32',
+    precision: str | None = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -154,11 +155,12 @@ def compile(
              timed on the device whatever `tune` says: the library's algorithms beside the kernel
              of ours that was chosen. 'only': the library wherever it can compute a group.
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
-             with sums in float32 (docs/gpu_half.md). Inputs and results stay what the model says.
+             with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
+             for a model of fp16 on a GPU, else fp32.
     """
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
-    check_precision(precision, target, libraries)
+    check_precision(precision or 'fp32', target, libraries)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse)
@@ -172,7 +174,7 @@ def compile(
             passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
             tune=tune != 'model', algorithm=algorithm != 'auto', prune=prune,
             max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
-            precision=precision != 'fp32',
+            precision=precision not in (None, 'fp32'),
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
@@ -196,6 +198,11 @@ def compile(
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)  # before anything is opened
+    halves = target != 'cpu' and isinstance(network, Graph) and holds_halves(network)
+    if halves:  # what is stored in 16 bits is computed in 32, and stored so again
+        network = given = widened(network)
+        precision, from_onnx = precision or 'fp16', False
+        check_precision(precision, target, libraries)
     site = target_of(target).site(machine, threads, device)
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, site.threads)
@@ -205,7 +212,7 @@ def compile(
             )  # fmt: skip
         network, from_onnx = mixture.traced.graph, False
     site_passes = passes_at(site, asked, progress=progress)
-    if precision != 'fp32':
+    if precision not in (None, 'fp32'):
         site_passes = with_half(site_passes, PRECISIONS[precision])
         chosen_passes |= {HALF}
     try:

@@ -27,6 +27,8 @@ INTRINSICS = {
     'mma_tf32x3': 'matrix instructions, three for each product',
     'wgmma_tf32x3': 'matrix instructions of warpgroups, three for each product',
     'wgmma_tf32_bf16': 'matrix instructions of warpgroups, one of TF32 and two of bf16',
+    'mma_half': 'matrix instructions of f16 or bf16',
+    'wgmma_half': 'matrix instructions of warpgroups in f16 or bf16',
 }
 
 

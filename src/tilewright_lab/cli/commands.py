@@ -25,7 +25,6 @@ from tilewright.cli.options import (
     MachineName,
     MaxRelErr,
     Precision,
-    PrecisionName,
     Seed,
     Target,
     Threads,
@@ -122,7 +121,7 @@ def bench(
     fallback: Fallback = None,
     target: Target = 'cpu',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = PrecisionName.FP32,
+    precision: Precision = None,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -162,7 +161,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
-        untuned, precision.value,
+        untuned, precision.value if precision else 'fp32',
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

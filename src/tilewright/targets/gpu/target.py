@@ -29,7 +29,7 @@ from tilewright.kernels.gpu.language import lower_all
 from tilewright.kernels.gpu.schemas.library.calls import call_text, is_library
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.model.gpu.bounds import gpu_bounds, schedule_bounds
+from tilewright.model.gpu.bounds import compute_gflops, gpu_bounds, schedule_bounds
 from tilewright.model.gpu.estimates import TIME
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
@@ -167,11 +167,14 @@ class GpuTarget:
         return '\n'.join([*calls, *([lower_all(ours, self.dialect)] if ours else [])])
 
     def bounds_s(self, plan: Plan) -> tuple[float, float]:
-        own = schedule_bounds(plan.group, _gpu(plan.best.schedule), plan.machine)
-        return gpu_bounds(plan.group, plan.machine).seconds, own.seconds
+        best = _gpu(plan.best.schedule)
+        own = schedule_bounds(plan.group, best, plan.machine)
+        kind = best.intrinsic if plan.group.half else 'fma'
+        return gpu_bounds(plan.group, plan.machine, kind).seconds, own.seconds
 
     def peak_gflops(self, plan: Plan) -> float:
-        return plan.machine.peak_gflops
+        kind = _gpu(plan.best.schedule).intrinsic if plan.group.half else 'fma'
+        return compute_gflops(plan.machine, kind) or plan.machine.peak_gflops
 
     def summary(self, group: Group, schedule: AnySchedule) -> str:
         return schedule_text(_gpu(schedule))

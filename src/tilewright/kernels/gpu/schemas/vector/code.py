@@ -62,10 +62,11 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
-    """Runs that every part allows; fewer points of a thread where these leave a device idle."""
-    if not group.half or (group.main.is_product_sum and not _by_channel(group)):
+    """The longest runs of a group that is one part; several are for schemas that join them."""
+    alone = parts(group) == (group,)
+    if not group.half or not alone or (group.main.is_product_sum and not _by_channel(group)):
         return ()
-    found = [r for r in RUNS if any(_along(_piece(part)[0], r) for part in parts(group))]
+    found = [run for run in RUNS if _along(_piece(group)[0], run)]
     return tuple(
         GpuSchedule.of(NAME, run=run, threads=threads)
         for run in found[:2]
