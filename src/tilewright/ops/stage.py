@@ -427,12 +427,12 @@ class Stage:
         """Whether all that it touches is found by affine indices."""
         return all(a.is_affine for a in self.reads)
 
-    @property
+    @cached_property
     def points(self) -> int:
         """Size of the iteration domain."""
         return math.prod(d.size for d in self.dims)
 
-    @property
+    @cached_property
     def is_product_sum(self) -> bool:
         """True for sum-of-products of two operands: what FMA micro-kernels compute."""
         return (
@@ -442,7 +442,7 @@ class Stage:
             and self.is_affine
         )
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Arithmetic operations: one for each function of the expression, one for the combiner."""
 
