@@ -5,6 +5,7 @@ They come from `torch.testing._internal.common_methods_invocations`, which PyTor
 
 from __future__ import annotations
 
+import random
 import sys
 import types
 import unittest
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 CONVOLUTIONS = tuple(
@@ -47,7 +49,17 @@ def load() -> dict[str, Any]:
     # They look for a test of PyTorch's own on the stack, for every sample: half of the time.
     for module in (common_utils, core):
         module.extract_test_fn = lambda: None
+    common_utils.set_rng_seed = _set_seed
     return {info.name: info for info in op_db if info.name in OPERATORS}
+
+
+def _set_seed(seed: int) -> None:
+    """Every generator of the CPU. PyTorch would ask absent devices too, and format the stack for
+    each: most of the time that a sample takes.
+    """
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 HERE = '<tensor>'  # the place of a tensor among the arguments

@@ -27,13 +27,14 @@ MOST_STAGES = 32
 
 def fuse(program: Program, cost: Cost) -> Program:
     """[Program] -> [Program] with as few tasks as the cost allows."""
+    known = _Known(cost)
     tasks: list[Task | None] = []
     made: dict[str, int] = {}  # value -> the number of the task that writes all of it
     held: dict[str, frozenset[str]] = {}  # value -> results of the tasks that were joined into it
     for original in program.tasks:
         task = original
         held[task.result] = frozenset({task.result})
-        while (found := _joined(program, tasks, made, task, held, cost)) is not None:
+        while (found := _joined(program, tasks, made, task, held, known)) is not None:
             producer = tasks[found.producer]
             assert producer is not None
             held[task.result] |= held[producer.result]
@@ -45,6 +46,29 @@ def fuse(program: Program, cost: Cost) -> Program:
     return program.with_tasks(tuple(task for task in tasks if task is not None))
 
 
+class _Known:
+    """What was found of groups: networks repeat themselves, and so do the steps of a long chain.
+
+    By digests, since groups that are equal may differ in the sign of a zero.
+    """
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        self._costs: dict[str, float] = {}
+        self._composed: dict[tuple[str, ...], Composed | None] = {}
+
+    def cost(self, group: Group) -> float:
+        if group.digest not in self._costs:
+            self._costs[group.digest] = self._cost(group)
+        return self._costs[group.digest]
+
+    def composed(self, producer: Group, consumer: Group, tensor: str) -> Composed | None:
+        key = (producer.label, producer.digest, consumer.label, consumer.digest, tensor)
+        if key not in self._composed:
+            self._composed[key] = _compose(producer, consumer, tensor)
+        return self._composed[key]
+
+
 @dataclass(frozen=True, slots=True)
 class _Joined:
     producer: int
@@ -53,7 +77,7 @@ class _Joined:
 
 def _joined(
     program: Program, tasks: list[Task | None], made: dict[str, int], task: Task,
-    held: Mapping[str, frozenset[str]], cost: Cost,
+    held: Mapping[str, frozenset[str]], known: _Known,
 ) -> _Joined | None:  # fmt: skip
     """The task with one of its producers; the latest one that it pays to join."""
     for number, tensor in sorted(_producers(program, made, task, held), reverse=True):
@@ -62,8 +86,10 @@ def _joined(
             continue
         if len(producer.group.stages) + len(task.group.stages) > MOST_STAGES:
             continue
-        found = _compose(producer.group, task.group, tensor)
-        if found is None or cost(found.group) > cost(producer.group) + cost(task.group):
+        found = known.composed(producer.group, task.group, tensor)
+        if found is None:
+            continue
+        if known.cost(found.group) > known.cost(producer.group) + known.cost(task.group):
             continue
         operands = {new: producer.operands[old] for old, new in found.producer_names.items()}
         operands |= {new: task.operands[old] for old, new in found.consumer_names.items()}

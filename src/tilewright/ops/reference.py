@@ -217,6 +217,12 @@ def _reduce(
 
 def _store(target: np.ndarray, stage: Stage, result: np.ndarray) -> None:
     """Scatter [parallel dims] into the result, whose indices may combine iterators (g, k)."""
+    alone = [e.terms[0] for e in stage.write.index if len(e.terms) == 1 and e.const >= 0]
+    if tuple(name for name, _ in alone) == stage.parallel and len(alone) == target.ndim:
+        corner = [e.const for e in stage.write.index]
+        steps = zip(corner, alone, result.shape, strict=True)
+        target[tuple(slice(at, at + c * size, c) for at, (_, c), size in steps)] = result
+        return
     index = []
     for expression in stage.write.index:
         position = np.full((1,) * len(stage.parallel), expression.const)

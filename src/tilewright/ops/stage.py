@@ -434,12 +434,12 @@ class Stage:
         """Whether all that it touches is found by affine indices."""
         return all(a.is_affine for a in self.reads)
 
-    @property
+    @cached_property
     def points(self) -> int:
         """Size of the iteration domain."""
         return math.prod(d.size for d in self.dims)
 
-    @property
+    @cached_property
     def is_product_sum(self) -> bool:
         """True for sum-of-products of two operands: what FMA micro-kernels compute, and those of
         dot products where both are small whole numbers (ops/integer.py).
@@ -451,7 +451,7 @@ class Stage:
             and self.is_affine
         )
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Arithmetic operations: one for each function of the expression, one for the combiner."""
 
