@@ -53,6 +53,8 @@ CASES = {
     'strip': GpuSchedule.of('strip', 'mma_tf32x3', **STRIP, bk=16, tk=16, tp=16),
     'strip/mixed': GpuSchedule.of('strip', 'wgmma_tf32_bf16', **STRIP, bk=16, tk=16, tp=64, late=1,
                                   bulk=1),
+    'strip/rows': GpuSchedule.of('strip', 'wgmma_tf32_bf16', **STRIP, bk=16, tk=16, tp=64, late=1,
+                                 bulk=1),
     'tiled': GpuSchedule.of('tiled', **TILED),
     'tiled/mma': GpuSchedule.of('tiled', 'mma_tf32x3', **(TILED | {'tk': 16, 'tp': 16})),
     'transposed': GpuSchedule.of('transposed', side=8, rows=4),
@@ -62,7 +64,9 @@ CASES = {
     'winograd/mixed': GpuSchedule.of('winograd', 'wgmma_tf32_bf16', **WINOGRAD, tp=64, late=1,
                                      bulk=1),
 }  # fmt: skip
-WARPGROUPS = ('patch/mixed', 'patch/wgmma', 'strip/mixed', 'winograd/mixed', 'winograd/wgmma')
+WARPGROUPS = (
+    'patch/mixed', 'patch/wgmma', 'strip/mixed', 'strip/rows', 'winograd/mixed', 'winograd/wgmma',
+)  # fmt: skip
 # No OpenCL that runs on a CPU has these, nor blocks that run together.
 MATRIX = ('attention/mma', 'fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
 
@@ -71,6 +75,8 @@ def problem(schema: str, edge: int) -> Group:
     """Sizes one below, at and one above what two blocks take; strides, batches, groups in turn."""
     if schema == 'transposed':
         return transpose((3, 8 + edge, 8 + edge), (0, 2, 1))
+    if schema == 'strip/rows':
+        return tw.matmul(m=128 + edge, n=32 + edge, k=16)
     if schema == 'rows':
         return softmax(shape=(3, 64 + edge))
     if schema.startswith('attention'):
@@ -112,7 +118,9 @@ def problem(schema: str, edge: int) -> Group:
 
 
 def test_every_schema_is_here() -> None:
-    assert {schedule.schema for schedule in CASES.values()} == {schema.name for schema in OWN}
+    half = {'channels', 'vector'}  # test_gpu_half.py
+    covered = {schedule.schema for schedule in CASES.values()} | half
+    assert covered == {schema.name for schema in OWN}
 
 
 @pytest.mark.parametrize('edge', range(-1, 2))

@@ -170,6 +170,50 @@ def test_strips_run_through_rows_and_images(number: int, windows: tuple[int, ...
     close(*run(generate(group, schedule), device('host'), 3 * number + images))
 
 
+ROWS = (
+    ('wgmma_tf32x3', {'bp': 64, 'bk': 16, 'tp': 64, 'kb': 8, 'stages': 2, 'queue': 2}),
+    ('wgmma_tf32_bf16', {'bp': 128, 'bk': 32, 'tp': 64, 'kb': 32, 'stages': 1, 'bulk': 1}),
+    ('wgmma_tf32_bf16', {'bp': 128, 'bk': 48, 'tp': 128, 'kb': 16, 'stages': 3, 'late': 1,
+                         'bulk': 1}),
+)  # fmt: skip
+PRODUCTS = (
+    ('ik,kj->ij', {'i': 65, 'k': 44, 'j': 31}),
+    ('bik,kj->bij', {'b': 3, 'i': 43, 'k': 64, 'j': 48}),
+    ('ik,jk->ij', {'i': 128, 'k': 36, 'j': 17}),
+    ('gik,gkj->gij', {'g': 2, 'i': 64, 'k': 40, 'j': 33}),
+)
+
+
+@pytest.mark.parametrize(('number', 'product'), covering(range(len(ROWS)), PRODUCTS))
+def test_strips_of_matrix_products_are_rows(number: int, product: tuple[str, dict]) -> None:
+    """Rows, depths and columns that end within a block, several matrices, either order of B."""
+    formula, sizes = product
+    intrinsic, tiles = ROWS[number]
+    terms, out = formula.split('->')
+    a, b = terms.split(',')
+    shapes = [tuple(sizes[d] for d in term) for term in (a, b)]
+    group = einsum('product', shapes, (a, b), out, sizes)
+    tensors = [replace(t, role='constant') if t.name == 'In1' else t for t in group.tensors]
+    group = replace(group, tensors=tuple(tensors))
+    for split in (1, 2):
+        schedule = GpuSchedule.of('strip', intrinsic, **tiles, tk=tiles['bk'], joint=0, split=split)
+        assert plan(group, schedule).rows
+        close(*run(generate(group, schedule), device('host'), 3 * number + split))
+
+
+def test_what_strips_of_rows_refuse() -> None:
+    """Rows that are not aligned for copies of four are strips of images, or nothing."""
+    tiles = {'bp': 64, 'bk': 16, 'tk': 16, 'tp': 64, 'kb': 8, 'stages': 1, 'split': 1, 'joint': 0}
+    with pytest.raises(ScheduleError, match='a strip needs images'):
+        plan(tw.matmul(m=16, n=16, k=18), GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles))
+    image = tw.conv2d(n=2, c=16, h=4, w=4, k=16, r=1, s=1)
+    assert not plan(image, GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles)).rows
+    vectors = tw.conv2d(n=64, c=16, h=1, w=1, k=16, r=1, s=1)
+    schedule = GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles)
+    assert plan(vectors, schedule).rows
+    close(*run(generate(vectors, schedule), device('host'), 5))
+
+
 def test_rows_under_a_strip_are_counted_from_its_pixels() -> None:
     """By hand: images of 3 rows with 4 pixels, 3x3 windows, so 5 rows of input under each."""
     group = tw.conv2d(n=3, c=8, h=3, w=4, k=16, r=3, s=3, pad=1)
@@ -182,7 +226,7 @@ def test_rows_under_a_strip_are_counted_from_its_pixels() -> None:
     assert p.pixel_tiles == -(-36 // 8)
     with pytest.raises(ScheduleError, match='a multiple of tp'):
         plan(group, GpuSchedule.of('strip', 'mma_tf32x3', bp=12, **tiles))
-    with pytest.raises(ScheduleError, match='images, rows and columns'):
+    with pytest.raises(ScheduleError, match='rows are for warpgroups'):
         plan(tw.matmul(m=16, n=16, k=16), GpuSchedule.of('strip', 'mma_tf32x3', bp=8, **tiles))
 
 

@@ -67,6 +67,12 @@ def _strip_table(group: Group, intrinsic: str) -> Table:
     """The same with pixels of a block through rows and images instead of an extent along each."""
     boxes = {('bn',), ('bh',), ('bw',), ('gap',)}
     kept = {names: v for names, v in _table(group, intrinsic).items() if names not in boxes}
+    channels = plan.row_channels(group)
+    if channels and not intrinsic.startswith('wgmma'):
+        return {}
+    if channels:
+        kept['kb', 'joint'] = [(n, 0) for n in (8, 16, 32) if n <= channels]
+        kept |= each(split=[n for n in SPLITS if n <= max(channels // 8, 1)])
     return {**each(bp=(64, 128, 192, 256, 320, 384, 448, 512)), **kept}
 
 

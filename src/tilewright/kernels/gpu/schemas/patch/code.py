@@ -17,6 +17,8 @@ at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a
                    before; 0 where it is not said
     bulk           1: one thread asks for the whole of a piece's columns, 0 where it is not said:
                    all threads copy sixteen bytes at a time
+                   Where the channels of a pixel lie side by side (matrix products) a strip's pixels
+                   are rows, copied four channels at a time
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
@@ -99,7 +101,7 @@ def main_kernel(p: PatchPlan, sums: Sequence[Array]) -> Kernel:
         pieces.argument(p.group.output, written=True),
     ]
     shared = [
-        ('a_tile', p.stages * p.kb * p.plane_pitch),
+        ('a_tile', p.stages * p.piece_floats),
         ('b_tile', p.stages * how(p).shared_weights(p)),
     ]
     if p.bulk:
@@ -206,10 +208,15 @@ def _copies(p: PatchPlan) -> list[str]:
     strides, _ = access_strides(p.group, c.a)
     step = strides[c.loop]
     slot = pieces.slot('next', p.stages)
+    to = [
+        f'SHARED float *const to_a = a_tile + {slot} * {p.piece_floats};',
+        f'SHARED float *const to_b = b_tile + {slot} * {how(p).shared_weights(p)};',
+    ]
+    if p.rows:
+        return [*to, *patch_pixels.row_copies(p), *how(p).weight_copies(p)]
     teams = p.threads // p.lanes  # channels that are copied at the same time
     lines = [
-        f'SHARED float *const to_a = a_tile + {slot} * {p.kb * p.plane_pitch};',
-        f'SHARED float *const to_b = b_tile + {slot} * {how(p).shared_weights(p)};',
+        *to,
         f'const int team = {f"THREAD / {p.lanes}" if teams > 1 else "0"};',
         f'const GLOBAL float *const image = @{c.a.tensor} + next * {p.kb * step};',
     ]

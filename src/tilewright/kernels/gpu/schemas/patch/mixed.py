@@ -80,7 +80,7 @@ def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     tiles, unroll = p.tp // 64, '#pragma unroll' if p.steps <= UNROLLED else '#pragma unroll 2'
     sets = 2 if p.queue > 1 else 1
     lines = [
-        f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
+        f'const SHARED float *const a = a_tile + {slot} * {p.piece_floats};',
         f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
         f'unsigned high_x[{sets}][2][{tiles}][4];',
         f'unsigned round_x[{sets}][{tiles}][4], low_x[{sets}][{tiles}][4];',

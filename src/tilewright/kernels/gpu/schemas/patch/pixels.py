@@ -24,7 +24,7 @@ def begun(p: PatchPlan) -> list[str]:
         *pieces.decode('BLOCK_X', p.grid, prefix='tile_'),
         *(f'const int first_{d} = tile_{d} * {extent};' for d, extent in p.tile),
     ]
-    if p.strip is None:
+    if p.strip is None or p.rows:
         return lines
     last = f'min(first_strip + {p.pixels}, {p.strip.pixels}) - 1'
     return [
@@ -45,6 +45,8 @@ def _row(name: str, pixel: str, strip: Strip) -> list[str]:
 def place(p: PatchPlan) -> tuple[list[str], str]:
     """(lines, where the window of `pixel` begins in the patch)."""
     step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
+    if p.rows:
+        return [], f'pixel * {p.row_pitch}'
     if p.strip is not None:
         s, (down, across) = p.strip, p.axes
         lines = [
@@ -76,6 +78,8 @@ def coordinates(p: PatchPlan) -> list[str]:
 
 def copied(p: PatchPlan) -> list[str]:
     """The places of a channel that this thread copies: where each is in memory, if anywhere."""
+    if p.rows:
+        return []
     group, c = p.group, p.contraction
     strides, const = access_strides(group, c.a)
     batch = [scaled(d, strides[d]) for d, _ in p.batch if strides.get(d)]
@@ -92,6 +96,29 @@ def copied(p: PatchPlan) -> list[str]:
             f'const int from{i} = inside{i} ? {total([*terms, *batch, str(fixed)])} : 0;',
         ]
     return lines
+
+
+def row_copies(p: PatchPlan) -> list[str]:
+    """Copy piece `next` of rows: four channels of a pixel at a time."""
+    assert p.strip is not None
+    tensor, across = p.contraction.a.tensor, p.kb // 4
+    strides, const = access_strides(p.group, p.contraction.a)
+    batch = [scaled(d, strides[d]) for d, _ in p.batch if strides.get(d)]
+    tests = [f'row < {p.strip.pixels}'] if p.strip.pixels % p.pixels else []
+    tests += [f'channel < {p.channels}'] if p.channels % p.kb else []
+    there = ' && '.join(tests) or 'true'
+    where = total([scaled('row', p.strip.image), 'channel', *batch, str(const)])
+    source = f'@{tensor} + {where}' if not tests else f'there ? @{tensor} + {where} : @{tensor}'
+    return pieces.dealt(
+        'chunk', 'THREAD', p.bp * across, p.threads,
+        [
+            f'const int row = first_strip + chunk / {across};',
+            f'const int channel = next * {p.kb} + chunk % {across} * 4;',
+            *([f'const bool there = {there};'] if tests else []),
+            f'COPY4(to_a + chunk / {across} * {p.row_pitch} + chunk % {across} * 4, {source}, '
+            f'{"there" if tests else "true"});',
+        ],
+    )  # fmt: skip
 
 
 def _of_box(p: PatchPlan, i: int) -> tuple[list[str], list[str], list[str]]:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import Contraction
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
 from tilewright.kernels.gpu.language import Array
@@ -87,6 +87,7 @@ class PatchPlan(BlockedPlan):
     late: bool
     bulk: bool
     strip: Strip | None
+    rows: bool = False  # a pixel's channels lie side by side: pixels are rows of a matrix
 
     @property
     def pixels(self) -> int:
@@ -147,7 +148,7 @@ class PatchPlan(BlockedPlan):
     @property
     def plane(self) -> int:
         """Places of the patch in one channel."""
-        return math.prod(axis.extent for axis in self.axes)
+        return self.bp if self.rows else math.prod(axis.extent for axis in self.axes)
 
     @property
     def spread(self) -> bool:
@@ -159,6 +160,23 @@ class PatchPlan(BlockedPlan):
         """Floats between two channels: eight banks apart, so that four of them do not collide."""
         floats = self.axes[0].extent * self.axes[0].stride
         return floats + (8 - floats) % 32
+
+    @property
+    def row_pitch(self) -> int:
+        """Floats between two pixels that are rows: an odd number of fours, so that eight pixels
+        by four channels do not collide.
+        """
+        return self.kb + 4
+
+    @property
+    def channel_pitch(self) -> int:
+        """Floats between two channels of a pixel in shared memory."""
+        return 1 if self.rows else self.plane_pitch
+
+    @property
+    def piece_floats(self) -> int:
+        """Floats of one piece of the pixels in shared memory."""
+        return self.bp * self.row_pitch if self.rows else self.kb * self.plane_pitch
 
     @property
     def pitch(self) -> int:
@@ -191,8 +209,8 @@ class PatchPlan(BlockedPlan):
 
     @property
     def copied(self) -> int:
-        """Copies of one channel."""
-        return self.plane // self.unit
+        """Copies of one channel; of rows, a quarter of them copies four."""
+        return self.plane // (4 if self.rows else self.unit)
 
     @property
     def lanes(self) -> int:
@@ -215,9 +233,10 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
     told = dict(schedule.tiles)
     numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     require(group, schedule, [('every decision is at least 1', min(numbers) >= 1)])
+    rows = schedule.schema == STRIP and is_rows(group, c)
     if schedule.schema == STRIP:
         tile = ((STRIP, schedule['bp']),)
-        strip, axes = _strip(group, c, schedule['bp'])
+        strip, axes = (_row_strip(group, c), ()) if rows else _strip(group, c, schedule['bp'])
     else:
         tile = tuple((d, schedule[f'b{d.rstrip("_")}']) for d in c.pixels)
         strip, axes = None, _axes(group, c, dict(tile), told.get('gap', 0))
@@ -226,7 +245,7 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']), tile,
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
         axes, told.get('queue', 1), bool(told.get('late', 0)),
-        bool(told.get('bulk', 0)), strip,
+        bool(told.get('bulk', 0)), strip, rows,
     )  # fmt: skip
     held = p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
     checks = [
@@ -240,6 +259,7 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
             not p.mixed or held <= MIXED_HELD,
         ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
+        ('rows are for warpgroups, and not joint', not p.rows or (p.wide and not p.joint)),
         (
             f'split, {p.split}, is at most the number of pieces, {-(-p.channels // max(p.kb, 1))}',
             p.split <= -(-p.channels // max(p.kb, 1)),
@@ -329,6 +349,45 @@ def _strip(group: Group, c: Contraction, block: int) -> tuple[Strip, tuple[Axis,
     )  # fmt: skip
     rows = replace(down, extent=strip.rows(block), stride=across.extent, guarded=True)
     return strip, (rows, replace(across, stride=1))
+
+
+def is_rows(group: Group, c: Contraction) -> bool:
+    """Whether pixels are rows of a matrix: channels side by side, four at a time aligned, pixel
+    after pixel, and no window.
+    """
+    strides, const = access_strides(group, c.a)
+    sizes, tensor = group.main.sizes, group.tensor(c.a.tensor)
+    windows = any(sizes[d] > 1 for d in (*c.outer, *c.unrolled))
+    if windows or not c.loop or strides.get(c.loop) != 1 or c.columns:
+        return False
+    inside = all(
+        e.const == 0 and e.extent(sizes) <= n for e, n in zip(c.a.index, tensor.shape, strict=True)
+    )
+    moving = [d for d in c.pixels if sizes[d] > 1]
+    if not moving or not inside:
+        return False
+    step = strides.get(moving[-1], 0)
+    for d in reversed(moving):
+        if strides.get(d) != step:
+            return False
+        step *= sizes[d]
+    others = [strides.get(d, 0) for d in c.batch]
+    return not any(n % 4 for n in (strides[moving[-1]], const, sizes[c.loop], *others))
+
+
+def row_channels(group: Group) -> int:
+    """Channels of a group whose pixels are rows; 0 where they are not."""
+    found = vector_candidates(group)
+    c = contract(group, found[0]) if found else None
+    return group.main.sizes[c.loop] if c is not None and is_rows(group, c) else 0
+
+
+def _row_strip(group: Group, c: Contraction) -> Strip:
+    """All pixels, each a row; `image` is the floats from one to the next."""
+    strides, _ = access_strides(group, c.a)
+    moving = [d for d in c.pixels if group.main.sizes[d] > 1]
+    count = math.prod(group.main.sizes[d] for d in c.pixels)
+    return Strip(count, 1, count, count, 1, 1, strides[moving[-1]])
 
 
 def window_stride(p: PatchPlan, name: str) -> int:

@@ -93,7 +93,7 @@ def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     slot = pieces.slot('now', p.stages)
     tiles, steps = p.tp // 64, p.steps
     lines = [
-        f'const SHARED float *const a = a_tile + {slot} * {p.kb * p.plane_pitch};',
+        f'const SHARED float *const a = a_tile + {slot} * {p.piece_floats};',
         f'const SHARED float *const b = b_tile + {slot} * {shared_weights(p)};',
     ]
     if p.queue > 1:
@@ -185,7 +185,7 @@ def places(p: PatchPlan) -> list[str]:
             lines += pieces.decode(f'window{q}', p.windows, prefix=f'q{q}_') if p.windows else []
             channel = f'(step % {per_window} * {STEP} + lane % 4 + {4 * q})'
         moved = [scaled(f'q{q}_{d}', stride[d]) for d, _ in p.windows]
-        lines.append(f'const int at{q} = {total([f"{channel} * {p.plane_pitch}", *moved])};')
+        lines.append(f'const int at{q} = {total([scaled(channel, p.channel_pitch), *moved])};')
     return lines
 
 
