@@ -53,6 +53,13 @@ def tied(first: Group, second: Group) -> Group:
 
 
 CHAINED = tied(DEPTHWISE, conv2d(c=6, h=7, w=9, k=8, r=1, s=1, bias=True, activation='relu'))
+EXPANDED = tied(
+    tied(
+        conv2d(c=3, h=6, w=8, k=5, r=1, s=1, bias=True, activation='relu'),
+        conv2d(c=5, h=6, w=8, k=5, r=3, s=3, pad=1, groups=5),
+    ),
+    conv2d(c=5, h=6, w=8, k=8, r=1, s=1),
+)
 CHAINED_POOL = tied(SMALL, max_pool((1, 20, 4, 5), windows((4, 5), 3, 2, 1)))
 
 
@@ -105,6 +112,10 @@ CASES: dict[str, tuple[Group, Schedule]] = {
         product_schedule(
             CHAINED, 'avx2', {'w': 6, 'k': 8}, {'h': 4}, rows=2, lanes=8, parallel=(('h', 2),)
         ),
+    ),
+    'chain_expand': (
+        EXPANDED,
+        product_schedule(EXPANDED, 'avx2', {'w': 4, 'k': 8}, {'h': 2}, rows=2, lanes=4),
     ),
     'chain_pool': (CHAINED_POOL, nest_schedule(CHAINED_POOL, 'portable', {'h': 1})),
     'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),

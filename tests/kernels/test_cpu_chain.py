@@ -120,9 +120,9 @@ def products(isa: str) -> list[tuple[Group, Schedule]]:
 
 def test_products_compute_the_reference(isa, check) -> None:
     """Strips that a micro-kernel reads otherwise than the first part wrote them."""
-    emulated = slice(2, 6, 3) if isa == 'neon' else slice(None)
-    for group, schedule in products(isa)[emulated]:
-        check(group, schedule)
+    made = products(isa)
+    for number in (2, 5, 11) if isa == 'neon' else range(len(made)):  # emulated there
+        check(*made[number])
 
 
 def test_products_write_blocks_of_channels(native_isa, check) -> None:

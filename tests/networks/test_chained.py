@@ -285,7 +285,8 @@ def test_what_is_fused_follows_from_one_word():
     assert set(PASSES) - passes_of(None, 'none') == {
         'attention', 'fuse', 'prologue', 'concat', 'chain',
     }  # fmt: skip
-    assert passes_of(None) == passes_of(None, 'elementwise')
+    assert passes_of(None) == passes_of(None, 'all')
+    assert passes_of(None, None, 'cuda') == passes_of(None, 'elementwise')
     assert passes_of(['chain']) == {'chain'}
     assert list(PROGRAM_PASSES) == [
         'attention', 'fuse', 'prologue', 'concat', 'chain', 'layout',
@@ -334,7 +335,7 @@ def test_explain_says_what_was_tried(keeper, call, model):
     assert re.search(r'Chains of tasks: \d+ tried, 1 kept\.', out)
     assert re.search(r'kept \([0-9.]+ ms joined, [0-9.]+ ms apart\): it saves', out)
     assert re.search(r'Its \d parts would take [0-9.]+ ms in their own kernels\.', out)
-    code, out, _ = call('explain', model, '--threads', 1, '--json', '-')
+    code, out, _ = call('explain', model, '--threads', 1, '--fuse', 'elementwise', '--json', '-')
     assert json.loads(out)['networks'][0]['tried'] == []
 
 

@@ -13,7 +13,7 @@ from tilewright.check.check import Checked, wanted
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
-from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.graph.passes import default_fusion
 from tilewright.graph.ranges import find_ranges
 from tilewright.model.gpu.estimates import TIME
 from tilewright.network.compile import compile as compile_network
@@ -94,7 +94,7 @@ def run(
             'fallback': [list(node) for node in theirs],
             'tune': tune,
             'algorithm': algorithm,
-            'fuse': fuse or DEFAULT_FUSION,
+            'fuse': fuse or default_fusion(target),
             'libraries': libraries,
             'precision': precision,
             'prune': prune or TIME,

@@ -251,7 +251,11 @@ def _chosen_on_gpu(
         )
     passes = with_chains(GPU_PASSES, GpuPrice(machine, KEPT, max_rel_err).prices, record)
     program = prepare(
-        model_of(model, None, 'cuda'), shapes, passes_of(None, fuse), GpuCost(machine), passes
+        model_of(model, None, 'cuda'),
+        shapes,
+        passes_of(None, fuse, 'cuda'),
+        GpuCost(machine),
+        passes,
     )
     return program, chosen_by_model(distinct(program), machine, KEPT, max_rel_err, bar.report)
 

@@ -149,7 +149,7 @@ Fuse = Annotated[
     FuseName | None,
     typer.Option(
         '--fuse',
-        help='Operators that share kernels: none, element by element ones, all [elementwise].',
+        help='Operators that share kernels: none, elementwise, all [CPU: all, GPU: elementwise].',
         show_default=False,
     ),
 ]

@@ -73,7 +73,8 @@ FUSIONS: dict[str, tuple[str, ...]] = {
     'elementwise': ('chain',),
     'all': (),
 }
-DEFAULT_FUSION = 'elementwise'
+# On a GPU chains do not pay yet (docs/deepcuts.md).
+_DEFAULTS = {'cpu': 'all'}
 HALF = 'half'  # a pass that only a precision asks for
 # What people call a precision -> the dtype that values are stored as.
 PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
@@ -107,12 +108,19 @@ def apply_passes(
     return program
 
 
-def passes_of(passes: Collection[str] | None, fuse: str | None = None) -> set[str]:
+def default_fusion(target: str) -> str:
+    """What is joined on a target if nobody says."""
+    return _DEFAULTS.get(target, 'elementwise')
+
+
+def passes_of(
+    passes: Collection[str] | None, fuse: str | None = None, target: str = 'cpu'
+) -> set[str]:
     """The passes that are asked for by their names, or by what is to be joined."""
     if fuse is not None and fuse not in FUSIONS:
         raise InputError(f'fuse is {fuse!r}; choose one of {", ".join(FUSIONS)}')
     if passes is None:
-        return set(PASSES) - set(FUSIONS[fuse or DEFAULT_FUSION])
+        return set(PASSES) - set(FUSIONS[fuse or default_fusion(target)])
     listed = isinstance(passes, Collection) and not isinstance(passes, str | bytes)
     if not listed or set(passes) - {*PASSES, HALF}:
         raise InputError(f'passes={passes!r}; give a list out of {", ".join(PASSES)}')

@@ -139,7 +139,7 @@ def compile(
     fuse     'none': every operator is a kernel of its own; 'elementwise': what is computed element
              by element joins the kernels around it; 'all': reducing operators share kernels, too,
              where that is predicted to be faster, or measured to be with tune='measure'. None:
-             `graph.passes.DEFAULT_FUSION`.
+             'all' on a CPU, else 'elementwise'.
     machine  None: this host.
     save     where to write a .tw file, which `load` reads.
     target   'cpu'; 'cuda' or 'opencl': a GPU (docs/networks_gpu.md); 'host': GPU kernels on the
@@ -163,7 +163,7 @@ def compile(
     check_precision(precision or 'fp32', target, libraries)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
-    chosen_passes = passes_of(passes, fuse)
+    chosen_passes = passes_of(passes, fuse, target)
     how = how_of(target, tune, model, search, algorithm, prune)
     asked = Asked(tune, trials, float(max_rel_err), how, libraries)
     if target != 'cpu':

@@ -13,7 +13,7 @@ from tilewright import zoo
 from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
-from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.graph.passes import default_fusion
 from tilewright.machine.compiler import cache_dir
 from tilewright.network.arguments import check_precision
 from tilewright.network.compile import compile
@@ -68,7 +68,8 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
         'peers': list(peers), 'seed': drawn, 'target': target, 'device': opened.name,
         'machine': opened.machine.to_json(), 'tune': tune, 'trials': options.trials,
         'batch': batch, 'rounds': options.rounds, 'copies': COPIES, 'libraries': options.libraries,
-        'fuse': options.fuse or DEFAULT_FUSION, 'cold': cold, 'precision': options.precision,
+        'fuse': options.fuse or default_fusion(target), 'cold': cold,
+        'precision': options.precision,
     }  # fmt: skip
     compiling = {'target': target, 'device': options.device, 'trials': options.trials,
                  'libraries': options.libraries, 'fuse': options.fuse,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import InputError
-from tilewright.graph.passes import DEFAULT_FUSION
+from tilewright.graph.passes import default_fusion
 from tilewright_lab.compare.results import geometric_mean
 from tilewright_lab.figures.cnnopt import data_name
 from tilewright_lab.figures.figures import Options
@@ -169,7 +169,7 @@ def version_of(said: Mapping[str, Any]) -> str | None:
 
     Files from before --fuse and --libraries say nothing of them: they have what was the default.
     """
-    asked = said.get('fuse', DEFAULT_FUSION), said.get('libraries', 'none') != 'none'
+    asked = said.get('fuse', default_fusion('cuda')), said.get('libraries', 'none') != 'none'
     return next((name for name, how in VERSIONS.items() if how == asked), None)
 
 

@@ -36,12 +36,12 @@ def generate_product(p: ProductPlan) -> str:
     places = abi.constant_places(group, packed, outer.packed_floats)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     write_weights(writer, outer, f'constants[{constants.index(packed)}]')
+    blocks = before.weights.tensor if before else ''
     if before:
         # As large as they are given: blocks of channels take their place.
-        first = before.weights.tensor
-        source = f'constants[{constants.index(first)}]'
-        expand.write_weights(writer, before, source, places[first])
-    others = {name: at for name, at in places.items() if not before or name != first}
+        source = f'constants[{constants.index(blocks)}]'
+        expand.write_weights(writer, before, source, places[blocks])
+    others = {name: at for name, at in places.items() if name != blocks}
     abi.write_constants(writer, group, others, outer.packed_floats)
     writer.close()
     writer.line()
