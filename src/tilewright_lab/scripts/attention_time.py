@@ -21,8 +21,7 @@ import torch
 
 import tilewright as tw
 from tilewright.cli.output import versions
-from tilewright.search.gpu.moves import schedule_text
-from tilewright_lab.scripts.beside_torch import contestants, in_turns, medians
+from tilewright_lab.scripts.beside_torch import chosen, contestants, in_turns, medians
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +79,13 @@ def measured(name: str, target: str, tune: str, rounds: int) -> dict:
     want = module(*(x.double() for x in inputs)).numpy()
     error = float(np.abs(net(*(x.numpy() for x in inputs)) - want).max() / np.abs(want).max())
     found = {'name': name, **asdict(one), 'target': target, 'tune': tune, 'error': error}
-    chosen = [schedule_text(task.schedule) for task in getattr(net, 'gpu_tasks', ())]
     if target != 'host':  # which only shows that the kernels are right
         samples, ratio = in_turns(*contestants(module, inputs, net, target), rounds)
         found |= {'samples_s': samples, 'ratio': ratio}
         ours, theirs = medians(samples, 1e6)
         print(f'{name}: {ours:.1f} us, PyTorch {theirs:.1f} us, ratio {ratio:.2f}', end='; ')
-    print(f'largest error {error:.1e} of the largest result; {"; ".join(chosen)}', flush=True)
-    return found | {'schedules': chosen}
+    print(f'largest error {error:.1e} of the largest result; {"; ".join(chosen(net))}', flush=True)
+    return found | {'schedules': chosen(net)}
 
 
 def main() -> None:

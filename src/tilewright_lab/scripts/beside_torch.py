@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilewright.search.gpu.moves import schedule_text
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 
 Timer = Callable[[], float]
@@ -38,6 +39,11 @@ def contestants(module: Any, inputs: Sequence[Any], net: Any, target: str) -> tu
 
     peer = replayed(torch, 'torch', call, {})
     return lambda: statistics.median(net.time(given, 5)), lambda: min(peer.time(1))
+
+
+def chosen(net: Any) -> list[str]:
+    """The schedule of every task of a network on a GPU."""
+    return [schedule_text(task.schedule) for task in getattr(net, 'gpu_tasks', ())]
 
 
 def in_turns(ours: Timer, theirs: Timer, rounds: int) -> tuple[list[tuple[float, float]], float]:
