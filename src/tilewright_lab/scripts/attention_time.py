@@ -10,19 +10,12 @@ time over ours; what kernels were chosen is in the JSON file.
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-import tilewright as tw
-from tilewright.cli.output import versions
-from tilewright.search.gpu.moves import schedule_text
-from tilewright_lab.scripts.beside_torch import contestants, in_turns, medians
+from tilewright_lab.scripts.beside_torch import compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +65,10 @@ def inputs_of(one: Workload) -> list[Any]:
     return [heads, *shared, *([seen] if one.mask else [])]
 
 
-def measured(name: str, target: str, tune: str, rounds: int) -> dict:
-    """[name of a workload] -> what was found: error, seconds, ratio, schedules."""
-    one = WORKLOADS[name]
-    module, inputs = Attention(one).eval(), inputs_of(one)
-    net = tw.compile(module, example_inputs=inputs, target=target, check=False, tune=tune)
-    want = module(*(x.double() for x in inputs)).numpy()
-    error = float(np.abs(net(*(x.numpy() for x in inputs)) - want).max() / np.abs(want).max())
-    found = {'name': name, **asdict(one), 'target': target, 'tune': tune, 'error': error}
-    chosen = [schedule_text(task.schedule) for task in getattr(net, 'gpu_tasks', ())]
-    if target != 'host':  # which only shows that the kernels are right
-        samples, ratio = in_turns(*contestants(module, inputs, net, target), rounds)
-        found |= {'samples_s': samples, 'ratio': ratio}
-        ours, theirs = medians(samples, 1e6)
-        print(f'{name}: {ours:.1f} us, PyTorch {theirs:.1f} us, ratio {ratio:.2f}', end='; ')
-    print(f'largest error {error:.1e} of the largest result; {"; ".join(chosen)}', flush=True)
-    return found | {'schedules': chosen}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description='attention against that of PyTorch')
-    parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(WORKLOADS))
-    parser.add_argument('--target', default='cuda', choices=['cuda', 'cpu', 'host'])
-    parser.add_argument('--tune', default='model', choices=['model', 'measure'])
-    parser.add_argument('--rounds', type=int, default=9)
-    parser.add_argument('--json', type=Path)
-    given = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_grad_enabled(False)
-    rows = [
-        measured(name, given.target, given.tune, given.rounds)
-        for name in given.names or list(WORKLOADS)
-    ]
-    if given.json is not None:
-        given.json.write_text(json.dumps({'rows': rows, 'versions': versions()}, indent=1) + '\n')
+def made(name: str) -> tuple[Any, list[Any]]:
+    """The module and the inputs of a workload."""
+    return Attention(WORKLOADS[name]).eval(), inputs_of(WORKLOADS[name])
 
 
 if __name__ == '__main__':
-    main()
+    compare('attention against that of PyTorch', WORKLOADS, made)

@@ -21,7 +21,7 @@ import torch
 
 import tilewright as tw
 from tilewright.cli.output import versions
-from tilewright_lab.scripts.beside_torch import contestants, in_turns, medians
+from tilewright_lab.scripts.beside_torch import chosen, contestants, in_turns, medians
 
 
 def main() -> None:
@@ -49,10 +49,11 @@ def main() -> None:
     print(
         f'{given.kind} {given.features}->{given.hidden}, {given.steps} steps, batch '
         f'{given.batch}: {mean[0]:.3f} ms, PyTorch {mean[1]:.3f} ms, ratio {ratio:.2f}; largest '
-        f'difference {error:.1e}'
+        f'difference {error:.1e}; {"; ".join(chosen(net))}'
     )
     if given.json is not None:
         said = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
+        said |= {'error': error, 'schedules': chosen(net)}
         result = {**said, 'samples_s': samples, 'ratio': ratio, 'versions': versions()}
         given.json.write_text(json.dumps(result, indent=1) + '\n')
 

@@ -17,7 +17,6 @@ all -inf has a total of 0, and is NaN as a softmax is, or 0 where it is guarded.
     bi bj   rows and keys of a block            ti    rows of a thread, or of a warp
     lanes   threads that share a row: each has its keys of a block, then its columns
     wide    1: operands are copied four floats at a time where they lie side by side
-
     share   warps that have the same rows, each its keys of a block; 1 for `fma`
 
 The intrinsic is `fma`, or `mma_tf32x3` (matrix.py), whose lanes are 32.

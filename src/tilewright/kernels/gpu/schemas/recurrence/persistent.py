@@ -257,8 +257,8 @@ class _AllSteps(PhaseKernel):
         phases = [line for phase in steps.phases for line in self._phase(phase)]
         points = [s for phase in steps.phases for s in phase.points]
         body += [
-            'int polls = 0;',
             f'for (int t = 0; t < {steps.steps}; t++) {{',
+            '    int polls = 0;',
             *(f'    const {kind} {name} = {text};' for text, (name, kind) in self.given.items()),
             *(f'    {C_TYPES[self.group.tensor(s.write.tensor).dtype]} {s.write.tensor}_here;'
               for s in points),

@@ -99,7 +99,7 @@ class TiledPlan(BlockedPlan):
         if self.depth != self.channels or self.column_tiles * self.bk != self.columns:
             return False
         names = [*(d for d, _ in self.batch), *([c.loop] if c.loop else []), c.vector]
-        packed = row_major_strides([self.sizes[d] for d in names])
+        packed = row_major_strides(tuple(self.sizes[d] for d in names))
         strides, const = access_strides(self.group, c.b)
         return const == 0 and all(
             strides.get(d, 0) == step or self.sizes[d] == 1
