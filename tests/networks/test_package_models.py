@@ -16,7 +16,8 @@ import pytest
 import tilewright as tw
 
 ort = pytest.importorskip('onnxruntime', reason='install the extra tilewright[onnxruntime]')
-pytestmark = pytest.mark.slow
+# Some files call every open size '?', which is said.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore:.*calls several sizes')]
 STATE = {'state': (2, 1, 128)}
 SOUND = {'input': (1, 576)}
 # package, file in it -> shapes of its inputs
