@@ -184,3 +184,11 @@ def test_a_loop_is_compiled_like_any_network() -> None:
     got = tw.compile(made, threads=1, check=False).run(X)
     want = evaluate(lower(import_onnx(made)), X)
     assert all(np.allclose(got[name], want[name]) for name in ('last', 'all'))
+
+
+def test_sizes_of_minus_one_are_open() -> None:
+    """Some exporters write -1 for a size that is not known."""
+    made = model([node('Neg', 'x', 'y')], 'y', X)
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert import_onnx(made).inputs[0].shape == (1, 3)
+    assert import_onnx(made, {'x': (5, 3)}).inputs[0].shape == (5, 3)

@@ -19,6 +19,7 @@ TINY = {
     'attention_rnn': {'batch': 3, 'image': 4, 'width': 64},
     'dlrm': {'batch': 5, 'image': 50, 'width': 16},
 }
+FEW = [pytest.param(n, marks=[pytest.mark.slow] * (n != 'attention_rnn')) for n in TINY]
 
 
 def check(name: str, compiled: Any, **sizes: int) -> None:
@@ -32,14 +33,13 @@ def check(name: str, compiled: Any, **sizes: int) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize('name', list(TINY))
+@pytest.mark.parametrize('name', FEW)
 def test_graphs_on_a_cpu(name: str) -> None:
     check(name, tw.compile(zoo.graph(name, **TINY[name]), threads=2, check=False), **TINY[name])
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(n, marks=[pytest.mark.slow] * (n != 'dlrm')) for n in TINY]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', list(TINY))
 def test_modules_on_a_cpu(name: str) -> None:
     """What PyTorch exports of the modules: bags, pairs by two lists of indices, layers at once."""
     given = zoo.inputs(zoo.network(name, **TINY[name]))
@@ -48,7 +48,8 @@ def test_modules_on_a_cpu(name: str) -> None:
     check(name, net, **TINY[name])
 
 
-@pytest.mark.parametrize('target', ['host', pytest.param('opencl', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('target', ['host', 'opencl'])
 @pytest.mark.parametrize('name', list(TINY))
 def test_graphs_on_gpus(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     try:

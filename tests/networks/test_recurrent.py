@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tilewright as tw
 from tilewright.errors import MissingError, ModelError, ScheduleError, UnsupportedError
 from tilewright.graph.lower import lower
+from tilewright.importers.aten_recurrent import ORDER
 from tilewright.importers.torch import import_torch
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.recurrence.space import recurrence_choices
@@ -226,29 +227,52 @@ def test_pytorch_layers_are_not_unrolled(kind: str) -> None:
         assert len(graph.nodes) < 60
 
 
-def test_lengths_are_those_of_packed_sequences() -> None:
-    """Masks of a batch, backwards too, against PyTorch's packed sequences."""
-    lengths = [2, 6, 1, 4]
+def check_lengths(random: Random) -> None:
+    """A layer on sequences of random lengths, against PyTorch's packed sequences in float64."""
+    kind, both = random.choice(list(GATES)), random.random() < 0.5
+    steps, batch, features = random.randint(1, 9), random.randint(1, 7), random.randint(1, 12)
+    lengths = [random.randint(1, steps) for _ in range(batch)]
+    direction = 'bidirectional' if both else 'forward'
+    form = {'states': random.random() < 0.5, 'hidden': random.choice([1, 5, 16, 17, 33])}
     made, inputs = model(
-        'GRU', steps=6, batch=4, direction='bidirectional', lengths=lengths, bias=False,
-        linear_before_reset=1,
+        kind, steps=steps, batch=batch, features=features, direction=direction, lengths=lengths,
+        **form, **({'linear_before_reset': 1} if kind == 'GRU' else {}),
     )  # fmt: skip
-    got = tw.compile(made, threads=1).run(inputs)
-    layer = torch.nn.GRU(5, 20, bidirectional=True, bias=False).double()
-    given = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    got = tw.compile(made, threads=1 + (batch > 3), check=False).run(inputs)
+    hidden = form['hidden']
+    layer = getattr(torch.nn, kind)(features, hidden, bidirectional=both).double()
+    given = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in made.graph.initializer}
+    wide = {
+        n: torch.from_numpy(a.astype(np.float64)) for n, a in inputs.items() if n != 'sequence_lens'
+    }
+    back = np.argsort(ORDER[kind])  # PyTorch's gates among ONNX's
     with torch.no_grad():
-        for d, suffix in enumerate(('', '_reverse')):
-            for name, word in (('W', 'ih'), ('R', 'hh')):
-                z, r, h = np.split(given[name][d], 3)
-                rows = torch.from_numpy(np.concatenate([r, z, h]).astype(np.float64))
-                getattr(layer, f'weight_{word}_l0{suffix}').copy_(rows)
-        x = torch.from_numpy(inputs['X'].astype(np.float64))
-        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
-        y, last = layer(packed)
-        y, _ = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=6)
-    whole = got['Y'].transpose(0, 2, 1, 3).reshape(6, 4, 40)
-    np.testing.assert_allclose(whole, y.numpy(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(got['Y_h'], last.numpy(), rtol=1e-4, atol=1e-6)
+        for d, suffix in enumerate(('', '_reverse')[: 1 + both]):
+            biases = np.split(given['B'][d], 2)
+            parts = {'weight_ih': given['W'][d], 'weight_hh': given['R'][d]}
+            parts |= {'bias_ih': biases[0], 'bias_hh': biases[1]}
+            for name, array in parts.items():
+                rows = np.concatenate([np.split(array, GATES[kind])[gate] for gate in back])
+                getattr(layer, f'{name}_l0{suffix}').copy_(torch.from_numpy(rows))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(wide['X'], lengths, enforce_sorted=False)
+        states = [wide[n] for n in ('initial_h', 'initial_c') if n in wide]
+        y, last = layer(
+            packed, *([tuple(states) if kind == 'LSTM' else states[0]] if states else [])
+        )
+        y, _ = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=steps)
+    whole = got['Y'].transpose(0, 2, 1, 3).reshape(steps, batch, -1)
+    np.testing.assert_allclose(whole, y.numpy(), rtol=1e-4, atol=1e-5)
+    ends = last if isinstance(last, tuple) else (last,)
+    for name, end in zip(('Y_h', 'Y_c'), ends, strict=False):
+        np.testing.assert_allclose(got[name], end.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'seed', [pytest.param(n, marks=[pytest.mark.slow] * (n > 1)) for n in range(100)]
+)
+def test_lengths_are_those_of_packed_sequences(seed: int) -> None:
+    """Masks of a batch, backwards too, with states and without."""
+    check_lengths(Random(seed))
 
 
 # Threads

@@ -39,6 +39,10 @@ class Dlrm(WrittenNetwork):
     bag: int = 1
 
     @property
+    def choices(self) -> int:
+        return self.rows
+
+    @property
     def sizes(self) -> dict[str, list[int]]:
         """Network -> sizes of what lies between its layers."""
         inner = {'bottom': (512, 256, 64), 'top': (512, 256)}

@@ -77,7 +77,7 @@ class DeepSpeech2(_RecurrentNetwork):
         return (*(f'conv{n}' for n in range(len(CONVOLUTIONS))), *lstms, 'head')
 
     @property
-    def rows(self) -> int:
+    def choices(self) -> int:
         return 0
 
     @property
@@ -85,7 +85,8 @@ class DeepSpeech2(_RecurrentNetwork):
         """Bands and frames before, between and behind the convolutions."""
         found = [(BANDS, self.frames)]
         for _, strides in CONVOLUTIONS:
-            found.append(tuple((n - 1) // s + 1 for n, s in zip(found[-1], strides, strict=True)))
+            bands, frames = ((n - 1) // s + 1 for n, s in zip(found[-1], strides, strict=True))
+            found.append((bands, frames))
         return found
 
     @property
@@ -196,7 +197,7 @@ class AttentionRnn(_RecurrentNetwork):
         return ('source', 'target', *sides, 'score', 'join', 'head')
 
     @property
-    def rows(self) -> int:
+    def choices(self) -> int:
         return self.vocabulary
 
     @property

@@ -49,13 +49,13 @@ def module_of(torch: Any, network: Transformer, weights: Mapping[str, np.ndarray
 
         def attention(self, x: Any, name: str, past: Any, kept: list) -> Any:
             parts = self.linear(x, f'{name}.qkv').chunk(3, -1)
-            q, k, v = (p.view(t.batch, t.places, t.heads, HEAD).transpose(1, 2) for p in parts)
+            q, k, v = (p.view(t.batch, t.rows, t.heads, HEAD).transpose(1, 2) for p in parts)
             if past is not None:
                 k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
             kept += [k, v]
             causal = t.causal and t.words > 1
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-            return y.transpose(1, 2).reshape(t.batch, t.places, t.hidden)
+            return y.transpose(1, 2).reshape(t.batch, t.rows, t.hidden)
 
         def forward(self, given: Any, *past: Any) -> Any:
             x, kept = self.embedded(given), []

@@ -55,11 +55,11 @@ class Transformer(WrittenNetwork):
         return tuple(f'layer{n}' for n in range(DEPTH))
 
     @property
-    def rows(self) -> int:
+    def choices(self) -> int:
         return self.vocabulary
 
     @property
-    def places(self) -> int:
+    def rows(self) -> int:
         """Rows that go through the layers: words, or patches and a class."""
         return (self.side // PATCH) ** 2 + 1 if self.side else self.words
 
@@ -88,7 +88,7 @@ class Transformer(WrittenNetwork):
         made: dict[str, tuple[int, ...]] = {}
         if self.side:
             made |= {'patches.weight': (d, 3, PATCH, PATCH), 'patches.bias': (d,)}
-            made |= {'class': (1, 1, d), 'places': (self.places, d)}
+            made |= {'class': (1, 1, d), 'places': (self.rows, d)}
         else:
             made |= {'words': (self.vocabulary, d), 'places': (512 if self.scores else 1024, d)}
         if not self.before:
@@ -107,8 +107,8 @@ class Transformer(WrittenNetwork):
     @property
     def multiplications(self) -> int:
         """Of matrices, patches and attention, by their definition."""
-        d, rows = self.hidden, self.batch * self.places
-        each = sum(i * o for i, o in _MATRICES.values()) * d * d + 2 * (self.past + self.places) * d
+        d, rows = self.hidden, self.batch * self.rows
+        each = sum(i * o for i, o in _MATRICES.values()) * d * d + 2 * (self.past + self.rows) * d
         last = self.batch * d * self.vocabulary if self.causal else rows * d * self.scores
         if self.side:
             last = self.batch * d * self.scores + (rows - self.batch) * 3 * PATCH**2 * d
@@ -193,7 +193,7 @@ class _Writer(GraphWriter):
 
     def heads(self, x: str) -> str:
         t = self.network
-        shape = self.number('split', (t.batch, t.places, t.heads, HEAD), np.int64)
+        shape = self.number('split', (t.batch, t.rows, t.heads, HEAD), np.int64)
         split = self.node('Reshape', f'{x}/split', x, shape)
         return self.node('Transpose', f'{x}/heads', split, perm=(0, 2, 1, 3))
 
@@ -261,7 +261,7 @@ class _Writer(GraphWriter):
         y = self.node('Transpose', f'{name}/rows', y, perm=(0, 2, 1, 3))
         return self.node(
             'Reshape', f'{name}/joined', y,
-            self.number('joined', (t.batch, t.places, t.hidden), np.int64),
+            self.number('joined', (t.batch, t.rows, t.hidden), np.int64),
         )  # fmt: skip
 
     def cached(self, x: str, what: str, n: int) -> str:

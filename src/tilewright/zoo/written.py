@@ -54,7 +54,7 @@ class WrittenNetwork(ABC):
 
     @property
     @abstractmethod
-    def rows(self) -> int:
+    def choices(self) -> int:
         """How many rows there are to choose from: words of a vocabulary, rows of a table."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class WrittenNetwork(ABC):
         """Random words and rows, images, sounds, keys and values."""
         rng = np.random.default_rng([seed, 1])
         return {
-            v.name: rng.integers(0, self.rows, v.shape)
+            v.name: rng.integers(0, self.choices, v.shape)
             if v.dtype == 'i64'
             else rng.standard_normal(v.shape, np.float32)
             for v in self.inputs
