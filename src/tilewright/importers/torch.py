@@ -120,6 +120,8 @@ def at_sizes(
     if isinstance(model, torch.export.ExportedProgram):
         like, module = _user_inputs(torch, model), model.module()
         names = list(like)
+        for part in module.modules():
+            part.training = False
     else:
         module, names = model, _parameters(model)
         examples = () if example_inputs is None else _examples(torch, model, None, example_inputs)
@@ -226,7 +228,8 @@ def _parameters(module: Any) -> list[str]:
 
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
     training = [m for m in module.modules() if m.training]
-    module.eval()
+    if training:  # what `torch.export` made cannot be asked to
+        module.eval()
     try:
         with _quiet(), torch.no_grad():
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))

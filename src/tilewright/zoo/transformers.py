@@ -187,10 +187,18 @@ def _checked(name: str, batch: int, words: int, most: int) -> int:
     return words
 
 
-def draw_weights(network: Transformer, seed: int = 0) -> dict[str, np.ndarray]:
-    """Normal numbers of deviation 0.02, as these networks start from; scales are near 1."""
+def draw_weights(
+    network: Transformer, seed: int = 0, drawn: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Normal numbers of deviation 0.02, as these networks start from; scales are near 1.
+
+    `drawn` are those of the same seed at other sizes, which most weights do not depend on.
+    """
     made = {}
     for name, shape in network.weights.items():
+        if drawn is not None and name in drawn and drawn[name].shape == shape:
+            made[name] = drawn[name]
+            continue
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         array = rng.standard_normal(shape, np.float32) * np.float32(DEVIATION)
         made[name] = array + np.float32(1) if name.endswith('scale') else array

@@ -38,7 +38,7 @@ from tilewright.targets.cpu.choose import is_legal
 from tilewright.targets.cpu.ranged import best_choice, for_sizes
 
 COMPARED = 9  # points of a box at which schedules are compared with the bound
-MOST_ANCHORS = 4  # of a family, the largest point included
+MOST_ANCHORS = 3  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
 
 
