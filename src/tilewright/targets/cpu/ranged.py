@@ -209,11 +209,14 @@ def _sources(
             form(number, point)
         for line in _lines(one.family.box):
             some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
-            waiting = list(itertools.pairwise(sorted({*some, len(line) - 1})))
+            ends = sorted({*some, len(line) - 1})
+            forms = {at: form(number, line[at]) for at in ends}
+            waiting = list(itertools.pairwise(ends))
             while waiting:
                 low, high = waiting.pop()
-                middle = (low + high) // 2
-                if low < middle and form(number, line[low]) != form(number, line[high]):
+                if high - low > 1 and forms[low] != forms[high]:
+                    middle = (low + high) // 2
+                    forms[middle] = form(number, line[middle])
                     waiting += [(low, middle), (middle, high)]
     return found.values()
 
