@@ -128,7 +128,7 @@ def model_of(model: str, seed: int | None = None, target: str = 'cpu', ranged: b
     return Path(model)
 
 
-def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[int | range, ...]]:
+def shapes_for(model: str, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """What --shape says of a model; a .tw file leaves no sizes open."""
     if model.endswith('.tw'):
         refuse_for_saved(model, {f'--shape {texts[0]}' if texts else '--shape': texts})
@@ -145,7 +145,7 @@ def refuse_for_saved(model: str, given: Mapping[str, object]) -> None:
             )
 
 
-def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int | range, ...]]:
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """['image=1:8,3,64:640:32'] -> {'image': (range(1, 9), 3, range(64, 641, 32))}"""
     shapes = {}
     for text in texts:

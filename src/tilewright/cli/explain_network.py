@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tilewright.cli.compile import model_of, read_shapes, refuse_for_saved
 from tilewright.cli.explain import Explained, ExplainOptions
@@ -86,7 +87,7 @@ def _ranged(
     machine: Machine,
     threads: int,
     options: ExplainOptions,
-    shapes: Mapping[str, tuple[int | range, ...]],
+    shapes: Mapping[str, tuple[Any, ...]],
     bar: Bar,
 ) -> tuple[Saved, str] | None:
     """A network for ranges at its largest size, and what is certified of the others."""
@@ -115,7 +116,7 @@ def _scheduled(
     machine: Machine,
     threads: int,
     max_rel_err: float,
-    shapes: Mapping[str, tuple[int | range, ...]],
+    shapes: Mapping[str, tuple[Any, ...]],
     bar: Bar,
     fuse: str | None,
     record: Record,
@@ -239,7 +240,7 @@ def _chosen_on_gpu(
     model: str,
     machine: GpuMachine,
     max_rel_err: float,
-    shapes: Mapping[str, tuple[int | range, ...]],
+    shapes: Mapping[str, tuple[Any, ...]],
     bar: Bar,
     fuse: str | None,
     record: Record,

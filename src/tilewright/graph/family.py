@@ -136,9 +136,9 @@ def _halves(box: Box, program: Callable[[Point], Program]) -> list[Box]:
     """
     low = tuple(sizes[0] for sizes in box)
     forms = [
-        _form(program((*low[:i], sizes[-1], *low[i + 1 :]))) for i, sizes in enumerate(box)
+        task_forms(program((*low[:i], sizes[-1], *low[i + 1 :]))) for i, sizes in enumerate(box)
     ]  # fmt: skip
-    told = [i for i, form in enumerate(forms) if form != _form(program(low))]
+    told = [i for i, form in enumerate(forms) if form != task_forms(program(low))]
     wide = max(told or range(len(box)), key=lambda i: len(box[i]))
     sizes = box[wide]
     if len(sizes) < 2:
@@ -147,8 +147,8 @@ def _halves(box: Box, program: Callable[[Point], Program]) -> list[Box]:
     return [(*box[:wide], part, *box[wide + 1 :]) for part in (sizes[cut:], sizes[:cut])]
 
 
-def _form(program: Program) -> list[str]:
-    """Its tasks without their sizes."""
+def task_forms(program: Program) -> list[str]:
+    """What its tasks are, without their sizes."""
     return [_NUMBER.sub('', task.group.label) for task in program.tasks]
 
 

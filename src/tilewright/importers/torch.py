@@ -168,6 +168,8 @@ def at_sizes(
     if isinstance(model, torch.export.ExportedProgram):
         like, module = _user_inputs(torch, model), model.module()
         names = list(like)
+        for part in module.modules():
+            part.training = False
     else:
         module, names = model, _parameters(model)
         examples = () if example_inputs is None else _examples(torch, model, None, example_inputs)
@@ -276,7 +278,8 @@ def _exported(
     torch: Any, module: Any, inputs: tuple[Any, ...], name: str, training: bool = False
 ) -> Any:
     before = [m for m in module.modules() if m.training]
-    module.train(training)
+    if before or training:  # what `torch.export` made cannot be asked to change
+        module.train(training)
     try:
         with _quiet(), torch.no_grad():
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))

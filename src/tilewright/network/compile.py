@@ -94,7 +94,7 @@ def compile(
     target: str = 'cpu',
     *,
     tune: str = 'model',
-    shapes: Mapping[str, Sequence[int | range]] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
     example_inputs: Sequence[Any] | None = None,
     threads: int | None = None,

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from tilewright import zoo
 from tilewright.check.cause import Subject
 from tilewright.check.check import Check, check_network
@@ -70,7 +72,7 @@ def reader_of(
 ) -> Reader:
     """What reads a model at given shapes: an ONNX model, a PyTorch module or one of the zoo."""
     if isinstance(model, str) and model in zoo.KNOWN and not os.path.exists(model):
-        return partial(_zoo_graph, model)
+        return partial(_zoo_graph, model, {})
     if isinstance(model, Graph | Program):
         raise InputError(
             f'{type(model).__name__} {model.name!r} has one size for everything; give the model '
@@ -83,14 +85,21 @@ def reader_of(
     return lambda shapes: read(*at_sizes(model, shapes, example_inputs))
 
 
-def _zoo_graph(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """A network of the zoo at a shape of its input."""
+def _zoo_graph(
+    name: str, drawn: dict[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> Graph:
+    """A network of the zoo at a shape of its input; `drawn` are weights of earlier calls."""
     made = zoo.network(name)
-    entry = made.inputs[0].name if isinstance(made, zoo.Transformer) else zoo.INPUT
+    entry = made.inputs[0].name if isinstance(made, zoo.WrittenNetwork) else zoo.INPUT
     if shapes.keys() != {entry}:
         raise ModelError(f'{name} has the input {entry!r}; shapes gives {", ".join(shapes)}')
     batch, *rest = shapes[entry]
-    graph = zoo.graph(name, 0, batch, rest[-1] if rest else None)
+    made = zoo.network(name, batch, rest[-1] if rest else None)
+    if isinstance(made, zoo.WrittenNetwork):
+        drawn.update(made.draw_weights(0, drawn))
+        graph = made.to_graph({w: drawn[w] for w in made.weights})
+    else:
+        graph = zoo.graph(name, 0, batch, rest[-1] if rest else None)
     have = next(value.shape for value in graph.inputs if value.name == entry)
     if have != shapes[entry]:
         raise ModelError(

@@ -82,10 +82,18 @@ class WrittenNetwork(ABC):
             if not name.endswith(('mean', 'variance'))
         )
 
-    def draw_weights(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Normal numbers; scales and variances are near 1."""
+    def draw_weights(
+        self, seed: int = 0, drawn: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Normal numbers; scales and variances are near 1.
+
+        `drawn` are those of the same seed at other sizes, which most weights do not depend on.
+        """
         made = {}
         for name, shape in self.weights.items():
+            if drawn is not None and name in drawn and drawn[name].shape == shape:
+                made[name] = drawn[name]
+                continue
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             array = rng.standard_normal(shape, np.float32)
             array *= np.float32(self.deviation(name))

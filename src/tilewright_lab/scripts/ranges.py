@@ -117,7 +117,8 @@ def main() -> None:
         f'compiled in {compiling["range"]:.1f} s, one size in {compiling["one"]:.1f} s: {ratio:.2f}'
     )
     model = model_of(given.model, ranged=True)
-    net, graph_at = tw.compile(model, shapes=shapes, threads=threads), reader_of(model, read)
+    net: Any = tw.compile(model, shapes=shapes, threads=threads)
+    graph_at = reader_of(model, read)
     print(net)
     rows = []
     timed = spread(ranges.box, given.points)

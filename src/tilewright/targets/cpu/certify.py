@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilewright.errors import ScheduleError
-from tilewright.graph.family import ProgramFamily
+from tilewright.graph.family import ProgramFamily, task_forms
 from tilewright.graph.ranges import Point, spread
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.machine.machine import Machine
@@ -38,7 +38,7 @@ from tilewright.targets.cpu.choose import is_legal
 from tilewright.targets.cpu.ranged import best_choice, for_sizes
 
 COMPARED = 9  # points of a box at which schedules are compared with the bound
-MOST_ANCHORS = 4  # of a family, the largest point included
+MOST_ANCHORS = 3  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
 
 
@@ -70,13 +70,20 @@ def with_anchors(
 def anchor_like(
     one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float
 ) -> Anchor | None:
-    """Schedules for the largest point of a family, from those of another with as many groups;
-    None where they do not fit.
+    """Schedules for the largest point of a family, from those of another with the same tasks but
+    for their sizes; None where they do not fit.
     """
-    if len(family.groups) != len(one.family.groups):
+    if task_forms(one.family.at(one.family.largest)) != task_forms(family.at(family.largest)):
         return None
+    pairs = zip(family.body['tasks'], one.family.body['tasks'], strict=True)
+    same = {ours['group']: theirs['group'] for ours, theirs in pairs}
+    anchors = tuple(
+        replace(anchor, choices=tuple(anchor.choices[same[n]] for n in range(len(same))))
+        for anchor in one.anchors
+    )
     try:
-        return _searched(replace(one, family=family), family.largest, machine, threads, max_rel_err)
+        near = PlannedFamily(family, anchors)
+        return _searched(near, family.largest, machine, threads, max_rel_err)
     except ScheduleError:
         return None
 
@@ -139,6 +146,8 @@ def _searched(
 
 def anchor_of(family: ProgramFamily, point: Point, choices: Sequence[Choice]) -> Anchor:
     """Choices at a point, made ready for the other sizes of their family."""
+    if family.largest == tuple(sizes[0] for sizes in family.box):
+        return Anchor(point, tuple(choices))
     ends = [
         PlannedFamily(family, ()).groups(family.at(corner))
         for corner in (tuple(sizes[0] for sizes in family.box), family.largest)

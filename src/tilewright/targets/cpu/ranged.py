@@ -11,6 +11,7 @@ there. Its tiles are cut to the sizes of the point.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from pathlib import Path
 from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.graph.ranges import Box, Point, count, spread
+from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
@@ -40,8 +41,8 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 16  # sizes at either end of an axis that are all looked at
-LOOKED_AT = 24  # further points at which sources are generated ahead, of a range with more
+SMALL = 4  # the first sizes of an axis, which are all looked at
+LOOKED_AT = 12  # further points at which sources are generated ahead, of a range with more
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
@@ -174,36 +175,59 @@ class SizedKernels:
         )
 
 
-def looked_at(box: Box) -> list[Point]:
-    """Points whose sources are generated ahead: all, or small ones, large ones and a grid."""
-    some = spread(box, LOOKED_AT)
-    if len(some) < count(box):
-        for axis, sizes in enumerate(box):
-            for end in (0, -1):
-                others = tuple(other[end] for other in box)
-                line = (*sizes[:SMALL], *sizes[-SMALL:])
-                some += [(*others[:axis], size, *others[axis + 1 :]) for size in line]
-    return list(dict.fromkeys(some))
-
-
 def build_ahead(
     planned: Sequence[PlannedFamily], machine: Machine, progress: Report | None = None
 ) -> SizedKernels:
-    """Every library that the points looked at need."""
+    """Every library that the points of these families need, as far as they were looked at."""
     kernels = SizedKernels()
-    sources: list[tuple[SourceAtSize, tuple[str, ...]]] = []
-    for one in planned:
-        seen: set[tuple[int, str]] = set()
-        for point in looked_at(one.family.box):
-            for number, group in one.groups(checked_program(one.family, point)).items():
-                if (number, group.digest) in seen:
-                    continue
-                seen.add((number, group.digest))
-                schedule = best_choice(one, number, group, machine).schedule
-                text = source_of(group, schedule)
-                sources.append((read_source(text), compiler_flags(schedule)))
-    kernels.build(sources, progress)
+    kernels.build((source for one in planned for source in _sources(one, machine)), progress)
     return kernels
+
+
+def _sources(
+    one: PlannedFamily, machine: Machine
+) -> Iterable[tuple[SourceAtSize, tuple[str, ...]]]:
+    """Sources at a grid of points, and along lines wherever their form changes: between two sizes
+    of different forms the one in the middle is looked at, until no size is between them.
+    """
+    programs: dict[Point, dict[int, Group]] = {}
+    found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
+
+    def form(number: int, point: Point) -> str:
+        if point not in programs:
+            programs[point] = one.groups(checked_program(one.family, point))
+        group = programs[point][number]
+        key = (number, group.digest)
+        if key not in found:
+            schedule = best_choice(one, number, group, machine).schedule
+            text = source_of(group, schedule)
+            found[key] = (read_source(text), compiler_flags(schedule))
+        return found[key][0].form
+
+    for number in range(len(one.family.groups)):
+        for point in spread(one.family.box, LOOKED_AT):
+            form(number, point)
+        for line in _lines(one.family.box):
+            some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
+            ends = sorted({*some, len(line) - 1})
+            forms = {at: form(number, line[at]) for at in ends}
+            waiting = list(itertools.pairwise(ends))
+            while waiting:
+                low, high = waiting.pop()
+                if high - low > 1 and forms[low] != forms[high]:
+                    middle = (low + high) // 2
+                    forms[middle] = form(number, line[middle])
+                    waiting += [(low, middle), (middle, high)]
+    return found.values()
+
+
+def _lines(box: Box) -> Iterator[list[Point]]:
+    """All sizes of each axis, the others at their smallest and at their largest."""
+    for axis, sizes in enumerate(box):
+        for end in (0, -1)[: len(box)]:
+            others = tuple(other[end] for other in box)
+            if len(sizes) > 1:
+                yield [(*others[:axis], size, *others[axis + 1 :]) for size in sizes]
 
 
 def at_point(
