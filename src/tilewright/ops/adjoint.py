@@ -412,8 +412,8 @@ class _Spread:
 
     def _substituted(self, old: Access, part: _Part) -> tuple[Access, MadeTensor | None]:
         """An access in the new iterators; of a reversed copy where it would run backwards."""
-        sizes = {d.name: d.size for d in part.parallel} | self.sizes
-        sizes |= {d.name: d.size for d in (*part.parallel, *part.reduced.values())}
+        changed = {d.name: d.size for d in (*part.parallel, *part.reduced.values())}
+        sizes = {**self.sizes, **changed}
         index_, tables, backwards = [], dict(old.tables), []
         shape = self.tensors[old.tensor].shape
         for axis, e in enumerate(old.index):
