@@ -160,25 +160,71 @@ def test_dropout_draws_by_its_counter() -> None:
     assert 0.35 < (kept[0] != kept[1]).mean() < 0.49
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', zoo.NAMES)
-def test_gradients_of_the_zoo(name: str) -> None:
+class Words(nn.Module):
+    """An embedding, attention, layer norms and gelu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.0, batch_first=True, activation='gelu'
+        )
+        self.scores = nn.Linear(8, 11)
+
+    def forward(self, words: Any) -> Any:
+        return self.scores(self.layer(self.embedding(words))).transpose(1, 2)
+
+
+class Images(nn.Module):
+    """Borders, upsampling, a transposed convolution, and reductions of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1, padding_mode='reflect')
+        self.norm, self.slope = nn.GroupNorm(2, 4), nn.PReLU()
+        self.up = nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1, output_padding=1)
+
+    def forward(self, x: Any) -> Any:
+        x = functional.avg_pool2d(self.slope(self.norm(self.conv(x))), 3, 2, 1)
+        x = torch.cat([self.up(x), functional.interpolate(x, scale_factor=2)], 1)
+        x = functional.interpolate(x, scale_factor=2, mode='bilinear')
+        return functional.silu(x).std(1) + functional.softplus(x.amax(1)).cumsum(1)
+
+
+def compare(module: Any, loss: Callable, x: Any, y: Any) -> None:
     """A step of plain SGD at rate 1 moves each parameter by its gradient: in float64, without a
     compiler, against PyTorch in float64.
     """
+    trained = import_training(module, loss, (x, y))
+    program, state = step_program(trained, tw.SGD(1.0))
+    given = dict(zip((v.name for v in trained.data), (x.numpy(), y.numpy()), strict=True))
+    found = evaluate(program, {**state, RATE: np.ones(1, np.float32), **given}, exact=True)
+    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+    want = loss(module.double().train()(x), y)
+    want.backward()
+    assert float(found[LOSS]) == pytest.approx(want.item(), rel=1e-6)
+    for own, parameter in module.named_parameters():
+        got, slope = state[own].astype(np.float64) - found[f'{own}{NEXT}'], parameter.grad.numpy()
+        np.testing.assert_allclose(got, slope, rtol=1e-5, atol=1e-5 * np.abs(slope).max() + 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', [Words, Images])
+def test_gradients_of_layers(kind: type) -> None:
+    torch.manual_seed(0)
+    if kind is Images:
+        x, y = torch.randn(2, 2, 8, 8), torch.randn(2, 16, 16)
+        return compare(kind(), functional.mse_loss, x, y)
+    x, y = torch.randint(0, 11, (3, 5)), torch.randint(0, 11, (3, 5))
+    return compare(kind(), functional.cross_entropy, x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', zoo.NAMES)
+def test_gradients_of_the_zoo(name: str) -> None:
     module = zoo.torch_module(name, batch=2, **zoo.SMALL[name]).train()
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
     x = torch.from_numpy(zoo.example(zoo.network(name, 2, **zoo.SMALL[name])))
-    y = torch.tensor([1, 3])
-    trained = import_training(module, functional.cross_entropy, (x, y))
-    program, state = step_program(trained, tw.SGD(1.0))
-    given = dict(zip((v.name for v in trained.data), (x.numpy(), y.numpy()), strict=True))
-    found = evaluate(program, {**state, RATE: np.ones(1, np.float32), **given}, exact=True)
-    loss = functional.cross_entropy(module.double()(x.double()), y)
-    loss.backward()
-    assert float(found[LOSS]) == pytest.approx(loss.item(), rel=1e-9)
-    for own, parameter in module.named_parameters():
-        got, want = state[own].astype(np.float64) - found[f'{own}{NEXT}'], parameter.grad.numpy()
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max() + 1e-12)
+    compare(module, functional.cross_entropy, x, torch.tensor([1, 3]))

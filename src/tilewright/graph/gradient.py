@@ -12,13 +12,23 @@ in which its readers stand, the last first, so that results are the same every t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tilewright.errors import SpecError, UnsupportedError
 from tilewright.graph.graph import Node
 from tilewright.graph.lowering.build import pointwise
 from tilewright.graph.lowering.emit import Emitter
-from tilewright.graph.lowering.result import Known, Named, Part, Result, filled, join, view
+from tilewright.graph.lowering.result import (
+    Computed,
+    Known,
+    Named,
+    Part,
+    Result,
+    View,
+    filled,
+    join,
+    view,
+)
 from tilewright.graph.program import Task
 from tilewright.ops.adjoint import GRAD, UP, MadeTensor, adjoint, single_stages
 from tilewright.ops.dtypes import is_float
@@ -119,44 +129,95 @@ class _Backward:
 
     def _turned(self, task: Task, up: Result) -> list[tuple[str, Result]]:
         """(tensor, a contribution to its gradient) of a task's operands."""
-        group = task.group
-        held = {t: Named(self.emitter.values[v]) for t, v in task.operands.items()}
-        held[group.output.name] = Named(self.emitter.values[task.result])
+        held: dict[str, Result] = {
+            t: Named(self.emitter.values[v]) for t, v in task.operands.items()
+        }
         moving = {t for t, v in task.operands.items() if self._base(v) in self.varying}
-        name = lambda result, tensor: self._named(result, f'{task.result}/{tensor}', task.name)  # noqa: E731
-        closed = exponentials_adjoint(group)
-        if closed is not None:
-            made = _computed([MadeTensor(GRAD, (closed,))], {**held, UP: up})
-            return [('In', made)]
-        inner: dict[str, list[Result]] = {group.output.name: [up]}
-        found: list[tuple[str, Result]] = []
-        stages = list(single_stages(group))
-        values = _Inner(stages, held, name)
-        for stage in stages:
-            if moving & {a.tensor for a in stage.stages[0].reads}:
-                moving.add(stage.output.name)
-        for stage in reversed(stages):
-            arrived = inner.pop(stage.output.name, None)
-            if arrived is None:
+        out = Named(self.emitter.values[task.result])
+
+        def named(result: Result, tensor: str) -> Result:
+            return self._named(result, f'{task.result}/{tensor}', task.name)
+
+        return turned(task.group, held, out, up, moving, named)
+
+
+def turned(
+    group: Group, operands: Mapping[str, Result], out: Result, up: Result, moving: Collection[str],
+    named: Callable[[Result, str], Result] = lambda result, _: result,
+) -> list[tuple[str, Result]]:  # fmt: skip
+    """(tensor, a contribution to its gradient) of the operands of a group that are `moving`.
+
+    out    what the group computed; up: the gradient of that
+    named  gives a result a name, so that what reads it several times shares it
+    """
+    held = {**operands, group.output.name: out}
+    closed = exponentials_adjoint(group)
+    if closed is not None:
+        return [('In', _computed([MadeTensor(GRAD, (closed,))], {**held, UP: up}))]
+    arrived: dict[str, list[Result]] = {group.output.name: [up]}
+    found: list[tuple[str, Result]] = []
+    stages, varying = list(single_stages(group)), set(moving)
+    values = _Inner(stages, held, named)
+    for stage in stages:
+        if varying & {a.tensor for a in stage.stages[0].reads}:
+            varying.add(stage.output.name)
+    for stage in reversed(stages):
+        parts = arrived.pop(stage.output.name, None)
+        if parts is None:
+            continue
+        own = named(added(parts), f'{stage.output.name}/grad')
+        for number, access in enumerate(stage.stages[0].reads):
+            made = adjoint(stage, number) if access.tensor in varying else ()
+            if not made:
                 continue
-            own = name(added(arrived), f'{stage.output.name}/grad')
-            for number, access in enumerate(stage.stages[0].reads):
-                if access.tensor not in moving:
-                    continue
-                made = adjoint(stage, number)
-                if not made:
-                    continue
-                if made[-1].is_copy:
-                    gradient: Result = own
-                else:
-                    needed = {t.name for m in made for g in m.parts for t in g.tensors}
-                    given = {t: values[t] for t in needed if values.has(t)}
-                    gradient = _computed(made, {**given, UP: own})
-                if access.tensor in task.operands:
-                    found.append((access.tensor, gradient))
-                else:
-                    inner.setdefault(access.tensor, []).append(gradient)
-        return found
+            gradient = own
+            if not made[-1].is_copy:
+                needed = {t.name for m in made for g in m.parts for t in g.tensors}
+                given = {t: values[t] for t in needed if values.has(t)}
+                gradient = _computed(made, {**given, UP: own})
+            if access.tensor in operands:
+                found.append((access.tensor, gradient))
+            else:
+                arrived.setdefault(access.tensor, []).append(gradient)
+    return found
+
+
+def gradients_of(result: Result, up: Result, by: Sequence[Result]) -> list[Result]:
+    """The gradients by some of the results that a result is computed from; zeros for others."""
+    order: list[Result] = []
+    inside = {id(leaf) for leaf in by}
+
+    def visit(found: Result) -> bool:
+        """Whether it depends on one of `by`; those that do are listed behind what they read."""
+        if id(found) in inside or any(found is other for other in order):
+            return True
+        read_by: list[Result] = []
+        if isinstance(found, View):
+            read_by = [found.of]
+        elif isinstance(found, Computed):
+            read_by = [operand for part in found.parts for operand in part.operands.values()]
+        depends = [visit(operand) for operand in read_by]  # all of them, also behind the first
+        if any(depends):
+            order.append(found)
+        return any(depends)
+
+    visit(result)
+    listed = {id(found) for found in order} | inside
+    arrived: dict[int, list[Result]] = {id(result): [up]}
+    for found in reversed(order):
+        own = added(arrived.pop(id(found)))
+        if isinstance(found, View):
+            arrived.setdefault(id(found.of), []).append(view(own, found.of.shape))
+            continue
+        assert isinstance(found, Computed)
+        for part in found.parts:
+            moving = {t for t, operand in part.operands.items() if id(operand) in listed}
+            for tensor, gradient in turned(part.group, part.operands, found, own, moving):
+                arrived.setdefault(id(part.operands[tensor]), []).append(gradient)
+    return [
+        added(arrived[id(leaf)]) if id(leaf) in arrived else filled(leaf.shape, 0.0, leaf.dtype)
+        for leaf in by
+    ]
 
 
 class _Inner:

@@ -112,12 +112,12 @@ def _counted(trained: TrainedGraph) -> TrainedGraph:
     constants, nodes, drawn = trained.graph.constants, [], 0
     for node in trained.graph.nodes:
         if node.op == 'Dropout':
-            ratio = node.inputs[1] if len(node.inputs) > 1 else ''
+            source, ratio, *_ = (*node.inputs, '')
             if ratio and ratio not in constants:
                 raise ModelError(f'{node} has a ratio that is not known before it runs')
             drawn += 1
             node = replace(
-                node, op='tilewright::Dropout', inputs=(node.inputs[0], COUNTER),
+                node, op='tilewright::Dropout', inputs=(source, COUNTER),
                 attributes={'ratio': float(constants[ratio]) if ratio else 0.5, 'seed': drawn},
             )  # fmt: skip
         nodes.append(node)

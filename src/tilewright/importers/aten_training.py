@@ -1,12 +1,22 @@
-"""What ATen's operators are while a module is trained, as ONNX nodes."""
+"""What ATen has while a module is trained, backward operators among them, as nodes."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from tilewright.graph.graph import Value
-from tilewright.importers.aten_call import Call, Handler, UnsupportedError
-from tilewright.importers.aten_windows import Pieces, filled
+from tilewright.importers.aten_call import Call, Handler, UnsupportedError, spread
+from tilewright.importers.aten_windows import (
+    Pieces,
+    batched,
+    convolution_attributes,
+    filled,
+    in_shape,
+    pool_attributes,
+)
 
 
 def _training_norm(call: Call) -> Pieces:
@@ -16,8 +26,8 @@ def _training_norm(call: Call) -> Pieces:
     and counts what is new where ONNX counts what is kept.
     """
     x = call.value('input')
-    if not call['training'] or call.used(1) or call.used(2):
-        raise UnsupportedError('that keeps its statistics')
+    if not call['training']:
+        raise UnsupportedError('by running statistics')
     c, kept = x.shape[1], 1.0 - float(call['momentum'])
     scale, shift = (
         filled(call, name, c, value, x.dtype) for name, value in (('weight', 1.0), ('bias', 0.0))
@@ -32,8 +42,17 @@ def _training_norm(call: Call) -> Pieces:
     old = call.emit('Mul', variance, call.number(kept, x.dtype))
     new = call.emit('Mul', call.emit('Sub', moved, old), share)
     new_variance = call.emit('Add', old, new)
-    statistics = (Value(name, (c,), x.dtype) for name in (new_mean, new_variance))
-    return Value(made, x.shape, x.dtype), None, None, *statistics
+    statistics = [Value(name, (c,), x.dtype) for name in (new_mean, new_variance)]
+    if not call.used(1) and not call.used(2):
+        return Value(made, x.shape, x.dtype), None, None, *statistics
+    axes = call.constant([0, *range(2, len(x.shape))])
+    mean = call.emit('ReduceMean', x, axes, keepdims=1)
+    off = call.emit('Sub', x, mean)
+    power = call.emit('ReduceMean', call.emit('Mul', off, off), axes, keepdims=0)
+    above = call.emit('Add', power, call.number(float(call['eps']), x.dtype))
+    inverse = Value(call.emit('Reciprocal', call.emit('Sqrt', above)), (c,), x.dtype)
+    flat = call.reshaped(Value(mean, (1, c, *(1 for _ in x.shape[2:])), x.dtype), (c,))
+    return Value(made, x.shape, x.dtype), flat, inverse, *statistics
 
 
 def _dropout(call: Call) -> Pieces:
@@ -47,7 +66,63 @@ def _dropout(call: Call) -> Pieces:
     return Value(call.emit('Dropout', x, ratio, training), result.shape, x.dtype), None
 
 
+def _derived(call: Call, of: str, x: Value, *others: Value, **attributes: Any) -> list[str]:
+    """The gradients by the inputs of an operator, which its description gives."""
+    inputs = (call.value('grad_output'), x, *others)
+    return call.emit_many('tilewright::Gradient', 1 + len(others), *inputs, of=of, **attributes)
+
+
+def _convolution_backward(call: Call) -> Pieces:
+    x, weight, up = (call.value(name) for name in ('input', 'weight', 'grad_output'))
+    if call['transposed']:
+        raise UnsupportedError('of a transposed convolution')
+    by_x, by_weight, by_bias = call['output_mask']
+    data, kernel = _derived(call, 'Conv', x, weight, **convolution_attributes(call, weight))
+    axes = call.constant([0, *range(2, len(x.shape))])
+    return (
+        Value(data, x.shape, x.dtype) if by_x else None,
+        Value(kernel, weight.shape, x.dtype) if by_weight else None,
+        Value(call.emit('ReduceSum', up, axes, keepdims=0), up.shape[1:2], x.dtype)
+        if by_bias
+        else None,
+    )
+
+
+def _max_pool_backward(call: Call) -> Value:
+    """The places that PyTorch kept are those that the description finds."""
+    x = batched(call, call.value('self'), 2)
+    attributes = pool_attributes(call, 2) | {'dilations': spread(call['dilation'], 2)}
+    (made,) = _derived(call, 'MaxPool', x, **attributes)
+    return in_shape(call, Value(made, x.shape, x.dtype), x, call.result)
+
+
+def _average_pool_backward(call: Call) -> Value:
+    x = batched(call, call.value('self'), 2)
+    if call.arguments.get('divisor_override') is not None:
+        raise UnsupportedError('with a divisor of its own')
+    counted = int(call['count_include_pad'])
+    (made,) = _derived(
+        call, 'AveragePool', x, **pool_attributes(call, 2), count_include_pad=counted
+    )
+    return in_shape(call, Value(made, x.shape, x.dtype), x, call.result)
+
+
+def _scatter_value(call: Call) -> Value:
+    """One place along an axis for each line: a value where the axis is there, else as it was."""
+    x, places, axis = call.value('self'), call.value('index'), call['dim'] % len(call.result.shape)
+    wanted = tuple(1 if i == axis else size for i, size in enumerate(x.shape))
+    if places.shape != wanted:
+        raise UnsupportedError(f'of {list(places.shape)} places into {list(x.shape)}')
+    along = np.arange(x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(wanted))])
+    here = call.emit('Equal', places, call.constant(along, places.dtype))
+    return call.done('Where', here, call.number(call['value'], x.dtype), x)
+
+
 HANDLERS: dict[str, Handler] = {
+    'convolution_backward.default': _convolution_backward,
+    'max_pool2d_with_indices_backward.default': _max_pool_backward,
+    'avg_pool2d_backward.default': _average_pool_backward,
+    'scatter.value': _scatter_value,
     '_native_batch_norm_legit_functional.default': _training_norm,
     'native_dropout.default': _dropout,
 }

@@ -13,18 +13,22 @@ from tilewright.importers.aten_call import Call, Handler, UnsupportedError, spre
 Pieces = tuple[Value | None, ...]
 
 
-def _convolution(call: Call) -> Value:
-    x, weight = call.value('input'), call.value('weight')
-    bias = call.value('bias') if call.has('bias') else None
+def convolution_attributes(call: Call, weight: Value) -> dict:
     axes = len(weight.shape) - 2
     pads = spread(call['padding'], axes)
-    attributes = {
+    return {
         'kernel_shape': weight.shape[2:], 'strides': spread(call['stride'], axes),
         'pads': (*pads, *pads), 'dilations': spread(call['dilation'], axes),
         'group': call['groups'],
     }  # fmt: skip
+
+
+def _convolution(call: Call) -> Value:
+    x, weight = call.value('input'), call.value('weight')
+    bias = call.value('bias') if call.has('bias') else None
+    attributes = convolution_attributes(call, weight)
     if call['transposed']:
-        more = spread(call['output_padding'], axes)
+        more = spread(call['output_padding'], len(weight.shape) - 2)
         return call.done('ConvTranspose', x, weight, bias, **attributes, output_padding=more)
     return call.done('Conv', x, weight, bias, **attributes)
 
@@ -53,12 +57,12 @@ def _product(left: str, right: str) -> Handler:
     return lambda call: call.done('MatMul', call.value(left), call.value(right))
 
 
-def _batched(call: Call, x: Value, axes: int) -> Value:
+def batched(call: Call, x: Value, axes: int) -> Value:
     """[n, c, ..]: poolings of PyTorch also take images without a batch."""
     return x if len(x.shape) == axes + 2 else call.reshaped(x, (1, *x.shape))
 
 
-def _pool_attributes(call: Call, axes: int) -> dict:
+def pool_attributes(call: Call, axes: int) -> dict:
     window = spread(call['kernel_size'], axes)
     pads = spread(call['padding'], axes)
     return {
@@ -71,26 +75,26 @@ def _pool_attributes(call: Call, axes: int) -> dict:
 
 def _max_pool(axes: int) -> Handler:
     def handler(call: Call) -> Pieces:
-        x = _batched(call, call.value('self'), axes)
-        attributes = _pool_attributes(call, axes) | {'dilations': spread(call['dilation'], axes)}
+        x = batched(call, call.value('self'), axes)
+        attributes = pool_attributes(call, axes) | {'dilations': spread(call['dilation'], axes)}
         result = call.result
         if not call.used(1):
             made = Value(call.emit('MaxPool', x, **attributes), result.shape, result.dtype)
-            return _in_shape(call, made, x, result), None
+            return in_shape(call, made, x, result), None
         largest, places = call.emit_many('MaxPool', 2, x, **attributes)
         # ONNX counts places through the whole tensor, PyTorch within each image.
         image = call.number(math.prod(x.shape[2:]), 'i64')
         within = call.emit('Mod', places, image)
         return (
-            _in_shape(call, Value(largest, result.shape, result.dtype), x, result),
-            _in_shape(call, Value(within, result.shape, 'i64'), x, call.result_of(1)),
+            in_shape(call, Value(largest, result.shape, result.dtype), x, result),
+            in_shape(call, Value(within, result.shape, 'i64'), x, call.result_of(1)),
         )
 
     return handler
 
 
-def _in_shape(call: Call, made: Value, x: Value, result: Value) -> Value:
-    """A pooled value, without the batch that `_batched` added."""
+def in_shape(call: Call, made: Value, x: Value, result: Value) -> Value:
+    """A pooled value, without the batch that `batched` added."""
     if len(result.shape) == len(x.shape):
         return made
     whole = Value(made.name, (1, *result.shape), made.dtype)
@@ -99,13 +103,13 @@ def _in_shape(call: Call, made: Value, x: Value, result: Value) -> Value:
 
 def _average_pool(axes: int) -> Handler:
     def handler(call: Call) -> Value:
-        x, result = _batched(call, call.value('self'), axes), call.result
-        attributes = _pool_attributes(call, axes)
+        x, result = batched(call, call.value('self'), axes), call.result
+        attributes = pool_attributes(call, axes)
         divisor = call.arguments.get('divisor_override')
         if divisor is None:
             counted = int(call['count_include_pad'])
             made = call.emit('AveragePool', x, **attributes, count_include_pad=counted)
-            return _in_shape(call, Value(made, result.shape, result.dtype), x, result)
+            return in_shape(call, Value(made, result.shape, result.dtype), x, result)
         # Every window is divided by the same number: pad with zeros so that all are whole.
         window, strides = attributes['kernel_shape'], attributes['strides']
         before = attributes['pads'][:axes]
@@ -120,7 +124,7 @@ def _average_pool(axes: int) -> Handler:
         # A stride may leave a last window that PyTorch's rounding down leaves out.
         factor = call.number(math.prod(window) / divisor, result.dtype)
         total = Value(call.emit('Mul', mean, factor), result.shape, result.dtype)
-        return _in_shape(call, total, x, result)
+        return in_shape(call, total, x, result)
 
     return handler
 
@@ -134,15 +138,15 @@ def _adaptive_average(axes: int) -> Handler:
     """A matrix along each axis whose rows average the windows; one average where all are equal."""
 
     def handler(call: Call) -> Value:
-        x, result = _batched(call, call.value('self'), axes), call.result
+        x, result = batched(call, call.value('self'), axes), call.result
         sizes, wanted = x.shape[2:], result.shape[-axes:]
         if all(w == 1 for w in wanted):
             made = call.emit('GlobalAveragePool', x)
-            return _in_shape(call, Value(made, result.shape, result.dtype), x, result)
+            return in_shape(call, Value(made, result.shape, result.dtype), x, result)
         if all(w and s % w == 0 for s, w in zip(sizes, wanted, strict=True)):
             window = tuple(s // w for s, w in zip(sizes, wanted, strict=True))
             made = call.emit('AveragePool', x, kernel_shape=window, strides=window)
-            return _in_shape(call, Value(made, result.shape, result.dtype), x, result)
+            return in_shape(call, Value(made, result.shape, result.dtype), x, result)
         lead = math.prod(x.shape[:2])
         for axis, (size, out) in enumerate(zip(sizes, wanted, strict=True)):
             rows = np.zeros((out, size))
@@ -241,11 +245,14 @@ def _layer_norm(call: Call) -> Pieces:
         else Value(call.constant(np.ones(shape), x.dtype), shape, x.dtype)
     )
     shift = call.value('bias') if call.has('bias') else None
-    made = call.done(
-        'LayerNormalization', x, scale, shift, axis=len(x.shape) - len(shape),
+    count = 3 if call.used(1) or call.used(2) else 1
+    made = call.emit_many(
+        'LayerNormalization', count, x, scale, shift, axis=len(x.shape) - len(shape),
         epsilon=float(call['eps']),
     )  # fmt: skip
-    return made, None, None
+    kinds = [call.result_of(number) for number in range(count)]
+    found = [Value(n, kind.shape, kind.dtype) for n, kind in zip(made, kinds, strict=True)]
+    return (*found, *(None,) * (3 - count))
 
 
 def _softmax(op: str) -> Handler:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,21 @@ def import_training(
     for part, mode in before.items():
         part.training = mode
     return _Importer(torch, program, name, {}).trained()
+
+
+def import_traced(module: Any) -> Graph:
+    """[torch.fx.GraphModule of ATen operators, without state] -> [Graph]: what AOTAutograd traces.
+
+    It is not exported again: that cannot trace operators which are functional already.
+    """
+    signature = SimpleNamespace(
+        buffers_to_mutate={}, user_inputs_to_mutate={}, inputs_to_parameters={},
+        inputs_to_buffers={}, inputs_to_lifted_tensor_constants={},
+    )  # fmt: skip
+    program = SimpleNamespace(
+        graph=module.graph, graph_signature=signature, state_dict={}, constants={}
+    )
+    return _Importer(_torch(), program, type(module).__name__, {}).graph()
 
 
 def torch_loss(name: str) -> Callable[..., Any]:
@@ -400,7 +416,8 @@ class _Importer:
             elif node.op == 'call_function':
                 self._call(node)
             elif node.op == 'output':
-                results = list(node.args[0])
+                found = node.args[0]
+                results = list(found) if isinstance(found, list | tuple) else [found]
             else:
                 self._refuse(node, f'{node.op}', '')
         self._check()

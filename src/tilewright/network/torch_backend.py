@@ -3,7 +3,8 @@
 PyTorch's tracer cuts a function into graphs and hands each to this backend, with weights among the
 inputs. At the first call with given shapes a graph is imported and compiled, with its weights as
 constants; when weights have changed since, it is compiled again. Whatever cannot be compiled runs
-as PyTorch runs it, with one warning that says why.
+as PyTorch runs it, with one warning that says why. Where gradients are wanted, forward and backward
+graphs are compiled, with weights as inputs (torch_training.py).
 
     torch.compile(module, backend='tilewright', options={'tune': 'measure', 'threads': 2})
 """
@@ -20,7 +21,7 @@ from importlib import import_module
 from typing import Any
 
 from tilewright.errors import InputError, TilewrightError
-from tilewright.importers.torch import import_torch
+from tilewright.importers.torch import import_torch, import_traced
 from tilewright.network.compile import compile as compile_graph
 from tilewright.runtime.cpu.network import Network
 
@@ -40,7 +41,20 @@ def tilewright(
     chosen = dict(options or {})
     if mode is not None and 'tune' not in chosen:
         chosen['tune'] = 'measure' if mode.startswith('max-autotune') else 'model'
+    if _wants_gradients(example_inputs):
+        from tilewright.network.torch_training import training_graph
+
+        return training_graph(
+            module, example_inputs, chosen, lambda part, own: _Graph(part, (), own, traced=True)
+        )
     return _Graph(module, example_inputs, chosen)
+
+
+def _wants_gradients(arguments: Sequence[Any]) -> bool:
+    torch: Any = import_module('torch')
+    return torch.is_grad_enabled() and any(
+        isinstance(a, torch.Tensor) and a.requires_grad for a in arguments
+    )
 
 
 class _Weight:
@@ -78,9 +92,12 @@ class _Compiled:
 class _Graph:
     """One graph of PyTorch's tracer, compiled for every set of shapes that it is called with."""
 
-    def __init__(self, module: Any, examples: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, module: Any, examples: Sequence[Any], options: Mapping[str, Any], traced: bool = False
+    ) -> None:
+        """`traced`: of ATen operators already, and all that it is given are inputs."""
         self.torch: Any = import_module('torch')
-        self.module, self.options = module, options
+        self.module, self.options, self.traced = module, options, traced
         self.fixed = tuple(
             number for number, given in enumerate(examples) if self._is_weight(given)
         )
@@ -96,7 +113,7 @@ class _Graph:
         )
 
     def __call__(self, *arguments: Any) -> Any:
-        if self.eager or self._differentiated(arguments):
+        if self.eager or _wants_gradients(arguments):
             return self.module(*arguments)
         key = tuple(
             (tuple(a.shape), a.dtype, a.device.type) if isinstance(a, self.torch.Tensor) else a
@@ -121,20 +138,6 @@ class _Graph:
                 self.compiled.popitem(last=False)
         return self._run(found, arguments)
 
-    def _differentiated(self, arguments: Sequence[Any]) -> bool:
-        """Gradients are wanted, which compiled networks do not have."""
-        wanted = self.torch.is_grad_enabled() and any(
-            isinstance(a, self.torch.Tensor) and a.requires_grad for a in arguments
-        )
-        if wanted and not self.eager:
-            self.eager = True
-            warnings.warn(
-                'a graph runs in PyTorch instead, since gradients are wanted of it: call it under '
-                'torch.inference_mode() or torch.no_grad()',
-                stacklevel=3,
-            )
-        return wanted
-
     def _compile(self, arguments: Sequence[Any], weights: tuple[_Weight, ...]) -> _Compiled:
         unknown = sorted(self.options.keys() - OPTIONS)
         if unknown:
@@ -144,10 +147,14 @@ class _Graph:
         foreign = [a for a in arguments if isinstance(a, self.torch.Tensor) and not _on_cpu(a)]
         if foreign:
             raise TilewrightError(f'it has tensors on {foreign[0].device}; only the CPU is known')
-        graph = import_torch(
-            self.module,
-            example_inputs=tuple(arguments),
-            constants={number: arguments[number] for number in self.fixed},
+        graph = (
+            import_traced(self.module)
+            if self.traced
+            else import_torch(
+                self.module,
+                example_inputs=tuple(arguments),
+                constants={number: arguments[number] for number in self.fixed},
+            )
         )
         given = tuple(
             number

@@ -178,12 +178,13 @@ class _Part:
     write: list[Affine] = field(default_factory=list)
     now: dict[str, _Line | _Places] = field(default_factory=dict)
     masks: list[Expr] = field(default_factory=list)
+    later: dict[int, Affine] = field(default_factory=dict)  # axes that are solved already
     empty: bool = False
 
     def copy(self) -> _Part:
         return _Part(
             list(self.parallel), dict(self.reduced), list(self.write), dict(self.now),
-            list(self.masks), self.empty,
+            list(self.masks), dict(self.later), self.empty,
         )  # fmt: skip
 
 
@@ -231,13 +232,15 @@ class _Spread:
         names = at.names
         elsewhere = {n for i, e in enumerate(self.target.index) if i != axis for n in e.names}
         free = not set(names) & (set(part.now) | elsewhere)
-        if extent == 1 and lookup is None and table is None and not names and not at.const:
+        tabled = {n for i, _ in self.target.tables for n in self.target.index[i].names}
+        if axis in part.later:
+            part.write.append(part.later.pop(axis))
+            yield part
+        elif extent == 1 and lookup is None and table is None and not names and not at.const:
             part.write.append(Affine(()))
             yield part
-        elif table is not None and free and names:
-            yield self._tabled(part, at, table, extent)
-        elif table is not None:
-            raise SpecError(f'{self.stage.name} reads {self.target.tensor} through a table')
+        elif table is not None or set(names) & tabled:
+            yield self._tabled(part, axis)
         elif lookup is None and free and self._is_radix(at, extent):
             part.parallel += [Dim(n, self.sizes[n]) for n in names]
             part.now |= {n: _Line(((n, 1),)) for n in names}
@@ -337,26 +340,37 @@ class _Spread:
                 return True
         return False
 
-    def _tabled(self, part: _Part, at: Affine, table: Sequence[int], extent: int) -> _Part:
-        """An axis that is read through a table: the points at which each element is."""
-        held: list[list[tuple[int, ...]]] = [[] for _ in range(extent)]
-        for point in itertools.product(*(range(self.sizes[name]) for name in at.names)):
-            place = table[at.at(dict(zip(at.names, point, strict=True)))]
-            if 0 <= place < extent:
-                held[place].append(point)
-        most = max(1, *map(len, held))
-        if most * extent > MAX_TABLE:
-            raise SpecError(f'{self.stage.name} has a table of {most * extent} places')
-        nowhere = (-1,) * len(at.names)
-        points = [p for own in held for p in (*own, *(nowhere,) * (most - len(own)))]
-        name = self._name(part, f'{at.names[0]}x')
-        part.parallel.append(Dim(name, extent))
-        part.write.append(var(name))
-        line = _Line(((name, most),))
+    def _tabled(self, part: _Part, first: int) -> _Part:
+        """Axes of the same iterators, tables among them: the points at which each element is."""
+        names = self.target.index[first].names
+        axes = [i for i, e in enumerate(self.target.index) if set(e.names) & set(names)]
+        tables, shape = dict(self.target.tables), self.tensors[self.target.tensor].shape
+        if any(set(self.target.index[i].names) != set(names) for i in axes):
+            raise SpecError(f'{self.stage.name} reads {self.target.tensor} through a table')
+        held: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for point in itertools.product(*(range(self.sizes[name]) for name in names)):
+            at = [self.target.index[i].at(dict(zip(names, point, strict=True))) for i in axes]
+            place = [tables[i][p] if i in tables else p for i, p in zip(axes, at, strict=True)]
+            held.setdefault(tuple(place), []).append(point)
+        extents = [shape[i] for i in axes]
+        most = max(map(len, held.values()))
+        if most * math.prod(extents) > MAX_TABLE:
+            raise SpecError(f'{self.stage.name} has a table of {most * math.prod(extents)} places')
+        points: list[tuple[int, ...]] = []
+        for place in itertools.product(*map(range, extents)):
+            own = held.get(place, [])
+            points += [*own, *((-1,) * len(names),) * (most - len(own))]
+        line, step = _Line(), most * math.prod(extents)
+        for axis, extent in zip(axes, extents, strict=True):
+            name, step = self._name(part, f'x{axis}'), step // extent
+            part.parallel.append(Dim(name, extent))
+            part.later[axis] = var(name)
+            line = line.plus(_Line(((name, step),)))
+        part.write.append(part.later.pop(first))
         if most > 1:
-            part.reduced[at.names[0]] = Dim(at.names[0], most, 'reduction')
-            line = line.plus(_Line(((at.names[0], 1),)))
-        for number, old in enumerate(at.names):
+            part.reduced[names[0]] = Dim(names[0], most, 'reduction')
+            line = line.plus(_Line(((names[0], 1),)))
+        for number, old in enumerate(names):
             part.now[old] = _Places(tuple(p[number] for p in points), line)
         return part
 
@@ -412,8 +426,8 @@ class _Spread:
 
     def _substituted(self, old: Access, part: _Part) -> tuple[Access, MadeTensor | None]:
         """An access in the new iterators; of a reversed copy where it would run backwards."""
-        sizes = {d.name: d.size for d in part.parallel} | self.sizes
-        sizes |= {d.name: d.size for d in (*part.parallel, *part.reduced.values())}
+        changed = {d.name: d.size for d in (*part.parallel, *part.reduced.values())}
+        sizes = {**self.sizes, **changed}
         index_, tables, backwards = [], dict(old.tables), []
         shape = self.tensors[old.tensor].shape
         for axis, e in enumerate(old.index):

@@ -44,7 +44,8 @@ def derivative(expr: Expr, number: int) -> Expr | None:
         return call('where', expr.args[0], *(e or const(0.0) for e in inner[1:]))
     if expr.op not in _OF_TWO:
         raise SpecError(f'{expr.op} has no derivative')
-    partial = _OF_TWO[expr.op](*expr.args, expr)
+    a, b = expr.args
+    partial = _OF_TWO[expr.op](a, b, expr)
     return total(*(product(p, e) for p, e in zip(partial, inner, strict=True) if e is not None))
 
 

@@ -9,11 +9,14 @@ the counter and then to its result and the element.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from tilewright.errors import ModelError
+from tilewright.errors import ModelError, SpecError
+from tilewright.graph.gradient import gradients_of
+from tilewright.graph.lowering import convolution, pooling
 from tilewright.graph.lowering.build import pointwise
 from tilewright.graph.lowering.reader import FLOATS, NodeReader, Operator
-from tilewright.graph.lowering.result import Result, compute, view
+from tilewright.graph.lowering.result import Result, Unsupported, compute, view
 from tilewright.ops.functions import X, mul, where
 from tilewright.ops.losses import picked
 from tilewright.ops.normalise import log_softmax
@@ -103,8 +106,27 @@ def _hashed(x: Expr) -> Expr:
     return x
 
 
+_FORWARD = {**convolution.OPERATORS, **pooling.OPERATORS}
+
+
+def _gradient(node: NodeReader) -> tuple[Result, ...]:
+    """Input 0 is the gradient of what the operator `of` computes from the other inputs; the results
+    are their gradients, derived from its description.
+    """
+    of = node.text('of', '', tuple(_FORWARD))
+    up, *inputs = node.all()
+    inner = replace(node.node, op=of, inputs=node.node.inputs[1:], outputs=node.node.outputs[:1])
+    made = _FORWARD[of].lower(NodeReader(inner, tuple(inputs)))
+    result = made[0] if isinstance(made, tuple) else made
+    try:
+        return tuple(gradients_of(result, view(up, result.shape), inputs))
+    except SpecError as reason:
+        raise Unsupported(f'of {of}: {reason}') from None
+
+
 OPERATORS: dict[str, Operator] = {
     'NegativeLogLikelihoodLoss': Operator(_negative_log_likelihood, FLOATS),
     'SoftmaxCrossEntropyLoss': Operator(_softmax_cross_entropy, FLOATS),
     'tilewright::Dropout': Operator(_dropout, FLOATS),
+    'tilewright::Gradient': Operator(_gradient, FLOATS),
 }
