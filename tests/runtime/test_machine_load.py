@@ -209,7 +209,7 @@ def test_another_isa_is_another_file(
     [
         lambda text: text[: len(text) // 2],
         lambda text: '[]',
-        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: text.replace('"format": 2', '"format": 99'),
         lambda text: text.replace('"cores"', '"corse"'),
         lambda text: text.replace('"curve"', '"cruve"'),
         lambda text: text.replace('"fingerprint": "', '"fingerprint": "not'),

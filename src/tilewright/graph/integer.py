@@ -127,15 +127,17 @@ class _Rewriting:
     def _bias(self, bias: str, image: _Stored, weights: _Stored, channels: int) -> str | None:
         """The integers of a bias, whose scale is the product of both others; None: it has none."""
         node = self.graph.producers.get(bias)
-        if node is None or node.op != 'DequantizeLinear' or node.inputs[0] not in self.constants:
+        if node is None or node.op != 'DequantizeLinear':
             return None
-        array, scale = self.constants[node.inputs[0]], self.constants.get(node.inputs[1])
-        zero = self.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
-        if array.dtype != np.int32 or array.shape != (channels,) or scale is None:
+        name, *others = (*node.inputs, '')[:3]
+        array, (scale, zero) = self.constants.get(name), map(self.constants.get, others)
+        if array is None or array.dtype != np.int32 or array.shape != (channels,) or scale is None:
             return None
         product = self._scale(image, weights)
+        if scale.size not in (1, product.size) or (zero is not None and zero.any()):
+            return None
         near = np.allclose(scale.ravel(), product.ravel(), rtol=SAME_SCALE, atol=0)
-        return node.inputs[0] if near and (zero is None or not zero.any()) else None
+        return name if near else None
 
     def _scale(self, image: _Stored, weights: _Stored) -> np.ndarray:
         return self.constants[image.scale] * self.constants[weights.scale]

@@ -207,6 +207,12 @@ def host_dot(isa: str, root: Path = Path('/')) -> str:
     return next((d.dtype for d in ISAS[isa].dots if flags.issuperset(d.required_flags)), '')
 
 
+def host_multiplies(isa: str, dtype: str) -> bool:
+    """Whether this host has what kernels of an instruction set need for a dtype."""
+    dot = ISAS[isa].dot(dtype)
+    return isa in host_isas() and (dot is None or cpu_flags().issuperset(dot.required_flags))
+
+
 def best_isa(isas: tuple[str, ...] | None = None) -> str:
     """The instruction set to use: the knob TILEWRIGHT_ISA if set, else the best of the host's."""
     runnable = host_isas() if isas is None else isas

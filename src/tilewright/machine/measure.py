@@ -23,7 +23,7 @@ from tilewright.files import replacing
 from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
-from tilewright.machine.isa import ISAS, Isa, best_isa, host_dot
+from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot
 from tilewright.machine.known import known_machine, machine_from_file
 from tilewright.machine.machine import Machine
 
@@ -71,11 +71,13 @@ class Effort:
 
 
 class Probe:
-    """probe.c, compiled for one instruction set and loaded."""
+    """probe.c, compiled for one instruction set, with what it multiplies, and loaded."""
 
-    def __init__(self, isa: Isa) -> None:
+    def __init__(self, isa: Isa, dot: Dot | None = None) -> None:
         source = (resources.files('tilewright.machine') / 'probe.c').read_text()
         defines = (f'-DISA_{isa.probe}', f'-DVECTOR_BYTES={isa.vector_bytes}')
+        if dot:
+            defines = (*defines, f'-DDOT_{dot.dtype}', *dot.compiler_flags)
         library = build(source, (*isa.compiler_flags, *defines), name='probe')
         self._run = ctypes.CDLL(str(library)).probe_run
 
@@ -129,6 +131,7 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
     first = facts.cpus[:1]
     peak_one = probe.rates(_FMA, first, [0], effort)[0]
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
+    dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     curve = _sweep(probe, facts, effort)
     caches = with_usable_sizes(facts.caches, curve)
     one, every = boundary_bandwidths(caches, curve)
@@ -146,8 +149,20 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         measured=True,
         fingerprint=mark,
         dot_dtype=host_dot(isa),
+        dot_one_gops=_rounded(dot_one / 1e9),
+        dot_all_gops=_rounded(dot_all / 1e9),
     )
     return Record(machine, curve)
+
+
+def _dot_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float]:
+    """Operations a second on small whole numbers, of one core and of all; 0 in portable C."""
+    dot = isa.dot(host_dot(isa.name))
+    if dot is None or isa.probe == 'portable':
+        return 0.0, 0.0
+    probe = Probe(isa, dot)
+    one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
+    return dot.products * one, dot.products * max(one, every)
 
 
 def _rounded(value: float) -> float:

@@ -85,6 +85,7 @@ static void barrier(Team *team) {
 #define REG "zmm"
 #define BROADCAST_ONES "vbroadcastss %2, %%zmm30\n\t"
 #define BROADCAST_EIGHTHS "vbroadcastss %3, %%zmm31\n\t"
+#define SCRATCH "29"
 #define X "30"
 #define Y "31"
 #define CHAINS 24
@@ -92,18 +93,29 @@ static void barrier(Team *team) {
 #define CLOBBERS                                                                            \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",  \
       "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19",      \
-      "xmm20", "xmm21", "xmm22", "xmm23", "xmm30", "xmm31"
+      "xmm20", "xmm21", "xmm22", "xmm23", "xmm29", "xmm30", "xmm31"
 #else
 #define REG "ymm"
 #define BROADCAST_ONES "vbroadcastss %2, %%ymm14\n\t"
 #define BROADCAST_EIGHTHS "vbroadcastss %3, %%ymm15\n\t"
+#define SCRATCH "13"
 #define X "14"
 #define Y "15"
 #define CHAINS 12
 #define CHAIN_LIST "0,1,2,3,4,5,6,7,8,9,10,11"
 #define CLOBBERS                                                                            \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",  \
-      "xmm11", "xmm14", "xmm15"
+      "xmm11", "xmm13", "xmm14", "xmm15"
+#endif
+/* What is multiplied in small whole numbers, words of them: DOT_* comes from the command line. */
+#if defined(DOT_u8)
+#define MULTIPLY "vpdpbusd %%" REG X ", %%" REG Y ", %%" REG "\\n\n\t"
+#elif defined(DOT_i16)
+#define MULTIPLY                                                                            \
+  "vpmaddwd %%" REG X ", %%" REG Y ", %%" REG SCRATCH "\n\t"                                \
+  "vpaddd %%" REG SCRATCH ", %%" REG "\\n, %%" REG "\\n\n\t"
+#else
+#define MULTIPLY "vfmadd231ps %%" REG X ", %%" REG Y ", %%" REG "\\n\n\t"
 #endif
 static double fma_loop(long loops) {
   static const float ones = 1.0f, eighths = 0.125f;
@@ -115,8 +127,7 @@ static double fma_loop(long loops) {
                    ".p2align 5\n"
                    "1:\n\t"
                    ".irp n," CHAIN_LIST "\n\t"
-                   "vfmadd231ps %%" REG X ", %%" REG Y ", %%" REG "\\n\n\t"
-                   ".endr\n\t"
+                   MULTIPLY ".endr\n\t"
                    "sub $1, %0\n\t"
                    "jnz 1b\n\t"
                    "vzeroupper"
@@ -126,6 +137,13 @@ static double fma_loop(long loops) {
   return 2.0 * loops * CHAINS * (VECTOR_BYTES / 4);
 }
 #elif defined(ISA_neon)
+#if defined(DOT_i8)
+#define MULTIPLY "sdot v\\n\\().4s, v30.16b, v31.16b\n\t"
+#elif defined(DOT_i32)
+#define MULTIPLY "mla v\\n\\().4s, v30.4s, v31.4s\n\t"
+#else
+#define MULTIPLY "fmla v\\n\\().4s, v30.4s, v31.4s\n\t"
+#endif
 static double fma_loop(long loops) {
   long left = loops;
   __asm__ volatile("fmov v30.4s, #1.0\n\t"
@@ -136,8 +154,7 @@ static double fma_loop(long loops) {
                    ".p2align 5\n"
                    "1:\n\t"
                    ".irp n,0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23,24,25,26,27,28,29\n\t"
-                   "fmla v\\n\\().4s, v30.4s, v31.4s\n\t"
-                   ".endr\n\t"
+                   MULTIPLY ".endr\n\t"
                    "subs %0, %0, #1\n\t"
                    "b.ne 1b"
                    : "+r"(left)

@@ -77,6 +77,9 @@ def boundary_names(machine: Machine) -> list[str]:
 def _rate_rows(machine: Machine) -> Table:
     rows = [['', 'one core', 'all cores', 'unit']]
     rows.append(['FMA peak', *_pair(machine.peak_one_gflops, machine.peak_all_gflops), 'GFLOP/s'])
+    if machine.dot_one_gops:
+        word = f'peak of {machine.dot_dtype} products'
+        rows.append([word, *_pair(machine.dot_one_gops, machine.dot_all_gops), 'Gop/s'])
     rates = zip(machine.bandwidth_one_gbps, machine.bandwidth_all_gbps, strict=True)
     for name, (one, every) in zip(boundary_names(machine), rates, strict=True):
         rows.append([name, *_pair(one, every), 'GB/s'])

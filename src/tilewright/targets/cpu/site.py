@@ -12,7 +12,7 @@ from tilewright.errors import InputError
 from tilewright.graph.memory import plan
 from tilewright.graph.passes import PROGRAM_PASSES, ProgramPasses
 from tilewright.graph.program import Program
-from tilewright.machine.isa import host_isas
+from tilewright.machine.isa import host_isas, host_multiplies
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.ops.group import Group
@@ -74,9 +74,10 @@ class CpuSite:
 
     def is_another(self, saved: Saved | SavedRanges) -> bool:
         """Whether its schedules are those of another machine, or have what this one lacks."""
-        made, used = saved.machine, {choice.schedule.isa for choice in saved.choices.values()}
+        made, schedules = saved.machine, [choice.schedule for choice in saved.choices.values()]
         alike = made.fingerprint == self.machine.fingerprint and made.isa == self.machine.isa
-        return not alike or not used <= {*host_isas()}
+        used = {(schedule.isa, schedule.dtype) for schedule in schedules}
+        return not alike or not all(host_multiplies(*each) for each in used)
 
     @property
     def passes(self) -> ProgramPasses:

@@ -1,0 +1,123 @@
+"""Quantised models: on integers from end to end, and equal to ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tilewright import zoo
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.integer import on_integers
+from tilewright.importers.onnx import import_onnx
+from tilewright.machine.measure import load_machine
+from tilewright.network.compile import compile, prepare
+from tilewright_lab.scripts.integer_networks import onnxruntime_session, quantise, unit
+
+
+def quantised_conv(
+    activation: str = '', zero: int = 7, last: bool = True, dtype: type = np.uint8
+) -> onnx.ModelProto:
+    """x -> QuantizeLinear -> DequantizeLinear -> Conv -> (activation) -> Q -> DQ, as tools write
+    them; without `last` the convolution's result is not quantised.
+    """
+    random = np.random.default_rng(3)
+    weights = random.integers(-128, 128, (6, 5, 3, 3)).astype(np.int8)
+    scales = random.uniform(0.001, 0.01, 6).astype(np.float32)
+    arrays = {
+        'xs': np.float32(0.02), 'xz': dtype(zero), 'w': weights, 'ws': scales,
+        'wz': np.zeros(6, np.int8), 'b': random.integers(-500, 500, 6).astype(np.int32),
+        'bs': np.float32(0.02) * scales, 'ys': np.float32(0.03), 'yz': dtype(11),
+        'low': np.float32(0), 'high': np.float32(1.5),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node('QuantizeLinear', ['x', 'xs', 'xz'], ['q']),
+        helper.make_node('DequantizeLinear', ['q', 'xs', 'xz'], ['f']),
+        helper.make_node('DequantizeLinear', ['w', 'ws', 'wz'], ['wf'], axis=0),
+        helper.make_node('DequantizeLinear', ['b', 'bs'], ['bf'], axis=0),
+        helper.make_node('Conv', ['f', 'wf', 'bf'], ['c'], pads=[1, 0, 1, 2], strides=[2, 1]),
+    ]
+    value = 'c'
+    if activation:
+        limits = ['low', 'high'] if activation == 'Clip' else []
+        nodes.append(helper.make_node(activation, [value, *limits], ['a']))
+        value = 'a'
+    if last:
+        nodes.append(helper.make_node('QuantizeLinear', [value, 'ys', 'yz'], ['o']))
+        nodes.append(helper.make_node('DequantizeLinear', ['o', 'ys', 'yz'], ['y']))
+    else:
+        nodes[-1].output[0] = 'y'
+    read = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes, 'quantised',
+        [helper.make_tensor_value_info('x', TensorProto.FLOAT, (1, 5, 9, 8))],
+        [helper.make_tensor_value_info('y', TensorProto.FLOAT, (1, 6, 5, 8))],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items() if n in read],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+
+
+@pytest.mark.parametrize('activation', ['', 'Relu', 'Clip'])
+@pytest.mark.parametrize('dtype', [np.uint8, np.int8])
+def test_a_convolution_between_quantised_tensors_is_one_group(activation: str, dtype: type) -> None:
+    """Sums on integers, and everything behind them in one group; what is computed stays."""
+    model = quantised_conv(activation, dtype=dtype)
+    graph = import_onnx(model)
+    ops = [node.op for node in on_integers(graph).nodes]
+    assert ops.count('QLinearConv') == 1
+    assert 'Conv' not in ops
+    program = prepare(model)
+    assert len(program.tasks) == 2  # the input is quantised first
+    x = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
+    made = evaluate(program, {'x': x})['y']
+    plain = evaluate(prepare(model, passes=['fold', 'dead']), {'x': x})['y']
+    assert np.abs(np.rint((made - plain) / 0.03)).max() <= 1
+    assert np.count_nonzero(np.rint((made - plain) / 0.03)) <= 1
+
+
+def test_sums_that_nobody_quantises_are_scaled_once() -> None:
+    model = quantised_conv(last=False)
+    ops = [node.op for node in on_integers(import_onnx(model)).nodes]
+    assert ops[-2:] == ['ConvInteger', 'DequantizeLinear']
+    x = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
+    made = evaluate(prepare(model), {'x': x})['y']
+    plain = evaluate(prepare(model, passes=['fold', 'dead']), {'x': x})['y']
+    np.testing.assert_allclose(made, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_convolution_is_that_of_onnxruntime(tmp_path: Path) -> None:
+    path = tmp_path / 'model.onnx'
+    onnx.save(quantised_conv('Relu'), path)
+    machine, _ = load_machine(measure=False)
+    x = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
+    made = compile(path, machine=machine, threads=2).run({'x': x})['y']
+    np.testing.assert_array_equal(made, onnxruntime_session(path, 1)({'x': x}))
+
+
+# (network, most units, most results that differ of those of the network): ties that one of both
+# rounds up, which later layers carry on.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'signed', 'units', 'differ'),
+    [
+        ('resnet18', False, 1, 2),
+        ('resnet18', True, 1, 2),
+        ('mobilenet_v1', False, 1, 3),
+        ('mobilenet_v2', False, 1, 3),
+        ('squeezenet', False, 1, 3),
+    ],
+)
+def test_a_quantised_network_is_that_of_onnxruntime(
+    name: str, signed: bool, units: int, differ: int, tmp_path: Path
+) -> None:
+    small = zoo.SMALL[name]
+    path = quantise(name, tmp_path / 'model.onnx', signed=signed, **small)
+    machine, _ = load_machine(measure=False)
+    inputs = zoo.inputs(zoo.network(name, **small))
+    mine = next(iter(compile(path, machine=machine, threads=2).run(inputs).values()))
+    apart = np.abs(np.rint((mine - onnxruntime_session(path, 1)(inputs)) / unit(path)))
+    assert apart.max() <= units
+    assert np.count_nonzero(apart) <= differ
