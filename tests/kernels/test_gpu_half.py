@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from devices import device
@@ -66,15 +68,21 @@ def _run(group: Group, schedule: GpuSchedule, name: str = 'host') -> None:
     assert found.error <= 1e-4 + 1.01 * HALVES.get(group.output.dtype, 0.0)
 
 
-@pytest.mark.parametrize('number', range(len(SCHEDULES)))
-def test_products_by_matrix_instructions(number: int) -> None:
-    for place, (name, group) in enumerate(products().items()):
-        made = half_group(group, DTYPES[(place + number) % 2])
-        schedule = SCHEDULES[number]
-        split = dict(schedule.tiles)['split']
-        if split > 1 and name == 'grouped':
-            continue  # as few pieces as that
-        _run(made, schedule)
+def _cases() -> list[Any]:
+    """Every schedule on every group; all but two of each schedule are slow."""
+    found = []
+    for number, schedule in enumerate(SCHEDULES):
+        for place, name in enumerate(products()):
+            if name == 'grouped' and dict(schedule.tiles)['split'] > 1:
+                continue  # it has one piece
+            marks = [] if (place + number) % 3 == 0 else [pytest.mark.slow]
+            found.append(pytest.param(number, name, DTYPES[(place + number) % 2], marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(('number', 'name', 'dtype'), _cases())
+def test_products_by_matrix_instructions(number: int, name: str, dtype: str) -> None:
+    _run(half_group(products()[name], dtype), SCHEDULES[number])
 
 
 @pytest.mark.parametrize('name', ['host', 'opencl'])
@@ -127,17 +135,29 @@ def test_what_a_schema_does_not_offer_is_refused() -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_cuda_text_compiles_without_spills(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ('number', 'dtype', 'architecture'),
+    [
+        (0, 'bf16', 'sm_80'), (4, 'f16', 'sm_90a'),
+        pytest.param(1, 'f16', 'sm_80', marks=pytest.mark.slow),
+        pytest.param(5, 'bf16', 'sm_90a', marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_cuda_text_compiles_without_spills(number: int, dtype: str, architecture: str) -> None:
     from tilewright.runtime.gpu.cuda import compile_cubin
 
-    group = half_group(products()['dense'], dtype)
-    pooled = half_group(max_pool((1, 16, 9, 9), windows((9, 9), 3, 2)), dtype)
-    cases = [
-        *((pooled, GpuSchedule.of('vector', run=8, threads=64), a) for a in ('sm_75', 'sm_90')),
-        (group, SCHEDULES[0], 'sm_80'), (group, SCHEDULES[4], 'sm_90a'),
-    ]  # fmt: skip
-    for made, schedule, architecture in cases:
-        for step in generate(made, schedule).steps:
-            _, _, resources = compile_cubin(step.kernel, architecture)
-            assert resources.spill_bytes == 0
+    for name in ('dense', 'first')[number % 2 :]:
+        module = generate(half_group(products()[name], dtype), SCHEDULES[number])
+        _, _, resources = compile_cubin(module.steps[0].kernel, architecture)
+        assert resources.spill_bytes == 0
+
+
+@needs_nvrtc
+def test_vectors_compile_for_every_gpu() -> None:
+    from tilewright.runtime.gpu.cuda import compile_cubin
+
+    for dtype, architecture in zip(DTYPES, ('sm_75', 'sm_90'), strict=True):
+        pooled = half_group(max_pool((1, 16, 9, 9), windows((9, 9), 3, 2)), dtype)
+        module = generate(pooled, GpuSchedule.of('vector', run=8, threads=64))
+        _, _, resources = compile_cubin(module.steps[0].kernel, architecture)
+        assert resources.spill_bytes == 0

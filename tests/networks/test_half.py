@@ -66,7 +66,7 @@ def test_a_program_in_half_computes_the_same_with_half_the_bytes() -> None:
     assert 'w1' not in made.constants
 
 
-@pytest.mark.parametrize('precision', ['fp16', 'bf16'])
+@pytest.mark.parametrize('precision', ['fp16', pytest.param('bf16', marks=pytest.mark.slow)])
 def test_networks_are_right_within_what_their_type_allows(precision: str) -> None:
     found: list[Checked] = []
     tw.compile(_graph(), target='host', precision=precision, check=Check(report=found.append))

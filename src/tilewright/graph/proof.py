@@ -367,6 +367,8 @@ def _bytes(first: int, end: int) -> str:
 
 def _common(one: _Write, other: _Write) -> tuple[int, int] | None:
     """The first bytes that both write; None where one lies in gaps of the other."""
+    if _take_turns(one, other):
+        return None
     a, b = list(_runs(one)), list(_runs(other))
     i = j = 0
     while i < len(a) and j < len(b):
@@ -378,6 +380,16 @@ def _common(one: _Write, other: _Write) -> tuple[int, int] | None:
         else:
             j += 1
     return None
+
+
+def _take_turns(one: _Write, other: _Write) -> bool:
+    """Whether both repeat by the same step, at places of it that have nothing in common."""
+    (a, b) = one.piece.region, other.piece.region
+    if len(a.levels) != 1 or len(b.levels) != 1 or a.levels[0][0] != b.levels[0][0]:
+        return False
+    step = a.levels[0][0]
+    apart = (other.base + b.start - one.base - a.start) % step
+    return a.run <= apart and apart + b.run <= step
 
 
 def _runs(write: _Write) -> Iterator[tuple[int, int]]:

@@ -198,9 +198,8 @@ def compile(
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)  # before anything is opened
-    halves = target != 'cpu' and isinstance(network, Graph) and holds_halves(network)
-    if halves:  # what is stored in 16 bits is computed in 32, and stored so again
-        network = given = widened(network)
+    if target != 'cpu' and isinstance(network, Graph) and holds_halves(network):
+        network = given = widened(network)  # computed in 32 bits, and stored in 16 again
         precision, from_onnx = precision or 'fp16', False
         check_precision(precision, target, libraries)
     site = target_of(target).site(machine, threads, device)
