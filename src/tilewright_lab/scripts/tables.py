@@ -45,6 +45,7 @@ from tilewright_lab.figures.tables import FIGURES
 ROOT = Path(__file__).parents[3]
 PAGES = (
     'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
+    'docs/gpu_half.md', 'docs/transformers.md',
 )  # fmt: skip
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')
 _MARKED = re.compile(
