@@ -42,9 +42,13 @@ class Level:
         """Tiles are kept in alphabetical order, so that equal levels are equal values."""
         return cls(name, tuple(order), tuple(sorted((k, int(v)) for k, v in tiles.items())))
 
-    @cached_property
+    @property
     def tile(self) -> dict[str, int]:
         """Shared by all who ask: not to be changed."""
+        return self._tile
+
+    @cached_property
+    def _tile(self) -> dict[str, int]:
         return dict(self.tiles)
 
 

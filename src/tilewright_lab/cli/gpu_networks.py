@@ -26,6 +26,7 @@ from tilewright_lab.compare.gpu_networks import (
     INDUCTOR,
     GpuNetworkResult,
     Subject,
+    answer_of,
     duel,
     mean_ratio,
     table,
@@ -136,7 +137,7 @@ def _ours(
         label = f'{OURS}/{tune}, {"side by side" if parallel else "in a row"}'
         return Entrant(
             label, lambda repeats: _timed(net, stream, repeats),
-            lambda: _answer(net, stream, subject), settings, spent, keep=net,
+            lambda: answer_of(net, stream, subject), settings, spent, keep=net,
         )  # fmt: skip
 
     makers = [lambda tune=tune: entrant(tune, True) for tune in tunes]
@@ -155,15 +156,6 @@ def _tasks(net: GpuNetwork, subject: Subject) -> list[dict[str, Any]]:
         }
         for task, seconds in zip(net.gpu_tasks, alone, strict=True)
     ]  # fmt: skip
-
-
-def _answer(net: GpuNetwork, stream: Recorded, subject: Subject) -> np.ndarray:
-    net.device.use()
-    for name, array in subject.inputs.items():
-        net.device.write(net.buffers[name], array)
-    stream.run()
-    net.device.synchronize()
-    return net.device.download(net.buffers[net.outputs[0].name])
 
 
 def _timed(net: GpuNetwork, stream: Recorded, repeats: int) -> list[float]:

@@ -23,6 +23,8 @@ from tilewright.graph.passes import PRECISIONS
 from tilewright.ops.dtypes import HALVES
 from tilewright.report.grid import Grid
 from tilewright.runtime import verify
+from tilewright.runtime.gpu.network import GpuNetwork
+from tilewright.runtime.gpu.recorded import Recorded
 from tilewright_lab.compare.results import geometric_mean
 from tilewright_lab.peers.contestants import OURS, Entrant, table_of
 from tilewright_lab.peers.inductor import Rivals
@@ -55,6 +57,16 @@ class Subject:
         inputs = zoo.inputs(network, seed)
         want = _right(zoo.torch_module(**arguments), inputs)
         return cls(name, arguments, inputs, want, 2 * network.multiplications, precision)
+
+
+def answer_of(net: GpuNetwork, stream: Recorded, subject: Subject) -> np.ndarray:
+    """The first result of a recorded network, for the subject's inputs."""
+    net.device.use()
+    for name, array in subject.inputs.items():
+        net.device.write(net.buffers[name], array)
+    stream.run()
+    net.device.synchronize()
+    return net.device.download(net.buffers[net.outputs[0].name])
 
 
 def _right(module: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:

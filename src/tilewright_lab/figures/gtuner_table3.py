@@ -50,7 +50,7 @@ from tilewright.store.choices import GPU_DECIDES, code_version
 from tilewright.targets.gpu import tuning as measure
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.tuning import How, is_searched
-from tilewright_lab.compare.gpu_networks import OURS, Subject, duel
+from tilewright_lab.compare.gpu_networks import OURS, Subject, answer_of, duel
 from tilewright_lab.figures import gtuner_table3_text as tables
 from tilewright_lab.figures.figures import Options, place_of
 from tilewright_lab.peers.contestants import Entrant
@@ -251,7 +251,7 @@ class _Bench:
 
     def subject(self, network: str) -> Subject:
         if network not in self.subjects:
-            made = Subject.of(network, self.options.seed, **self.sizes(network))
+            made = Subject.of(network, self.options.seed, 1, 'fp32', **self.sizes(network))
             self.subjects[network] = made
         return self.subjects[network]
 
@@ -292,11 +292,7 @@ def _entrant(net: GpuNetwork, subject: Subject) -> Entrant:
     stream = recorded(net.device, net.calls, net.waits)
 
     def answer() -> np.ndarray:
-        net.device.use()
-        net.device.write(net.buffers[zoo.INPUT], subject.image)
-        stream.run()
-        net.device.synchronize()
-        return net.device.download(net.buffers[zoo.OUTPUT])
+        return answer_of(net, stream, subject)
 
     def timed(repeats: int) -> list[float]:
         net.device.use()

@@ -253,7 +253,7 @@ class Contest:
         self.choose = ready
         settings: dict[str, Any] = {'backends': self.asked['backends'], **OPTIONS}
         began = time.perf_counter()
-        function, x, freezing = None, None, True
+        function, x, freezing = None, (), True
         for freezing in (True, False):
             try:
                 function, x = _compiled(torch, self.asked, freezing)

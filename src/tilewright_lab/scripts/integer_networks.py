@@ -43,7 +43,7 @@ def quantise(
                 zoo.inputs(made, seed) for seed in range(1, 1 + SAMPLES)
             )
 
-        def get_next(self) -> dict[str, np.ndarray] | None:
+        def get_next(self) -> Any:
             return next(self.left, None)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -73,7 +73,7 @@ def right(module: Any, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--target', default='cpu')
     parser.add_argument('--threads', type=int)
     parser.add_argument('--epochs', type=int, default=6)

@@ -93,7 +93,7 @@ def rank_near(
     contraction = contract(group, like.vector)
     width = like.reg.tile[like.vector]
     orders = tuple(level.order for level in like.levels[1:])
-    found: dict[str, Candidate] = {}
+    found: dict[Schedule, Candidate] = {}
     near = (
         s for s in shapes(group, contraction, machine, threads) if s.reg[like.vector] == width
     )  # fmt: skip

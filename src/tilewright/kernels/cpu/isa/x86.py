@@ -46,7 +46,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['2:', 'test %[count], %[count]', 'jz 4f', '.p2align 4', '3:']
     lines += [f'prefetcht0 {4 * place}(%[a])' for place in micro.prefetches(kernel)]
     lines += [f'prefetcht0 {4 * place}(%[b])' for place in micro.vector_prefetches(kernel)]
-    turn = 0
+    turn, broadcast = 0, ''
     for number, step in enumerate(kernel.steps):
         for v in range(vectors):
             offset = (number * vectors + v) * size
