@@ -12,7 +12,7 @@ from test_gpu_coverage import SIGMOID, TANH
 from tilewright.errors import CheckError, ScheduleError
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Array, Kernel
-from tilewright.kernels.gpu.schemas.recurrence.persistent import plan
+from tilewright.kernels.gpu.schemas.recurrence.persistent import plan, propose
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.group import Group
 from tilewright.ops.recurrence import Recurrent, recurrence
@@ -100,3 +100,11 @@ def test_what_is_refused():
         )
     with pytest.raises(ScheduleError, match='at most 32 sequences'):
         plan(layer('lstm', 2, 33, 8), GpuSchedule.of('persistent', per=2, kept=1, batch=1))
+
+
+def test_a_direction_needs_a_multiprocessor_of_its_own():
+    group, h200 = layer('lstm', 3, 1, 8), known_gpu('h200')
+    named = [s.schema for s in propose(group, h200)]
+    assert named[0] == 'persistent'
+    alone = propose(group, replace(h200, multiprocessors=1))
+    assert [s.schema for s in alone] == named[1:]

@@ -146,10 +146,11 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     others = propose_steps(group, machine)
     steps = step_plan(group)
     width, batch = steps.phases[0].width, min(AT_ONCE, steps.batch)
-    per = -(-width * steps.directions // machine.multiprocessors)
-    while steps.directions * -(-width // per) > machine.multiprocessors:
-        per += 1
-    if RESIDENT not in machine.instructions or per * WARP > machine.threads_per_block:
+    blocks = machine.multiprocessors // steps.directions  # of a direction, one on each
+    if RESIDENT not in machine.instructions or blocks < 1:
+        return others
+    per = -(-width // blocks)
+    if per * WARP > machine.threads_per_block:
         return others
     held = -(-per // SCHEDULERS) * SCHEDULERS * WARP
     room = min(machine.registers // held // 8 * 8, machine.registers_per_thread)
