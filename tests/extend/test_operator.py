@@ -170,8 +170,8 @@ def test_it_is_priced_and_explained(
     said = capsys.readouterr().out
     assert 'scaled_shift' in said
     (network,) = json.loads(report.read_text())['networks']
-    (group,) = (g for g in network['groups'] if g['tasks'] == ['relu'])
-    assert group['label'] == 'scaled_shift-1x4x8x9@2by3+relu'
+    (group,) = (g for g in network['groups'] if 'relu' in g['tasks'])
+    assert group['label'].endswith('scaled_shift-1x4x8x9@2by3+relu')  # alone, or last of a chain
     assert group['predicted_us' if machine == 'h200' else 'predicted_ms'] > 0
 
 

@@ -93,10 +93,10 @@ def _ranged(
     """A network for ranges at its largest size, and what is certified of the others."""
     site = CpuSite(machine, threads)
     if model.endswith('.tw'):
+        refuse_for_saved(model, {'--shape': shapes, '--fuse': options.fuse})
         held = ranges_file.read_any(model)
         if isinstance(held, Saved):
             return None
-        refuse_for_saved(model, {'--shape': shapes, '--fuse': options.fuse})
     else:
         ranges = find_ranges(shapes)
         if ranges is None:
@@ -124,7 +124,6 @@ def _scheduled(
     """What would be compiled, and the choices for each group; a .tw file has one for each."""
     site, asked = CpuSite(machine, threads), Asked(max_rel_err=max_rel_err)
     if model.endswith('.tw'):
-        refuse_for_saved(model, {'--shape': shapes, '--fuse': fuse})
         saved = network_file.read(model)
         if (saved.machine.isa, saved.threads) == (machine.isa, threads):
             saved = replace(saved, machine=machine)
