@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
-from tilewright.errors import ArrayError, InputError, MissingError, ModelError
+from tilewright.errors import ArrayError, InputError, ModelError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.levels import levels_of
@@ -36,10 +37,7 @@ from tilewright.zoo.weights import weights
 
 @pytest.fixture(params=['host', 'opencl'])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    try:
-        open_device(request.param)
-    except MissingError as error:
-        pytest.skip(str(error))
+    device(request.param)
     if request.param == 'opencl':
         # Its compiler takes seconds for a tuned kernel; those are tried on it one by one elsewhere.
         monkeypatch.setattr(choose, 'has_products', lambda group: False)

