@@ -197,7 +197,7 @@ def test_strips_of_matrix_products_are_rows(number: int, product: tuple[str, dic
     group = replace(group, tensors=tuple(tensors))
     for split in (1, 2):
         schedule = GpuSchedule.of('strip', intrinsic, **tiles, tk=tiles['bk'], joint=0, split=split)
-        assert plan(group, schedule).rows
+        assert plan(group, schedule).pixels_are_rows
         close(*run(generate(group, schedule), device('host'), 3 * number + split))
 
 
@@ -207,10 +207,10 @@ def test_what_strips_of_rows_refuse() -> None:
     with pytest.raises(ScheduleError, match='a strip needs images'):
         plan(tw.matmul(m=16, n=16, k=18), GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles))
     image = tw.conv2d(n=2, c=16, h=4, w=4, k=16, r=1, s=1)
-    assert not plan(image, GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles)).rows
+    assert not plan(image, GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles)).pixels_are_rows
     vectors = tw.conv2d(n=64, c=16, h=1, w=1, k=16, r=1, s=1)
     schedule = GpuSchedule.of('strip', 'wgmma_tf32x3', **tiles)
-    assert plan(vectors, schedule).rows
+    assert plan(vectors, schedule).pixels_are_rows
     close(*run(generate(vectors, schedule), device('host'), 5))
 
 

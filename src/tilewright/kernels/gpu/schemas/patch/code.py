@@ -212,7 +212,7 @@ def _copies(p: PatchPlan) -> list[str]:
         f'SHARED float *const to_a = a_tile + {slot} * {p.piece_floats};',
         f'SHARED float *const to_b = b_tile + {slot} * {how(p).shared_weights(p)};',
     ]
-    if p.rows:
+    if p.pixels_are_rows:
         return [*to, *patch_pixels.row_copies(p), *how(p).weight_copies(p)]
     teams = p.threads // p.lanes  # channels that are copied at the same time
     lines = [

@@ -24,7 +24,7 @@ def begun(p: PatchPlan) -> list[str]:
         *pieces.decode('BLOCK_X', p.grid, prefix='tile_'),
         *(f'const int first_{d} = tile_{d} * {extent};' for d, extent in p.tile),
     ]
-    if p.strip is None or p.rows:
+    if p.strip is None or p.pixels_are_rows:
         return lines
     last = f'min(first_strip + {p.pixels}, {p.strip.pixels}) - 1'
     return [
@@ -45,7 +45,7 @@ def _row(name: str, pixel: str, strip: Strip) -> list[str]:
 def place(p: PatchPlan) -> tuple[list[str], str]:
     """(lines, where the window of `pixel` begins in the patch)."""
     step = {axis.pixel: axis.step * axis.stride for axis in p.axes}
-    if p.rows:
+    if p.pixels_are_rows:
         return [], f'pixel * {p.row_pitch}'
     if p.strip is not None:
         s, (down, across) = p.strip, p.axes
@@ -78,7 +78,7 @@ def coordinates(p: PatchPlan) -> list[str]:
 
 def copied(p: PatchPlan) -> list[str]:
     """The places of a channel that this thread copies: where each is in memory, if anywhere."""
-    if p.rows:
+    if p.pixels_are_rows:
         return []
     group, c = p.group, p.contraction
     strides, const = access_strides(group, c.a)

@@ -87,7 +87,7 @@ class PatchPlan(BlockedPlan):
     late: bool
     bulk: bool
     strip: Strip | None
-    rows: bool = False  # a pixel's channels lie side by side: pixels are rows of a matrix
+    pixels_are_rows: bool = False  # of a matrix: the channels of each lie side by side
 
     @property
     def pixels(self) -> int:
@@ -148,7 +148,7 @@ class PatchPlan(BlockedPlan):
     @property
     def plane(self) -> int:
         """Places of the patch in one channel."""
-        return self.bp if self.rows else math.prod(axis.extent for axis in self.axes)
+        return self.bp if self.pixels_are_rows else math.prod(axis.extent for axis in self.axes)
 
     @property
     def spread(self) -> bool:
@@ -171,12 +171,12 @@ class PatchPlan(BlockedPlan):
     @property
     def channel_pitch(self) -> int:
         """Floats between two channels of a pixel in shared memory."""
-        return 1 if self.rows else self.plane_pitch
+        return 1 if self.pixels_are_rows else self.plane_pitch
 
     @property
     def piece_floats(self) -> int:
         """Floats of one piece of the pixels in shared memory."""
-        return self.bp * self.row_pitch if self.rows else self.kb * self.plane_pitch
+        return self.bp * self.row_pitch if self.pixels_are_rows else self.kb * self.plane_pitch
 
     @property
     def pitch(self) -> int:
@@ -210,7 +210,7 @@ class PatchPlan(BlockedPlan):
     @property
     def copied(self) -> int:
         """Copies of one channel; of rows, a quarter of them copies four."""
-        return self.plane // (4 if self.rows else self.unit)
+        return self.plane // (4 if self.pixels_are_rows else self.unit)
 
     @property
     def lanes(self) -> int:
@@ -259,7 +259,10 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
             not p.mixed or held <= MIXED_HELD,
         ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
-        ('rows are for warpgroups, and not joint', not p.rows or (p.wide and not p.joint)),
+        (
+            'rows are for warpgroups, and not joint',
+            not p.pixels_are_rows or (p.wide and not p.joint),
+        ),
         (
             f'split, {p.split}, is at most the number of pieces, {-(-p.channels // max(p.kb, 1))}',
             p.split <= -(-p.channels // max(p.kb, 1)),
