@@ -47,14 +47,14 @@ def combine(graph: Graph, cost: Cost) -> Graph:
     wanted = [branches for branches in found.values() if len(branches) > 1]
     if not wanted:
         return graph
-    lowered = _Lowered(graph)
+    lowered = Lowered(graph)
     for branches in wanted:
         if _pays(graph, branches, lowered, cost):
             graph = _combined(graph, branches)
     return graph
 
 
-class _Lowered:
+class Lowered:
     """The type of every value of a graph, and the group of those that one group computes."""
 
     def __init__(self, graph: Graph) -> None:
@@ -125,13 +125,13 @@ def _joined(graph: Graph, branches: Sequence[_Branch]) -> tuple[Node, dict[str, 
     ), constants
 
 
-def _pays(graph: Graph, branches: Sequence[_Branch], lowered: _Lowered, cost: Cost) -> bool:
+def _pays(graph: Graph, branches: Sequence[_Branch], lowered: Lowered, cost: Cost) -> bool:
     node, constants = _joined(graph, branches)
     image = lowered.types[node.inputs[0]]
     given = Value(node.inputs[0], image.shape, image.dtype)
     value = node.outputs[0]
     alone = Graph('joined', (given,), ((value, value),), (node,), constants)
-    joined = _Lowered(alone).groups.get(value)
+    joined = Lowered(alone).groups.get(value)
     groups = [lowered.groups.get(branch.conv.outputs[0]) for branch in branches]
     if joined is None or None in groups:
         return False

@@ -24,6 +24,7 @@ from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
 from tilewright.graph.lower import lower, written_out
+from tilewright.graph.pool_order import order_pools
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
@@ -35,6 +36,7 @@ NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'fold': lambda graph, _: fold(graph),
     'simplify': lambda graph, _: simplify(graph),
     'batch_norm': lambda graph, _: fold_batch_norm(graph),
+    'pool_order': order_pools,
     'combine': combine,
     'dead': lambda graph, _: drop_dead(graph),
 }

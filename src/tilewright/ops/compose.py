@@ -11,6 +11,7 @@ in as few parts (ops/parts.py), so that nothing would be saved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,19 +82,22 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
 
 
 def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:
-    """The consumer with the producer, a single element-wise stage, moved into its reads.
+    """The consumer with the producer's element-wise stages moved into its reads.
 
     Every access to `tensor` must stay inside it: a border is filled behind the producer, not before
-    it. Values that the consumer reads more than once are computed as often. For consumers that the
-    general schema computes; sums of products stay what they are.
+    it. What a single stage makes is computed as often as the consumer reads it, several stages only
+    if that is once. For consumers that the general schema computes; sums of products stay what they
+    are.
     """
     source, made = producer.output, consumer.tensor(tensor)
     if (source.shape, source.dtype) != (made.shape, made.dtype) or made.role != 'input':
         return None
-    if len(producer.stages) != 1 or producer.stages[0].combiner is not None:
+    if any(stage.combiner is not None for stage in producer.stages):
         return None
-    stage = producer.stages[0]
-    if consumer.main.is_product_sum or not can_follow(stage):
+    if len(producer.stages) > 1 and not _reads_once(consumer, tensor):
+        return None
+    stage = _as_one_stage(producer)
+    if stage is None or consumer.main.is_product_sum or not can_follow(stage):
         return None
     whole = tuple(Affine(((d.name, 1),)) for d in stage.dims)
     if stage.write.index != whole or any(
@@ -211,6 +215,30 @@ def _inside(group: Group, stage: Stage, access: Access) -> bool:
         e.const >= 0 and e.const + e.extent(stage.sizes) <= extent
         for e, extent in zip(access.index, shape, strict=True)
     )
+
+
+def _as_one_stage(group: Group) -> Stage | None:
+    """Element-wise stages as one: what each makes stands in the expressions of those behind it."""
+    made = group.stages[-1]
+    for stage in reversed(group.stages[:-1]):
+        if stage.write.index != tuple(Affine(((d.name, 1),)) for d in stage.dims):
+            return None
+        found = _through(group, made, stage.write.tensor, stage)
+        if found is None:
+            return None
+        made = found
+    return made
+
+
+def _reads_once(group: Group, tensor: str) -> bool:
+    """Whether each element of a tensor is read at most once, as far as counting tells."""
+    points = [
+        math.prod(stage.sizes.values())
+        for stage in group.stages
+        for access in stage.reads
+        if access.tensor == tensor
+    ]
+    return sum(points) <= math.prod(group.tensor(tensor).shape)
 
 
 def _through(group: Group, reader: Stage, tensor: str, producer: Stage) -> Stage | None:

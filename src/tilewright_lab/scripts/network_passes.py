@@ -6,7 +6,8 @@
 
 NETWORK is a name of the zoo [resnet18]; `--image` and `--width` make it smaller. Every variant is
 compiled, compared with the first one and timed in every round. With `--fusion` the variants are
-what `fuse=` may be, instead: chains of reducing operators too, element-wise work alone, nothing.
+what `fuse=` may be, instead: chains of reducing operators too, element-wise work alone, nothing;
+and element-wise work where means and convolutions keep the order that the model has them in.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
-from tilewright.graph.passes import FUSIONS, PASSES
+from tilewright.graph.passes import FUSIONS, PASSES, passes_of
 from tilewright.network.arguments import TUNES
 from tilewright.report.grid import Grid
 from tilewright.runtime.cpu.network import Network
@@ -36,6 +37,8 @@ def variants(fusion: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """(what it is called, arguments of `compile`), the one first that has everything."""
     if fusion:
         yield from ((name, {'fuse': name}) for name in reversed(FUSIONS))
+        apart = passes_of(None, 'elementwise') - {'pool_order'}
+        yield 'elementwise, no pool_order', {'passes': tuple(sorted(apart))}
         return
     yield ALL, {'passes': PASSES}
     for left_out in PASSES:
