@@ -132,6 +132,12 @@ class Plan:
         """Where the time goes, why this schedule, what is left above the bound."""
         return target_of(self.target).explain(self)
 
+    def certificate(self) -> dict:
+        """The lower bound, the gap and what proves them, for `tilewright.certificate.check`."""
+        from tilewright.report.certificate import certificate_of
+
+        return certificate_of(self)
+
     def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
         where, suffix = path_of('folder', folder), target_of(self.target).suffix
