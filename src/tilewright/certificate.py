@@ -98,7 +98,7 @@ def needed_points(group: Mapping[str, Any], stage: Mapping[str, Any]) -> int:
     shapes = {name: shape for name, _, shape, *_ in group['tensors']}
     padded: dict[tuple[str, ...], list[Callable[[dict[str, int]], bool]]] = {}
     for tensor, index, *indirect in stage['reads']:
-        tables = dict((axis, values) for axis, values in indirect[0]) if indirect else {}
+        tables = dict(map(tuple, indirect[0])) if indirect else {}
         looked_up = {axis for axis, _ in indirect[1]} if indirect else set()
         for axis, ((terms, const), extent) in enumerate(zip(index, shapes[tensor], strict=True)):
             if axis in looked_up:
@@ -139,7 +139,7 @@ def touched_words(group: Mapping[str, Any]) -> dict[str, int]:
         for tensor, index, *indirect in (stage['write'], *stage['reads']):
             if tensor not in kept:
                 continue
-            tables = dict((axis, values) for axis, values in indirect[0]) if indirect else {}
+            tables = dict(map(tuple, indirect[0])) if indirect else {}
             looked_up = {axis for axis, _ in indirect[1]} if indirect else set()
             seen = [n for terms, _ in index for n, _ in terms]
             if len(set(seen)) < len(seen):  # a diagonal: at least as many as one axis has
@@ -313,13 +313,16 @@ def _plus(*parts: Posynomial) -> Posynomial:
 class _Tiling:
     """Sizes of tiles, level by level, as posynomials in the tile sizes of the caches."""
 
-    def __init__(self, movement: Mapping[str, Any]) -> None:
+    def __init__(self, movement: Mapping[str, Any], schedule: Mapping[str, Any]) -> None:
         self.stage = movement['stage']
         self.sizes: dict[str, int] = movement['part']
-        self.reg = {d: min(movement['register_tile'][d], s) for d, s in self.sizes.items()}
+        (_, _, tile), *levels = schedule['levels']
+        self.unit: dict[str, int] = dict(map(tuple, tile))
+        self.orders = [movement['register_order'], *(order for _, order, _ in levels)]
+        self.reg = {d: min(self.unit[d], s) for d, s in self.sizes.items()}
         whole = movement['whole']
         self.names = [d for d, s in self.sizes.items() if d not in whole and s > self.reg[d]]
-        self.caches = len(movement['orders']) - 1
+        self.caches = len(levels)
         self.width = self.caches * len(self.names)
 
     def number(self, value: Fraction | int) -> Posynomial:
@@ -417,9 +420,10 @@ def _logs(terms: Posynomial, x: Sequence[float], scale: float) -> tuple[float, l
 
 def _check_movement(data: Mapping[str, Any]) -> list[str]:
     movement, assumes = data['movement'], data['assumes']
-    machine, threads = assumes['machine'], movement['threads']
-    _check_part(data, movement)
-    tiling = _Tiling(movement)
+    machine, tiling = assumes['machine'], _Tiling(movement, data['schedule'])
+    ways = dict(map(tuple, data['schedule']['parallel']))
+    threads = math.prod(ways.values())
+    _check_part(data, tiling, ways)
     caches, dims = tiling.caches, len(tiling.names)
     if caches != len(machine['caches']):
         raise CheckError(f'{caches} loop orders for {len(machine["caches"])} caches')
@@ -428,7 +432,7 @@ def _check_movement(data: Mapping[str, Any]) -> list[str]:
     rooms, speeds = _room(machine, threads), _speeds(machine, threads)
     times, fills = [], []
     for level in range(caches + 1):
-        order = movement['orders'][level]
+        order = tiling.orders[level]
         if sorted(order) != sorted(tiling.sizes):
             raise CheckError(f'loop order {order} does not name every dimension once')
         moved = [tiling.volume(a[1], level, order) for a in accesses]
@@ -437,6 +441,10 @@ def _check_movement(data: Mapping[str, Any]) -> list[str]:
         if level:
             held = _plus(*(tiling.footprint(a[1], level) for a in accesses))
             fills.append(_logs(held, x, rooms[level - 1]))
+    for level, (value, _) in enumerate(times):
+        _same(f'seconds over boundary {level}', movement['times_s'][level], math.exp(value))
+    for level, (value, _) in enumerate(fills):
+        _same(f'the fill of cache {level}', movement['fills'][level], math.exp(value))
     attained = math.exp(max(value for value, _ in times))
     if max((value for value, _ in fills), default=0.0) > FEASIBLE:
         raise CheckError('the tiles of the certificate do not fit their caches')
@@ -479,9 +487,9 @@ def _dual(
     return value
 
 
-def _check_part(data: Mapping[str, Any], movement: Mapping[str, Any]) -> None:
+def _check_part(data: Mapping[str, Any], tiling: _Tiling, ways: Mapping[str, int]) -> None:
     """The stage computes what the group does, and a thread's part is the largest of its cut."""
-    main, stage = main_stage(data['group']), movement['stage']
+    main, stage = main_stage(data['group']), tiling.stage
     if _points(main) != _points(stage) or len(main['reads']) != len(stage['reads']):
         raise CheckError('the stage whose tiles were solved for is not the one of the group')
     for mine, other in zip(
@@ -495,13 +503,10 @@ def _check_part(data: Mapping[str, Any], movement: Mapping[str, Any]) -> None:
         ]
         if mine[0] != other[0] or counts[0] != counts[1]:
             raise CheckError(f'the stage whose tiles were solved for reads another {mine[0]}')
-    ways, unit = dict(map(tuple, movement['parallel'])), movement['register_tile']
-    if math.prod(ways.values()) != movement['threads']:
-        raise CheckError(f'{ways} is not a cut between {movement["threads"]} threads')
     for name, size, _ in stage['dims']:
-        count, units = ways.get(name, 1), -(-size // unit[name])
-        cuts = [min(units * i // count * unit[name], size) for i in range(count + 1)]
-        _same(f'the part of {name}', movement['part'][name], max(_steps(cuts)))
+        count, units = ways.get(name, 1), -(-size // tiling.unit[name])
+        cuts = [min(units * i // count * tiling.unit[name], size) for i in range(count + 1)]
+        _same(f'the part of {name}', tiling.sizes[name], max(_steps(cuts)))
 
 
 def _steps(cuts: Iterable[int]) -> list[int]:

@@ -312,10 +312,8 @@ def _movement(plan: Plan) -> dict[str, Any] | None:
     if best.schema != 'outer' or len(best.levels) != len(machine.caches) + 1:
         return None
     group = tiled_form(plan.group, best.reg.tile)
-    reg = dict(best.reg.tile)
-    tiling = Tiling.of(
-        group, contract(group, best.vector), machine, Shape(reg, best.parallel, 0.0)
-    )  # fmt: skip
+    shape = Shape(dict(best.reg.tile), best.parallel, 0.0)
+    tiling = Tiling.of(group, contract(group, best.vector), machine, shape)
     problem = tiling.problem(tuple(level.order for level in best.levels[1:]))
     try:
         found = dual(problem)
@@ -323,17 +321,15 @@ def _movement(plan: Plan) -> dict[str, Any] | None:
         return None
     if found is None:
         return None
-    whole = Group(group.label, group.tensors, group.stages).to_json()['stages']
-    stage = whole[group.stages.index(group.main)]
+    stage = group.to_json()['stages'][group.stages.index(group.main)]
     return {
-        'threads': best.threads,
-        'parallel': [list(cut) for cut in best.parallel],
         'stage': {key: stage[key] for key in ('dims', 'write', 'reads', 'combiner')},
         'part': dict(problem.sizes),
-        'register_tile': reg,
         'whole': list(problem.whole),
-        'orders': [list(problem.order(b)) for b in range(len(problem.bandwidths))],
+        'register_order': list(problem.order(0)),
         'tiles': list(found.tiles),
+        'times_s': list(found.seconds),
+        'fills': list(found.filled),
         'weights': {
             'times': list(found.times),
             'fills': list(found.fills),

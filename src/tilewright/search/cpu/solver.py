@@ -113,11 +113,14 @@ class Solution:
 class Dual:
     """What proves `Solution.bound` (`_certified`): a point, and weights of all constraints there.
 
-    tiles  real-valued, for each cache; times of theirs are at most `attained`
+    tiles  real-valued, for each cache; with them the seconds over each boundary and the share that
+           they fill of each cache
     times, fills, nest  weights of boundaries, which add up to 1, of caches, and of T_l <= T_l+1
     """
 
     tiles: tuple[dict[str, float], ...]
+    seconds: tuple[float, ...]
+    filled: tuple[float, ...]
     times: tuple[float, ...]
     fills: tuple[float, ...]
     nest: tuple[tuple[float, ...], ...]
@@ -352,11 +355,14 @@ def dual(problem: Problem) -> Dual | None:
     x, _, multipliers, _ = _minimise(
         given, start, np.ones(boundaries), np.zeros(boundaries), towards_large=False
     )
-    attained = float(np.exp(given.times.values(x)).max())
+    seconds = np.exp(given.times.values(x))
+    attained = float(seconds.max())
     weights = _weights(given, multipliers)
     nest = weights[boundaries + caches :].reshape(caches - 1, len(given.names))
     return Dual(
         tuple(dict(zip(given.names, row, strict=True)) for row in _rows(np.exp(x), caches)),
+        tuple(seconds.tolist()),
+        tuple(np.exp(given.fills.values(x)).tolist()),
         tuple(weights[:boundaries].tolist()),
         tuple(weights[boundaries : boundaries + caches].tolist()),
         tuple(map(tuple, nest.tolist())),
