@@ -11,10 +11,12 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
+    Fuse,
     Json,
     MachineName,
     MaxRelErr,
     Seed,
+    Shapes,
     Target,
     Threads,
     examples,
@@ -69,3 +71,62 @@ def certify(
         spec, algorithm.value, max_rel_err, measure, target, machine, threads, seed
     )
     return verb.run(options, out)
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright report resnet18 -o report.html',
+        'tilewright report model.onnx --measure -o report.html --json after.json',
+        'tilewright report model.onnx -o report.html --compare before.json',
+        'tilewright report plans.json -o report.html',
+        'tilewright report resnet18 --machine h200 -o report.html',
+    )
+)
+def report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar='MODEL',
+            show_default=False,
+            help='A network of the zoo, an .onnx or .tw file, layers (SPEC), or a .json file of '
+            'optimize or report.',
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option('--output', '-o', metavar='FILE', help='The page to write.')
+    ] = Path('report.html'),
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            '--compare',
+            metavar='OTHER',
+            help='Another run beside it: a model, or a .json file of report, optimize or bench.',
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option('--trace', metavar='FILE', help='Times that tilewright run --trace wrote.'),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option('--measure', help='Also time every task on this host.')
+    ] = False,
+    shape: Shapes = None,
+    fuse: Fuse = None,
+    max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    machine: MachineName = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Write one HTML page that opens offline: graph, timeline, roofline, reasons, what-if.
+
+    Nothing is measured unless --measure or --trace says so (docs/report.md).
+    """
+    from tilewright.cli import report as verb
+    from tilewright.cli.output import Output
+
+    options = verb.ReportOptions(
+        source, output, compare, trace, measure, tuple(shape or ()), machine, threads, max_rel_err,
+        fuse.value if fuse else None, seed,
+    )  # fmt: skip
+    return verb.run(options, Output('report', json))

@@ -278,7 +278,7 @@ def _gap(plan: Plan, bound: Mapping[str, Any]) -> dict[str, Any]:
     if plan.target == 'cpu':
         parts = [(name, ms / 1e3) for name, ms in predicted_parts(plan)]
     else:
-        launch = best.prediction.launch_s
+        launch = getattr(best.prediction, 'launch_s', 0.0)  # not apart where there is no model
         parts = [('kernel', predicted - launch), ('launch', launch)]
     first, *rest = parts
     least = bound['seconds']
