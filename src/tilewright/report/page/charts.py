@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,10 +24,10 @@ KINDS = ('#050101', '#050202', '#050303', '#050404', '#050505', '#050606')
 _VARIABLES = {INK: 'ink', MUTED: 'muted', PAPER: 'paper', LINE: 'line'} | {
     colour: f'kind{number}' for number, colour in enumerate(KINDS)
 }
-_BOX = 2.5, 0.46  # inches of a task in the graph
-_GAP = 0.5, 0.3
+_BOX = 2.9, 0.52  # inches of a task in the graph
+_GAP = 0.5, 0.24
 _NAME = 30  # letters of a task's name
-_BARS = 24  # groups that a chart of bars shows, the longest
+_BARS = 16  # groups that a chart of bars shows, the longest
 _LANES = 16  # threads that the timeline shows apart
 
 
@@ -83,6 +84,9 @@ def graph_svg(page: Page) -> str:
                 middle = [(from_x + out, start[1]), (x + out, end[1])]
             curve = Path([start, *middle, end], [Path.MOVETO, *[Path.CURVE4] * 3])
             axes.add_patch(PathPatch(curve, fill=False, edgecolor=LINE, linewidth=1.2))
+            tip = [(-0.05, -0.09), (0.05, -0.09)] if end[1] == y else [(0.09, -0.05), (0.09, 0.05)]
+            arrow = [end, *((end[0] + dx, end[1] + dy) for dx, dy in tip)]
+            axes.fill(*zip(*arrow, strict=True), color=LINE, linewidth=0)
     for number, task in enumerate(page.tasks):
         group, (x, y) = page.groups[task.group], at[number]
         style = 'round,pad=0,rounding_size=0.06'
@@ -101,9 +105,9 @@ def graph_svg(page: Page) -> str:
                 linewidth=1, gid=f'hit-{task.group}-{number}',
             )
         )  # fmt: skip
-        axes.text(x + 0.09, y + 0.19, task.name[-_NAME:], fontsize=8, weight='bold', color=INK)
+        axes.text(x + 0.09, y + 0.22, task.name[-_NAME:], fontsize=9.5, weight='bold', color=INK)
         said = [f'{task.time_ms:.3f} ms', bytes_text(group.bytes), group.precision, kind_of(group)]
-        axes.text(x + 0.09, y + 0.37, '  ·  '.join(said), fontsize=7, color=INK)
+        axes.text(x + 0.09, y + 0.42, '  ·  '.join(said), fontsize=8, color=INK)
     return _svg(figure, 'graph', page)
 
 
@@ -128,7 +132,7 @@ def _layout(page: Page) -> list[tuple[float, float]]:
 def timeline_svg(page: Page) -> str:
     """A row for each thread or stream, a bar for each task on the rows that it uses."""
     lanes = page.lanes[:_LANES]
-    figure = canvas(9.6, 0.75 + 0.3 * len(lanes))
+    figure = canvas(12, 0.8 + 0.34 * len(lanes))
     axes = figure.subplots()
     _plain(axes)
     for number, task in enumerate(page.tasks):
@@ -149,29 +153,36 @@ def timeline_svg(page: Page) -> str:
 
 def roofline_svg(page: Page) -> str:
     """Operations a second over operations a byte, under the peak and every memory's bandwidth."""
-    figure = canvas(7.2, 4.6)
+    figure = canvas(7.2, 5.6)
     axes = figure.subplots()
     _plain(axes)
     counted = [(n, g) for n, g in enumerate(page.groups) if g.flops and g.bytes]
     intensities = [g.flops / g.bytes for _, g in counted] or [1.0]
     low, high = min(*intensities, 1.0) / 2, max(*intensities, 10.0) * 3
+    rates = [g.flops / ms / 1e6 for _, g in counted for ms in {g.time_ms, g.predicted_ms}]
+    rates = rates or [page.peak_gflops]
+    floor, top = min(*rates, page.peak_gflops) / 2, max(*rates, page.peak_gflops) * 1.6
+    # Along a line of one decade up for one to the right, in the part of the figure that axes have.
+    decades = math.log(top / floor), math.log(high / low)
+    angle = math.degrees(math.atan2(4.9 / decades[0], 6.4 / decades[1]))
     for name, gbps in page.roofs:
         knee = min(page.peak_gflops / gbps, high)
         if knee > low:
             axes.plot([low, knee], [gbps * low, gbps * knee], color=MUTED, linewidth=1)
-            axes.annotate(
-                f'{name} {gbps:.0f} GB/s', (low, gbps * low), xytext=(3, 3), fontsize=7,
-                textcoords='offset points', color=MUTED,
+            at = max(low, floor / gbps)
+            axes.text(
+                at, gbps * at, f'    {name} {gbps:.0f} GB/s', fontsize=8, color=MUTED, va='bottom',
+                rotation=angle, rotation_mode='anchor',
             )  # fmt: skip
     start = min((page.peak_gflops / gbps for _, gbps in page.roofs), default=low)
     axes.plot([start, high], [page.peak_gflops] * 2, color=INK, linewidth=1.4)
     axes.annotate(
-        f'peak {page.peak_gflops:.0f} GFLOP/s', (high, page.peak_gflops), fontsize=7, color=INK,
+        f'peak {page.peak_gflops:.0f} GFLOP/s', (high, page.peak_gflops), fontsize=8, color=INK,
         ha='right', xytext=(0, 4), textcoords='offset points',
     )  # fmt: skip
     for number, group in counted:
         at, colour = group.flops / group.bytes, colour_of(page, group)
-        size = 30 + 300 * group.total_ms / max(page.time_ms, 1e-9)
+        size = 50 + 500 * group.total_ms / max(page.time_ms, 1e-9)
         done = group.flops / group.time_ms / 1e6
         axes.scatter(
             [at], [done], s=size, color=colour, alpha=0.75, edgecolors=PAPER, zorder=3,
@@ -184,6 +195,7 @@ def roofline_svg(page: Page) -> str:
     axes.set_xscale('log')
     axes.set_yscale('log')
     axes.set_xlim(low, high)
+    axes.set_ylim(floor, top)
     axes.set_xlabel('operations for each byte that must be moved')
     axes.set_ylabel('GFLOP/s of the definition')
     return _svg(figure, 'roofline', page)
@@ -211,7 +223,7 @@ def times_svg(page: Page) -> str:
     names = [f'{len(g.tasks)}× {g.name[-24:]}' for _, g in shown]
     axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
-    axes.set_xlabel('milliseconds of all tasks of a kind; the black line is the bound')
+    axes.set_xlabel('milliseconds of all tasks of a kind; the upright line is the bound')
     return _svg(figure, 'times', page)
 
 
@@ -257,7 +269,7 @@ def _plain(axes: Any) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in ('left', 'bottom'))
         spine.set_color(LINE)
-    axes.tick_params(colors=INK, which='both', labelsize=8)
+    axes.tick_params(colors=INK, which='both', labelsize=9)
     axes.xaxis.label.set_color(MUTED)
     axes.yaxis.label.set_color(MUTED)
     axes.grid(axis='x', color=LINE, linewidth=0.5, alpha=0.6)

@@ -27,24 +27,35 @@ class Comparison:
 
 
 def compare_pages(page: Page, other: Page) -> Comparison:
-    """Groups with the same description in both, the longest first."""
-    mine, its = _by_label(page), _by_label(other)
-    who = (page.title, other.title)
-    if who[0] == who[1]:
-        who = (page.place, other.place) if page.place != other.place else ('this run', 'the other')
-    names = {g.label: g.name for g in (*other.groups, *page.groups)}
-    labels = sorted({*mine, *its}, key=lambda one: -max(mine.get(one, 0), its.get(one, 0)))
-    rows = tuple((names[one], (mine.get(one), its.get(one))) for one in labels)
+    """Our groups, the longest first, beside the same tasks or the same kernels of the other."""
+    times = {task.name: task.time_ms for task in other.tasks}
+    alike = {group.label: group.time_ms for group in other.groups}
+    left, rows = set(times), []
+    for group in sorted(page.groups, key=lambda one: -one.total_ms):
+        theirs = None
+        if times.keys() >= set(group.tasks):
+            theirs = sum(times[name] for name in group.tasks)
+            left -= set(group.tasks)
+        elif group.label in alike:
+            theirs = len(group.tasks) * alike[group.label]
+            left -= {n for g in other.groups if g.label == group.label for n in g.tasks}
+        rows.append((group.name, (group.total_ms, theirs)))
+    if left:
+        rows.append(('tasks of the other alone', (None, sum(times[name] for name in left))))
     kinds = ['measured' if p.total_ms is not None else 'predicted' for p in (page, other)]
-    note = f'Groups that compute the same, {kinds[0]} for the first and {kinds[1]} for the second.'
-    return Comparison(who, rows, (page.time_ms, other.time_ms), note)
+    return Comparison(
+        _who(page, other), tuple(rows), (page.time_ms, other.time_ms),
+        f'The same tasks of both, {kinds[0]} for the first and {kinds[1]} for the second.',
+    )  # fmt: skip
 
 
-def _by_label(page: Page) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for group in page.groups:
-        found[group.label] = found.get(group.label, 0.0) + group.total_ms
-    return found
+def _who(page: Page, other: Page) -> tuple[str, str]:
+    """What tells the two runs apart, as short as it can be said."""
+    if page.title != other.title:
+        return page.title, other.title
+    pieces = [p.place.split(', ') for p in (page, other)]
+    apart = [', '.join(x for x in mine if x not in its) for mine, its in (pieces, pieces[::-1])]
+    return (apart[0], apart[1]) if all(apart) else ('this run', 'the other')
 
 
 def compare_bench(page: Page, data: Mapping[str, Any], path: object) -> Comparison:

@@ -55,18 +55,6 @@ def compose(page: Page, other: Comparison | None = None) -> str:
     )
 
 
-def short_form(title: str, place: str, rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
-    """A heading and a table, for a notebook."""
-    cells = ''.join(f'<th>{escape(name)}</th>' for name in head)
-    body = ''.join(
-        '<tr>' + ''.join(f'<td>{escape(cell)}</td>' for cell in row) + '</tr>' for row in rows
-    )
-    return (
-        f'<div><b>{escape(title)}</b><br><small>{escape(place)}</small>'
-        f'<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
 def _file(name: str) -> str:
     return (resources.files('tilewright.report.page') / name).read_text()
 
@@ -74,7 +62,7 @@ def _file(name: str) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return '–'
-    return f'{value:.3f}' if value >= 0.1 else f'{value:.3g}'
+    return f'{value:.3f}' if value >= 0.01 else f'{value:.2g}'
 
 
 def _tiles(page: Page) -> str:
@@ -91,7 +79,10 @@ def _tiles(page: Page) -> str:
 
 
 def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{body}</section>'
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
+        f'{body}</section>'
+    )
 
 
 def _figure(svg: str, label: str, caption: str) -> str:
@@ -109,7 +100,7 @@ def _legend(page: Page) -> str:
 
 def _network(page: Page) -> str:
     ordered = sorted(enumerate(page.groups), key=lambda item: -item[1].total_ms)
-    details = ''.join(_details(page, number, group) for number, group in ordered)
+    details = ''.join(_details(page, *item, is_open=n == 0) for n, item in enumerate(ordered))
     if len(page.tasks) <= _GRAPH_TASKS:
         svg = graph_svg(page).replace(
             '<svg aria-hidden="false"', '<svg role="group" aria-label="Graph of the tasks"'
@@ -125,12 +116,12 @@ def _network(page: Page) -> str:
         f'{_legend(page)}<div class="two"><div>{graph}<p class="note">Each box is one task: time, '
         f'bytes that it must move, precision, algorithm. The stronger the colour, the longer it '
         f'takes. Choose one, or move by arrow keys and press Enter.</p></div>'
-        f'<div><div class="pane list" tabindex="0" role="region" aria-label="Groups, longest first">'
+        '<div><div class="pane list" tabindex="0" role="region" aria-label="Groups, longest first">'
         f'{details}</div></div></div>',
     )
 
 
-def _details(page: Page, number: int, group: PageGroup) -> str:
+def _details(page: Page, number: int, group: PageGroup, *, is_open: bool) -> str:
     count = len(group.tasks)
     total = max(sum(ms for _, ms in group.parts), 1e-12)
     bars = ''.join(
@@ -146,14 +137,14 @@ def _details(page: Page, number: int, group: PageGroup) -> str:
     loops = escape('\n'.join(group.loops))
     share = group.total_ms / max(page.time_ms, 1e-12)
     return (
-        f'<details id="group-{number}" data-group="{number}" '
+        f'<details id="group-{number}" data-group="{number}"{" open" if is_open else ""} '
         f'data-words="{escape(words_of(group), quote=True)}">'
         f'<summary><b>{escape(group.name)}</b>{f" and {count - 1} more" if count > 1 else ""}'
         f'<span>{_ms(group.total_ms)} ms, {share:.1%}</span></summary>'
         f'<p>{escape(group.label)}</p>'
         f'<p><b>{escape(group.algorithm)}</b>, limited by {escape(group.limit)}: {taken}, '
-        f'bound {_ms(group.bound_ms)} ms, so that {_ms(group.left_ms)} ms of all its tasks are left '
-        f'to the bound.</p>'
+        f'bound {_ms(group.bound_ms)} ms, so that {_ms(group.left_ms)} ms of all its tasks '
+        f'are left to the bound.</p>'
         + (f'<p>{why}</p>' if why else '')
         + f'<div class="parts" aria-hidden="true">{bars}</div><p>Predicted: {made}.</p>'
         f'<p>{"<br>".join(map(escape, group.runner_up))}</p><pre>{loops}</pre></details>'
@@ -178,16 +169,16 @@ def _timeline(page: Page) -> str:
             timeline_svg(page),
             'Tasks over time on each thread or stream',
             f'{note.capitalize()} times, one task after the other on the threads that it uses.',
-        )  # fmt: skip
+        )
         + f'<details><summary>As a table</summary>{table}</details>',
     )
 
 
 def _roofline(page: Page) -> str:
     rows = [
-        [_pick(n, g.name), _number(g.flops / g.bytes if g.bytes else 0.0),
-         _number(g.flops / g.time_ms / 1e6),
-         _number(100 * g.flops / g.time_ms / 1e6 / page.peak_gflops), escape(g.limit)]
+        [_pick(n, g.name), f'{g.flops / g.bytes if g.bytes else 0.0:.2f}',
+         f'{g.flops / g.time_ms / 1e6:.1f}',
+         f'{100 * g.flops / g.time_ms / 1e6 / page.peak_gflops:.1f}', escape(g.limit)]
         for n, g in enumerate(page.groups)
     ]  # fmt: skip
     head = ['group', 'operations a byte', 'GFLOP/s', '% of peak', 'limit']
@@ -204,7 +195,7 @@ def _roofline(page: Page) -> str:
     return _section(
         'roofline',
         'Roofline, and predicted beside measured',
-        f'<div class="two"><div>{left}</div><div>{right}</div></div>'
+        f'{_legend(page)}<div class="two"><div>{left}</div><div>{right}</div></div>'
         f'<details><summary>As a table</summary>{table}</details>',
     )
 
@@ -216,8 +207,8 @@ def _groups(page: Page) -> str:
         rows.append(
             [_pick(number, g.name), str(n), _number(n * g.predicted_ms),
              '–' if g.measured_ms is None else _number(n * g.measured_ms),
-             _number(n * g.bound_ms), _number(100 * g.bound_ms / g.time_ms), _number(g.left_ms),
-             f'<span data-bytes>{bytes_text(g.bytes)}</span>', escape(g.precision),
+             _number(n * g.bound_ms), f'{100 * g.bound_ms / g.time_ms:.1f}', _number(g.left_ms),
+             bytes_text(g.bytes), escape(g.precision),
              escape(g.limit), escape(g.algorithm)]
         )  # fmt: skip
     head = ['group', 'tasks', 'predicted ms', 'measured ms', 'bound ms', '% of bound', 'left ms',

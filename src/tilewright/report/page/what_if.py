@@ -66,7 +66,7 @@ def cpu_grid(kinds: Sequence[Kind], machine: Machine, threads: int) -> dict[str,
 
 
 def gpu_grid(kinds: Sequence[Kind], machine: GpuMachine) -> dict[str, Any]:
-    """The grid of a GPU: multiprocessors, L2 and memory; kernels without a model stay as they are."""
+    """The grid of a GPU: multiprocessors, L2, memory; kernels without a model stay as they are."""
     counts = [max(1, round(machine.multiprocessors * f)) for f in FACTORS]
     precisions = {'f32': (1.0, 1.0), 'f16': (2.0, 2.0)}
     rows = []
