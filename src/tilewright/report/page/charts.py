@@ -177,8 +177,8 @@ def roofline_svg(page: Page) -> str:
     start = min((page.peak_gflops / gbps for _, gbps in page.roofs), default=low)
     axes.plot([start, high], [page.peak_gflops] * 2, color=INK, linewidth=1.4)
     axes.annotate(
-        f'peak {page.peak_gflops:.0f} GFLOP/s', (high, page.peak_gflops), fontsize=8, color=INK,
-        ha='right', xytext=(0, 4), textcoords='offset points',
+        f'peak {page.peak_gflops:.0f} GFLOP/s', (max(start, low), page.peak_gflops), fontsize=8,
+        color=INK, xytext=(4, 4), textcoords='offset points',
     )  # fmt: skip
     for number, group in counted:
         at, colour = group.flops / group.bytes, colour_of(page, group)

@@ -249,7 +249,7 @@ def _compare(page: Page, other: Comparison) -> str:
          _ratio(times[0], times[1])]
         for name, times in (*other.rows, ('total', other.totals))
     ]  # fmt: skip
-    head = ['what', *(f'{who} ms' for who in other.who), f'{other.who[1]} / {other.who[0]}']
+    head = ['what', *(f'{who} ms' for who in other.who), 'times as fast']
     picture = _figure(
         compare_svg(page, other.rows or [('total', other.totals)], other.who),
         f'{other.who[0]} against {", ".join(other.who[1:])}', escape(other.note),
