@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.cli.compile import model_of, read_shapes, refuse_for_saved
 from tilewright.cli.explain import Explained, ExplainOptions
@@ -23,7 +23,7 @@ from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
 from tilewright.kernels.gpu.schemas.library import said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import TITLES
-from tilewright.machine.gpu import GpuMachine, known_gpu
+from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
@@ -45,11 +45,15 @@ from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.ranged import at_point
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.gpu.assemble import chosen_by_model
+from tilewright.targets.gpu.choose import prediction_of
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.price import GpuPrice
 from tilewright.targets.gpu.site import KEPT
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.site import Asked
+
+if TYPE_CHECKING:
+    from tilewright.cli.report import ReportOptions
 
 CALLS = 20
 
@@ -144,6 +148,15 @@ def _report(
     bar: Bar,
     tried: Sequence[Tried],
 ) -> NetworkReport:
+    kinds, total = _kinds(saved, choices, measure, bar)
+    name = Path(saved.program.name).name
+    return network_report(name, saved.machine, saved.threads, kinds, total, tried)
+
+
+def _kinds(
+    saved: Saved, choices: Mapping[str, tuple[Choice, ...]], measure: bool, bar: Bar
+) -> tuple[list[Kind], float | None]:
+    """The distinct groups with their plans and, where they are to be measured, their times."""
     program, times, total = saved.program, {}, None
     if measure:
         site = CpuSite(saved.machine, saved.threads)
@@ -160,8 +173,55 @@ def _report(
             distinct(program).items(), _tasks(program).values(), strict=True
         )
     ]  # fmt: skip
-    name = Path(program.name).name
-    return network_report(name, saved.machine, saved.threads, kinds, total, tried)
+    return kinds, total
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A network on a machine: its program and the plan of each distinct group; `total_ms` of a
+    call, None where it was not measured.
+    """
+
+    program: Program
+    machine: Machine | GpuMachine
+    threads: int
+    kinds: Sequence[Kind]
+    total_ms: float | None
+
+
+def planned(model: str, options: ReportOptions, out: Output, bar: Bar) -> Planned:
+    """[model] -> [Planned], on a CPU or on a known GPU, for `tilewright report`."""
+    shapes = read_shapes(options.shapes)
+    if options.machine in known_gpus():
+        gpu = known_gpu(str(options.machine))
+        if options.measure:
+            raise InputError(f'--measure times this host; leave out --machine {options.machine}')
+        program, chosen = _chosen_on_gpu(
+            model, gpu, options.max_rel_err, shapes, bar, options.fuse, lambda _: None
+        )
+        tasks = _tasks(program)
+        kinds = [
+            Kind(_gpu_plan(group, chosen[digest], gpu), group.label, tasks[digest])
+            for digest, group in distinct(program).items()
+        ]
+        return Planned(program, gpu, 0, kinds, None)
+    check_early(options.machine, options.threads, max_rel_err=options.max_rel_err)
+    machine = machine_of(options.machine, False, out)
+    if options.measure and options.machine is not None:
+        raise InputError(f'--measure times this host; leave out --machine {options.machine}')
+    threads = thread_count(options.threads, machine)
+    saved, choices = _scheduled(
+        model, machine, threads, options.max_rel_err, shapes, bar, options.fuse, lambda _: None
+    )
+    kinds, total = _kinds(saved, choices, options.measure, bar)
+    return Planned(saved.program, machine, threads, kinds, total)
+
+
+def _gpu_plan(group: Group, choices: Sequence[Choice], machine: GpuMachine) -> Plan:
+    candidates = tuple(
+        Candidate(c.schedule, prediction_of(group, c.schedule, machine)) for c in choices
+    )
+    return Plan(group, machine, 0, candidates, target='cuda')
 
 
 def _tasks(program: Program) -> dict[str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewright import knobs
-from tilewright.cli import network_verbs
+from tilewright.cli import network_verbs, report_verbs
 from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
@@ -265,6 +265,7 @@ def explain(
 
 
 app.add_typer(network_verbs.verbs)
+app.add_typer(report_verbs.verbs)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

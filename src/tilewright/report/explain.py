@@ -262,7 +262,7 @@ def explain_plan(plan: Plan) -> str:
         '',
         *_use_lines(plan),
         '',
-        *_runner_up_lines(plan),
+        *runner_up_lines(plan),
         '',
         *_bound_lines(plan),
     ]
@@ -304,7 +304,7 @@ def _use_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _runner_up_lines(plan: Plan) -> list[str]:
+def runner_up_lines(plan: Plan) -> list[str]:
     second = runner_up(plan)
     if second is None:
         return ['Runner-up: none, there is one candidate']

@@ -162,7 +162,7 @@ def _entry(kind: Kind, whole_ms: float, kept: Tried | None) -> Entry:
         why.append(
             f'Its {len(kept.tasks)} parts would take {_ms(apart_ms)} ms in their own kernels.'
         )
-    parts = [(name, count * ms) for name, ms in _parts(plan) if ms]
+    parts = [(name, count * ms) for name, ms in predicted_parts(plan) if ms]
     return Entry(
         kind.label, kind.tasks, algorithm_name(plan, plan.best.schedule),
         plan.best.schedule.digest, count * 1e3 * plan.best.prediction.seconds, kind.measured_ms,
@@ -172,7 +172,7 @@ def _entry(kind: Kind, whole_ms: float, kept: Tried | None) -> Entry:
     )  # fmt: skip
 
 
-def _parts(plan: Plan) -> tuple[tuple[str, float], ...]:
+def predicted_parts(plan: Plan) -> tuple[tuple[str, float], ...]:
     """(part, milliseconds) that add up; plain loops have no micro-kernels."""
     if best_schema(plan).registers:
         return breakdown(plan)

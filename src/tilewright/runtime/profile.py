@@ -17,8 +17,10 @@ import numpy as np
 
 from tilewright.errors import InputError
 from tilewright.files import replacing
+from tilewright.notebook import short_form
 
 _WIDEST = 44
+_SHOWN = 12  # tasks in a notebook
 _FIGURES = '     ms   share  GFLOP/s  of bound'
 _HEAD = f'{"task".ljust(24)} {"kernel".ljust(_WIDEST)} {"how".ljust(9)} {_FIGURES}'
 
@@ -133,6 +135,21 @@ def shares(tasks: Sequence[TaskTime]) -> list[tuple[str, float, int]]:
         spent, count = found.get(task.schema, (0.0, 0))
         found[task.schema] = spent + task.time_ms, count + 1
     return sorted(((k, ms, n) for k, (ms, n) in found.items()), key=lambda item: -item[1])
+
+
+def network_html(name: str, said: str, tasks: Sequence[tuple[Any, Any]]) -> str:
+    """The short form of a network in a notebook: (task, kernel), the longest predicted first."""
+    total = sum(kernel.predicted_s for _, kernel in tasks)
+    longest = sorted(tasks, key=lambda item: -item[1].predicted_s)[:_SHOWN]
+    rows = [
+        (task.name, kernel.group.label[:_WIDEST], kernel.schedule.schema,
+         f'{1e3 * kernel.predicted_s:.4f}', f'{kernel.predicted_s / max(total, 1e-12):.1%}',
+         f'{kernel.bound_s / max(kernel.predicted_s, 1e-12):.0%}', kernel.limit)
+        for task, kernel in longest
+    ]  # fmt: skip
+    more = f', of {len(tasks)} tasks the {len(rows)} longest' if len(rows) < len(tasks) else ''
+    head = ('task', 'kernel', 'how', 'predicted ms', 'share', 'of bound', 'limit')
+    return short_form(name, f'{said}; predicted {1e3 * total:.3f} ms{more}', head, rows)
 
 
 def profile_table(profile: Profile) -> str:

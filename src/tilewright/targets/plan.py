@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.errors import ArrayError, CheckError, InputError
 from tilewright.files import path_of, replacing_all
+from tilewright.notebook import short_form
 from tilewright.ops.group import Group
 from tilewright.runtime.measure import Measurement
 from tilewright.targets.target import target_of
@@ -132,6 +133,12 @@ class Plan:
         """Where the time goes, why this schedule, what is left above the bound."""
         return target_of(self.target).explain(self)
 
+    def certificate(self) -> dict:
+        """The lower bound, the gap and what proves them, for `tilewright.certificate.check`."""
+        from tilewright.report.certificate import certificate_of
+
+        return certificate_of(self)
+
     def emit(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the generated source of every candidate, best first."""
         where, suffix = path_of('folder', folder), target_of(self.target).suffix
@@ -143,6 +150,21 @@ class Plan:
             for name, text in texts.items():
                 (made / name).write_text(text)
         return [where / name for name in texts]
+
+    def _repr_html_(self) -> str:
+        """The candidates, for a notebook; `tilewright report` makes the page."""
+        rows = [
+            (
+                target_of(self.target).summary(self.group, c.schedule),
+                f'{1e3 * c.prediction.seconds:.4f}',
+                '-' if c.time_ms is None else f'{c.time_ms:.4f}',
+                f'{self.algorithm_bound_ms / (c.time_ms or 1e3 * c.prediction.seconds):.0%}',
+            )
+            for c in self.candidates
+        ]
+        said = f'on {self.machine.name}; bound {self.algorithm_bound_ms:.4f} ms'
+        head = ('schedule', 'predicted ms', 'measured ms', 'of bound')
+        return short_form(self.group.label, said, head, rows)
 
     def to_json(self) -> dict:
         return {

@@ -42,7 +42,7 @@ from tilewright.runtime.network_arrays import (
     own,
     typed,
 )
-from tilewright.runtime.profile import Profile, TaskTime, medians
+from tilewright.runtime.profile import Profile, TaskTime, medians, network_html
 from tilewright.runtime.verify import poison
 from tilewright.schedule.schedule import Schedule
 
@@ -494,6 +494,10 @@ class Network(CalledNetwork):
     def __repr__(self) -> str:
         results = ', '.join(map(typed, self.outputs))
         return f'<network {self.name}: {self._signature()} -> {results}, {self.threads} threads>'
+
+    def _repr_html_(self) -> str:
+        tasks = [(task, self.kernels[task.digest]) for task in self.tasks]
+        return network_html(self.name, repr(self)[1:-1], tasks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from tilewright.runtime.cpu.network import Network, Read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program, bytes_of
 from tilewright.runtime.gpu.recorded import Waits, recorded
 from tilewright.runtime.network_arrays import from_bytes
-from tilewright.runtime.profile import Profile, TaskTime
+from tilewright.runtime.profile import Profile, TaskTime, network_html
 from tilewright.runtime.verify import poison
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -201,6 +201,9 @@ class GpuNetwork(Network):
 
     def __repr__(self) -> str:
         return f'<network {self.name} on {self.device.name}: {self._signature()}>'
+
+    def _repr_html_(self) -> str:
+        return network_html(self.name, repr(self)[1:-1], [(t, t) for t in self.gpu_tasks])
 
 
 def _give_back(device: Device, held: Held) -> None:

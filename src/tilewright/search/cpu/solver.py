@@ -109,6 +109,25 @@ class Solution:
     status: str
 
 
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """What proves `Solution.bound` (`_certified`): a point, and weights of all constraints there.
+
+    tiles  real-valued, for each cache; with them the seconds over each boundary and the share that
+           they fill of each cache
+    times, fills, nest  weights of boundaries, which add up to 1, of caches, and of T_l <= T_l+1
+    """
+
+    tiles: tuple[dict[str, float], ...]
+    seconds: tuple[float, ...]
+    filled: tuple[float, ...]
+    times: tuple[float, ...]
+    fills: tuple[float, ...]
+    nest: tuple[tuple[float, ...], ...]
+    attained: float
+    bound: float
+
+
 def window_dims(stage: Stage) -> tuple[str, ...]:
     """Reduction dimensions that overlap another iterator in some index expression: r and s.
 
@@ -326,6 +345,36 @@ def solve(problem: Problem, *, settle: bool = True) -> Solution:
     )
 
 
+def dual(problem: Problem) -> Dual | None:
+    """[Problem] -> [Dual], for a checker that has no solver; None where nothing is to be solved."""
+    given = program(problem)
+    if not given.names or np.any(given.fills.values(given.low) > 0):
+        return None
+    boundaries, caches = len(given.times.b), len(given.fills.b)
+    start = given.low + 0.25 * (given.high - given.low)
+    x, _, multipliers, _ = _minimise(
+        given, start, np.ones(boundaries), np.zeros(boundaries), towards_large=False
+    )
+    seconds = np.exp(given.times.values(x))
+    attained = float(seconds.max())
+    weights = _weights(given, multipliers)
+    nest = weights[boundaries + caches :].reshape(caches - 1, len(given.names))
+    return Dual(
+        tuple(dict(zip(given.names, row, strict=True)) for row in _rows(np.exp(x), caches)),
+        tuple(seconds.tolist()),
+        tuple(np.exp(given.fills.values(x)).tolist()),
+        tuple(weights[:boundaries].tolist()),
+        tuple(weights[boundaries : boundaries + caches].tolist()),
+        tuple(map(tuple, nest.tolist())),
+        attained,
+        min(math.exp(_certified(given, x, multipliers)), attained),
+    )
+
+
+def _rows(values: np.ndarray, caches: int) -> list[list[float]]:
+    return values.reshape(caches, -1).tolist()
+
+
 def rank_orders(
     problem: Problem, candidates: Sequence[tuple[str, ...]] | None = None, *, starts: int = 2
 ) -> list[tuple[float, Problem]]:
@@ -389,8 +438,7 @@ def _certified(given: Program, x: np.ndarray, multipliers: np.ndarray) -> float:
     tangent's minimum over the box low <= x <= high is a matter of signs.
     """
     boundaries, caches = len(given.times.b), len(given.fills.b)
-    weights = np.maximum(multipliers, 0)
-    weights = weights / weights[:boundaries].sum()
+    weights = _weights(given, multipliers)
     on_time = weights[:boundaries]
     on_fill = weights[boundaries : boundaries + caches]
     nest = np.zeros((caches, len(given.names)))
@@ -400,6 +448,12 @@ def _certified(given: Program, x: np.ndarray, multipliers: np.ndarray) -> float:
     value = on_time @ given.times.values(x) + on_fill @ given.fills.values(x) + nest.ravel() @ x
     slope = on_time @ given.times.gradients(x) + on_fill @ given.fills.gradients(x) + nest.ravel()
     return float(value + np.minimum(slope * (given.low - x), slope * (given.high - x)).sum())
+
+
+def _weights(given: Program, multipliers: np.ndarray) -> np.ndarray:
+    """Ipopt's multipliers, none negative, those of times adding up to 1."""
+    weights = np.maximum(multipliers, 0)
+    return weights / weights[: len(given.times.b)].sum()
 
 
 def _minimise(
