@@ -66,7 +66,7 @@ $(VENV)/stamp-demo: $(VENV)/stamp-venv pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/stamp-test: $(VENV)/stamp-venv pyproject.toml constraints.txt
-	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl]'
+	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl,fleet,docs]'
 	touch $@
 
 # Types are checked with every package installed that the product can use.

@@ -24,6 +24,7 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
+    Fleet,
     Fuse,
     Json,
     MachineName,
@@ -130,6 +131,7 @@ def machine(
         'tilewright optimize cnnopt/R12 --no-measure --machine h200 --model forest',
         'tilewright optimize cnnopt/R9 --target cuda --trials 64',
         'tilewright optimize mopt/R9 --no-measure --machine h200 --precision fp16',
+        'tilewright optimize mopt --fleet tcp://host:8786',
     )
 )
 def optimize(
@@ -162,6 +164,7 @@ def optimize(
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
     ] = None,
+    fleet: Fleet = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -191,7 +194,7 @@ def optimize(
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
         target=target, device=device, trials=trials,
         model='analytical' if measure or prune else model, prune=prune.value if prune else None,
-        precision=precision.value if precision else 'fp32',
+        precision=precision.value if precision else 'fp32', fleet=fleet,
     )  # fmt: skip
 
 

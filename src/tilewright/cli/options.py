@@ -81,6 +81,14 @@ MachineName = Annotated[
 Target = Annotated[
     str, typer.Option('--target', metavar='T', help='cpu, cuda, opencl or host (docs/gpu.md).')
 ]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        '--fleet',
+        metavar='WHERE',
+        help='Measure on workers: tcp://HOST:PORT, local:N or a scheduler file (docs/fleet.md).',
+    ),
+]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
 Algorithm = Annotated[
     AlgorithmName,
