@@ -25,7 +25,7 @@ from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store
-from tilewright.targets.fleet import fleet_at, machine_for, plans
+from tilewright.targets.fleet import fleet_at, machine_for, own_kind, plans
 from tilewright.targets.gpu.tuning import model_for
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.target import Report, Wanted
@@ -86,20 +86,20 @@ def optimize(
 
 def asked_of(
     group: Group,
-    machine: Machine | GpuMachine | str | os.PathLike[str] | None,
-    top: int,
-    measure: bool,
-    threads: int | None,
+    machine: Machine | GpuMachine | str | os.PathLike[str] | None = None,
+    top: int = 5,
+    measure: bool = True,
+    threads: int | None = None,
     *,
-    target: str,
-    device: str,
-    trials: int | None,
-    model: str,
-    prune: str | None,
-    algorithm: str,
-    max_rel_err: float,
-    dtype: str,
-    seed: int | None,
+    target: str = 'cpu',
+    device: str = '',
+    trials: int | None = None,
+    model: str = 'analytical',
+    prune: str | None = None,
+    algorithm: str = 'auto',
+    max_rel_err: float = DEFAULT_LIMIT,
+    dtype: str = 'f32',
+    seed: int | None = None,
 ) -> tuple[Group, Wanted]:
     """The words of `optimize`, checked, as targets take them."""
     if not isinstance(group, Group):
@@ -120,6 +120,21 @@ def asked_of(
         seed=seed,
     )  # fmt: skip
     return group, wanted
+
+
+def tune_ahead(
+    fleet: str,
+    groups: Mapping[str, Group],
+    machine: Machine,
+    store: Store | None = None,
+    progress: Report | None = None,
+    **words: Any,
+) -> None:
+    """Measure groups on workers of this host's kind, so that `optimize` finds them in the store."""
+    opened = fleet_at(fleet, 'cpu')
+    pieces = {name: asked_of(group, machine, **words) for name, group in groups.items()}
+    for _ in plans(opened, own_kind(opened), pieces, store, progress):
+        pass
 
 
 def fleet_kinds(fleet: str, target: str) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from tilewright.cli.options import (
     Prune,
     Ranking,
     Seed,
+    ShellName,
     Spec,
     Target,
     Threads,
@@ -268,6 +269,37 @@ def explain(
 
 
 app.add_typer(network_verbs.verbs)
+
+
+@app.command(epilog=examples('tilewright doctor', 'tilewright doctor --json -'))
+def doctor(json: Json = None) -> int:
+    """Say what is found, missing and misconfigured on this host, and what to do about it.
+
+    Exit code 1 if something that is needed is missing or set wrong.
+    """
+    from tilewright.cli import doctor as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(Output('doctor', json))
+
+
+@app.command(
+    epilog=examples(
+        'tilewright completion bash > ~/.local/share/bash-completion/completions/tilewright',
+        'tilewright completion zsh > ~/.zfunc/_tilewright',
+        'tilewright completion fish > ~/.config/fish/completions/tilewright.fish',
+    )
+)
+def completion(
+    shell: Annotated[
+        ShellName, typer.Argument(metavar='SHELL', help='bash, zsh or fish.', show_default=False)
+    ],
+) -> int:
+    """Print a script that completes verbs, options and their values in a shell."""
+    from tilewright.cli import completion as verb
+
+    print(verb.script(shell.value, typer.main.get_command(app)), end='')
+    return 0
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -29,6 +29,14 @@ class CachesName(StrEnum):
     BOTH = 'both'
 
 
+class ShellName(StrEnum):
+    """Shells that `cli.completion` writes scripts for."""
+
+    BASH = 'bash'
+    ZSH = 'zsh'
+    FISH = 'fish'
+
+
 class AlgorithmName(StrEnum):
     """What may compete, as `search.choose` knows it; named here so that help needs no solver."""
 

@@ -38,7 +38,6 @@ from uuid import uuid4
 
 from tilewright.errors import CheckError, InputError, MissingError, StoreError, TilewrightError
 from tilewright.machine.private import check_private, make_private
-from tilewright.version import VERSION
 
 try:
     import dask.config
@@ -54,7 +53,7 @@ POLL_S = 0.05
 TRIES = 8  # of a piece, each of which dask gives to several workers
 QUIET = {  # nothing of it is shown where a fleet is started here
     'distributed.scheduler.dashboard.status.task-stream-length': 0,
-    'distributed.logging.distributed': 'error',
+    'distributed.logging.distributed': 'critical',
 }
 
 Tell = Callable[[Any], None]
@@ -90,9 +89,9 @@ class FleetDevice:
 class DevicesPlugin(WorkerPlugin):
     """Names the devices of a worker to its scheduler; dask sets it up on those that join later."""
 
-    def __init__(self, describe: Describe, target: str) -> None:
+    def __init__(self, describe: Describe, target: str, package: str) -> None:
         self.describe, self.target = describe, target
-        self.name = f'tilewright-{VERSION}-{target}'
+        self.name = f'tilewright-{package}-{target}'
 
     async def setup(self, worker: Any) -> None:
         found = await asyncio.to_thread(self.describe, self.target)
@@ -125,7 +124,7 @@ def open_fleet(where: str, describe: Describe, target: str, package: str) -> Fle
             f'no scheduler answers at {where} ({_brief(error)}); start one with `dask scheduler`, '
             f'or check the address and the firewall'
         ) from None
-    return Fleet(client, describe, target, package, where)
+    return Fleet(client, describe, target, package, where, (client,))
 
 
 def _local_fleet(count: int, describe: Describe, target: str, package: str) -> Fleet:
@@ -136,22 +135,27 @@ def _local_fleet(count: int, describe: Describe, target: str, package: str) -> F
         'cls': SubprocessWorker,
         'options': {'worker_kwargs': {
             'nthreads': 1, 'memory_limit': 0, 'death_timeout': WORKERS_S,
-            'dashboard': False, 'silence_logs': 'ERROR',
+            'dashboard': False, 'silence_logs': 'CRITICAL',
         }},
     }  # fmt: skip
-    options = {'host': '127.0.0.1', 'port': 0, 'dashboard': False, 'dashboard_address': None}
+    options = {
+        'host': '127.0.0.1',
+        'port': 0,
+        'dashboard': False,
+        'dashboard_address': '127.0.0.1:0',
+    }
     with dask.config.set(QUIET):
         cluster = SpecCluster(
             workers=dict.fromkeys(range(count), worker),
             scheduler={'cls': Scheduler, 'options': options},
-            silence_logs=logging.ERROR,  # pyright: ignore[reportArgumentType]
+            silence_logs=logging.CRITICAL,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
         client = Client(cluster, timeout=CONNECT_S, set_as_default=False)
     try:
         client.wait_for_workers(count, timeout=WORKERS_S)
     except TimeoutError:
         raise MissingError(f'{count} workers did not start within {WORKERS_S:g} s') from None
-    return Fleet(client, describe, target, package, f'local:{count}', (cluster,))
+    return Fleet(client, describe, target, package, f'local:{count}', (client, cluster))
 
 
 @dataclass(slots=True)
@@ -169,6 +173,7 @@ class Fleet:
 
     describe   target -> the devices of the process that calls it; imported by name on workers
     package    the version and build that workers have to have, as `describe` gives it
+    closing    what `close` closes
     """
 
     def __init__(
@@ -177,7 +182,7 @@ class Fleet:
     ) -> None:  # fmt: skip
         self.client, self.describe, self.target, self.where = client, describe, target, where
         self.package = package
-        self._closing = (client, *closing)
+        self._closing = closing
         self._topic = f'tilewright-{uuid4()}'
         self._told: queue.SimpleQueue[tuple[str, str, str]] = queue.SimpleQueue()
         try:
@@ -236,11 +241,11 @@ class Fleet:
                 f'no worker of {self.where} has a device for target {self.target}; `tilewright '
                 f'doctor` on a worker says what is missing there'
             )
-        self.client.register_plugin(DevicesPlugin(self.describe, self.target))
+        self.client.register_plugin(DevicesPlugin(self.describe, self.target, self.package))
         return devices
 
     def _why_not(self, said: Any) -> str:
-        """Why a worker is not of our version, as far as pickles and measurements go; '' if it is."""
+        """Why a worker is of another version than this process; '' if it is not."""
         if not isinstance(said, tuple):
             return _brief(said)
         python, devices = said

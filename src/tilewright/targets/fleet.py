@@ -131,7 +131,9 @@ def plans(
         def arguments(name: str) -> tuple:
             group, wanted = pieces[name]
             known = kept.find(group.digest, _threads(wanted), held)
-            return group, replace(wanted, store=None, progress=None), known
+            threads = _threads(wanted)  # whatever the environment of the worker says
+            here = replace(wanted, threads=threads or None, store=None, progress=None)
+            return group, here, known
 
         def told(name: str, value: Mapping[str, Any]) -> None:
             if 'record' in value:
@@ -164,14 +166,22 @@ def _threads(wanted: Wanted) -> int:
 def measured_plan(
     device: FleetDevice, tell: Tell, group: Group, wanted: Wanted, known: Sequence[Record]
 ) -> Plan:
-    """On a worker: what its target measures of a group. All that is stored here is told, too."""
+    """On a worker: what its target measures of a group. All that is stored here is told, too.
+
+    At the end once more: what a worker of this host stored last may not have been told before it
+    died, and is not measured again.
+    """
+    held = Validators(device.machine, device.package, device.compiler)
     with open_store() as store:
         for record in known:
             store.put(record)
         store.heard = lambda record: tell({'record': record.to_json()})
         here = replace(wanted, store=store, device=device.name, progress=lambda _: tell(''))
         with choices.heard(lambda key, answer: tell({'kept': [key, answer]})):
-            return target_of(device.target).plan(group, here)
+            plan = target_of(device.target).plan(group, here)
+        for record in store.find(group.digest, _threads(wanted), held):
+            store.heard(record)
+        return plan
 
 
 def best_of(plan: Plan) -> Any:

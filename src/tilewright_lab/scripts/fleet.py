@@ -1,0 +1,186 @@
+"""What becomes of a fleet whose workers and coordinators die, and how it scales; by simulation.
+
+    python -m tilewright_lab.scripts.fleet --json bench/results/xeon-2vcpu/fleet.json
+
+Three things are tried with candidates of every layer of a suite, each on workers in processes of
+their own, which sleep instead of measuring (tilewright_lab/simulate/fleet.py):
+
+    scaling   the same job with 1, 2 and 4 workers
+    kills     4 workers, one of which is killed every few seconds
+    restart   4 workers, and the coordinator killed in the middle and started again
+
+The last two must end with the rows that the first one stored. A row is a group, a schedule, a
+status and every sample; how often a device was used is counted on the side of the workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tilewright.cli.output import versions
+from tilewright.machine.machine import Machine
+from tilewright.machine.measure import load_machine
+from tilewright.ops.suites import expand
+from tilewright.runtime.child import package_paths
+from tilewright.runtime.fleet import Fleet, open_fleet
+from tilewright.schedule.choice import Choice
+from tilewright.store.records import Store, open_store, package_version
+from tilewright.targets.fleet import plans
+from tilewright.targets.target import Wanted
+from tilewright_lab.figures.sample import take
+from tilewright_lab.simulate.fleet import LOG, ROUNDS, TARGET, TURN_S, devices
+
+CANDIDATES = 4
+WORKERS = (1, 2, 4)
+
+
+def coordinate(where: str, suite: str, path: Path) -> None:
+    """The job itself: every layer of the suite, into one store. Says how long it took."""
+    machine = load_machine(measure=False)[0]
+    pieces = {name: (group, _wanted(group, machine)) for name, group, _ in expand(suite)}
+    with open_fleet(where, devices, TARGET, package_version()) as fleet, open_store(path) as store:
+        kind = next(iter(fleet.kinds()))
+        begin = time.monotonic()
+        done = sum(1 for _ in plans(fleet, kind, pieces, store))
+        print(json.dumps({'seconds': time.monotonic() - begin, 'groups': done}))
+
+
+def _wanted(group: Any, machine: Machine) -> Wanted:
+    """Candidates that are drawn, not searched: what they are does not matter here."""
+    drawn = take(group, machine, 1, 0, CANDIDATES, ())
+    return Wanted(chosen=tuple(Choice(schedule, 0.0, 0.0) for schedule in drawn))
+
+
+class Job:
+    """One run in a folder of its own: workers, and a coordinator that may be started twice."""
+
+    def __init__(self, folder: Path, workers: int, suite: str) -> None:
+        self.folder, self.suite = folder, suite
+        self.cache, self.store = folder / 'workers', folder / 'store.sqlite'
+        self.cache.mkdir(parents=True)
+        os.environ['TILEWRIGHT_CACHE_DIR'] = str(self.cache)  # of the workers that start now
+        self.fleet: Fleet = open_fleet(f'local:{workers}', devices, TARGET, package_version())
+        self.killed = 0
+
+    def start(self) -> subprocess.Popen[str]:
+        where = self.fleet.client.scheduler.address  # pyright: ignore[reportOptionalMemberAccess]
+        words = ['--coordinate', where, '--suite', self.suite, '--store', str(self.store)]
+        return subprocess.Popen(
+            [sys.executable, '-m', __spec__.name if __spec__ else __name__, *words],
+            stdout=subprocess.PIPE, text=True, env={**os.environ, **package_paths()},
+        )  # fmt: skip
+
+    def finish(self, process: subprocess.Popen[str], kill_every: float | None = None) -> dict:
+        """Wait for a coordinator, and kill a worker from time to time."""
+        while True:
+            try:
+                said, _ = process.communicate(timeout=kill_every)
+                break
+            except subprocess.TimeoutExpired:
+                self.kill_a_worker()
+        if process.returncode:
+            raise SystemExit(f'the coordinator ended with {process.returncode}')
+        return json.loads(said.splitlines()[-1])
+
+    def kill_a_worker(self) -> None:
+        found: Any = self.fleet.client.run(os.getpid, on_error='ignore')
+        if found:
+            os.kill(random.choice(list(found.values())), signal.SIGKILL)
+            self.killed += 1
+
+    def close(self) -> dict:
+        """End the workers; comes out: rows of the store, and turns that devices took."""
+        self.fleet.close()
+        turns = len((self.cache / LOG).read_text().splitlines())
+        with open_store(self.store) as store:
+            return {'rows': rows(store), 'turns': turns, 'workers_killed': self.killed}
+
+
+def rows(store: Store) -> list:
+    """What was measured, in an order that does not depend on when."""
+    sql = 'SELECT group_digest, schedule_digest, status, measurement FROM records'
+    found = store._run(lambda connection: connection.execute(sql).fetchall())
+    return sorted([*key, json.loads(text)['samples_ms']] for *key, text in found)
+
+
+def scaling(folder: Path, suite: str) -> tuple[dict, list]:
+    seconds, turns, stored = {}, {}, []
+    for workers in WORKERS:
+        job = Job(folder / f'scaling-{workers}', workers, suite)
+        seconds[workers] = job.finish(job.start())['seconds']
+        ended = job.close()
+        turns[workers], stored = ended['turns'], ended['rows']
+        print(f'{workers} workers: {seconds[workers]:.1f} s', flush=True)
+    found = {'seconds': seconds, 'turns': turns, 'speedup': seconds[1] / seconds[WORKERS[-1]]}
+    return found, stored
+
+
+def kills(folder: Path, suite: str, every: float, expected: list) -> dict:
+    job = Job(folder / 'kills', WORKERS[-1], suite)
+    said = job.finish(job.start(), every)
+    return _judged('kills', said, job.close(), expected) | {'every_s': every}
+
+
+def restart(folder: Path, suite: str, after: float, expected: list) -> dict:
+    job = Job(folder / 'restart', WORKERS[-1], suite)
+    first = job.start()
+    while not job.store.exists():
+        time.sleep(0.05)
+    time.sleep(after)
+    first.kill()
+    first.wait()
+    with open_store(job.store) as store:
+        before = rows(store)
+    said = job.finish(job.start())
+    ended = job.close()
+    kept = {tuple(row[:2]): row[3] for row in ended['rows']}
+    lost = [row for row in before if kept[tuple(row[:2])][: len(row[3])] != row[3]]
+    found = _judged('restart', said, ended, expected)
+    return found | {'after_s': after, 'rows_before': len(before), 'rows_lost': len(lost)}
+
+
+def _judged(name: str, said: dict, ended: dict, expected: list) -> dict:
+    found = {k: v for k, v in ended.items() if k != 'rows'} | said
+    found['same_store'] = ended['rows'] == expected
+    print(f'{name}: {found}', flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else '')
+    parser.add_argument('--suite', default='mopt')
+    parser.add_argument('--every', type=float, default=3.0, help='seconds between two kills')
+    parser.add_argument('--json', type=Path)
+    parser.add_argument('--coordinate', help=argparse.SUPPRESS)
+    parser.add_argument('--store', type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.coordinate:
+        coordinate(given.coordinate, given.suite, given.store)
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        scaled, expected = scaling(folder, given.suite)
+        found = {
+            'versions': versions(), 'suite': given.suite, 'candidates': CANDIDATES,
+            'rounds': ROUNDS, 'turn_s': TURN_S, 'rows': len(expected), 'scaling': scaled,
+            'kills': kills(folder, given.suite, given.every, expected),
+            'restart': restart(folder, given.suite, 2 * given.every, expected),
+        }  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + '\n')
+    right = found['kills']['same_store'] and found['restart']['same_store']
+    return 0 if right and not found['restart']['rows_lost'] else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
