@@ -24,7 +24,7 @@ from tilewright.cli.output import Output
 from tilewright.errors import CheckError, TilewrightError
 from tilewright.machine import compiler as build
 from tilewright.machine.detect import describe_host
-from tilewright.machine.isa import ISAS, best_isa
+from tilewright.machine.isa import best_isa
 from tilewright.machine.measure import machine_file
 from tilewright.runtime.gpu.session import device_names
 from tilewright.store.records import open_store, package_version
@@ -117,16 +117,8 @@ def _compiler() -> Iterator[Finding]:
 
 def _processor() -> Iterator[Finding]:
     facts = describe_host()
-    isa, asked = best_isa(facts.isas), knobs.get('isa')
-    said = f'{facts.model}, {isa} (of {", ".join(facts.isas)})'
-    if asked and asked not in facts.isas:
-        unknown = f'; known are {", ".join(ISAS)}' if asked not in ISAS else ''
-        yield Finding(
-            'processor', 'wrong', f'{said}; TILEWRIGHT_ISA={asked} is none of them{unknown}',
-            f'unset it, or choose one of {", ".join(facts.isas)}',
-        )  # fmt: skip
-    else:
-        yield Finding('processor', 'ok', said)
+    isa = best_isa(facts.isas)  # refuses a TILEWRIGHT_ISA that the host lacks
+    yield Finding('processor', 'ok', f'{facts.model}, {isa} (of {", ".join(facts.isas)})')
     if isa == 'portable':
         yield Finding(
             'processor', 'missing', 'no vector instructions that we generate code for',

@@ -48,6 +48,7 @@ except ImportError:
     raise MissingError("a fleet needs dask.distributed: pip install 'tilewright[fleet]'") from None
 
 CONNECT_S = 10.0
+START_S = 180.0  # of workers that are started here, on a host that may be busy
 WORKERS_S = 60.0  # how long a fleet may be without a worker that can do the work
 POLL_S = 0.05
 TRIES = 8  # of a piece, each of which dask gives to several workers
@@ -152,9 +153,13 @@ def _local_fleet(count: int, describe: Describe, target: str, package: str) -> F
         )  # fmt: skip
         client = Client(cluster, timeout=CONNECT_S, set_as_default=False)
     try:
-        client.wait_for_workers(count, timeout=WORKERS_S)
+        client.wait_for_workers(count, timeout=START_S)
     except TimeoutError:
-        raise MissingError(f'{count} workers did not start within {WORKERS_S:g} s') from None
+        client.close()
+        cluster.close()
+        raise MissingError(
+            f'{count} workers did not start within {START_S:g} s; ask for fewer with --fleet local:N'
+        ) from None
     return Fleet(client, describe, target, package, f'local:{count}', (client, cluster))
 
 

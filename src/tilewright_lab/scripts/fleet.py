@@ -40,7 +40,7 @@ from tilewright.targets.target import Wanted
 from tilewright_lab.figures.sample import take
 from tilewright_lab.simulate.fleet import LOG, ROUNDS, TARGET, TURN_S, devices
 
-CANDIDATES = 4
+CANDIDATES = 2
 WORKERS = (1, 2, 4)
 
 
@@ -159,7 +159,7 @@ def _judged(name: str, said: dict, ended: dict, expected: list) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else '')
     parser.add_argument('--suite', default='mopt')
-    parser.add_argument('--every', type=float, default=3.0, help='seconds between two kills')
+    parser.add_argument('--every', type=float, default=2.0, help='seconds between two kills')
     parser.add_argument('--json', type=Path)
     parser.add_argument('--coordinate', help=argparse.SUPPRESS)
     parser.add_argument('--store', type=Path, help=argparse.SUPPRESS)
