@@ -158,7 +158,7 @@ def _local_fleet(count: int, describe: Describe, target: str, package: str) -> F
         client.close()
         cluster.close()
         raise MissingError(
-            f'{count} workers did not start within {START_S:g} s; ask for fewer with --fleet local:N'
+            f'{count} workers did not start within {START_S:g} s; ask for fewer by --fleet local:N'
         ) from None
     return Fleet(client, describe, target, package, f'local:{count}', (client, cluster))
 
