@@ -246,8 +246,23 @@ class Fleet:
                 f'no worker of {self.where} has a device for target {self.target}; `tilewright '
                 f'doctor` on a worker says what is missing there'
             )
-        self.client.register_plugin(DevicesPlugin(self.describe, self.target, self.package))
+        self._register()
         return devices
+
+    def _register(self) -> None:
+        """Have all workers name their devices; one that dies meanwhile breaks dask's broadcast."""
+        plugin = DevicesPlugin(self.describe, self.target, self.package)
+        for left in reversed(range(TRIES)):
+            try:
+                self.client.register_plugin(plugin)
+                return
+            except OSError as error:
+                if not left:
+                    raise MissingError(
+                        f'the workers of {self.where} cannot be reached ({_brief(error)}); look '
+                        f'at their logs'
+                    ) from None
+                time.sleep(1.0)
 
     def _why_not(self, said: Any) -> str:
         """Why a worker is of another version than this process; '' if it is not."""
