@@ -1,21 +1,23 @@
 """What becomes of a fleet whose workers and coordinators die, and how it scales; by simulation.
 
-    python -m tilewright_lab.scripts.fleet --json bench/results/xeon-2vcpu/fleet.json
+    python -m tilewright_lab.scripts.fleet --json bench/results/xeon-2vcpu/fleet.json [WHAT ...]
 
-Three things are tried with candidates of every layer of a suite, each on workers in processes of
-their own, which sleep instead of measuring (tilewright_lab/simulate/fleet.py):
+Three things (WHAT, or all of them) are tried with candidates of every layer of a suite, each on
+workers in processes of their own, which sleep instead of measuring (simulate/fleet.py):
 
-    scaling   the same job with 1, 2 and 4 workers
+    scaling   the same job with 1 and with 4 workers
     kills     4 workers, one of which is killed every few seconds
     restart   4 workers, and the coordinator killed in the middle and started again
 
-The last two must end with the rows that the first one stored. A row is a group, a schedule, a
-status and every sample; how often a device was used is counted on the side of the workers.
+All must end with the same rows, compared by a digest, also with those that FILE holds already. A
+row is a group, a schedule, a status and every sample; how often a device was used is counted on the
+side of the workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -41,7 +43,7 @@ from tilewright_lab.figures.sample import take
 from tilewright_lab.simulate.fleet import LOG, ROUNDS, TARGET, TURN_S, devices
 
 CANDIDATES = 2
-WORKERS = (1, 2, 4)
+WORKERS = (1, 4)
 
 
 def coordinate(where: str, suite: str, path: Path) -> None:
@@ -113,30 +115,35 @@ def rows(store: Store) -> list:
     return sorted([*key, json.loads(text)['samples_ms']] for *key, text in found)
 
 
-def scaling(folder: Path, suite: str) -> tuple[dict, list]:
-    seconds, turns, stored = {}, {}, []
+def scaling(folder: Path, suite: str, every: float) -> dict:
+    seconds, turns, digests, count = {}, {}, set(), 0
     for workers in WORKERS:
         job = Job(folder / f'scaling-{workers}', workers, suite)
         seconds[workers] = job.finish(job.start())['seconds']
         ended = job.close()
-        turns[workers], stored = ended['turns'], ended['rows']
+        turns[workers] = ended['turns']
+        digests.add(digest(ended['rows']))
+        count = len(ended['rows'])
         print(f'{workers} workers: {seconds[workers]:.1f} s', flush=True)
-    found = {'seconds': seconds, 'turns': turns, 'speedup': seconds[1] / seconds[WORKERS[-1]]}
-    return found, stored
+    speedup = seconds[1] / seconds[WORKERS[-1]]
+    return {
+        'seconds': seconds, 'turns': turns, 'speedup': speedup, 'rows': count,
+        'digest': ' '.join(sorted(digests)),
+    }  # fmt: skip
 
 
-def kills(folder: Path, suite: str, every: float, expected: list) -> dict:
+def kills(folder: Path, suite: str, every: float) -> dict:
     job = Job(folder / 'kills', WORKERS[-1], suite)
     said = job.finish(job.start(), every)
-    return _judged('kills', said, job.close(), expected) | {'every_s': every}
+    return _summary(said, job.close()) | {'every_s': every}
 
 
-def restart(folder: Path, suite: str, after: float, expected: list) -> dict:
+def restart(folder: Path, suite: str, every: float) -> dict:
     job = Job(folder / 'restart', WORKERS[-1], suite)
     first = job.start()
     while not job.store.exists():
         time.sleep(0.05)
-    time.sleep(after)
+    time.sleep(2 * every)
     first.kill()
     first.wait()
     with open_store(job.store) as store:
@@ -145,19 +152,25 @@ def restart(folder: Path, suite: str, after: float, expected: list) -> dict:
     ended = job.close()
     kept = {tuple(row[:2]): row[3] for row in ended['rows']}
     lost = [row for row in before if kept[tuple(row[:2])][: len(row[3])] != row[3]]
-    found = _judged('restart', said, ended, expected)
-    return found | {'after_s': after, 'rows_before': len(before), 'rows_lost': len(lost)}
+    found = _summary(said, ended)
+    return found | {'after_s': 2 * every, 'rows_before': len(before), 'rows_lost': len(lost)}
 
 
-def _judged(name: str, said: dict, ended: dict, expected: list) -> dict:
-    found = {k: v for k, v in ended.items() if k != 'rows'} | said
-    found['same_store'] = ended['rows'] == expected
-    print(f'{name}: {found}', flush=True)
-    return found
+def _summary(said: dict, ended: dict) -> dict:
+    stored = ended.pop('rows')
+    return ended | said | {'rows': len(stored), 'digest': digest(stored)}
+
+
+def digest(stored: list) -> str:
+    return hashlib.sha256(json.dumps(stored).encode()).hexdigest()[:16]
+
+
+WHAT = {'scaling': scaling, 'kills': kills, 'restart': restart}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else '')
+    parser.add_argument('what', nargs='*', choices=[*WHAT, []], metavar='WHAT')
     parser.add_argument('--suite', default='mopt')
     parser.add_argument('--every', type=float, default=2.0, help='seconds between two kills')
     parser.add_argument('--json', type=Path)
@@ -167,19 +180,22 @@ def main() -> int:
     if given.coordinate:
         coordinate(given.coordinate, given.suite, given.store)
         return 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        scaled, expected = scaling(folder, given.suite)
-        found = {
-            'versions': versions(), 'suite': given.suite, 'candidates': CANDIDATES,
-            'rounds': ROUNDS, 'turn_s': TURN_S, 'rows': len(expected), 'scaling': scaled,
-            'kills': kills(folder, given.suite, given.every, expected),
-            'restart': restart(folder, given.suite, 2 * given.every, expected),
-        }  # fmt: skip
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + '\n')
-    right = found['kills']['same_store'] and found['restart']['same_store']
-    return 0 if right and not found['restart']['rows_lost'] else 1
+    asked = {
+        'suite': given.suite, 'candidates': CANDIDATES, 'rounds': ROUNDS, 'turn_s': TURN_S,
+    }  # fmt: skip
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    found = kept if kept.get('asked') == asked else {'asked': asked}
+    found['versions'] = versions()
+    for name in given.what or WHAT:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = WHAT[name](Path(folder), given.suite, given.every)
+        print(f'{name}: {found[name]}', flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1) + '\n')
+    digests = {found[name]['digest'] for name in WHAT if name in found}
+    lost = found.get('restart', {}).get('rows_lost', 0)
+    print('the same store' if len(digests) == 1 else 'stores differ', flush=True)
+    return 0 if len(digests) == 1 and not lost else 1
 
 
 if __name__ == '__main__':
