@@ -8,16 +8,21 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+import tilewright as tw
+from tilewright import zoo
 from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.suites import expand
 from tilewright.store.records import open_store, package_version
 from tilewright.targets import fleet as fleets
 from tilewright.targets.target import Wanted
+from tilewright_lab.figures.figures import Options
+from tilewright_lab.figures.measured import collect_ahead, layers, source
 
 distributed = pytest.importorskip('distributed')
 
@@ -67,6 +72,13 @@ def client() -> Iterator[Any]:
 @pytest.fixture
 def fleet(client: Any) -> Fleet:
     return Fleet(client, two_devices, 'test', '1', 'here')
+
+
+@pytest.fixture
+def own_fleet(client: Any, tmp_path: Path, monkeypatch: Any) -> Fleet:
+    """Workers with this host's own CPU, and an empty cache."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
+    return Fleet(client, fleets.devices_of, 'cpu', package_version(), 'here')
 
 
 def test_every_piece_comes_back_and_what_it_told_before(fleet: Fleet) -> None:
@@ -134,12 +146,9 @@ def test_a_fleet_measures_and_the_model_does_not(capsys: Any) -> None:
     assert '--no-measure' in capsys.readouterr().err
 
 
-def test_plans_of_a_fleet_are_in_the_callers_store(
-    client: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_plans_of_a_fleet_are_in_the_callers_store(own_fleet: Fleet, tmp_path: Path) -> None:
     """The same rows as without one, and nothing is left to measure for the next run."""
-    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path / 'cache'))
-    fleet = Fleet(client, fleets.devices_of, 'cpu', package_version(), 'here')
+    fleet = own_fleet
     kind = fleets.own_kind(fleet)
     group = conv2d(c=8, k=8, h=6, w=6, r=3, s=3, pad=1)
     wanted = Wanted(fleets.machine_for(fleet, kind), top=2, threads=1, algorithm='direct')
@@ -150,6 +159,46 @@ def test_plans_of_a_fleet_are_in_the_callers_store(
             assert plan.best.measurement is not None
             assert plan.best.measurement.ok
         assert len(store) == len(plan.candidates)
+
+
+@pytest.mark.slow
+def test_a_network_is_tuned_on_a_fleet(own_fleet: Fleet, monkeypatch: Any) -> None:
+    """What workers measured is found again without them."""
+    graph = zoo.graph('mobilenet_v1', image=32, width=32)
+    handed: list[str] = []
+    run = own_fleet.run
+
+    def counted(work: Any, pieces: Any, *rest: Any) -> Any:
+        handed.extend(pieces)
+        return run(work, pieces, *rest)
+
+    monkeypatch.setattr(own_fleet, 'run', counted)
+    words = {'tune': 'measure', 'trials': 2, 'threads': 1, 'algorithm': 'direct', 'fuse': 'none'}
+    for number in range(2):
+        net = tw.compile(graph, fleet=own_fleet, check=False, **words)
+        assert net.inputs[0].name == 'image'
+        if not number:
+            assert handed
+            handed.clear()
+    assert handed == []
+
+
+def test_samples_of_a_figure_are_taken_on_a_fleet(own_fleet: Fleet, tmp_path: Path) -> None:
+    machine = fleets.machine_for(own_fleet, fleets.own_kind(own_fleet))
+    options = Options(
+        'mopt-fig5', machine, 'mb1ic8ih6oc8oh6kh1n"a"', 3, 1, 0, fleet=cast(Any, own_fleet)
+    )
+    with source(options) as found:
+        assert found.recorder is not None
+        [wanted] = expand(options.layers)
+        collect_ahead(options, found.recorder, [wanted[:2]], retime=True)
+        taken = found.data.layers['a']
+        assert len(taken.samples) == 3
+        assert taken.finals
+        lines = len(found.path.read_text().splitlines())
+        [priced] = layers(options, found, retime=True)  # nothing is left to measure
+        assert len(priced.times_ms) == 3
+        assert len(found.path.read_text().splitlines()) == lines
 
 
 def slow_piece(one: FleetDevice, tell: Any, folder: str, name: str) -> int:
