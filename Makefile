@@ -3,6 +3,7 @@
 # make test-all  all of them, kernels compiled as for users
 # make check   format, lint, types, direction of imports
 # make fuzz    random networks on every target for an hour (FUZZ_S=600 for ten minutes)
+# make docs    the documentation as a site with a search, in build/site/VERSION
 # make tables  write the tables of README.md and docs/ again from the JSON in bench/results
 # make peers-tvm  set up TVM in an environment of its own, for tilewright bench --against tvm
 #
@@ -17,7 +18,7 @@ FUZZ_S ?= 3600
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all fuzz check format tables peers-tvm clean
+.PHONY: demo docs test test-all fuzz check format tables peers-tvm clean
 
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright_lab demo
@@ -46,6 +47,10 @@ format: $(VENV)/stamp-check
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/stamp-test
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo build/site/*/index.html
+
 tables: $(VENV)/stamp-demo
 	$(BIN)/python -m tilewright_lab.scripts.tables
 
@@ -66,7 +71,7 @@ $(VENV)/stamp-demo: $(VENV)/stamp-venv pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/stamp-test: $(VENV)/stamp-venv pyproject.toml constraints.txt
-	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl]'
+	$(INSTALL) -e '.[test,bench,torch,report,cuda,opencl,fleet,docs]'
 	touch $@
 
 # Types are checked with every package installed that the product can use.

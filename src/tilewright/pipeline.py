@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from tilewright import targets
 from tilewright.errors import InputError
@@ -23,6 +25,7 @@ from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store
+from tilewright.targets.fleet import fleet_at, machine_for, own_kind, plans
 from tilewright.targets.gpu.tuning import model_for
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.target import Report, Wanted
@@ -68,6 +71,37 @@ def optimize(
               group says how (docs/gpu_half.md).
     store     where records go; None: the user's own store.
     """
+    group, wanted = asked_of(
+        group, machine, top, measure, threads, target=target, device=device, trials=trials,
+        model=model, prune=prune, algorithm=algorithm, max_rel_err=max_rel_err, dtype=dtype,
+        seed=seed,
+    )  # fmt: skip
+    wanted = replace(wanted, store=store, progress=progress)
+    plan = targets.target_of(target).plan(group, wanted)
+    for candidate in plan.candidates:
+        debug(2, _line(candidate))
+    debug(3, f'{group.label}: {plan.best.schedule.to_json()}')
+    return plan
+
+
+def asked_of(
+    group: Group,
+    machine: Machine | GpuMachine | str | os.PathLike[str] | None = None,
+    top: int = 5,
+    measure: bool = True,
+    threads: int | None = None,
+    *,
+    target: str = 'cpu',
+    device: str = '',
+    trials: int | None = None,
+    model: str = 'analytical',
+    prune: str | None = None,
+    algorithm: str = 'auto',
+    max_rel_err: float = DEFAULT_LIMIT,
+    dtype: str = 'f32',
+    seed: int | None = None,
+) -> tuple[Group, Wanted]:
+    """The words of `optimize`, checked, as targets take them."""
     if not isinstance(group, Group):
         raise InputError(
             f"group is {group!r}; give what conv2d, matmul or parse('mopt/R2') returns"
@@ -83,13 +117,58 @@ def optimize(
         ranking = _half_ranking(ranking)
     wanted = Wanted(
         machine, device, top, trials, measure, threads, ranking, algorithm, float(max_rel_err),
-        store, seed, progress,
+        seed=seed,
     )  # fmt: skip
-    plan = targets.target_of(target).plan(group, wanted)
-    for candidate in plan.candidates:
-        debug(2, _line(candidate))
-    debug(3, f'{group.label}: {plan.best.schedule.to_json()}')
-    return plan
+    return group, wanted
+
+
+def tune_ahead(
+    fleet: str,
+    groups: Mapping[str, Group],
+    machine: Machine,
+    store: Store | None = None,
+    progress: Report | None = None,
+    **words: Any,
+) -> None:
+    """Measure groups on workers of this host's kind, so that `optimize` finds them in the store."""
+    opened = fleet_at(fleet, 'cpu')
+    pieces = {name: asked_of(group, machine, **words) for name, group in groups.items()}
+    for _ in plans(opened, own_kind(opened), pieces, store, progress):
+        pass
+
+
+def fleet_kinds(fleet: str, target: str) -> tuple[str, ...]:
+    """The kinds of devices that the workers of a fleet have for a target."""
+    return tuple(fleet_at(fleet, target).kinds())
+
+
+def optimize_on_fleet(
+    fleet: str,
+    groups: Mapping[str, Group],
+    kinds: Sequence[str],
+    *,
+    target: str = 'cpu',
+    store: Store | None = None,
+    progress: Report | None = None,
+    **words: Any,
+) -> Iterator[tuple[str, Plan]]:
+    """`optimize` for many groups on the workers of a fleet, for each of these kinds of devices.
+
+    Comes out: (name, plan), by kinds and in the order of the groups, each as soon as it and those
+    before it are there. `words` are those of `optimize`.
+    """
+    opened = fleet_at(fleet, target)
+    for kind in kinds:
+        machine = machine_for(opened, kind)
+        pieces = {
+            name: asked_of(group, machine, target=target, **words)
+            for name, group in groups.items()
+        }  # fmt: skip
+        left, found = list(groups), {}
+        for name, plan in plans(opened, kind, pieces, store, progress):
+            found[name] = plan
+            while left and left[0] in found:
+                yield left[0], found[left.pop(0)]
 
 
 def _stored_as(group: Group, dtype: str, target: str) -> Group:

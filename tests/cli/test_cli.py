@@ -411,7 +411,7 @@ def test_bench_against_onnxruntime(call):
 def test_the_demo_prints_a_row_for_each_layer(call, monkeypatch):
     monkeypatch.setattr(demo, 'SUITE', f'{SMALL}n"a",{OTHER}n"b"')
     code, out, err = call('demo', '--threads', 1)
-    assert code == 3
+    assert code == 0
     assert 'peer onnxruntime needs' in err
     assert '2 of 2 kernels verified' in out
     rows = [line.split() for line in out.splitlines() if line.startswith(('a ', 'b '))]

@@ -42,6 +42,7 @@ def run(
     libraries: str = 'none',
     precision: str | None = None,
     prune: str | None = None,
+    fleet: str | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
@@ -64,7 +65,7 @@ def run(
                 found, target, tune=tune, trials=trials, shapes=sizes,
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
                 fuse=fuse, libraries=libraries, prune=prune, progress=bar.report,
-                precision=precision,
+                precision=precision, fleet=fleet,
                 check=False if asked is None else asked, **more,
             )  # fmt: skip
 

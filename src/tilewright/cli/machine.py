@@ -15,7 +15,7 @@ from tilewright.machine.machine import Machine
 from tilewright.machine.measure import curve, load_machine, machine_file
 from tilewright.report.machine_page import boundary_names, machine_text, plot_curve
 from tilewright.runtime.gpu.bandwidth import described
-from tilewright.runtime.gpu.session import TARGETS, open_device
+from tilewright.runtime.gpu.session import TARGETS, device_names, open_device
 
 
 def run(
@@ -62,7 +62,7 @@ def run_target(out: Output, *, target: str, seed: int | None) -> int:
     """List the devices of a target with the figures that the models need."""
     if target not in TARGETS:
         raise InputError(f'--target {target!r}; choose one of cpu, {", ".join(TARGETS)}')
-    found = [(name, described(open_device(target, name))) for name in _names(target)]
+    found = [(name, described(open_device(target, name))) for name in device_names(target)]
     if not found:
         found = [('', described(open_device(target)))]  # says what is missing
     for number, (name, one) in enumerate(found):
@@ -74,18 +74,6 @@ def run_target(out: Output, *, target: str, seed: int | None) -> int:
         }
     )  # fmt: skip
     return 0
-
-
-def _names(target: str) -> list[str]:
-    if target == 'cuda':
-        from tilewright.runtime.gpu.cuda_devices import cuda_devices
-
-        return [str(number) for number in range(len(cuda_devices()))]
-    if target == 'opencl':
-        from tilewright.runtime.gpu.opencl import devices
-
-        return devices()
-    return ['host']
 
 
 def peak_text(machine: GpuMachine) -> str:

@@ -24,6 +24,7 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
+    Fleet,
     Fuse,
     Json,
     MachineName,
@@ -32,6 +33,7 @@ from tilewright.cli.options import (
     Prune,
     Ranking,
     Seed,
+    ShellName,
     Spec,
     Target,
     Threads,
@@ -130,6 +132,7 @@ def machine(
         'tilewright optimize cnnopt/R12 --no-measure --machine h200 --model forest',
         'tilewright optimize cnnopt/R9 --target cuda --trials 64',
         'tilewright optimize mopt/R9 --no-measure --machine h200 --precision fp16',
+        'tilewright optimize mopt --fleet tcp://host:8786',
     )
 )
 def optimize(
@@ -162,6 +165,7 @@ def optimize(
         Path | None,
         typer.Option('--emit', metavar='DIR', help='Write the generated sources, best first.'),
     ] = None,
+    fleet: Fleet = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -191,7 +195,7 @@ def optimize(
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
         target=target, device=device, trials=trials,
         model='analytical' if measure or prune else model, prune=prune.value if prune else None,
-        precision=precision.value if precision else 'fp32',
+        precision=precision.value if precision else 'fp32', fleet=fleet,
     )  # fmt: skip
 
 
@@ -266,6 +270,37 @@ def explain(
 
 app.add_typer(network_verbs.verbs)
 app.add_typer(report_verbs.verbs)
+
+
+@app.command(epilog=examples('tilewright doctor', 'tilewright doctor --json -'))
+def doctor(json: Json = None) -> int:
+    """Say what is found, missing and misconfigured on this host, and what to do about it.
+
+    Exit code 1 if something that is needed is missing or set wrong.
+    """
+    from tilewright.cli import doctor as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(Output('doctor', json))
+
+
+@app.command(
+    epilog=examples(
+        'tilewright completion bash > ~/.local/share/bash-completion/completions/tilewright',
+        'tilewright completion zsh > ~/.zfunc/_tilewright',
+        'tilewright completion fish > ~/.config/fish/completions/tilewright.fish',
+    )
+)
+def completion(
+    shell: Annotated[
+        ShellName, typer.Argument(metavar='SHELL', help='bash, zsh or fish.', show_default=False)
+    ],
+) -> int:
+    """Print a script that completes verbs, options and their values in a shell."""
+    from tilewright.cli import completion as verb
+
+    print(verb.script(shell.value, typer.main.get_command(app)), end='')
+    return 0
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -11,6 +11,7 @@ from tilewright.cli.options import (
     Algorithm,
     AlgorithmName,
     Fallback,
+    Fleet,
     Fuse,
     Json,
     Libraries,
@@ -83,6 +84,7 @@ def zoo(
         'tilewright compile model.onnx --check',
         'tilewright compile resnet18 --target cuda --libraries auto',
         'tilewright compile resnet50 --target cuda --precision fp16 --tune measure',
+        'tilewright compile resnet50 --tune measure --fleet tcp://host:8786',
     )
 )
 def compile(
@@ -110,6 +112,7 @@ def compile(
             help='Run it once against ONNX Runtime or the reference [with --tune measure].',
         ),
     ] = None,
+    fleet: Fleet = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -128,6 +131,7 @@ def compile(
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
         prune=prune.value if prune else None, precision=precision.value if precision else None,
+        fleet=fleet,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tilewright.machine.measure import load_machine
 from tilewright.ops.group import Group
 from tilewright.ops.suites import Expansion, expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.pipeline import check_options, optimize
+from tilewright.pipeline import check_options, fleet_kinds, optimize, optimize_on_fleet
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
 from tilewright.runtime.gpu.session import open_device
 from tilewright.store.records import Store, open_store
@@ -94,59 +94,89 @@ def run(
     model: str = 'analytical',
     prune: str | None = None,
     precision: str = 'fp32',
+    fleet: str | None = None,
 ) -> int:
-    """Optimise every layer, print and record it; comes out: the exit code."""
+    """Optimise every layer, print and record it; comes out: the exit code.
+
+    On a fleet, for every kind of device that it has.
+    """
+    if fleet is not None and (machine is not None or not measure or device):
+        raise InputError(
+            f'--fleet {fleet} measures on the devices of its workers; leave out --machine, '
+            f'--no-measure and --device'
+        )
     place: Machine | GpuMachine | None
     if target == 'cpu':
         check_early(
             machine, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed
         )  # fmt: skip
         layers = layers_of(spec, out).layers
-        place = machine_of(machine, measure, out)
+        place = None if fleet else machine_of(machine, measure, out)
         seed = secrets.randbits(32) if measure and seed is None else seed
     else:
         target_of(target)
         layers = layers_of(spec, out).layers
         place = None if machine is None else known_gpu(machine)
-    shown = place or open_device(target, device).machine
-    data = {
-        'spec': spec, 'measured': measure, 'seed': seed, 'target': target,
-        'machine': shown.to_json(),
-    }  # fmt: skip
+    shown = None if fleet else (place or open_device(target, device).machine)
     store = open_store() if measure else None
     found: list[dict] = []
     code = 0
     columns = Columns([name for name, _, _ in layers], OPTIMIZED)
-    if len(layers) > 1:
-        out.say(f'{_machine_text(shown)}; times in ms')
-        out.say(columns.head())
+    words = {
+        'top': top, 'measure': measure, 'threads': threads, 'target': target, 'device': device,
+        'trials': trials, 'model': model, 'prune': prune, 'algorithm': algorithm,
+        'max_rel_err': max_rel_err, 'dtype': PRECISIONS[precision], 'seed': seed,
+    }  # fmt: skip
+    headed = None
+    total = len(layers)
     try:
-        with Bar(len(layers)) as bar:
-            for name, group, count in layers:
-                bar.begin(name)
-                plan = optimize(
-                    group, place, top, measure, threads, target=target, device=device,
-                    trials=trials, model=model, prune=prune, algorithm=algorithm,
-                    max_rel_err=max_rel_err, dtype=PRECISIONS[precision], store=store, seed=seed,
-                    progress=bar.report,
-                )  # fmt: skip
-                written = _emitted(plan, emit, name if len(layers) > 1 else '')
+        with Bar(total) as bar:
+            if fleet is not None:
+                groups = {name: group for name, group, _ in layers}
+                kinds = fleet_kinds(fleet, target)
+                total = bar.steps = len(layers) * len(kinds)
+                source = optimize_on_fleet(
+                    fleet, groups, kinds, store=store, progress=bar.report, **words
+                )
+            else:
+                source = (
+                    (name, optimize(group, place, store=store, progress=bar.report, **words))
+                    for name, group, _ in layers
+                    if not bar.begin(name)
+                )
+            counts = {name: count for name, _, count in layers}
+            for name, plan in source:
+                several = len(layers) > 1
+                if several and plan.machine != headed:
+                    headed = plan.machine
+                    with bar.paused():
+                        out.say(f'{_machine_text(headed)}; times in ms')
+                        out.say(columns.head())
+                folder = emit / plan.machine.name if emit and total > len(layers) else emit
+                written = _emitted(plan, folder, name if several else '')
                 built = _built(plan, sources_alone=bool(written))
                 bar.finish()
                 with bar.paused():
                     text = optimized_row(columns, name, plan)
-                    out.say(text if len(layers) > 1 else layer_text(name, plan, built, written))
+                    out.say(text if several else layer_text(name, plan, built, written))
                     for warning in plan.warnings:
                         out.warn(f'{name}: {warning}')
-                found.append(layer_json(name, count, plan) | {'library': built, 'emitted': written})
+                one = layer_json(name, counts[name], plan)
+                found.append(one | {'library': built, 'emitted': written})
+                shown = shown or plan.machine
                 code = max(code, not_working(plan))
     except KeyboardInterrupt:
-        out.warn(interrupted(len(found), len(layers), store))
+        out.warn(interrupted(len(found), total, store))
         code = INTERRUPTED
     finally:
         if store is not None:
             store.close()
-    out.write(data | {'complete': len(found) == len(layers), 'layers': found})
+    out.write(
+        {
+            'spec': spec, 'measured': measure, 'seed': seed, 'target': target,
+            'machine': shown and shown.to_json(), 'complete': len(found) == total, 'layers': found,
+        }
+    )  # fmt: skip
     return code
 
 

@@ -29,6 +29,14 @@ class CachesName(StrEnum):
     BOTH = 'both'
 
 
+class ShellName(StrEnum):
+    """Shells that `cli.completion` writes scripts for."""
+
+    BASH = 'bash'
+    ZSH = 'zsh'
+    FISH = 'fish'
+
+
 class AlgorithmName(StrEnum):
     """What may compete, as `search.choose` knows it; named here so that help needs no solver."""
 
@@ -80,6 +88,14 @@ MachineName = Annotated[
 ]
 Target = Annotated[
     str, typer.Option('--target', metavar='T', help='cpu, cuda, opencl or host (docs/gpu.md).')
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        '--fleet',
+        metavar='WHERE',
+        help='Measure on workers: tcp://HOST:PORT, local:N or a scheduler file (docs/fleet.md).',
+    ),
 ]
 Top = Annotated[int, typer.Option('--top', metavar='N', help='Candidates to keep.')]
 Algorithm = Annotated[

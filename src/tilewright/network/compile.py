@@ -86,6 +86,7 @@ from tilewright.targets.target import Report
 
 if TYPE_CHECKING:
     from tilewright.fallback.network import Mixture
+    from tilewright.runtime.fleet import Fleet
 
 
 def compile(
@@ -113,6 +114,7 @@ def compile(
     check: bool | Check | None = None,
     libraries: str = 'none',
     precision: str | None = None,
+    fleet: str | Fleet | None = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -157,6 +159,9 @@ def compile(
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
              for a model of fp16 on a GPU, else fp32.
+    fleet    with tune='measure', workers that time kernels on devices of this host's kind:
+             'tcp://HOST:PORT', 'local:N' or a scheduler file (docs/fleet.md). Groups are timed
+             alone there, not in the network.
     """
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
@@ -165,7 +170,9 @@ def compile(
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse, target)
     how = how_of(target, tune, model, search, algorithm, prune)
-    asked = Asked(tune, trials, float(max_rel_err), how, libraries)
+    asked = Asked(tune, trials, float(max_rel_err), how, libraries, fleet)
+    if fleet is not None and tune != 'measure':
+        raise InputError(f"fleet={fleet!r} times kernels; ask for it with tune='measure'")
     if target != 'cpu':
         check_gpu(target, threads=threads, machine=machine, fallback=fallback)
     if is_saved(network):
@@ -277,7 +284,7 @@ def _mixed(
         return compile(
             graph, tune=asked.tune, threads=site.threads, trials=asked.trials,
             machine=site.machine, algorithm=asked.algorithm, max_rel_err=asked.max_rel_err,
-            passes=passes, check=how, progress=progress,
+            passes=passes, check=how, fleet=asked.fleet, progress=progress,
         )  # fmt: skip
 
     mixed = mixture.compiled(ours)

@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from tilewright.version import VERSION
 MOST_FILES = 8192
 _DECIDES = ('kernels', 'machine', 'model', 'ops', 'schedule', 'search')
 GPU_DECIDES = ('rank', 'targets/gpu')  # of what is chosen for GPUs, beside those
+Hear = Callable[[str, Any], object]
+_HEARD: ContextVar[Hear | None] = ContextVar('heard', default=None)
 
 
 @cache
@@ -79,7 +82,9 @@ def keep_choices(key: str, found: Iterable[Choice]) -> None:
 
 def keep(key: str, answer: Any) -> None:
     """Keep an answer. It appears whole or not at all; where nothing can be written, it is lost."""
-    path = _path(key)
+    path, hear = _path(key), _HEARD.get()
+    if hear is not None:
+        hear(key, answer)
     with contextlib.suppress(OSError):
         if not path.parent.is_dir():
             make_private(path.parent)
@@ -88,6 +93,16 @@ def keep(key: str, answer: Any) -> None:
             made = Path(scratch) / path.name
             made.write_text(json.dumps(answer))
             os.replace(made, path)
+
+
+@contextlib.contextmanager
+def heard(hear: Hear) -> Iterator[None]:
+    """Meanwhile `hear` is called with every key and answer that this thread keeps."""
+    token = _HEARD.set(hear)
+    try:
+        yield
+    finally:
+        _HEARD.reset(token)
 
 
 def _path(key: str) -> Path:

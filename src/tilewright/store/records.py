@@ -132,6 +132,15 @@ class Record:
             'created_s': self.created_s, 'updated_s': self.updated_s,
         }  # fmt: skip
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        return cls(
+            data['group'], data['label'], data['schedule'], data['schedule_digest'],
+            data['threads'], Validators(data['machine'], data['package'], data['compiler']),
+            Measurement.from_json(data['measurement']), data['features'], data['created_s'],
+            data['updated_s'],
+        )  # fmt: skip
+
 
 def _row(record: Record) -> tuple:
     now = time.time()
@@ -157,7 +166,12 @@ def _record(row: tuple) -> Record:
 
 
 class Store:
-    """An open store; `path` is None when it lives in memory. Use it from one thread."""
+    """An open store; `path` is None when it lives in memory. Use it from one thread.
+
+    `heard` is called with every record that is put.
+    """
+
+    heard: Callable[[Record], object] | None = None
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -178,6 +192,8 @@ class Store:
         Under the same key a wrong answer is kept for good. Of two that are ok the one with more
         samples stays, with equally many the newer one; otherwise the newer one. Never two rows.
         """
+        if self.heard is not None:
+            self.heard(record)
         row = _row(record)
         return self._run(lambda connection: connection.execute(_PUT, row).rowcount) > 0
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.graph.fuse import Cost
 from tilewright.graph.passes import ProgramPasses
@@ -28,6 +28,9 @@ from tilewright.store.network_file import Saved
 from tilewright.targets.gpu.tuning import How
 from tilewright.targets.target import Report
 
+if TYPE_CHECKING:
+    from tilewright.runtime.fleet import Fleet
+
 Choices = Mapping[str, Sequence[Choice]]  # by the digest of a group, the best first
 
 
@@ -39,6 +42,7 @@ class Asked:
     libraries  of vendors that may compete: 'none', 'auto' or 'only' (targets/gpu/selector.py)
     trials   kernels of each group that are timed; None: as many as the target takes
     how      what ranks and searches them on a GPU, and the algorithm of convolutions anywhere
+    fleet    where they are timed (targets/fleet.py); None: here
     """
 
     tune: str = 'model'
@@ -46,6 +50,7 @@ class Asked:
     max_rel_err: float = DEFAULT_LIMIT
     how: How = field(default_factory=How)
     libraries: str = 'none'
+    fleet: str | Fleet | None = None
 
     @property
     def algorithm(self) -> str:

@@ -17,7 +17,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.registry import Registry
 from tilewright.runtime.measure import Progress
-from tilewright.schedule.choice import AnySchedule
+from tilewright.schedule.choice import AnySchedule, Choice
 from tilewright.store.records import Store
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Wanted:
     store: Store | None = None
     seed: int | None = None
     progress: Report | None = None
+    chosen: tuple[Choice, ...] = ()  # candidates that were ranked before; (): rank them
+    search: str = 'local'
 
 
 class Target(Protocol):

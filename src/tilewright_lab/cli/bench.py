@@ -67,6 +67,7 @@ class BenchOptions:
     fuse: str | None = None
     untuned: bool = True
     precision: str = 'fp32'
+    fleet: str | None = None
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -101,6 +102,11 @@ def run(
     if not on_gpu:
         check_mode(options.libraries, options.target)
         check_precision(options.precision, options.target)
+    if options.fleet is not None and (options.tune != 'measure' or (on_gpu and networks is None)):
+        raise InputError(
+            f'--fleet {options.fleet} tunes networks and layers of a CPU; leave it out for layers '
+            f'of a GPU and with --tune model'
+        )
     if networks is None and options.fuse is not None:
         raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
     what = 'layers' if networks is None else 'networks'

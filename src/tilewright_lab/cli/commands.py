@@ -18,6 +18,7 @@ from tilewright.cli.options import (
     AlgorithmName,
     CachesName,
     Fallback,
+    Fleet,
     Fuse,
     Json,
     Libraries,
@@ -59,6 +60,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench resnet18,resnet50 --target cuda --against torch,inductor',
         'tilewright bench resnet50 --target cuda --batch 16 --fuse elementwise --libraries auto',
         'tilewright bench resnet50 --target cuda --batch 16 --precision fp16',
+        'tilewright bench mopt --fleet hosts.json',
     )
 )
 def bench(
@@ -119,6 +121,7 @@ def bench(
     ] = True,
     fuse: Fuse = None,
     fallback: Fallback = None,
+    fleet: Fleet = None,
     target: Target = 'cpu',
     libraries: Libraries = LibrariesName.NONE,
     precision: Precision = None,
@@ -161,7 +164,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
-        untuned, precision.value if precision else 'fp32',
+        untuned, precision.value if precision else 'fp32', fleet,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 
@@ -171,6 +174,7 @@ def bench(
         'tilewright reproduce mopt-fig5 --plot pictures --json fig5.json',
         'tilewright reproduce mopt-fig5 --data samples.jsonl',
         'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
+        'tilewright reproduce mopt-fig5 --fleet tcp://host:8786',
         'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
         'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
         'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
@@ -221,6 +225,7 @@ def reproduce(
     small: Annotated[
         bool, typer.Option('--small', help='Small networks of the same structure.')
     ] = False,
+    fleet: Fleet = None,
     machine: MachineName = None,
     threads: Threads = None,
     json: Json = None,
@@ -242,7 +247,7 @@ def reproduce(
     return verb.run(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
         samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs, networks=networks,
-        target=target, seconds=seconds, small=small,
+        target=target, seconds=seconds, small=small, fleet=fleet,
     )  # fmt: skip
 
 

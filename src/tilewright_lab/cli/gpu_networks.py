@@ -86,7 +86,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
                 )
                 said['inductor'] = rivals.begin(subjects, progress)
             for subject in subjects:
-                ours = _ours(subject, compiling, tunes)
+                ours = _ours(subject, compiling, tunes, options.fleet)
                 done.append(duel(subject, ours, peers, options.rounds, progress, rivals))
                 progress('')
                 ours_us, ratio = done[-1].ours_us or 0.0, done[-1].ratio or 0.0
@@ -111,7 +111,7 @@ def _results(done: Sequence[GpuNetworkResult], asked: int) -> dict[str, Any]:
 
 
 def _ours(
-    subject: Subject, compiling: dict[str, Any], tunes: Sequence[str]
+    subject: Subject, compiling: dict[str, Any], tunes: Sequence[str], fleet: str | None
 ) -> list[Callable[[], Entrant]]:
     """Ours with branches side by side, compiled in each way, and the last also in a row."""
     made: dict[str, tuple[GpuNetwork, float, dict[str, float]]] = {}
@@ -122,7 +122,10 @@ def _ours(
             stages = _Stages()
             graph = zoo.graph(**subject.arguments)
             # Answers are compared with the peers', and seconds are those of compiling.
-            found = compile(graph, progress=stages, tune=tune, check=False, **compiling)
+            where = fleet if tune == 'measure' else None
+            found = compile(
+                graph, progress=stages, tune=tune, check=False, fleet=where, **compiling
+            )  # fmt: skip
             assert isinstance(found, GpuNetwork)
             made[tune] = found, stages.seconds, stages.spent
         return made[tune]

@@ -20,7 +20,7 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
-from tilewright.pipeline import optimize
+from tilewright.pipeline import optimize, tune_ahead
 from tilewright.store.records import Store, open_store
 from tilewright.targets.plan import Candidate, Plan
 from tilewright_lab.cli.bench import (
@@ -60,6 +60,13 @@ def run(options: BenchOptions, out: Output) -> int:
     machine = machine_of(None, True, out)
     resumed = Resumed('layers', [name for name, _, _ in layers], options, machine, out, peers=names)
     with open_store() as store, Bar(len(layers)) as bar, ExitStack() as stack:
+        if options.fleet:
+            # What is in the store is not measured again below.
+            tune_ahead(
+                options.fleet, {name: group for name, group, _ in layers}, machine, store=store,
+                progress=bar.report, top=options.top, threads=options.threads,
+                algorithm=options.algorithm, max_rel_err=options.max_rel_err, seed=resumed.seed,
+            )  # fmt: skip
         bench = _Bench(options, names, machine, resumed.seed, store, bar, out, stack)
         done, code = resumed.each(
             lambda number: bench.layer(*layers[number]), bar,

@@ -61,7 +61,7 @@ def _compare(
         else:
             subject = Subject.of_zoo(name, Path(folder), seed, options.batch or 1)
         compiling = {'tune': options.tune, 'max_rel_err': options.max_rel_err}
-        given = {'fallback': options.fallback, 'fuse': options.fuse}
+        given = {'fallback': options.fallback, 'fuse': options.fuse, 'fleet': options.fleet}
         compiling |= {name: value for name, value in given.items() if value}
         return compare_network(
             subject, arena, options=compiling, rounds=options.rounds, seed=seed,

@@ -63,6 +63,7 @@ def run(
     target: str | None = None,
     seconds: float | None = None,
     small: bool = False,
+    fleet: str | None = None,
 ) -> int:
     """Make a figure: text, JSON and, if asked for, a picture; comes out: the exit code."""
     figure = figure_of(name)
@@ -72,6 +73,8 @@ def run(
             f'--epochs {epochs}: '
             + ('ask for at least 1' if figure.trains else f'{figure.name} trains no network')
         )
+    if fleet is not None and (data is not None or not figure.samples or figure.networks):
+        raise InputError(f'--fleet {fleet} measures samples; {figure.name} measures none here')
     compiled = {'networks': networks, 'target': target, 'seconds': seconds, 'small': small or None}
     _check_networks(figure, compiled, machine)
     if data is None and not figure.gpu and not figure.networks:
@@ -83,7 +86,7 @@ def run(
         out.warn(f'{missing}; the figures are written without it')
     with contextlib.ExitStack() as stack:
         options = _options(figure, out, stack, data, machine, layers, samples, threads, seed)
-        options = replace(options, epochs=epochs or 0)
+        options = replace(options, epochs=epochs or 0, fleet=fleet)
         options = replace(options, **{k: v for k, v in compiled.items() if v is not None})
         if figure.name == 'mopt-fig7' and data is None:
             options = replace(options, data=_bench(options, out))

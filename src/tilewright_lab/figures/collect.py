@@ -1,6 +1,6 @@
 """Samples and final rounds: drawn, built, checked, timed, and written down one by one.
 
-Goes in: a layer, a `Recorder` that may know some of it already. Comes out: more records in it.
+Goes in: a layer, `Records` that may know some of it already. Comes out: more records in it.
 
 A layer is built first, several kernels at a time, while nothing is timed. Then batches of samples
 are checked against the float64 reference, each in the worker, and take turns in interleaved rounds;
@@ -29,7 +29,7 @@ from tilewright.runtime.measure import conditions
 from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.worker import LEAST_CALLS, WARM_UP_CALLS, Answer, Worker
 from tilewright.schedule.schedule import Schedule
-from tilewright_lab.figures.dataset import LayerData, Recorder, Sample
+from tilewright_lab.figures.dataset import LayerData, Records, Sample
 from tilewright_lab.figures.figures import Reporter
 from tilewright_lab.figures.sample import take
 
@@ -68,7 +68,7 @@ class _Pace:
 
 
 def collect(
-    recorder: Recorder, name: str, group: Group, samples: int, worker: Worker, report: Reporter
+    recorder: Records, name: str, group: Group, samples: int, worker: Worker, report: Reporter
 ) -> LayerData:
     """Add to the record of a layer until it has `samples` schedules, each with its turns."""
     data = recorder.data
@@ -100,7 +100,7 @@ def collect(
 
 
 def _check_all(
-    recorder: Recorder, layer: LayerData, libraries: Mapping[str, Path], worker: Worker,
+    recorder: Records, layer: LayerData, libraries: Mapping[str, Path], worker: Worker,
     pace: _Pace,
 ) -> None:  # fmt: skip
     """Run every kernel once and judge it; the wall clock is kept."""
@@ -118,7 +118,7 @@ def _check_all(
 
 
 def finals(
-    recorder: Recorder, layer: LayerData, keys: Sequence[str], worker: Worker, report: Reporter
+    recorder: Records, layer: LayerData, keys: Sequence[str], worker: Worker, report: Reporter
 ) -> None:
     """Time samples against each other in interleaved rounds, unless that is on record already."""
     times = layer.times_ms()
@@ -188,7 +188,7 @@ def _library(group: Group, schedule: Schedule) -> Path:
 
 
 def _build_all(
-    recorder: Recorder, layer: LayerData, keys: Sequence[str], pace: _Pace
+    recorder: Records, layer: LayerData, keys: Sequence[str], pace: _Pace
 ) -> dict[str, Path]:
     """Libraries by key, built on all cores; what the compiler refuses is recorded and left out."""
     libraries: dict[str, Path] = {}

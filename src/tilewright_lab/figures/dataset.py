@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from tilewright.errors import InputError, StoreError
 from tilewright.machine.machine import Machine
@@ -212,6 +212,15 @@ def _opened(head: Mapping[str, Any]) -> DataSet:
         raise ValueError(f'format {head.get("format")} is not {FORMAT}')
     machine = Machine.from_json(head['machine'])
     return DataSet(machine, int(head['threads']), int(head['seed']), dict(head['versions']))
+
+
+class Records(Protocol):
+    """A data set that grows, wherever it is kept."""
+
+    @property
+    def data(self) -> DataSet: ...
+
+    def put(self, kind: str, layer: str, **fields: Any) -> None: ...
 
 
 class Recorder:

@@ -144,6 +144,7 @@ class Options:
     epochs    of a network's training; 0: as many as the figure has
     networks, target, seconds, small   of a figure that compiles networks: their names, where they
               run, when no new one is begun any more, and whether they are to be small
+    fleet     workers that measure samples; None: this host does
     """
 
     name: str
@@ -160,6 +161,7 @@ class Options:
     target: str = 'cuda'
     seconds: float | None = None
     small: bool = False
+    fleet: str | None = None
 
 
 def place_of(path: Path) -> str:

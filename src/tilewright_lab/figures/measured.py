@@ -11,23 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tilewright import knobs
 from tilewright.errors import InputError
 from tilewright.machine.compiler import cache_dir, compiler, compiler_version
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
+from tilewright.ops.group import Group
 from tilewright.ops.suites import expand
-from tilewright.runtime.worker import Worker
+from tilewright.runtime.worker import REFERENCE_FLOPS_PER_S, START_LIMIT_S, Worker
 from tilewright.store.records import package_version
+from tilewright.targets.fleet import fleet_at, own_kind
 from tilewright_lab.figures.collect import collect, finals
-from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, read
+from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, Records, read
 from tilewright_lab.figures.evaluate import deciding
-from tilewright_lab.figures.figures import Options, place_of
+from tilewright_lab.figures.figures import Options, Reporter, Silence, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,8 @@ def layers(options: Options, found: Source, retime: bool) -> Iterator[Priced]:
                 f'{", ".join(found.data.layers) or "none"}'
             )
     options.report.plan(len(wanted))
+    if options.fleet and found.recorder is not None:
+        collect_ahead(options, found.recorder, wanted, retime)  # what is on record stays as it is
     with Worker(seed=options.seed) as worker:
         for name, group in wanted:
             options.report.begin(name)
@@ -151,11 +157,70 @@ def layers(options: Options, found: Source, retime: bool) -> Iterator[Priced]:
                     raise InputError(f'{name} in {found.path} is another problem than {name} now')
                 yield price(layer, found.machine)
             else:
-                layer = collect(
-                    found.recorder, name, group, options.samples, worker, options.report
-                )
-                if retime and layer.times_ms():
-                    keys = deciding(layer, price(layer, found.machine).predicted_s)
-                    finals(found.recorder, layer, keys, worker, options.report)
-                yield price(layer, found.machine)
+                yield _sampled(
+                    found.recorder, found.machine, name, group, options.samples, retime, worker,
+                    options.report,
+                )  # fmt: skip
             options.report.finish()
+
+
+def _sampled(
+    recorder: Records, machine: Machine, name: str, group: Group, samples: int, retime: bool,
+    worker: Worker, report: Reporter,
+) -> Priced:  # fmt: skip
+    """Add to the record of a layer what is missing."""
+    layer = collect(recorder, name, group, samples, worker, report)
+    if retime and layer.times_ms():
+        keys = deciding(layer, price(layer, machine).predicted_s)
+        finals(recorder, layer, keys, worker, report)
+    return price(layer, machine)
+
+
+@dataclass(frozen=True, slots=True)
+class TellingRecorder:
+    """A record that somebody else writes."""
+
+    data: DataSet
+    tell: Callable[[Any], None]
+
+    def put(self, kind: str, layer: str, **fields: Any) -> None:
+        record = {'kind': kind, 'layer': layer, **fields}
+        self.data.add(record)
+        self.tell(record)
+
+
+def collect_ahead(
+    options: Options, recorder: Recorder, wanted: list[tuple[str, Group]], retime: bool
+) -> None:
+    """Take the samples of every layer on workers of this host's kind; each goes to the record as
+    soon as it is told.
+    """
+    assert options.fleet is not None
+    fleet = fleet_at(options.fleet, 'cpu')
+    data = recorder.data
+
+    def arguments(name: str, group: Group) -> tuple:
+        known = {name: data.layers[name]} if name in data.layers else {}
+        return replace(data, layers=known), name, group, options.samples, retime
+
+    def told(_: str, record: dict[str, Any]) -> None:
+        recorder.put(record.pop('kind'), record.pop('layer'), **record)
+
+    pieces = {name: partial(arguments, name, group) for name, group in wanted}
+    limit = START_LIMIT_S + max(group.flops for _, group in wanted) / REFERENCE_FLOPS_PER_S
+    limit += 3 * knobs.get('time_limit')
+    found = fleet.run(collect_piece, pieces, own_kind(fleet), told, limit)
+    for done, (name, _) in enumerate(found, 1):
+        options.report.step(f'{name} sampled', done, len(wanted), 0.0)
+
+
+def collect_piece(
+    device: Any, tell: Callable[[Any], None], data: DataSet, name: str, group: Group, samples: int,
+    retime: bool,
+) -> None:  # fmt: skip
+    """The samples of one layer, on a worker."""
+    with Worker(seed=data.seed) as worker:
+        _sampled(
+            TellingRecorder(data, tell), data.machine, name, group, samples, retime, worker,
+            Silence(),
+        )  # fmt: skip

@@ -68,6 +68,19 @@ def open_device(target: str, name: str = '') -> Device:
     raise InputError(f'target {target!r} is not known; choose one of {", ".join(TARGETS)}')
 
 
+def device_names(target: str) -> list[str]:
+    """The names that `open_device` takes for all devices of a target; none without a driver."""
+    if target == 'cuda':
+        from tilewright.runtime.gpu.cuda_devices import cuda_devices
+
+        return [str(number) for number in range(len(cuda_devices()))]
+    if target == 'opencl':
+        from tilewright.runtime.gpu.opencl import devices
+
+        return devices()
+    return ['host']
+
+
 def versions_of(target: str) -> dict[str, str]:
     """Versions of what a target's kernels are compiled and run by, where it tells them."""
     if target != 'cuda':

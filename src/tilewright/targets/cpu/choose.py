@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import generate
@@ -164,7 +165,6 @@ def _searched(questions: Mapping[str, Question]) -> Iterator[tuple[str, tuple[Ch
 
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
-    from tilewright.model.cpu.prediction import bound_times
     from tilewright.search.cpu.choose import choose, choose_preferred
     from tilewright.search.cpu.rank_winograd import rank_winograd
 
@@ -177,9 +177,13 @@ def search(question: Question) -> tuple[Choice, ...]:
         )
     else:
         found = choose(group, machine, threads, top, question.algorithm, question.max_rel_err)
-    made = []
-    for candidate in found:
-        said = candidate.prediction
-        bounds = bound_times(said.flops_done, said.moved, machine, threads)
-        made.append(Choice(candidate.schedule, said.seconds, max(bounds.values()), said.limit))
-    return tuple(made)
+    return tuple(choice_of(candidate, machine, threads) for candidate in found)
+
+
+def choice_of(candidate: Any, machine: Machine, threads: int) -> Choice:
+    """A candidate of a search or of a plan, as networks choose and store it."""
+    from tilewright.model.cpu.prediction import bound_times
+
+    said = candidate.prediction
+    bounds = bound_times(said.flops_done, said.moved, machine, threads)
+    return Choice(candidate.schedule, said.seconds, max(bounds.values()), said.limit)

@@ -132,7 +132,7 @@ class CpuSite:
         most = asked.trials or TRIALS
         return measure_in_place(
             program, {digest: found[:most] for digest, found in chosen.items()}, self.machine,
-            self.threads, asked.max_rel_err, progress, asked.algorithm,
+            self.threads, asked.max_rel_err, progress, asked.algorithm, asked.fleet,
         )  # fmt: skip
 
     def select(

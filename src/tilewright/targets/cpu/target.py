@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.schema import is_shipped
 from tilewright.knobs import debug
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
+from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import bound_times, lower_bound
 from tilewright.ops.group import Group
 from tilewright.report.explain import explain_plan
@@ -32,11 +33,12 @@ from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.measure import Measurement, finalists, measure_all
 from tilewright.runtime.worker import Worker
-from tilewright.schedule.choice import AnySchedule, Choice
+from tilewright.schedule.choice import AnySchedule
 from tilewright.search.cpu.choose import choose
 from tilewright.store import tuned
 from tilewright.store.network_file import Saved
 from tilewright.store.records import Record, Validators, open_store
+from tilewright.targets.cpu.choose import choice_of, is_legal
 from tilewright.targets.cpu.host import cpu_schedule, machine_of, thread_count, tuned_on
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.plan import Candidate, Plan
@@ -58,10 +60,15 @@ class CpuTarget:
         threads = thread_count(wanted.threads, machine)
         begin = time.perf_counter()
         top = max(wanted.top, wanted.trials or 1)
-        ranked = choose(group, machine, threads, top, wanted.algorithm, wanted.max_rel_err)
-        debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
-        candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
-        bound = min((c.solver_bound_s for c in ranked if c.solver_bound_s), default=0.0)
+        bound = 0.0
+        if wanted.chosen:
+            given = [c.schedule for c in wanted.chosen if is_legal(group, c.schedule)]
+            candidates = tuple(Candidate(s, predict(group, s, machine)) for s in given)
+        else:
+            ranked = choose(group, machine, threads, top, wanted.algorithm, wanted.max_rel_err)
+            debug(1, f'{group.label}: ranked {len(ranked)} in {time.perf_counter() - begin:.2f} s')
+            candidates = tuple(Candidate(c.schedule, c.prediction) for c in ranked)
+            bound = min((c.solver_bound_s for c in ranked if c.solver_bound_s), default=0.0)
         warnings = [warning] if warning else []
         if wanted.measure:
             candidates, trouble = _measured(group, machine, threads, candidates, wanted)
@@ -115,12 +122,9 @@ def _remember(
     best = candidates[0]
     if best.time_ms is None or not is_shipped(cpu_schedule(best.schedule)):
         return
-    times = bound_times(best.prediction.flops_done, best.prediction.moved, machine, threads)
-    choice = Choice(
-        best.schedule, best.prediction.seconds, max(times.values()), best.prediction.limit
-    )
     where = tuned_on(machine, threads, float(wanted.max_rel_err), wanted.algorithm)
-    tuned.remember(group, where, choice, len(candidates))
+    trials = len(wanted.chosen or candidates)
+    tuned.remember(group, where, choice_of(best, machine, threads), trials)
 
 
 def _builder(group: Group, candidate: Candidate) -> Callable[[], Path]:

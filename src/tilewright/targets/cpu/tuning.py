@@ -14,7 +14,8 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
+from tilewright.ops.core import core
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Compiled, Network
 from tilewright.runtime.measure import Progress, conditions, moved
@@ -30,9 +32,14 @@ from tilewright.runtime.network_arrays import example
 from tilewright.runtime.worker import Worker
 from tilewright.schedule.choice import Choice
 from tilewright.store import tuned
-from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.choose import choice_of, is_legal
 from tilewright.targets.cpu.host import tuned_on
 from tilewright.targets.cpu.kernels import Report, build_each, distinct
+from tilewright.targets.fleet import best_of, fleet_at, own_kind, plans
+from tilewright.targets.target import Wanted
+
+if TYPE_CHECKING:
+    from tilewright.runtime.fleet import Fleet
 
 ROUNDS = 3
 CALLS = 6
@@ -62,9 +69,10 @@ def measure_in_place(
     max_rel_err: float,
     report: Report | None = None,
     algorithm: str = 'auto',
+    fleet: str | Fleet | None = None,
 ) -> dict[str, Choice]:
     """The fastest choice of every group; what was tuned before, alone or in another network, is not
-    measured again.
+    measured again. On a fleet each group is timed alone, since its devices have not the network.
     """
     groups = distinct(program)
     where = tuned_on(machine, threads, max_rel_err, algorithm)
@@ -76,6 +84,9 @@ def measure_in_place(
     rest = {digest: found for digest, found in chosen.items() if digest not in best}
     if not rest:
         return best
+    if fleet is not None:
+        asked = Wanted(machine, threads=threads, algorithm=algorithm, max_rel_err=max_rel_err)
+        return best | measure_on_fleet(fleet_at(fleet, 'cpu'), groups, rest, asked, report)
     trials = sound({digest: (groups[digest], found) for digest, found in rest.items()},
                    max_rel_err, report)  # fmt: skip
     fixed = build_each([(groups[digest], choice) for digest, choice in best.items()])
@@ -91,6 +102,27 @@ def measure_in_place(
             debug(2, f'{mark} {groups[digest].label} {trial.choice.schedule.digest} '
                      f'{trial.choice.schedule.schema}: {trial.median_ms:.3f} ms, predicted '
                      f'{1e3 * trial.choice.predicted_s:.3f}')  # fmt: skip
+    return best
+
+
+def measure_on_fleet(
+    fleet: Fleet, groups: Mapping[str, Group], chosen: Mapping[str, Sequence[Choice]],
+    asked: Wanted, report: Report | None,
+) -> dict[str, Choice]:  # fmt: skip
+    """The fastest choice of every group, those with the same core measured once."""
+    cores: dict[str, list[str]] = {}
+    for digest in chosen:
+        cores.setdefault(core(groups[digest]).digest, []).append(digest)
+    pieces = {
+        name: (groups[alike[0]], replace(asked, chosen=tuple(chosen[alike[0]])))
+        for name, alike in cores.items()
+    }
+    best: dict[str, Choice] = {}
+    for name, made in plans(fleet, own_kind(fleet), pieces, progress=report):
+        fastest = choice_of(best_of(made), made.machine, made.threads)
+        for digest in cores[name]:
+            fits = is_legal(groups[digest], fastest.schedule)
+            best[digest] = fastest if fits else chosen[digest][0]
     return best
 
 

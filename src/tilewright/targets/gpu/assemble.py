@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.graph.levels import by_levels
 from tilewright.graph.program import Program, Task
@@ -28,6 +28,9 @@ from tilewright.targets.gpu.bind import Work, bind
 from tilewright.targets.gpu.choose import choose_all, is_legal, search
 from tilewright.targets.gpu.place import is_aligned
 from tilewright.targets.gpu.tuning import How, Place, fastest
+
+if TYPE_CHECKING:
+    from tilewright.runtime.fleet import Fleet
 
 Report = Callable[[Progress], object]
 
@@ -84,6 +87,7 @@ def measured(
     max_rel_err: float,
     progress: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
+    fleet: str | Fleet | None = None,
 ) -> dict[str, Choice]:
     """The fastest choice of every group; what is behind a sum of products does not decide it.
 
@@ -97,7 +101,7 @@ def measured(
         if progress is not None:
             progress(Progress('measure', group.label, done, total, 0.0, None))
 
-    found = fastest(distinct, first, place, trials, max_rel_err, report, how)
+    found = fastest(distinct, first, place, trials, max_rel_err, report, how, fleet)
     return {
         digest: best
         if is_legal(groups[digest], (best := found[one.digest]).schedule, place.machine)

@@ -88,7 +88,7 @@ class GpuSite:
         place = Place.of(self.device, self.target, self.name)
         return measured(
             _groups(program), chosen, place, asked.trials or TRIALS, asked.max_rel_err, progress,
-            asked.how,
+            asked.how, asked.fleet,
         )  # fmt: skip
 
     def select(

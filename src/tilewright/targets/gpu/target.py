@@ -68,7 +68,9 @@ class GpuTarget:
             raise InputError(f'threads={wanted.threads} means nothing on {self.name}; leave it out')
         device, machine = self._place(wanted)
         begin = time.perf_counter()
-        chosen, warnings = self._chosen(group, machine, wanted)
+        chosen, warnings = wanted.chosen, ()
+        if not chosen:
+            chosen, warnings = self._chosen(group, machine, wanted)
         debug(1, f'{group.label}: ranked {len(chosen)} in {time.perf_counter() - begin:.2f} s')
         candidates = tuple(
             Candidate(choice.schedule, prediction_of(group, _gpu(choice.schedule), machine))
@@ -123,7 +125,7 @@ class GpuTarget:
                 wanted.progress(Progress('measure', one.label, done, total, 0.0, None))
 
         place = Place.of(device, self.name, wanted.device)
-        how = How(model=wanted.model, seed=wanted.seed or 0, algorithm=wanted.algorithm)
+        how = How(wanted.model, wanted.search, wanted.seed or 0, wanted.algorithm)
         where = tuned_on(place, how, group, wanted.max_rel_err)
         trials = wanted.trials or TRIALS
         with nullcontext(wanted.store) if wanted.store else open_store() as store:

