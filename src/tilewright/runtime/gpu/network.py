@@ -170,9 +170,17 @@ class GpuNetwork(Network):
         with self._lock:
             self.device.use()
             self._write(inputs)
+        return self.time_again(repeats)
+
+    def time_again(self, repeats: int, copies: int = 1) -> list[float]:
+        """The same of `launch`, on what `buffers` hold, each the mean of some that follow each
+        other.
+        """
+        with self._lock:
+            self.device.use()
             self._recorded.run()
             self.device.synchronize()
-            return self._recorded.time(repeats)
+            return self._recorded.time(repeats, copies)
 
     def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
         """Run one task at a time, as `Network.step_by_step` does, without what was recorded."""
