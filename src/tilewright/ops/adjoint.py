@@ -96,6 +96,10 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     if slope is None:
         return ()
     reads = (*stage.reads, Access(UP, stage.write.index))
+    if stage.combiner is None and stage.expr.args:
+        # By the result where that says as much: then nobody else may need what it was made of.
+        slope = _by_result(slope, stage.expr, read(len(reads)))
+        reads = (*reads, Access(stage.write.tensor, stage.write.index))
     tensors = {t.name: t for t in group.tensors}
     tensors[UP] = replace(group.output, name=UP)
     value, made = product(read(len(stage.reads)), slope), []
@@ -137,6 +141,28 @@ def _without_ones(stage: Stage) -> Stage:
         expr=counted(stage.expr),
         combiner=stage.combiner if any(d.kind == 'reduction' for d in kept) else None,
     )  # fmt: skip
+
+
+def _by_result(slope: Expr, expr: Expr, result: Expr) -> Expr:
+    """A slope whose function, or whose clipped element in comparisons, is read from the result."""
+    inner, bounds = expr, {}
+    while inner.op in ('max', 'min') and inner.args[1].op == 'const':
+        bounds[inner.op] = inner.args[1]
+        inner = inner.args[0]
+    clipped = inner.op == 'read' and len(bounds) and _depth(expr) == len(bounds)
+
+    def replaced(e: Expr) -> Expr:
+        if e == expr:
+            return result
+        if clipped and e.op in ('gt', 'lt') and e.args[1] in bounds.values():
+            return replace(e, args=(result, e.args[1]))
+        return replace(e, args=tuple(map(replaced, e.args)))
+
+    return replaced(slope)
+
+
+def _depth(expr: Expr) -> int:
+    return 1 + _depth(expr.args[0]) if expr.args else 0
 
 
 def _flat(stage: Stage) -> Expr:

@@ -6,8 +6,8 @@ so that lives are counted in levels, the length of the longest way from the inpu
 tasks: branches of equal depth get memory of their own. Two lives that do not share a level must not
 meet when tasks run one after the other either, which is why the order matters.
 Offsets are those of graph/memory.py. What a carried input is next lies where the input does, if one
-kernel alone reads that element by element and writes it. Results and inputs lie in the arena as well and are copied
-from there, so that addresses never change and a call is one CUDA graph.
+kernel alone reads that element by element and writes it. Results and inputs lie in the arena as
+well and are copied from there, so that addresses never change and a call is one CUDA graph.
 """
 
 from __future__ import annotations

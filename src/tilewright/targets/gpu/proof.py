@@ -278,9 +278,9 @@ class _Told:
         if array is not None and duty in ('operand', 'zeroed'):
             self._upload(value, label, array)
         access = Access(value, first, self._block(array, label), slot.offset, region, align, label)
-        if duty == 'operand' and value in self.program.carried and not argument.written:
-            if buffer in read_where_written(task.group):
-                self.early[id(access)] = access
+        read_first = duty == 'operand' and value in self.program.carried and not argument.written
+        if read_first and buffer in read_where_written(task.group):
+            self.early[id(access)] = access
         return access, duty == 'zeroed'
 
 
