@@ -158,8 +158,8 @@ class _Backward:
     def _by_batch(self, task: Task) -> float | None:
         """The epsilon of a normalisation by the moments of its own operand; None for others.
 
-        Its gradient has a closed form (ops/normalise.py), which reads everything twice. Derived from
-        stages, mean and mean square are turned around by themselves, which reads it seven times.
+        Its gradient has a closed form (ops/normalise.py), which reads everything twice. Derived
+        from stages, mean and mean square are turned around by themselves: it is read seven times.
         """
         stage = task.group.stages[0]
         epsilon = epsilon_of(stage.expr) if len(task.operands) == 5 else None
