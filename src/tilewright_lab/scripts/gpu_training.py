@@ -2,7 +2,8 @@
 
     python -m tilewright_lab.scripts.gpu_training resnet50 --batch 16 --json training.json
     python -m tilewright_lab.scripts.gpu_training --list          the workloads and their batches
-    python -m tilewright_lab.scripts.gpu_training resnet50 --plan h200    no GPU: what is predicted
+    python -m tilewright_lab.scripts.gpu_training resnet50 --plan h200 [--build]    no GPU: what is
+        predicted; NVRTC compiles all kernels
 
 A step is forward, loss, backward and SGD with momentum, in fp32 with TF32 off. Either side is one
 CUDA graph whose data, parameters and momenta stay on the device. Before anything is timed, the loss
@@ -30,7 +31,18 @@ import torch
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
+from tilewright.graph.levels import by_levels
+from tilewright.graph.passes import GPU_PASSES, apply_passes, passes_of
+from tilewright.graph.training import step_program
+from tilewright.importers.torch import import_training
+from tilewright.machine.gpu import known_gpu
 from tilewright.network.training import TrainingStep
+from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.targets.gpu.assemble import chosen_by_model, works_of
+from tilewright.targets.gpu.code import cubins
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.place import place
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 
 # Batches of the training workloads; `image` of networks of words is their length.
@@ -120,17 +132,8 @@ def profiled(step: TrainingStep, repeats: int = 3) -> list[dict]:
     net: Any = step.network
     found: dict[str, dict] = {}
     for task in net.gpu_tasks:
-        us = 1e6 * statistics.median(net.device.time(task.calls, repeats))
-        row = found.setdefault(
-            f'{task.group.digest} {task.schedule.digest}',
-            {'us': 0.0, 'count': 0, 'predicted_us': 0.0, 'bound_us': 0.0, 'first': task.name,
-             'label': task.group.label, 'schema': task.schedule.schema,
-             'intrinsic': task.schedule.intrinsic},
-        )  # fmt: skip
-        row['us'] += us
-        row['count'] += 1
-        row['predicted_us'] += 1e6 * task.predicted_s
-        row['bound_us'] += 1e6 * task.bound_s
+        seconds = statistics.median(net.device.time(task.calls, repeats))
+        _add(found, task, task.name, task.group, seconds)
     return sorted(found.values(), key=lambda row: -row['us'])
 
 
@@ -141,6 +144,64 @@ def print_tasks(rows: list[dict]) -> None:
             f'{row["bound_us"]:8.1f} {row["schema"]:10s} {row["intrinsic"]:12s} {row["first"]} | '
             f'{row["label"][:90]}'
         )
+
+
+def planned(given: argparse.Namespace, batch: int) -> None:
+    """The tasks of a step on a GPU that is not here, their schedules and predicted times."""
+    machine, begin = known_gpu(given.plan), time.process_time()
+
+    def say(text: str) -> None:
+        print(f'{text} after {time.process_time() - begin:.1f} s of this process', flush=True)
+
+    workload = Workload(given.network, batch, given.small)
+    trained = import_training(
+        workload.module, workload.loss, (*workload.inputs, workload.target)
+    )  # fmt: skip
+    say('imported')
+    program, _ = step_program(trained, tw.SGD(RATE, MOMENTUM))
+    say(f'{len(program.tasks)} tasks')
+    wanted = passes_of(None, None, 'cuda')
+    program = by_levels(apply_passes(program, wanted, GpuCost(machine), GPU_PASSES))
+    groups = {task.group.digest: task.group for task in program.tasks}
+    say(f'passes: {len(program.tasks)} tasks of {len(groups)} kinds')
+    chosen = chosen_by_model(groups, machine, 1, DEFAULT_LIMIT)
+    say('scheduled')
+    works = works_of(program, {d: c[0] for d, c in chosen.items()}, machine, DEFAULT_LIMIT)
+    kernels = [step.kernel for work in works for step in (*work.module.ahead, *work.module.steps)]
+    placement = place(program, [work.module for work in works])
+    say(
+        f'{len(kernels)} kernels, {len(set(kernels))} distinct, '
+        f'{placement.arena_bytes / 2**20:.0f} MB, {len(placement.replaced)} in place'
+    )
+    rows: dict[str, dict] = {}
+    for work in works:
+        _add(rows, work, work.task.name, work.task.group, work.predicted_s)
+    ordered = sorted(rows.values(), key=lambda row: -row['us'])
+    total = Counter[str]()
+    for row in ordered:
+        total[f'{row["schema"]} {row["intrinsic"]}'] += row['us']
+    print(f'predicted one by one: {sum(total.values()):.0f} us')
+    for kind, us in total.most_common():
+        print(f'{us:10.0f} us {kind}')
+    print_tasks(ordered)
+    if given.build:
+        made = cubins(dict.fromkeys(kernels), 'sm_90a')
+        spilling = [k.name for k, (_, found) in made.items() if found.spill_bytes]
+        say(f'NVRTC compiled {len(made)} kernels, {len(spilling)} of them spill')
+
+
+def _add(rows: dict[str, dict], task: Any, name: str, group: Group, seconds: float) -> None:
+    """Count a task among those of its group and schedule."""
+    row = rows.setdefault(
+        f'{group.digest} {task.schedule.digest}',
+        {'us': 0.0, 'count': 0, 'predicted_us': 0.0, 'bound_us': 0.0, 'first': name,
+         'label': group.label, 'schema': task.schedule.schema,
+         'intrinsic': task.schedule.intrinsic},
+    )  # fmt: skip
+    row['us'] += 1e6 * seconds
+    row['count'] += 1
+    row['predicted_us'] += 1e6 * task.predicted_s
+    row['bound_us'] += 1e6 * task.bound_s
 
 
 class Journal:
@@ -244,6 +305,8 @@ def main() -> None:
     parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
     parser.add_argument('--profile', action='store_true', help='time every task by itself')
     parser.add_argument('--small', action='store_true', help='the same structure with small layers')
+    parser.add_argument('--plan', metavar='GPU', help='predict for this GPU, run nothing')
+    parser.add_argument('--build', action='store_true', help='compile what was planned')
     parser.add_argument('--again', action='store_true')
     parser.add_argument('--list', action='store_true')
     given = parser.parse_args()
@@ -251,7 +314,7 @@ def main() -> None:
         for name, batches in BATCHES.items():
             print(name, *batches)
         return
-    run(given, given.batch or BATCHES[given.network][0])
+    (planned if given.plan else run)(given, given.batch or BATCHES[given.network][0])
 
 
 if __name__ == '__main__':
