@@ -63,7 +63,7 @@ class Workload:
     def __init__(self, name: str, batch: int, small: bool = False) -> None:
         sizes = zoo.SMALL[name] if small else {'image': SIZES[name]} if name in SIZES else {}
         self.name, self.batch = name, batch
-        self.module = zoo.torch_module(name, batch=batch, **sizes).train()
+        self.module = zoo.torch_module(name, batch=batch, **sizes).train().requires_grad_(True)
         given = zoo.inputs(zoo.network(name, batch=batch, **sizes))
         self.inputs = [torch.from_numpy(array) for array in given.values()]
         torch.manual_seed(0)
