@@ -17,6 +17,7 @@ The sum over p with a(p) = x is found axis by axis of A, from its index and its 
                              (residue class of the stride)               alone, backwards
     values[j] (a table)      x                                           its places in the table
     whatever else, lookups   x                                           all p, where a(p) = x
+                             (of many rows of a table: ops/scatter.py)
 
 h' and r' replace h and r in every other index. Coefficients there are positive: taps run backwards
 in the gradient, and a tensor that has them forwards (the weights) is read from a reversed copy. So
@@ -37,6 +38,7 @@ from tilewright.errors import SpecError
 from tilewright.ops.derivative import derivative, product
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.scatter import by_rows, looked_up
 from tilewright.ops.stage import (
     MAX_TABLE,
     Access,
@@ -102,6 +104,9 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         reads = (*reads, Access(stage.write.tensor, stage.write.index))
     tensors = {t.name: t for t in group.tensors}
     tensors[UP] = replace(group.output, name=UP)
+    rows = by_rows(stage, number, tensors, UP, GRAD)
+    if rows:
+        return tuple(MadeTensor(g.output.name, (g,)) for g in rows)
     value, made = product(read(len(stage.reads)), slope), []
     assert value is not None
     if stage.combiner in ('max', 'min'):
@@ -302,7 +307,7 @@ class _Spread:
             name = self._name(part, f'x{axis}')
             part.parallel.append(Dim(name, extent))
             part.write.append(var(name))
-            here = self._looked_up(lookup, extent) if lookup is not None else at
+            here = looked_up(read(lookup), extent) if lookup is not None else at
             part.masks.append(call('eq', here, index(name)) if isinstance(here, Expr)
                               else call('eq', self._at(part, here), index(name)))  # fmt: skip
             yield part
@@ -315,12 +320,6 @@ class _Spread:
                 raise SpecError(f'{self.stage.name} counts along a table')
             line = line.plus(known, coefficient)
         return line.expr()
-
-    def _looked_up(self, number: int, extent: int) -> Expr:
-        """Where a lookup leads: negative ones count from the end, others to the nearest."""
-        at = read(number)
-        at = call('where', call('lt', at, whole(0)), call('add', at, whole(extent)), at)
-        return call('min', call('max', at, whole(0)), whole(extent - 1))
 
     def _is_radix(self, at: Affine, extent: int) -> bool:
         """Whether an index takes every value of the axis once."""
