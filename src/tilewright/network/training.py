@@ -209,7 +209,7 @@ class TrainingStep:
 
     def _blame(self, given: Mapping[str, np.ndarray]) -> None:
         """The step again, task by task, up to the first that makes what is not finite."""
-        found = self.name
+        found, number = self.name, self.steps + 1
         with contextlib.closing(self.network.step_by_step(given)) as moments:
             next(moments)
             for task, read_value in zip(self.network.tasks, moments, strict=False):
@@ -218,7 +218,7 @@ class TrainingStep:
                     found = f'{task.name} ({", ".join(task.origin)})'
                     break
         raise CheckError(
-            f'{self.name}: the loss of step {self.steps + 1} is {float(self._loss)}, which first '
+            f'{self.name}: the loss of step {number} is {float(self._loss)}, which first '
             f'appears in {found}; the state is that before the step: lower lr from {self.lr}, or '
             f'look at the inputs'
         )
