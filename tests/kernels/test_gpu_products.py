@@ -1,15 +1,22 @@
-"""Products of two computed operands by the tiled schema: packed in every call, or read in place."""
+"""Products of two computed operands by the tiled, patch and strip schemas: packed in every call, or
+read in place.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from devices import device
 
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.patch.counts import work as patch_work
 from tilewright.kernels.gpu.schemas.tiled.counts import work
 from tilewright.kernels.gpu.schemas.tiled.plan import plan
 from tilewright.machine.gpu import known_gpu
+from tilewright.ops.adjoint import adjoint
+from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.products import einsum
 from tilewright.ops.reference import reference
@@ -59,6 +66,37 @@ def test_products_of_computed_operands(name: str, schedule: GpuSchedule) -> None
             got = runner(**arrays)
     want = reference(group, arrays)
     assert np.abs(got - want).max() <= 3e-6 * np.abs(want).max()
+
+
+WEIGHTS = {
+    'patch': GpuSchedule.of('patch', 'mma_tf32x3', bk=16, bn=1, bh=3, bw=5, tk=16, tp=16, kb=8,
+                            stages=2, split=1, joint=0),
+    'wide': GpuSchedule.of('patch', 'wgmma_tf32x3', bk=16, bn=1, bh=4, bw=5, tk=16, tp=64, kb=8,
+                           stages=1, split=1, joint=0),
+    'strip': GpuSchedule.of('strip', 'wgmma_tf32_bf16', bk=16, bp=64, tk=16, tp=64, kb=8,
+                            stages=2, late=1, bulk=1, split=2, joint=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', WEIGHTS)
+def test_weights_that_change_are_packed_in_every_call(name: str) -> None:
+    """Convolutions of a training step, forward and by their input."""
+    plain = conv2d(n=2, c=16, h=6, w=6, k=12, r=3, s=3, pad=1)
+    tensors = tuple(replace(t, role='input') if t.role == 'constant' else t for t in plain.tensors)
+    group, schedule = replace(plain, tensors=tensors), WEIGHTS[name]
+    back = adjoint(group, 0)[-1].parts[0]
+    on = device('host')
+    for one in (group, back):
+        made = generate(one, schedule)
+        assert not made.ahead
+        assert len(made.steps) == 2
+        arrays = random_arrays(one, 3)
+        with Runner(made, on, {}) as runner:
+            got = runner(**arrays)
+        want = reference(one, arrays)
+        assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+    assert patch_work(group, schedule, None).extra_kernels == 1
+    assert patch_work(plain, schedule, None).extra_bytes == 0
 
 
 def test_packing_is_counted_where_it_happens() -> None:

@@ -17,8 +17,17 @@ from tilewright import zoo
 from tilewright.errors import CheckError, InputError, UnsupportedError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.levels import by_levels, successors
 from tilewright.graph.optimizer import Optimizer
-from tilewright.graph.training import LOSS, NEXT, RATE, TrainedGraph, step_program, trainable
+from tilewright.graph.training import (
+    LOSS,
+    NEXT,
+    RATE,
+    STEP,
+    TrainedGraph,
+    step_program,
+    trainable,
+)
 from tilewright.network.training import optimizer_of
 
 torch = pytest.importorskip('torch', reason='PyTorch is the oracle here')
@@ -119,6 +128,46 @@ def test_a_compiled_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / 'other.npz').write_bytes(b'no')
     with pytest.raises(InputError, match='is not a checkpoint'):
         step.load(tmp_path / 'other.npz')
+
+
+def test_on_a_device_the_state_stays_and_is_changed_in_place(tmp_path: Path) -> None:
+    """Only batches go up and losses come back; state is read, written and kept as on a CPU."""
+    module, x, y = nn.Linear(5, 3), torch.randn(4, 5), torch.randint(0, 3, (4,))
+    step = tw.compile_training(
+        module, 'cross_entropy', tw.SGD(0.1, 0.9, weight_decay=1e-2), (x, y), target='host'
+    )
+    net: Any = step.network
+    state = {'weight', 'bias', 'weight/momentum_buffer', 'bias/momentum_buffer', STEP}
+    assert net.carried == state
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=1e-2)
+    for _ in range(3):
+        want = theirs(module, optimizer, functional.cross_entropy, x, y)
+        assert step(x, y) == pytest.approx(want, rel=1e-5)
+    for name, array in module.state_dict().items():
+        torch.testing.assert_close(step.state_dict()[name], array)
+    step.save(tmp_path / 'three.npz')
+    losses = step(x, y), step(x, y)
+    step.load(tmp_path / 'three.npz')
+    assert step.steps == 3
+    assert (step(x, y), step(x, y)) == losses
+    step.check_nan, before = True, step.arrays()
+    with pytest.raises(CheckError, match='loss of step 6 is nan'):
+        step(np.full(x.shape, np.nan, np.float32), y)
+    for name, array in step.arrays().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_what_replaces_an_input_is_written_behind_its_readers() -> None:
+    """Tasks that read a parameter have lower levels than the one that writes over it."""
+    graph = zoo.graph('resnet18', **zoo.SMALL['resnet18'])
+    program = by_levels(step_program(trainable(graph, 'cross_entropy'), tw.SGD(0.1, 0.9))[0])
+    replaced = successors(program)
+    assert set(replaced.values()) == set(program.carried)
+    for value, name in replaced.items():
+        (writer,) = (n for n, task in enumerate(program.tasks) if task.result == value)
+        readers = [n for n, task in enumerate(program.tasks)
+                   if any(program.base(v) == name for v in task.operands.values())]  # fmt: skip
+        assert max(readers) <= writer
 
 
 def test_nodes_without_a_gradient_are_all_named() -> None:

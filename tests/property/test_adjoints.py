@@ -127,6 +127,18 @@ def test_a_maximum_goes_to_the_first_that_reached_it() -> None:
     assert got['In'].ravel().tolist() == [5.0, 0.0, 0.0, 7.0]
 
 
+def test_rows_that_were_looked_up_several_times() -> None:
+    """Large tables: lookups are compared with each other, not with every element."""
+    group, draw = moving.gather((1, 300, 16), 20), np.random.default_rng(0)
+    indices = np.array([5, 299, -1, 5, 0, *draw.integers(0, 9, 15)])
+    up = draw.standard_normal((1, 20, 16))
+    want = np.zeros((1, 300, 16))
+    np.add.at(want[0], indices, up[0])
+    got = gradients(group, {'In': np.zeros((1, 300, 16)), 'Indices': indices}, up)
+    np.testing.assert_allclose(got['In'], want, atol=1e-12)
+    assert [made.tensor for made in adjoint(group, 0)] == ['Same', 'Rows', 'Seen', 'At', 'Grad']
+
+
 OTHERS = [
     normalise.softmax((3, 5), 1), normalise.log_softmax((3, 5), 0), normalise.lrn((1, 7, 2, 2)),
     normalise.row_norm('layernorm', (4, 6)), normalise.channel_norm('groupnorm', (2, 2, 3, 5), 6),
@@ -134,7 +146,8 @@ OTHERS = [
     moving.slices((7, 9), {0: range(5, 0, -2), 1: range(1, 8, 3)}),
     *(moving.pad((5, 6), {0: (2, 1), 1: (1, 2)}, mode, 1.5) for mode in moving.BORDERS),
     moving.tile((2, 3), (2, 3)), moving.take((2, 4, 3), [1, 1, 3, 0, 1]),
-    moving.gather((2, 4, 3), 5), moving.gather_elements((4, 3), 0, (2, 3)),
+    moving.gather((2, 4, 3), 5), moving.gather((1, 300, 16), 20),
+    moving.gather_elements((4, 3), 0, (2, 3)),
     moving.gather_nd((2, 4, 5, 3), (2, 3, 2)), reduction.running('sum', (3, 5), 1, 'sum'),
     reduction.running('sum', (3, 5), 0, 'sum', reverse=True, exclusive=True),
     *(kind.group(word, (3, 4, 5), (0, 2)) for word, kind in reduction.REDUCTIONS.items()

@@ -12,6 +12,7 @@ in which its readers stand, the last first, so that results are the same every t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tilewright.errors import SpecError, UnsupportedError
@@ -33,7 +34,12 @@ from tilewright.graph.program import Task
 from tilewright.ops.adjoint import GRAD, UP, MadeTensor, adjoint, single_stages
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group
-from tilewright.ops.normalise import exponentials_adjoint
+from tilewright.ops.normalise import (
+    batch_moments,
+    by_moments_adjoint,
+    epsilon_of,
+    exponentials_adjoint,
+)
 from tilewright.ops.stage import Expr, call, read
 
 MOST_ADDENDS = 8
@@ -71,6 +77,7 @@ class _Backward:
         self.parts: dict[str, list[Result]] = {}
         self.totals: dict[str, Result] = {}
         self.refused: dict[str, list[str]] = {}
+        self.makers = {task.result: task for task in self.tasks}
         self.varying = {emitter.views.get(name, name) for name in by}
         for task in self.tasks:
             if self.varying & {self._base(v) for v in task.operands.values()}:
@@ -138,7 +145,34 @@ class _Backward:
         def named(result: Result, tensor: str) -> Result:
             return self._named(result, f'{task.result}/{tensor}', task.name)
 
-        return turned(task.group, held, out, up, moving, named)
+        epsilon = self._by_batch(task)
+        if epsilon is None:
+            return turned(task.group, held, out, up, moving, named)
+        sums = turned(task.group, held, out, up, {'In3', 'In4'}, named)
+        sums = [(tensor, named(result, f'{tensor}/grad')) for tensor, result in sums]
+        count = math.prod(held['In0'].shape) // math.prod(held['In1'].shape)
+        given = [up, *(held[f'In{n}'] for n in (0, 1, 2, 3)), dict(sums)['In4'], dict(sums)['In3']]
+        expr = by_moments_adjoint(epsilon, count)
+        return [('In0', pointwise('batchnorm_grad', expr, given, out.dtype)), *sums]
+
+    def _by_batch(self, task: Task) -> float | None:
+        """The epsilon of a normalisation by the moments of its own operand; None for others.
+
+        Its gradient has a closed form (ops/normalise.py), which reads everything twice. Derived
+        from stages, mean and mean square are turned around by themselves: it is read seven times.
+        """
+        stage = task.group.stages[0]
+        epsilon = epsilon_of(stage.expr) if len(task.operands) == 5 else None
+        if epsilon is None or len(task.group.stages) != 1:
+            return None
+        x, mean, power = (self._base(task.operands[f'In{number}']) for number in range(3))
+        of_mean, of_power = self.makers.get(mean), self.makers.get(power)
+        if of_mean is None or of_power is None or set(of_power.operands) != {'In', 'Mean'}:
+            return None
+        known = batch_moments(of_power.group.tensor('In').shape, task.group.output.dtype)
+        read_by = [self._base(v) for t in (of_mean, of_power) for v in t.operands.values()]
+        same = [t.group.stages for t in (of_mean, of_power)] == [g.stages for g in known]
+        return epsilon if same and sorted(read_by) == sorted([x, x, mean]) else None
 
 
 def turned(

@@ -1,33 +1,23 @@
 """Levels of a program: tasks of one level need nothing of each other, and may run side by side.
 
 Goes in: a program. Comes out: the level of each task, one above those whose results it reads, and
-the program with its tasks in that order.
+the program with its tasks in that order. What a carried input is next may be written where the
+input lies (`successors`), so that whatever reads the input has a lower level.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 
-from tilewright.graph.program import Program
+from tilewright.graph.program import Program, Task
+from tilewright.ops.group import Group
 
 
 def levels_of(program: Program) -> tuple[int, ...]:
     """For every task the number of tasks on the longest way to it."""
-    written: dict[str, list[tuple[int, int, int]]] = {}  # root -> (first, end, level)
-    levels = []
-    for task in program.tasks:
-        level = 0
-        for value in task.operands.values():
-            root, first = program.place(value)
-            end = first + math.prod(program.values[value].shape)
-            level = max(
-                [level, *(n + 1 for a, b, n in written.get(root, ()) if a < end and first < b)]
-            )
-        levels.append(level)
-        root, first = program.place(task.result)
-        end = first + math.prod(program.values[task.result].shape)
-        written.setdefault(root, []).append((first, end, level))
-    return tuple(levels)
+    return _levels(program, successors(program))
 
 
 def by_levels(program: Program) -> Program:
@@ -39,3 +29,82 @@ def by_levels(program: Program) -> Program:
     levels = levels_of(program)
     order = sorted(range(len(levels)), key=lambda number: (levels[number], number))
     return program.with_tasks(tuple(program.tasks[number] for number in order))
+
+
+def successors(program: Program) -> dict[str, str]:
+    """value -> the carried input whose memory it may be written to.
+
+    Its task reads the input element by element, where it writes, and everybody else has read the
+    input before. None where this would make tasks wait in a circle.
+    """
+    writers = {task.result: task for task in program.tasks}
+    named = dict(program.outputs)
+    found: dict[str, str] = {}
+    for name, output in program.carried.items():
+        value, element = program.place(named[output])
+        task = writers.get(value)
+        alike = task is not None and not task.writes_part and not element and (
+            program.values[value].dtype == program.values[name].dtype
+            and math.prod(program.values[value].shape) == math.prod(program.values[name].shape)
+        )  # fmt: skip
+        if alike and value not in found and _may_replace(program, task, name):
+            found[value] = name
+    if found:
+        try:
+            _levels(program, found)
+        except CycleError:
+            return {}
+    return found
+
+
+def _may_replace(program: Program, task: Task, name: str) -> bool:
+    """Whether a task reads an input only where it writes at the same time, if at all."""
+    return all(
+        tensor in read_where_written(task.group)
+        for tensor, value in task.operands.items()
+        if program.place(value)[0] == name
+    )
+
+
+@cache
+def read_where_written(group: Group) -> frozenset[str]:
+    """The operands of which every element is read only for the same element of the result."""
+    outer = {t.name for t in group.tensors if t.role in ('input', 'constant')}
+    found = {name for name in outer if group.tensor(name).shape == group.output.shape}
+    for number, stage in enumerate(group.stages):
+        behind = group.stages[number:]
+        plain = all(s.combiner is None for s in behind) and all(
+            access.is_affine and access.index == s.write.index
+            for s in behind
+            for access in s.reads
+            if access.tensor not in outer
+        )
+        found -= {
+            access.tensor
+            for access in stage.reads
+            if not plain or not access.is_affine or access.index != stage.write.index
+        }
+    return frozenset(found)
+
+
+def _levels(program: Program, replaced: dict[str, str]) -> tuple[int, ...]:
+    written: dict[str, list[tuple[int, int, int]]] = {}  # root -> (first, end, task)
+    readers: dict[str, set[int]] = {}
+    needs: list[set[int]] = []
+    for number, task in enumerate(program.tasks):
+        needs.append(set())
+        for value in task.operands.values():
+            root, first = program.place(value)
+            readers.setdefault(root, set()).add(number)
+            end = first + math.prod(program.values[value].shape)
+            needs[-1].update(n for a, b, n in written.get(root, ()) if a < end and first < b)
+        root, first = program.place(task.result)
+        end = first + math.prod(program.values[task.result].shape)
+        written.setdefault(root, []).append((first, end, number))
+    for value, name in replaced.items():
+        ((_, _, writer),) = written[value]
+        needs[writer] |= readers.get(name, set()) - {writer}
+    levels = [0] * len(needs)
+    for number in TopologicalSorter(dict(enumerate(needs))).static_order():
+        levels[number] = 1 + max((levels[other] for other in needs[number]), default=-1)
+    return tuple(levels)

@@ -55,6 +55,8 @@ class Program:
                concatenations that write in place. Neither of the two is a view
     values     the type of every value, views, inputs and constants included
     constants  arrays that are known now; tasks on them alone have been folded away
+    carried    input -> the output (the name callers use) that it is in the next call: state, which
+               a device may keep and change in place
     """
 
     name: str
@@ -65,9 +67,11 @@ class Program:
     constants: Mapping[str, np.ndarray]
     views: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    carried: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_places()
+        self._check_carried()
         given = {*self.inputs, *self.constants}
         spans: dict[str, list[tuple[int, int]]] = {}
         for value in (*self.inputs, *self.constants):
@@ -129,6 +133,15 @@ class Program:
                     raise ModelError(f'{value!r} lies inside itself')
                 seen.add(holder)
                 holder = self.inside[holder][0]
+
+    def _check_carried(self) -> None:
+        named, inputs = dict(self.outputs), set(self.inputs)
+        for name, output in self.carried.items():
+            if name not in inputs or output not in named:
+                raise ModelError(f'{name!r} is carried on as {output!r}; one of them is not there')
+            one, other = self._type(name), self._type(named[output])
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                raise ModelError(f'{name!r} is carried on as {output!r}, which has another type')
 
     def _check_same_dtype(self, value: str, holder: str) -> None:
         one, other = (self._type(name).dtype for name in (value, holder))

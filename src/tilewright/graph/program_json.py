@@ -25,6 +25,7 @@ def program_to_json(program: Program, key: Callable[[Task], Any]) -> dict:
         'values': [[v.name, list(v.shape), v.dtype] for v in program.values.values()],
         'views': dict(program.views),
         'inside': {value: list(place) for value, place in program.inside.items()},
+        **({'carried': dict(program.carried)} if program.carried else {}),
         'tasks': [
             {
                 'name': t.name,
@@ -62,4 +63,5 @@ def program_from_json(
         constants,
         body['views'],
         {value: (holder, offset) for value, (holder, offset) in body['inside'].items()},
+        body.get('carried', {}),
     )  # fmt: skip

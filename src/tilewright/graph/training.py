@@ -205,4 +205,5 @@ def step_program(trained: TrainedGraph, optimizer: Optimizer) -> tuple[Program, 
         node = Node('Update', f'{name}/update', (), ())
         made = emitter.name_of(result, emitter.fresh(f'{name}{NEXT}'), node)
         outputs.append((f'{name}{NEXT}', made))
-    return emitter.program(outputs), state
+    carried = {name: f'{name}{NEXT}' for name in new}
+    return replace(emitter.program(outputs), carried=carried), state

@@ -7,9 +7,9 @@
 
 Goes in: a network, a loss, an optimiser. Comes out: `TrainingStep`, which holds parameters, the
 optimiser's slots, running statistics and counters, and replaces them at every call: forward, loss,
-backward and updates are one program (graph/training.py), compiled as any network is. State lies in
-two sets of arrays that take turns, since a kernel may read a parameter while its successor is
-written.
+backward and updates are one program (graph/training.py), compiled as any network is. On a CPU state
+lies in two sets of arrays that take turns, since a kernel may read a parameter while its successor
+is written; on a GPU it stays on the device, and is changed in place (device_state.py).
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from tilewright.graph.training import (
     trainable,
 )
 from tilewright.network.compile import compile, is_module, read
+from tilewright.network.device_state import DeviceState
+from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.network_arrays import by_position, new_array
 
 Loss = str | Callable[..., Any] | None
@@ -120,22 +122,39 @@ class TrainingStep:
         self.parameters, self.buffers = tuple(trained.parameters), tuple(trained.buffers)
         self.network = compile(program, **options)
         values = {v.name.removesuffix(NEXT): v for v in self.network.outputs}
+        self._loss = new_array(values[LOSS])
+        if isinstance(self.network, GpuNetwork):
+            self._state = DeviceState(self.network, state)
+            return
         self._state = {name: _placed(values[name], a) if name in values else np.array(a)
                        for name, a in state.items()}  # fmt: skip
         self._next = {name: new_array(values[name]) for name in state if name in values}
-        self._loss = new_array(values[LOSS])
 
     def __call__(self, *arrays: Any, **named: Any) -> float:
         """One step on a batch: inputs in order, the target last, or by name."""
         given = by_position(self.name, self.inputs, [_array(a) for a in arrays])
         given |= {name: _array(array) for name, array in named.items()}
-        given |= self._state | {RATE: np.array([self.lr], np.float32)}
+        given[RATE] = np.array([self.lr], np.float32)
+        if isinstance(self._state, DeviceState):
+            return self._on_device(self._state, given)
+        given |= self._state
         made = {f'{name}{NEXT}': array for name, array in self._next.items()}
         self.network.run(given, {**made, LOSS: self._loss})
         if self.check_nan and not np.isfinite(self._loss):
             self._blame(given)
         for name, array in self._next.items():
             self._next[name], self._state[name] = self._state[name], array
+        return float(self._loss)
+
+    def _on_device(self, state: DeviceState, given: Mapping[str, np.ndarray]) -> float:
+        before = dict(state) if self.check_nan else {}
+        self._loss = state.step(given)
+        if self.check_nan and not np.isfinite(self._loss):
+            try:
+                state.write(before)
+                self._blame({**given, **before})
+            finally:
+                state.write(before)  # tasks one by one have changed it
         return float(self._loss)
 
     @property
@@ -165,7 +184,10 @@ class TrainingStep:
             array, own = _array(given), self._state[name]
             if array.shape != own.shape:
                 raise ArrayError(f'{name!r} has shape {array.shape}; it must be {own.shape}')
-            own[...] = array
+            if isinstance(self._state, DeviceState):
+                self._state.write({name: array})
+            else:
+                own[...] = array
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """A checkpoint: all of the state, written whole or not at all."""
@@ -187,7 +209,7 @@ class TrainingStep:
 
     def _blame(self, given: Mapping[str, np.ndarray]) -> None:
         """The step again, task by task, up to the first that makes what is not finite."""
-        found = self.name
+        found, number = self.name, self.steps + 1
         with contextlib.closing(self.network.step_by_step(given)) as moments:
             next(moments)
             for task, read_value in zip(self.network.tasks, moments, strict=False):
@@ -196,7 +218,7 @@ class TrainingStep:
                     found = f'{task.name} ({", ".join(task.origin)})'
                     break
         raise CheckError(
-            f'{self.name}: the loss of step {self.steps + 1} is {float(self._loss)}, which first '
+            f'{self.name}: the loss of step {number} is {float(self._loss)}, which first '
             f'appears in {found}; the state is that before the step: lower lr from {self.lr}, or '
             f'look at the inputs'
         )

@@ -17,6 +17,7 @@ The sum over p with a(p) = x is found axis by axis of A, from its index and its 
                              (residue class of the stride)               alone, backwards
     values[j] (a table)      x                                           its places in the table
     whatever else, lookups   x                                           all p, where a(p) = x
+                             (of many rows of a table: ops/scatter.py)
 
 h' and r' replace h and r in every other index. Coefficients there are positive: taps run backwards
 in the gradient, and a tensor that has them forwards (the weights) is read from a reversed copy. So
@@ -37,6 +38,7 @@ from tilewright.errors import SpecError
 from tilewright.ops.derivative import derivative, product
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.scatter import by_rows, looked_up
 from tilewright.ops.stage import (
     MAX_TABLE,
     Access,
@@ -85,7 +87,7 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     The groups read the tensors of the given one, its result among them, `Up`, and what is made
     before them.
     """
-    (stage,) = group.stages
+    stage = _without_ones(group.stages[0])
     if stage.sequential:
         raise SpecError(f'{stage.name} takes steps one after the other')
     if stage.combiner == 'prod':
@@ -96,8 +98,15 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     if slope is None:
         return ()
     reads = (*stage.reads, Access(UP, stage.write.index))
+    if stage.combiner is None and stage.expr.args:
+        # By the result where that says as much: then nobody else may need what it was made of.
+        slope = _by_result(slope, stage.expr, read(len(reads)))
+        reads = (*reads, Access(stage.write.tensor, stage.write.index))
     tensors = {t.name: t for t in group.tensors}
     tensors[UP] = replace(group.output, name=UP)
+    rows = by_rows(stage, number, tensors, UP, GRAD)
+    if rows:
+        return tuple(MadeTensor(g.output.name, (g,)) for g in rows)
     value, made = product(read(len(stage.reads)), slope), []
     assert value is not None
     if stage.combiner in ('max', 'min'):
@@ -113,6 +122,52 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         if found is not None:
             return (*made, *found)
     raise SpecError(f'{stage.name} reads {stage.reads[number].tensor} at indices with no inverse')
+
+
+def _without_ones(stage: Stage) -> Stage:
+    """The stage without iterators of one point, which would look like dimensions of a product."""
+    ones = {d.name for d in stage.dims if d.size == 1}
+    kept = tuple(d for d in stage.dims if d.name not in ones)
+    if not ones or not kept or stage.sequential:
+        return stage
+
+    def at(access: Access) -> Access:
+        index_ = (Affine(tuple(t for t in e.terms if t[0] not in ones), e.const)
+                  for e in access.index)  # fmt: skip
+        return replace(access, index=tuple(index_))
+
+    def counted(expr: Expr) -> Expr:
+        if expr.op == 'index' and expr.name in ones:
+            return whole(0)
+        return replace(expr, args=tuple(map(counted, expr.args)))
+
+    return replace(
+        stage, dims=kept, write=at(stage.write), reads=tuple(map(at, stage.reads)),
+        expr=counted(stage.expr),
+        combiner=stage.combiner if any(d.kind == 'reduction' for d in kept) else None,
+    )  # fmt: skip
+
+
+def _by_result(slope: Expr, expr: Expr, result: Expr) -> Expr:
+    """A slope whose function, or whose clipped element in comparisons, is read from the result."""
+    inner, bounds = expr, {}
+    while inner.op in ('max', 'min') and inner.args[1].op == 'const':
+        bounds[inner.op] = inner.args[1]
+        inner = inner.args[0]
+    clipped = inner.op == 'read' and len(bounds) and _depth(expr) == len(bounds)
+
+    def replaced(e: Expr) -> Expr:
+        if e == expr:
+            return result
+        if clipped and e.op in ('gt', 'lt') and e.args[1] in bounds.values():
+            return replace(e, args=(result, e.args[1]))
+        return replace(e, args=tuple(map(replaced, e.args)))
+
+    return replaced(slope)
+
+
+def _depth(expr: Expr) -> int:
+    return 1 + _depth(expr.args[0]) if expr.args else 0
 
 
 def _flat(stage: Stage) -> Expr:
@@ -252,7 +307,7 @@ class _Spread:
             name = self._name(part, f'x{axis}')
             part.parallel.append(Dim(name, extent))
             part.write.append(var(name))
-            here = self._looked_up(lookup, extent) if lookup is not None else at
+            here = looked_up(read(lookup), extent) if lookup is not None else at
             part.masks.append(call('eq', here, index(name)) if isinstance(here, Expr)
                               else call('eq', self._at(part, here), index(name)))  # fmt: skip
             yield part
@@ -265,12 +320,6 @@ class _Spread:
                 raise SpecError(f'{self.stage.name} counts along a table')
             line = line.plus(known, coefficient)
         return line.expr()
-
-    def _looked_up(self, number: int, extent: int) -> Expr:
-        """Where a lookup leads: negative ones count from the end, others to the nearest."""
-        at = read(number)
-        at = call('where', call('lt', at, whole(0)), call('add', at, whole(extent)), at)
-        return call('min', call('max', at, whole(0)), whole(extent - 1))
 
     def _is_radix(self, at: Affine, extent: int) -> bool:
         """Whether an index takes every value of the axis once."""

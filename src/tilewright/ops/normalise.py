@@ -12,12 +12,24 @@ The mean is taken off before squares are summed, as accuracy needs it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tilewright.ops.describe import Shape, dims_of, group_of, label_of, names_of
 from tilewright.ops.group import Group
 from tilewright.ops.reduction import lines
-from tilewright.ops.stage import Access, Affine, Dim, Expr, Stage, affine, call, const, read, var
+from tilewright.ops.stage import (
+    Access,
+    Affine,
+    Dim,
+    Expr,
+    Stage,
+    affine,
+    call,
+    const,
+    read,
+    substituted,
+    var,
+)
 
 X = read(0)
 
@@ -80,6 +92,41 @@ def batch_moments(shape: Shape, dtype: str = 'f32') -> tuple[Group, Group]:
     mean = group_of(label, stages[:2], {'In': shape}, dtype)
     given = {'In': shape, 'Mean': shape[1:2]}
     return mean, group_of(label_of('batch_power', shape), stages[2:], given, dtype)
+
+
+def by_moments(epsilon: float) -> Expr:
+    """Reads: an element, its channel's mean, mean square around that, scale and bias."""
+    deviation = call('sqrt', call('add', read(2), const(epsilon)))
+    normal = call('div', call('sub', X, read(1)), deviation)
+    return call('add', call('mul', normal, read(3)), read(4))
+
+
+def epsilon_of(expr: Expr) -> float | None:
+    """The number in `by_moments`; None for other expressions."""
+    numbers = {float(e.value) for e in _within(expr) if e.op == 'const'}
+    if len(numbers) != 1 or expr != by_moments(epsilon := numbers.pop()):
+        return None
+    return epsilon
+
+
+def _within(expr: Expr) -> Iterator[Expr]:
+    yield expr
+    for one in expr.args:
+        yield from _within(one)
+
+
+def by_moments_adjoint(epsilon: float, count: int) -> Expr:
+    """The gradient by an element of `by_moments` of a batch that the moments were taken of.
+
+    Reads: the gradient of the result, the element, mean, mean square, scale, and the gradients by
+    bias and scale, which are the sums over the `count` elements of a channel that it needs.
+    """
+    up, x, mean, power, scale, plus, times = (read(number) for number in range(7))
+    inverse = substituted(inverse_deviation(epsilon), [power])
+    share = const(1.0 / count)
+    normal = call('mul', call('sub', x, mean), inverse)
+    rest = call('add', plus, call('mul', normal, times))
+    return call('mul', call('mul', scale, inverse), call('sub', up, call('mul', rest, share)))
 
 
 def inverse_deviation(epsilon: float) -> Expr:

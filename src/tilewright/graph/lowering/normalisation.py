@@ -13,6 +13,7 @@ from tilewright.ops.functions import X, add, mul, sub
 from tilewright.ops.normalise import (
     batch_moments,
     batch_norm,
+    by_moments,
     channel_norm,
     inverse_deviation,
     lrn,
@@ -52,8 +53,7 @@ def _by_batch(
     now = compute(of_mean, {'In': images})
     power = compute(of_power, {'In': images, 'Mean': now})
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
-    deviation = call('sqrt', add(read(2), const(node.float('epsilon', 1e-5))))
-    expr = add(mul(call('div', sub(X, read(1)), deviation), read(3)), read(4))
+    expr = by_moments(node.float('epsilon', 1e-5))
     factors = [view(r, shape) for r in (now, power, scale, bias)]
     kept = node.float('momentum', 0.9)
     blend = add(mul(const(kept), X), mul(const(1.0 - kept), read(1)))

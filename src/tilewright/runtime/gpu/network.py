@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network, Read
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Program, bytes_of
 from tilewright.runtime.gpu.recorded import Waits, recorded
-from tilewright.runtime.network_arrays import from_bytes
+from tilewright.runtime.network_arrays import checked_input, from_bytes, new_array
 from tilewright.runtime.profile import Profile, TaskTime, network_html
 from tilewright.runtime.verify import poison
 from tilewright.schedule.gpu import GpuSchedule
@@ -63,8 +63,11 @@ class GpuNetwork(Network):
     """A network on a GPU. `net(x)`, `net(x, out=y)`, `net.run({'input': x}) -> {'output': ..}`.
 
     Calls from several threads take turns. `launch` runs on what the device's own arrays hold
-    (`buffers`), for callers that keep their data there.
+    (`buffers`), for callers that keep their data there. `carried` are inputs that a call replaces
+    by what they are next; those of them that nobody writes are the state of the last call.
     """
+
+    carried: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -133,6 +136,28 @@ class GpuNetwork(Network):
             if array.size:
                 self.device.write(self.buffers[value.name], array)
 
+    def write(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy some inputs to the device, for `launch`."""
+        kinds = {value.name: value for value in self.inputs}
+        with self._lock:
+            self.device.use()
+            for name, array in arrays.items():
+                given = checked_input(kinds[name], array)
+                if given.size:
+                    self.device.write(self.buffers[name], given)
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Inputs and results by name, as the device's memory is now."""
+        kinds = {value.name: value for value in (*self.inputs, *self.outputs)}
+        found = {}
+        with self._lock:
+            self.device.use()
+            for name in names:
+                found[name] = new_array(kinds[name])
+                if found[name].size:
+                    self.device.read(self.buffers[name], found[name])
+        return found
+
     def launch(self) -> None:
         """Run on what `buffers` hold; results are there once the device is synchronized."""
         with self._lock:
@@ -145,9 +170,17 @@ class GpuNetwork(Network):
         with self._lock:
             self.device.use()
             self._write(inputs)
+        return self.time_again(repeats)
+
+    def time_again(self, repeats: int, copies: int = 1) -> list[float]:
+        """The same of `launch`, on what `buffers` hold, each the mean of some that follow each
+        other.
+        """
+        with self._lock:
+            self.device.use()
             self._recorded.run()
             self.device.synchronize()
-            return self._recorded.time(repeats)
+            return self._recorded.time(repeats, copies)
 
     def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
         """Run one task at a time, as `Network.step_by_step` does, without what was recorded."""

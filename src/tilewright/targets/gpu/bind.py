@@ -156,6 +156,7 @@ class _Binder:
             self.program.name, self.device, inputs, outputs, tasks, order, held, self._places(),
         )  # fmt: skip
         made.limits = index_limits(self.program)
+        made.carried = frozenset(self.placement.replaced.values())
         self.holder.kept = True
         return made
 

@@ -5,8 +5,9 @@ task. Comes out: a `Placement`. Kernels that do not wait for each other run side
 so that lives are counted in levels, the length of the longest way from the inputs, and not in
 tasks: branches of equal depth get memory of their own. Two lives that do not share a level must not
 meet when tasks run one after the other either, which is why the order matters.
-Offsets are those of graph/memory.py. Results and inputs lie in the arena as well and are copied
-from there, so that addresses never change and a call is one CUDA graph.
+Offsets are those of graph/memory.py. What a carried input is next lies where the input does, if one
+kernel alone reads that element by element and writes it. Results and inputs lie in the arena as
+well and are copied from there, so that addresses never change and a call is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ModelError
-from tilewright.graph.levels import levels_of
+from tilewright.graph.levels import levels_of, successors
 from tilewright.graph.memory import Life, offsets_of
 from tilewright.graph.program import Program
 from tilewright.kernels.gpu.module import Buffer, Module
@@ -33,12 +34,14 @@ class Placement:
     values    value that has memory of its own -> its first byte; constants are not among them
     scratch   for every task: buffer of its module -> its first byte
     levels    of every task
+    replaced  value -> the input whose memory it is written to
     """
 
     arena_bytes: int
     values: Mapping[str, int]
     scratch: tuple[Mapping[str, int], ...]
     levels: tuple[int, ...]
+    replaced: Mapping[str, str]
 
 
 def duties(module: Module) -> dict[str, str]:
@@ -83,6 +86,7 @@ def place(program: Program, modules: Sequence[Module]) -> Placement:
             f'`by_levels` first'
         )
     last = max(levels, default=0) + 1
+    replaced = _replaced(program, modules)
     lives: dict[str, Life] = {}
 
     def needed(name: str, size: int, first: int, until: int) -> None:
@@ -95,7 +99,7 @@ def place(program: Program, modules: Sequence[Module]) -> Placement:
     for level, task in zip(levels, program.tasks, strict=True):
         for value in (task.result, *task.operands.values()):
             root, _ = program.place(value)
-            if root not in program.constants:
+            if root not in program.constants and root not in replaced:
                 needed(root, value_bytes(program, root), level, level)
     for _, value in program.outputs:
         root, _ = program.place(value)
@@ -112,7 +116,25 @@ def place(program: Program, modules: Sequence[Module]) -> Placement:
     offsets = offsets_of(lives)
     scratch = tuple({name: offsets.pop(key) for name, key in own.items()} for own in named)
     total = max((offsets_end(lives, scratch, named, offsets)), default=0)
-    return Placement(total, offsets, scratch, levels)
+    offsets |= {value: offsets[name] for value, name in replaced.items()}
+    return Placement(total, offsets, scratch, levels, replaced)
+
+
+def _replaced(program: Program, modules: Sequence[Module]) -> dict[str, str]:
+    """The successors that one kernel writes, which is also the only one to read what they replace:
+    several kernels of a task may keep sums in its result.
+    """
+    found = successors(program)
+    for task, module in zip(program.tasks, modules, strict=True):
+        if task.result in found:
+            old = {t for t, v in task.operands.items() if program.place(v)[0] == found[task.result]}
+            touching = [
+                step for step in module.steps
+                if any(buffer in {*old, task.group.output.name} for _, buffer in step.buffers)
+            ]  # fmt: skip
+            if len(touching) != 1:
+                del found[task.result]
+    return found
 
 
 def offsets_end(

@@ -7,7 +7,10 @@ not wait for each other may run in any order or at once.
 Before the first call constants are uploaded and kernels ahead run, one after the other; constants
 that only these read are given back. A call copies its inputs, runs the kernels, and copies results.
 After it inputs are as they were, so that `launch` can run again, and zeroed buffers are zeros: each
-kernel that has one finds what the one before it left, and no other writes there.
+kernel that has one finds what the one before it left, and no other writes there. Inputs that are
+carried need not stay. What a kernel reads element by element, each only for the element of its
+result at the same place (graph/levels.py), is read before it is written: that is an event before
+the rest of the kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from tilewright.graph.levels import read_where_written
 from tilewright.graph.memory_proof import box, first_byte, read_box
 from tilewright.graph.program import Program, Task
 from tilewright.graph.proof import Access, Block, Event, Region, chain, prove
@@ -109,12 +113,15 @@ class _Told:
         self.setup: dict[Hashable, Access] = {}  # what is uploaded
         self.arguments: dict[int, list[_Argument]] = {}  # of steps; tasks with equal groups share
         self.duties: dict[int, dict[str, str]] = {}
+        self.early: dict[int, Access] = {}  # what is read before the same element is written
         self.ahead: dict[int, int] = {}  # modules that are ahead alike have one number
         self.kernels: dict[tuple[Step, ...], int] = {}
 
     def story(self) -> tuple[list[Block], list[Event]]:
         ahead, calls = self._ahead(), self._calls()
         inputs = [self._copied(name) for name in self.program.inputs]
+        stay = [a for name, a in zip(self.program.inputs, inputs, strict=True)
+                if name not in self.program.carried]  # fmt: skip
         results = [self._copied(value) for _, value in self.program.outputs]
         gone = {self.numbers[array] for array in self.bound.gone if array in self.numbers}
         made = [access for _, _, writes in ahead for access in writes]
@@ -127,11 +134,18 @@ class _Told:
         )
         self.events.append(Event('the copy of the inputs', (), inputs, self._next()))
         start = len(self.events)
+        ends: list[int] = []  # the last event of every call
         for (name, reads, writes), waits in zip(calls, self.bound.waits, strict=True):
-            after = [start + other for other in waits] or [start - 1]
+            after = [ends[other] for other in waits] or [start - 1]
+            if any(id(access) in self.early for access in reads):
+                first = [access for access in reads if id(access) in self.early]
+                reads = [access for access in reads if id(access) not in self.early]
+                self.events.append(Event(name, first, (), after))
+                after = self._next()
             self.events.append(Event(name, reads, writes, after))
+            ends.append(len(self.events) - 1)
         everything = range(start - 1, len(self.events))
-        self.events.append(Event('the caller', [*results, *inputs, *kept], (), everything))
+        self.events.append(Event('the caller', [*results, *stay, *kept], (), everything))
         return self.blocks, self.events
 
     def _next(self) -> tuple[int, ...]:
@@ -264,6 +278,9 @@ class _Told:
         if array is not None and duty in ('operand', 'zeroed'):
             self._upload(value, label, array)
         access = Access(value, first, self._block(array, label), slot.offset, region, align, label)
+        read_first = duty == 'operand' and value in self.program.carried and not argument.written
+        if read_first and buffer in read_where_written(task.group):
+            self.early[id(access)] = access
         return access, duty == 'zeroed'
 
 

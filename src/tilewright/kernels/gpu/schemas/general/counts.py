@@ -15,7 +15,9 @@ OTHER_REGISTERS = 30  # beside operands and sums: addresses, bounds, counters
 INDEX_INSTRUCTIONS = 5  # of a product whose operands are addressed anew
 CACHED = 8  # products of a thread for each four bytes that come from L2: the rest is found in L1
 BUSY = 512  # threads of a multiprocessor that hide the latency of memory
-MOST_LANES = 256
+FULL = 2048  # threads of a multiprocessor that ask for as many bytes as memory delivers
+LONG = 64  # elements of a lane from which on a reduction is bound by that
+MOST_LANES = 1024
 
 
 def need(group: Group, schedule: GpuSchedule) -> Need:
@@ -46,12 +48,12 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     length = math.prod(stage.sizes[d] for d in stage.reduction)
     lanes = 1
     while (
-        lanes < MOST_LANES
-        and points * lanes < machine.multiprocessors * BUSY
+        2 * lanes <= min(MOST_LANES, machine.threads_per_block)
+        and points * lanes < machine.multiprocessors * (FULL if LONG * lanes < length else BUSY)
         and 4 * lanes < length
     ):
         lanes *= 2
-    threads = min(256, machine.threads_per_block)
+    threads = max(min(256, machine.threads_per_block), lanes)
     wanted = [lanes, *(n for n in (2 * lanes, lanes // 2) if n >= 1)]
     return tuple(
         GpuSchedule.of(NAME, threads=max(min(128, threads), n), lanes=n)

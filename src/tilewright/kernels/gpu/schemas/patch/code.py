@@ -1,9 +1,10 @@
 """The patch and strip schemas: a block's piece of the image is in shared memory for all windows.
 
-Goes in: a group whose main stage is a sum of products with a constant operand, and a schedule.
-Comes out: a module. Where the tiled schema gathers a row once for each window point, here the
-patch under a block's pixels is copied once for a piece of channels, and every window point reads it
-at an offset: a 3x3 convolution moves its input a ninth as often. Decisions of a schedule:
+Goes in: a group whose main stage is a sum of products, and a schedule. Comes out: a module, which
+packs the operand of columns ahead if it is constant, else in every call. Where the tiled schema
+gathers a row once for each window point, here the patch under a block's pixels is copied once for a
+piece of channels, and every window point reads it at an offset: a 3x3 convolution moves its input a
+ninth as often. Decisions of a schedule:
 
     bk, b<pixel>   columns of a block, and its extent along every pixel dimension (bn bh bw)
     bp             in the strip schema, instead: pixels of a block, through rows and images
@@ -66,7 +67,7 @@ def how(p: PatchPlan) -> ModuleType:
 
 
 def _pack_kernel(p: PatchPlan) -> Kernel:
-    """The constant operand as pieces of it will lie in shared memory, zeros where nothing is."""
+    """The operand of columns as pieces of it will lie in shared memory, zeros where nothing is."""
     c, packed = p.contraction, p.packed
     channel, window = (
         (f'e / {p.window_points}', f'e % {p.window_points}')

@@ -23,7 +23,7 @@ CUT_CODE = 40  # instructions for the 64 pixels of a warpgroup's step: reads, cu
 def need(group: Group, schedule: GpuSchedule) -> Need:
     """[Group, GpuSchedule] -> [Need]"""
     module, p = generate(group, schedule), plan(group, schedule)
-    main = module.steps[0].kernel
+    main = module.steps[-1].kernel  # behind what packs an operand that is computed
     tk, tp = schedule['tk'], schedule['tp']
     steps = p.depth // STEP
     if p.wide:
@@ -70,7 +70,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
         pieces * (p.kb * p.copied / WARP + (0 if p.bulk else weights / (4 * WARP))),
         4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
-        wide=wide, turns=turns, bulk=p.bulk,
+        wide=wide, turns=turns, bulk=p.bulk, extra_kernels=int(p.moving),
+        extra_bytes=8.0 * p.packed.elements if p.moving else 0.0,
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ class PatchPlan(BlockedPlan):
 
     @property
     def packed(self) -> Array:
-        """The constant operand as pieces of it lie in shared memory."""
+        """The operand of columns as pieces of it lie in shared memory."""
         name = f'{self.contraction.b.tensor}_packed'
         if not self.wide:
             sizes = (self.groups, self.iterations * self.depth, self.column_tiles * self.bk)
@@ -225,11 +225,14 @@ class PatchPlan(BlockedPlan):
 
 def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
     """[Group, GpuSchedule] -> [PatchPlan]; raises ScheduleError where the schedule is not legal."""
-    c = product_of(group, 'patch')
+    c = product_of(group, 'patch', moving=True)
     if c.columns or not c.loop:
         raise ScheduleError(
             f'{group.label}: the patch schema needs one column and one channel axis'
         )
+    if c.batch and group.tensor(c.b.tensor).role != 'constant':
+        # Many small matrices: packing each in every call does not pay.
+        raise ScheduleError(f'{group.label}: the patch schema packs computed operands of one batch')
     told = dict(schedule.tiles)
     numbers = [value for name, value in schedule.tiles if name not in ZEROS]
     require(group, schedule, [('every decision is at least 1', min(numbers) >= 1)])
@@ -380,7 +383,7 @@ def is_rows(group: Group, c: Contraction) -> bool:
 
 def row_channels(group: Group) -> int:
     """Channels of a group whose pixels are rows; 0 where they are not."""
-    found = vector_candidates(group)
+    found = vector_candidates(group, moving=True)
     c = contract(group, found[0]) if found else None
     return group.main.sizes[c.loop] if c is not None and is_rows(group, c) else 0
 

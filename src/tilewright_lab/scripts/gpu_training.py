@@ -1,0 +1,321 @@
+"""Training steps of DeepCuts' networks on a GPU beside PyTorch: checked, then timed in turns.
+
+    python -m tilewright_lab.scripts.gpu_training resnet50 --batch 16 --json training.json
+    python -m tilewright_lab.scripts.gpu_training --list          the workloads and their batches
+    python -m tilewright_lab.scripts.gpu_training resnet50 --plan h200 [--build]    no GPU: what is
+        predicted; NVRTC compiles all kernels
+
+A step is forward, loss, backward and SGD with momentum, in fp32 with TF32 off. Either side is one
+CUDA graph whose data, parameters and momenta stay on the device. Before anything is timed, the loss
+and the gradients (momenta after one step from zero) are compared with PyTorch's, and the loss after
+a second step. A JSON file holds one row for each workload and way of tuning: rows that are there
+and complete are not measured again (--again does), and a row says how far it got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tilewright as tw
+from tilewright import zoo
+from tilewright.cli.output import versions
+from tilewright.graph.levels import by_levels
+from tilewright.graph.passes import GPU_PASSES, apply_passes, passes_of
+from tilewright.graph.training import step_program
+from tilewright.importers.torch import import_training
+from tilewright.machine.gpu import known_gpu
+from tilewright.network.training import TrainingStep
+from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.targets.gpu.assemble import chosen_by_model, works_of
+from tilewright.targets.gpu.code import cubins
+from tilewright.targets.gpu.cost import GpuCost
+from tilewright.targets.gpu.place import place
+from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
+
+# Batches of the training workloads; `image` of networks of words is their length.
+BATCHES = {
+    'resnet50': (16, 64), 'densenet121': (16, 64), 'inception_v3': (16, 64),
+    'mobilenet_v2': (16, 64), 'deepspeech2': (8, 32), 'attention_rnn': (16, 64),
+    'dlrm': (128, 2048), 'bert_base': (4, 16),
+}  # fmt: skip
+SIZES = {'dlrm': 100_000}
+RATE, MOMENTUM = 1e-4, 0.9
+MOST_ERROR = 1e-2  # of a gradient, as a share of its length
+LISTED = 40  # tasks that a profile prints
+
+
+class Workload:
+    """A network in training mode, its inputs and what is expected of it, all on the host."""
+
+    def __init__(self, name: str, batch: int, small: bool = False) -> None:
+        sizes = zoo.SMALL[name] if small else {'image': SIZES[name]} if name in SIZES else {}
+        self.name, self.batch = name, batch
+        self.module = zoo.torch_module(name, batch=batch, **sizes).train().requires_grad_(True)
+        given = zoo.inputs(zoo.network(name, batch=batch, **sizes))
+        self.inputs = [torch.from_numpy(array) for array in given.values()]
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found = copy.deepcopy(self.module)(*self.inputs)
+        self.scores = found[0] if isinstance(found, tuple) else found
+        images = name in zoo.NAMES
+        self.loss: Callable = torch.nn.functional.cross_entropy if images else _squares
+        self.target = (
+            torch.randint(0, self.scores.shape[1], (batch,)) if images
+            else torch.randn(self.scores.shape)
+        )  # fmt: skip
+
+
+def _squares(scores: Any, target: Any) -> Any:
+    first = scores[0] if isinstance(scores, tuple) else scores
+    return torch.nn.functional.mse_loss(first, target)
+
+
+class Theirs:
+    """PyTorch's step on a device."""
+
+    def __init__(self, workload: Workload, device: str, compiled: bool = False) -> None:
+        self.module = copy.deepcopy(workload.module).to(device)
+        self.run = torch.compile(self.module) if compiled else self.module
+        self.inputs = [x.to(device) for x in workload.inputs]
+        self.target, self.loss = workload.target.to(device), workload.loss
+        self.optimizer = torch.optim.SGD(self.module.parameters(), RATE, MOMENTUM)
+
+    def __call__(self) -> Any:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.run(*self.inputs), self.target)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Of the last step."""
+        named = self.module.named_parameters()
+        return {name: p.grad.cpu().numpy() for name, p in named if p.grad is not None}
+
+
+def checked(step: TrainingStep, theirs: Theirs, workload: Workload) -> dict:
+    """Losses of two steps and gradients of the first beside PyTorch's."""
+    given = [x.numpy() for x in (*workload.inputs, workload.target)]
+    losses = [(step(*given), float(theirs()))]
+    found = step.arrays()
+    errors = {}
+    for name, want in theirs.gradients().items():
+        own = found[f'{name}/momentum_buffer'].reshape(want.shape)
+        length = float(np.linalg.norm(want.astype(np.float64)))
+        errors[name] = float(np.linalg.norm(own - want)) / max(length, 1e-12)
+    losses.append((step(*given), float(theirs())))
+    worst = sorted(errors, key=lambda name: -errors[name])[:5]
+    off = max(abs(a - b) / max(abs(b), 1e-12) for a, b in losses)
+    ordinary = statistics.median(errors.values())
+    return {
+        'losses': losses, 'loss_error': off, 'gradient_error': ordinary,
+        'worst': {name: errors[name] for name in worst},
+        'right': off < 1e-3 and ordinary < MOST_ERROR,
+    }  # fmt: skip
+
+
+def profiled(step: TrainingStep, repeats: int = 3) -> list[dict]:
+    """Every task alone, those of one kind together, the longest first."""
+    net: Any = step.network
+    found: dict[str, dict] = {}
+    for task in net.gpu_tasks:
+        seconds = statistics.median(net.device.time(task.calls, repeats))
+        _add(found, task, task.name, task.group, seconds)
+    return sorted(found.values(), key=lambda row: -row['us'])
+
+
+def print_tasks(rows: list[dict]) -> None:
+    for row in rows[:LISTED]:
+        print(
+            f'{row["us"]:9.1f} us x{row["count"]:<3d} predicted {row["predicted_us"]:9.1f} bound '
+            f'{row["bound_us"]:8.1f} {row["schema"]:10s} {row["intrinsic"]:12s} {row["first"]} | '
+            f'{row["label"][:90]}'
+        )
+
+
+def planned(given: argparse.Namespace, batch: int) -> None:
+    """The tasks of a step on a GPU that is not here, their schedules and predicted times."""
+    machine, begin = known_gpu(given.plan), time.process_time()
+
+    def say(text: str) -> None:
+        print(f'{text} after {time.process_time() - begin:.1f} s of this process', flush=True)
+
+    workload = Workload(given.network, batch, given.small)
+    trained = import_training(
+        workload.module, workload.loss, (*workload.inputs, workload.target)
+    )  # fmt: skip
+    say('imported')
+    program, _ = step_program(trained, tw.SGD(RATE, MOMENTUM))
+    say(f'{len(program.tasks)} tasks')
+    wanted = passes_of(None, None, 'cuda')
+    program = by_levels(apply_passes(program, wanted, GpuCost(machine), GPU_PASSES))
+    groups = {task.group.digest: task.group for task in program.tasks}
+    say(f'passes: {len(program.tasks)} tasks of {len(groups)} kinds')
+    chosen = chosen_by_model(groups, machine, 1, DEFAULT_LIMIT)
+    say('scheduled')
+    works = works_of(program, {d: c[0] for d, c in chosen.items()}, machine, DEFAULT_LIMIT)
+    kernels = [step.kernel for work in works for step in (*work.module.ahead, *work.module.steps)]
+    placement = place(program, [work.module for work in works])
+    say(
+        f'{len(kernels)} kernels, {len(set(kernels))} distinct, '
+        f'{placement.arena_bytes / 2**20:.0f} MB, {len(placement.replaced)} in place'
+    )
+    rows: dict[str, dict] = {}
+    for work in works:
+        _add(rows, work, work.task.name, work.task.group, work.predicted_s)
+    ordered = sorted(rows.values(), key=lambda row: -row['us'])
+    total = Counter[str]()
+    for row in ordered:
+        total[f'{row["schema"]} {row["intrinsic"]}'] += row['us']
+    print(f'predicted one by one: {sum(total.values()):.0f} us')
+    for kind, us in total.most_common():
+        print(f'{us:10.0f} us {kind}')
+    print_tasks(ordered)
+    if given.build:
+        made = cubins(dict.fromkeys(kernels), 'sm_90a')
+        spilling = [k.name for k, (_, found) in made.items() if found.spill_bytes]
+        say(f'NVRTC compiled {len(made)} kernels, {len(spilling)} of them spill')
+
+
+def _add(rows: dict[str, dict], task: Any, name: str, group: Group, seconds: float) -> None:
+    """Count a task among those of its group and schedule."""
+    row = rows.setdefault(
+        f'{group.digest} {task.schedule.digest}',
+        {'us': 0.0, 'count': 0, 'predicted_us': 0.0, 'bound_us': 0.0, 'first': name,
+         'label': group.label, 'schema': task.schedule.schema,
+         'intrinsic': task.schedule.intrinsic},
+    )  # fmt: skip
+    row['us'] += 1e6 * seconds
+    row['count'] += 1
+    row['predicted_us'] += 1e6 * task.predicted_s
+    row['bound_us'] += 1e6 * task.bound_s
+
+
+class Journal:
+    """Rows by name in a file that is written after every stage."""
+
+    def __init__(self, path: Path | None, key: str) -> None:
+        self.path, self.key, self.begin = path, key, time.perf_counter()
+        read = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        self.rows: dict[str, dict] = read.get('rows', {})
+
+    @property
+    def done(self) -> bool:
+        return self.rows.get(self.key, {}).get('stage') == 'timed'
+
+    def put(self, stage: str, **found: Any) -> None:
+        seconds = round(time.perf_counter() - self.begin, 1)
+        row = self.rows.setdefault(self.key, {})
+        row |= {'stage': stage, **found}
+        row.setdefault('stages_s', {})[stage] = seconds
+        print(f'{self.key}: {stage} after {seconds} s', flush=True)
+        if self.path is not None:
+            said = {'versions': versions(), 'rows': self.rows}
+            self.path.write_text(json.dumps(said, indent=1) + '\n')
+
+
+def run(given: argparse.Namespace, batch: int) -> None:
+    key = f'{given.network}-b{batch}-{given.tune}-{given.libraries}'
+    journal = Journal(given.json, key)
+    if journal.done and not given.again:
+        print(f'{key}: measured already')
+        return
+    journal.rows.pop(key, None)
+    workload = Workload(given.network, batch, given.small)
+    journal.put('drawn', network=given.network, batch=batch)
+    examples = (*workload.inputs, workload.target)
+    step = tw.compile_training(
+        workload.module, workload.loss, tw.SGD(RATE, MOMENTUM), examples, target=given.target,
+        tune=given.tune, libraries=given.libraries, check=False,
+    )  # fmt: skip
+    net: Any = step.network
+    schemas = Counter(task.schedule.schema for task in net.gpu_tasks)
+    journal.put(
+        'compiled', tasks=len(net.gpu_tasks), kernels=len(net.calls), schemas=dict(schemas),
+        arena_mb=net.arena_bytes / 2**20, in_place=len(net.carried),
+        predicted_us=1e6 * sum(task.predicted_s for task in net.gpu_tasks),
+    )  # fmt: skip
+    on_gpu = given.target == 'cuda'
+    if on_gpu:
+        torch_on_gpu()
+        torch.set_grad_enabled(True)
+    theirs = Theirs(workload, 'cuda' if on_gpu else 'cpu')
+    verdict = checked(step, theirs, workload)
+    journal.put('checked', **verdict)
+    print(f'losses {verdict["losses"]}, gradients {verdict["gradient_error"]:.1e} of their length')
+    if not on_gpu:
+        return
+    timers: dict[str, Callable[[int], list[float]]] = {
+        'ours': partial(net.time_again, copies=given.copies)
+    }
+    theirs = Theirs(workload, 'cuda')
+    timers['torch'] = replayed(torch, 'torch', theirs, {}, 1, given.copies).time
+    if given.inductor:
+        begin = time.perf_counter()
+        quick = Theirs(workload, 'cuda', compiled=True)
+        quick()
+        timers['inductor'] = replayed(torch, 'inductor', quick, {}, 1, given.copies).time
+        journal.put('inductor', inductor_s=time.perf_counter() - begin)
+    journal.put('captured', torch_mb=torch.cuda.max_memory_allocated() / 2**20)
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(given.rounds):
+        for name, timer in timers.items():
+            samples[name] += timer(3)
+    journal.put('timed', **_ratios(samples))
+    row = journal.rows[key]
+    print(f'{key}: {row["us"]}, ratio {row["ratio"]:.3f}, right: {row["right"]}', flush=True)
+    if given.profile:
+        rows = profiled(step)
+        journal.put('timed', profile=rows)
+        print(f'tasks one by one: {sum(r["us"] for r in rows):.0f} us')
+        print_tasks(rows)
+
+
+def _ratios(samples: Mapping[str, list[float]]) -> dict:
+    """Medians, and the best of the others over ours."""
+    us = {name: round(1e6 * statistics.median(found), 1) for name, found in samples.items()}
+    best = min(value for name, value in us.items() if name != 'ours')
+    kept = {name: [1e6 * s for s in found] for name, found in samples.items()}
+    return {'us': us, 'ratio': best / us['ours'], 'samples_us': kept}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n')[0])
+    parser.add_argument('network', nargs='?', choices=list(BATCHES))
+    parser.add_argument('--batch', type=int, help='default: the smaller of its two')
+    parser.add_argument('--json', type=Path)
+    parser.add_argument('--tune', default='model', choices=['model', 'measure'])
+    parser.add_argument('--libraries', default='none', choices=['none', 'auto', 'only'])
+    parser.add_argument('--target', default='cuda', choices=['cuda', 'opencl', 'host'])
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--copies', type=int, default=3, help='steps in one sample')
+    parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
+    parser.add_argument('--profile', action='store_true', help='time every task by itself')
+    parser.add_argument('--small', action='store_true', help='the same structure with small layers')
+    parser.add_argument('--plan', metavar='GPU', help='predict for this GPU, run nothing')
+    parser.add_argument('--build', action='store_true', help='compile what was planned')
+    parser.add_argument('--again', action='store_true')
+    parser.add_argument('--list', action='store_true')
+    given = parser.parse_args()
+    if given.list or given.network is None:
+        for name, batches in BATCHES.items():
+            print(name, *batches)
+        return
+    (planned if given.plan else run)(given, given.batch or BATCHES[given.network][0])
+
+
+if __name__ == '__main__':
+    main()
