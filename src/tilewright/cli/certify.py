@@ -102,11 +102,12 @@ def _read(path: Path) -> list[tuple[str, Any]]:
     if isinstance(data, dict) and data.get('kind') == KIND:
         return [(str(data.get('label')), data)]
     layers = data.get('layers') if isinstance(data, dict) else None
-    right = isinstance(layers, list) and layers and all(
-        isinstance(one, dict) and 'certificate' in one for one in layers
-    )  # fmt: skip
-    if not right:
+    if not isinstance(layers, list) or not layers or not all(map(_is_certified, layers)):
         raise InputError(
             f'--check {path} has no certificates; write them by tilewright certify SPEC --json FILE'
         )
     return [(str(one.get('name')), one['certificate']) for one in layers]
+
+
+def _is_certified(layer: Any) -> bool:
+    return isinstance(layer, dict) and 'certificate' in layer

@@ -77,9 +77,10 @@ def page_for(source: str, options: ReportOptions, out: Output, bar: Bar) -> Page
     models = networks_of(source, ('.onnx', '.tw'))
     if models is None:
         return _layers(source, options, out, bar)
-    if len(models) > 1:
+    if len(models) != 1:
         raise InputError(f'{source} names {len(models)} networks; a page shows one: name one')
-    return _network(models[0], options, out, bar)
+    (model,) = models
+    return _network(model, options, out, bar)
 
 
 def _other(page: Page, options: ReportOptions, out: Output, bar: Bar) -> Comparison:

@@ -290,7 +290,8 @@ def _gap(plan: Plan, bound: Mapping[str, Any]) -> dict[str, Any]:
         above = [('products with padding', first[1] - least)]
     else:
         above = [(f'{first[0]} above the peak', first[1] - least)]
-    samples = list(best.measurement.samples_ms) if best.time_ms is not None else []
+    timed = best.measurement if best.time_ms is not None else None
+    samples = list(timed.samples_ms) if timed else []
     seconds = predicted if best.time_ms is None else best.time_ms / 1e3
     gap = [*above, *rest, *([('measured above predicted', seconds - predicted)] if samples else [])]
     kind = 'measured' if samples else 'predicted'
