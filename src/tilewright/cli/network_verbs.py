@@ -1,4 +1,7 @@
-"""The verbs for whole networks: zoo, compile, run, export. The work is in the modules they name."""
+"""The verbs for whole networks: zoo, quantize, compile, run, export.
+
+The work is in the modules they name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.options import (
+    ActivationsName,
     Algorithm,
     AlgorithmName,
     Fallback,
@@ -19,6 +23,7 @@ from tilewright.cli.options import (
     Model,
     Precision,
     Prune,
+    RangesName,
     Seed,
     Shapes,
     Target,
@@ -238,4 +243,65 @@ def export(
     return verb.run(
         model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright quantize model.onnx --data samples.npz -o small.onnx',
+        'tilewright quantize model.onnx --data folder -o small.onnx --ranges percentile',
+        'tilewright quantize model.onnx --data x.npy -o small.onnx --exclude conv1 --json -',
+    )
+)
+def quantize(
+    model: Model,
+    data: Annotated[
+        Path,
+        typer.Option(
+            '--data',
+            metavar='SAMPLES',
+            help='An .npz or .npy file with samples along the first axis, or a folder of them.',
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option('--output', '-o', metavar='FILE', help='The .onnx file.', show_default=False),
+    ],
+    ranges: Annotated[
+        RangesName,
+        typer.Option('--ranges', help='Keep all values, a share of them, or the most information.'),
+    ] = RangesName.MINMAX,
+    percentile: Annotated[
+        float, typer.Option('--percentile', metavar='P', help='The share that is kept, in percent.')
+    ] = 99.99,
+    activations: Annotated[
+        ActivationsName, typer.Option('--activations', help='What they are stored as.')
+    ] = ActivationsName.U8,
+    symmetric: Annotated[
+        bool, typer.Option('--symmetric', help='Ranges of activations around 0.')
+    ] = False,
+    per_channel: Annotated[
+        bool,
+        typer.Option(
+            '--per-channel/--per-tensor', help='A scale for each channel of weights, or one.'
+        ),
+    ] = True,
+    exclude: Annotated[
+        list[str] | None, typer.Option('--exclude', metavar='NODE', help='Nodes that stay floats.')
+    ] = None,
+    shape: Shapes = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Quantise a model to 8-bit integers (QDQ) by samples, and show the error of every layer."""
+    from tilewright.cli import quantize as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('quantize', json), data=data, output=output, ranges=ranges.value,
+        percentile=percentile, activations=activations.value, symmetric=symmetric,
+        per_channel=per_channel, exclude=exclude or [], shapes=shape or [], threads=threads,
+        seed=seed,
     )  # fmt: skip

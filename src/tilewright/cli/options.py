@@ -190,6 +190,21 @@ Precision = Annotated[
 ]
 
 
+class RangesName(StrEnum):
+    """How ranges are chosen, as `precision.calibrate` knows it."""
+
+    MINMAX = 'minmax'
+    PERCENTILE = 'percentile'
+    ENTROPY = 'entropy'
+
+
+class ActivationsName(StrEnum):
+    """What activations are stored as, as `precision.calibrate` knows it."""
+
+    U8 = 'u8'
+    I8 = 'i8'
+
+
 class TuneName(StrEnum):
     """How kernels of a network are chosen, as `tilewright.compile` knows it."""
 
