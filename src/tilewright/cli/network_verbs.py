@@ -21,9 +21,10 @@ from tilewright.cli.options import (
     LibrariesName,
     MaxRelErr,
     Model,
-    Precision,
+    NetworkPrecision,
     Prune,
     RangesName,
+    Samples,
     Seed,
     Shapes,
     Target,
@@ -88,6 +89,7 @@ def zoo(
         'tilewright compile model.onnx --check',
         'tilewright compile resnet18 --target cuda --libraries auto',
         'tilewright compile resnet50 --target cuda --precision fp16 --tune measure',
+        'tilewright compile model.onnx --precision auto --accuracy rel=0.01 --samples x.npz',
     )
 )
 def compile(
@@ -106,7 +108,16 @@ def compile(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = None,
+    precision: NetworkPrecision = None,
+    accuracy: Annotated[
+        str | None,
+        typer.Option(
+            '--accuracy',
+            metavar='A',
+            help='Limit on the results for --precision auto: rel=0.01, cosine=0.999 or top1=0.98.',
+        ),
+    ] = None,
+    samples: Samples = None,
     prune: Prune = None,
     check: Annotated[
         bool | None,
@@ -122,7 +133,8 @@ def compile(
     """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
 
     --tune model times nothing and always gives the same file. --check makes the exit code 1 where
-    results are wrong, names the pass or the task, and writes no .tw file.
+    results are wrong, names the pass or the task, and writes no .tw file. --precision auto writes
+    the closest mix with exit code 1 where none reaches the accuracy.
     """
     from tilewright.cli import compile as verb
     from tilewright.cli.output import Output
@@ -133,6 +145,7 @@ def compile(
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
         prune=prune.value if prune else None, precision=precision.value if precision else None,
+        accuracy=accuracy, samples=samples,
     )  # fmt: skip
 
 
@@ -185,7 +198,8 @@ def run(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = None,
+    precision: NetworkPrecision = None,
+    samples: Samples = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -203,6 +217,7 @@ def run(
         fallback=fallback.value if fallback else None, target=target, device=device,
         check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
         libraries=libraries.value, precision=precision.value if precision else None,
+        samples=samples,
     )  # fmt: skip
 
 
@@ -270,6 +285,7 @@ def quantize(
     ],
     ranges: Annotated[
         RangesName,
+        Samples,
         typer.Option('--ranges', help='Keep all values, a share of them, or the most information.'),
     ] = RangesName.MINMAX,
     percentile: Annotated[

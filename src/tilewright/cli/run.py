@@ -45,6 +45,7 @@ def run(
     fuse: str | None = None,
     libraries: str = 'none',
     precision: str | None = None,
+    samples: Path | None = None,
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
@@ -66,7 +67,7 @@ def run(
             return compile_network(
                 known, target, shapes=sizes, threads=threads,
                 fallback=fallback, device=device, fuse=fuse, check=how, libraries=libraries,
-                precision=precision, progress=progress,
+                precision=precision, samples=samples, progress=progress,
             )  # fmt: skip
 
         network = made(False, bar.report)

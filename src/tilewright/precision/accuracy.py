@@ -124,5 +124,11 @@ class Accuracy:
     def holds(self, error: OutputError) -> bool:
         return self.loss(error) <= self.allowed
 
+    def tightened(self, times: float) -> Accuracy:
+        """The same with a loss so many times smaller."""
+        if self.measure == 'rel':
+            return Accuracy('rel', self.limit / math.sqrt(times))
+        return Accuracy(self.measure, 1 - self.allowed / times)
+
     def __str__(self) -> str:
         return f'{self.measure}={self.limit:g}'

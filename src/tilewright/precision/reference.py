@@ -61,7 +61,9 @@ class Floats:
 
             read, kind = import_torch(model, shapes, example_inputs), 'torch'
         source = Source(kind, model, read, shapes, constants, example_inputs)
-        return cls(source.proto, read.inputs, threads)
+        made = source.proto
+        made.graph.name = read.name
+        return cls(made, read.inputs, threads)
 
     @cached_property
     def _session(self) -> Session:
