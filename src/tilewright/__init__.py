@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewright.ops.matmul import matmul
     from tilewright.ops.suites import parse
     from tilewright.pipeline import optimize
+    from tilewright.precision.quantize import quantize
     from tilewright.runtime.cpu.network import Network
     from tilewright.schedule.schedule import Schedule
     from tilewright.targets.plan import Plan
@@ -47,6 +48,7 @@ __all__ = [
     'matmul',
     'optimize',
     'parse',
+    'quantize',
     'to_blocked',
 ]
 __version__ = VERSION
@@ -71,6 +73,7 @@ _MODULES = {
     'matmul': 'ops.matmul',
     'optimize': 'pipeline',
     'parse': 'ops.suites',
+    'quantize': 'precision.quantize',
     'to_blocked': 'ops.blocked',
 }
 

@@ -16,6 +16,11 @@ FOLDER = Path(__file__).parents[2] / 'examples'
 SMALL = ('--image', '32', '--width', '16')
 # file -> words on its command line, a package that it needs, what it says at the end
 EXAMPLES = {
+    'accuracy.py': (
+        ('--network', 'alexnet', '--image', '67', '--width', '16'),
+        'onnxruntime',
+        r'kept',
+    ),
     'classify.py': (SMALL, 'onnx', r'class \d+: '),
     'replace_layer.py': (SMALL, 'onnx', 'largest difference'),
     'torch_compile.py': ((), 'torch', 'largest difference'),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from tilewright.errors import MissingError, ModelError
 from tilewright.graph.graph import Graph, Value
 from tilewright.graph.lower import lower
 from tilewright.graph.program import Program
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 
 @dataclass(frozen=True)
@@ -80,17 +83,21 @@ class Source:
         except (MissingError, ModelError):
             return {}
 
-    def write(self, path: Path) -> None:
-        """Write the model as an ONNX file."""
-        import onnx
-
+    @property
+    def proto(self) -> ModelProto:
+        """The model as an ONNX model that stands alone."""
         from tilewright.zoo.as_onnx import graph_to_onnx
 
         if self.kind == 'onnx':
-            onnx.save(self.whole.proto, path)
-            return
+            return self.whole.proto
         if isinstance(self.read, Program):
             raise ModelError(f'{self.read.name} is a program, which no ONNX file can hold')
         types = self.plain.values
         outputs = [Value(n, types[v].shape, types[v].dtype) for n, v in self.plain.outputs]
-        onnx.save(graph_to_onnx(self.read, outputs), path)
+        return graph_to_onnx(self.read, outputs)
+
+    def write(self, path: Path) -> None:
+        """Write the model as an ONNX file."""
+        import onnx
+
+        onnx.save(self.proto, path)

@@ -17,6 +17,7 @@ from tilewright.graph.passes import default_fusion
 from tilewright.graph.ranges import find_ranges
 from tilewright.model.gpu.estimates import TIME
 from tilewright.network.compile import compile as compile_network
+from tilewright.precision.mix import mix_text
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.cpu.ranged import RangedNetwork
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -43,6 +44,8 @@ def run(
     precision: str | None = None,
     prune: str | None = None,
     fleet: str | None = None,
+    accuracy: str | None = None,
+    samples: Path | None = None,
 ) -> int:
     """Compile a model, write the .tw file; comes out: the exit code."""
     check_early(None, threads, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed)
@@ -65,7 +68,7 @@ def run(
                 found, target, tune=tune, trials=trials, shapes=sizes,
                 threads=threads, algorithm=algorithm, max_rel_err=max_rel_err, device=device,
                 fuse=fuse, libraries=libraries, prune=prune, progress=bar.report,
-                precision=precision, fleet=fleet,
+                precision=precision, accuracy=accuracy, samples=samples, fleet=fleet,
                 check=False if asked is None else asked, **more,
             )  # fmt: skip
 
@@ -77,6 +80,8 @@ def run(
         bar.finish()
     seconds = time.perf_counter() - begin
     out.say(summary(network))
+    if network.mix is not None:
+        out.say(mix_text(network.mix))
     for verdict in checked:
         out.say(f'checked: {verdict}')
     refused = (
@@ -103,11 +108,12 @@ def run(
             'seed': seed,
             'network': network_json(network),
             'check': checked[0].to_json() if checked else None,
+            'mix': network.mix,
         }
     )
     if theirs and output is not None:
         raise InputError(refused)
-    return 0
+    return 0 if network.mix is None or network.mix['reached'] else 1
 
 
 def model_of(model: str, seed: int | None = None, target: str = 'cpu', ranged: bool = False) -> Any:

@@ -1,4 +1,7 @@
-"""The verbs for whole networks: zoo, compile, run, export. The work is in the modules they name."""
+"""The verbs for whole networks: zoo, quantize, compile, run, export.
+
+The work is in the modules they name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.options import (
+    ActivationsName,
     Algorithm,
     AlgorithmName,
     Fallback,
@@ -18,8 +22,10 @@ from tilewright.cli.options import (
     LibrariesName,
     MaxRelErr,
     Model,
-    Precision,
+    NetworkPrecision,
     Prune,
+    RangesName,
+    Samples,
     Seed,
     Shapes,
     Target,
@@ -85,6 +91,7 @@ def zoo(
         'tilewright compile resnet18 --target cuda --libraries auto',
         'tilewright compile resnet50 --target cuda --precision fp16 --tune measure',
         'tilewright compile resnet50 --tune measure --fleet tcp://host:8786',
+        'tilewright compile model.onnx --precision auto --accuracy rel=0.01 --samples x.npz',
     )
 )
 def compile(
@@ -103,7 +110,16 @@ def compile(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = None,
+    precision: NetworkPrecision = None,
+    accuracy: Annotated[
+        str | None,
+        typer.Option(
+            '--accuracy',
+            metavar='A',
+            help='Limit on the results for --precision auto: rel=0.01, cosine=0.999 or top1=0.98.',
+        ),
+    ] = None,
+    samples: Samples = None,
     prune: Prune = None,
     check: Annotated[
         bool | None,
@@ -120,7 +136,8 @@ def compile(
     """Compile a network and write it as a .tw file: graph, schedules and weights, no code.
 
     --tune model times nothing and always gives the same file. --check makes the exit code 1 where
-    results are wrong, names the pass or the task, and writes no .tw file.
+    results are wrong, names the pass or the task, and writes no .tw file. --precision auto writes
+    the closest mix with exit code 1 where none reaches the accuracy.
     """
     from tilewright.cli import compile as verb
     from tilewright.cli.output import Output
@@ -131,7 +148,7 @@ def compile(
         seed=seed, fallback=fallback.value if fallback else None, target=target, device=device,
         check=check, fuse=fuse.value if fuse else None, libraries=libraries.value,
         prune=prune.value if prune else None, precision=precision.value if precision else None,
-        fleet=fleet,
+        accuracy=accuracy, samples=samples, fleet=fleet,
     )  # fmt: skip
 
 
@@ -184,7 +201,8 @@ def run(
     target: Target = 'cpu',
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
-    precision: Precision = None,
+    precision: NetworkPrecision = None,
+    samples: Samples = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -202,6 +220,7 @@ def run(
         fallback=fallback.value if fallback else None, target=target, device=device,
         check_file=check, tolerance=tolerance, fuse=fuse.value if fuse else None,
         libraries=libraries.value, precision=precision.value if precision else None,
+        samples=samples,
     )  # fmt: skip
 
 
@@ -242,4 +261,66 @@ def export(
     return verb.run(
         model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+@verbs.command(
+    epilog=examples(
+        'tilewright quantize model.onnx --data samples.npz -o small.onnx',
+        'tilewright quantize model.onnx --data folder -o small.onnx --ranges percentile',
+        'tilewright quantize model.onnx --data x.npy -o small.onnx --exclude conv1 --json -',
+    )
+)
+def quantize(
+    model: Model,
+    data: Annotated[
+        Path,
+        typer.Option(
+            '--data',
+            metavar='SAMPLES',
+            help='An .npz or .npy file with samples along the first axis, or a folder of them.',
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option('--output', '-o', metavar='FILE', help='The .onnx file.', show_default=False),
+    ],
+    ranges: Annotated[
+        RangesName,
+        Samples,
+        typer.Option('--ranges', help='Keep all values, a share of them, or the most information.'),
+    ] = RangesName.MINMAX,
+    percentile: Annotated[
+        float, typer.Option('--percentile', metavar='P', help='The share that is kept, in percent.')
+    ] = 99.99,
+    activations: Annotated[
+        ActivationsName, typer.Option('--activations', help='What they are stored as.')
+    ] = ActivationsName.U8,
+    symmetric: Annotated[
+        bool, typer.Option('--symmetric', help='Ranges of activations around 0.')
+    ] = False,
+    per_channel: Annotated[
+        bool,
+        typer.Option(
+            '--per-channel/--per-tensor', help='A scale for each channel of weights, or one.'
+        ),
+    ] = True,
+    exclude: Annotated[
+        list[str] | None, typer.Option('--exclude', metavar='NODE', help='Nodes that stay floats.')
+    ] = None,
+    shape: Shapes = None,
+    threads: Threads = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Quantise a model to 8-bit integers (QDQ) by samples, and show the error of every layer."""
+    from tilewright.cli import quantize as verb
+    from tilewright.cli.output import Output
+
+    return verb.run(
+        model, Output('quantize', json), data=data, output=output, ranges=ranges.value,
+        percentile=percentile, activations=activations.value, symmetric=symmetric,
+        per_channel=per_channel, exclude=exclude or [], shapes=shape or [], threads=threads,
+        seed=seed,
     )  # fmt: skip

@@ -206,6 +206,50 @@ Precision = Annotated[
 ]
 
 
+class NetworkPrecisionName(StrEnum):
+    """What a whole network may be computed in, as `tilewright.compile` knows it."""
+
+    FP32 = 'fp32'
+    FP16 = 'fp16'
+    BF16 = 'bf16'
+    INT8 = 'int8'
+    AUTO = 'auto'
+
+
+NetworkPrecision = Annotated[
+    NetworkPrecisionName | None,
+    typer.Option(
+        '--precision',
+        help='GPUs: fp16 or bf16 between kernels; CPU: int8, or auto: the fastest mix within '
+        '--accuracy [fp32].',
+        show_default=False,
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        '--samples',
+        metavar='FILE',
+        help='Inputs as they will occur, for int8 and auto: .npz, .npy, or a folder [random].',
+    ),
+]
+
+
+class RangesName(StrEnum):
+    """How ranges are chosen, as `precision.calibrate` knows it."""
+
+    MINMAX = 'minmax'
+    PERCENTILE = 'percentile'
+    ENTROPY = 'entropy'
+
+
+class ActivationsName(StrEnum):
+    """What activations are stored as, as `precision.calibrate` knows it."""
+
+    U8 = 'u8'
+    I8 = 'i8'
+
+
 class TuneName(StrEnum):
     """How kernels of a network are chosen, as `tilewright.compile` knows it."""
 

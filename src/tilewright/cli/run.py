@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import statistics
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from tilewright.cli.compile import model_of, network_json, shapes_for
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import CheckError, InputError
-from tilewright.files import open_regular
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.ranges import find_ranges
 from tilewright.network.compile import compile as compile_network
+from tilewright.precision.samples import read_arrays
 from tilewright.runtime.cpu.network import Network
 from tilewright.targets.cpu.kernels import Report
 
@@ -46,6 +45,7 @@ def run(
     fuse: str | None = None,
     libraries: str = 'none',
     precision: str | None = None,
+    samples: Path | None = None,
 ) -> int:
     """Load or compile a model, run it, write its results; comes out: the exit code."""
     check_early(None, threads, seed=seed)
@@ -67,7 +67,7 @@ def run(
             return compile_network(
                 known, target, shapes=sizes, threads=threads,
                 fallback=fallback, device=device, fuse=fuse, check=how, libraries=libraries,
-                precision=precision, progress=progress,
+                precision=precision, samples=samples, progress=progress,
             )  # fmt: skip
 
         network = made(False, bar.report)
@@ -139,20 +139,6 @@ def random_inputs(network: Network, seed: int | None) -> dict[str, np.ndarray]:
         made = rng.standard_normal(value.shape) if kind.kind == 'f' else np.zeros(value.shape)
         arrays[value.name] = made.astype(kind)
     return arrays
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Arrays by name from an .npz file; that of an .npy file has no name."""
-    try:
-        with open_regular(path) as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {'': loaded}
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        # What numpy says of other files is about pickles, which are not for us.
-        reason = getattr(error, 'strerror', None) or 'it holds no arrays; write it by numpy.savez'
-        raise InputError(f'--input {path} cannot be read: {reason}') from None
 
 
 def named(network: Network, given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

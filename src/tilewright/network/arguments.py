@@ -21,6 +21,7 @@ from tilewright.targets.gpu.tuning import How, model_for
 GPU_TARGETS = ('cuda', 'opencl', 'host')
 TARGETS = ('cpu', *GPU_TARGETS)
 TUNES = ('model', 'measure')
+CPU_PRECISIONS = ('int8', 'auto')  # beside those of `PRECISIONS`, which GPUs store values as
 
 
 def check(
@@ -46,17 +47,34 @@ def check(
         raise InputError(f'{path} cannot be written: {path.parent} is not a directory')
 
 
-def check_precision(precision: str, target: str, libraries: str = 'none') -> None:
+def check_precision(
+    precision: str, target: str, libraries: str = 'none', accuracy: object = None,
+    samples: object = None,
+) -> None:  # fmt: skip
     """Refuse a precision that is not known, or that the target does not compute in."""
-    if precision not in PRECISIONS:
-        raise InputError(f'precision is {precision!r}; choose one of {", ".join(PRECISIONS)}')
-    if precision == 'fp32':
-        return
-    if target not in GPU_TARGETS:
+    known = (*PRECISIONS, *CPU_PRECISIONS)
+    if precision not in known:
+        raise InputError(f'precision is {precision!r}; choose one of {", ".join(known)}')
+    on_cpu = ('fp32', *CPU_PRECISIONS)
+    has = on_cpu if target == 'cpu' else tuple(PRECISIONS)
+    if precision not in has:
+        others = ('cpu',) if target != 'cpu' else GPU_TARGETS
         raise InputError(
-            f'precision={precision!r} on target {target!r}; values are stored so on '
-            f'{", ".join(GPU_TARGETS)}: choose one of them, or fp32'
+            f'precision={precision!r} on target {target!r}, which has {", ".join(has)}; choose one '
+            f'of them, or a target with {precision}: {", ".join(others)}'
         )
+    for name, given, wants in (
+        ('samples', samples, CPU_PRECISIONS), ('accuracy', accuracy, ('auto',)),
+    ):  # fmt: skip
+        if given is not None and precision not in wants:
+            raise InputError(
+                f'{name}= means nothing with precision={precision!r}; it is for '
+                f'{" and ".join(wants)}: leave it out'
+            )
+    if precision == 'auto' and accuracy is None:
+        raise InputError("precision='auto' needs an accuracy, such as accuracy='rel=0.01'")
+    if precision not in PRECISIONS or precision == 'fp32':
+        return
     if PRECISIONS[precision] not in NUMPY:
         raise MissingError(f'precision={precision!r} needs the package ml_dtypes; install it')
     if libraries != 'none':

@@ -47,8 +47,8 @@ from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
-from tilewright.network.arguments import check as check_words
 from tilewright.network.arguments import (
+    CPU_PRECISIONS,
     check_gpu,
     check_precision,
     check_saved,
@@ -59,6 +59,8 @@ from tilewright.network.arguments import (
     warn_without,
     with_fallback,
 )
+from tilewright.network.arguments import check as check_words
+from tilewright.network.integers import Pricing, in_integers
 from tilewright.network.ranged import (
     check_ranges,
     load_ranges,
@@ -71,6 +73,7 @@ from tilewright.network.ranged import (
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
+from tilewright.precision.reference import Floats
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.runtime.network_arrays import give_back
@@ -115,6 +118,8 @@ def compile(
     libraries: str = 'none',
     precision: str | None = None,
     fleet: str | Fleet | None = None,
+    accuracy: Any = None,
+    samples: Any = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -158,14 +163,19 @@ def compile(
              of ours that was chosen. 'only': the library wherever it can compute a group.
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
-             for a model of fp16 on a GPU, else fp32.
+             for a model of fp16 on a GPU, else fp32. On the CPU also 'int8': quantised by
+             `samples`, and 'auto': the fastest mix of fp32 and int8 layers within `accuracy`, of
+             which `network.mix` tells (docs/precision.md).
+    accuracy  'rel=0.01', 'cosine=0.999' or 'top1=0.98' of the results, against those of fp32. Where
+             no mix reaches it, the closest is handed out with a warning.
+    samples  inputs as they will occur, as `tilewright.quantize` takes them. None: random ones.
     fleet    with tune='measure', workers that time kernels on devices of this host's kind:
              'tcp://HOST:PORT', 'local:N' or a scheduler file (docs/fleet.md). Groups are timed
              alone there, not in the network.
     """
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
-    check_precision(precision or 'fp32', target, libraries)
+    check_precision(precision or 'fp32', target, libraries, accuracy, samples)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse, target)
@@ -187,7 +197,10 @@ def compile(
         return _loaded(network, named, threads, device, wanted_check, progress)
     ranges = find_ranges(shapes if shapes is not None else shapes_of(network))
     if ranges is not None:
-        refuse_with_ranges(target, fallback=fallback, libraries=libraries != 'none')
+        refuse_with_ranges(
+            target, fallback=fallback, libraries=libraries != 'none',
+            precision=precision in CPU_PRECISIONS,
+        )  # fmt: skip
         reader = reader_of(network, partial(read, constants=constants), example_inputs)
         site = CpuSite.of(machine, threads)
         saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
@@ -198,6 +211,18 @@ def compile(
             ranges_file.write(save, saved)
         give_back()
         return cast(Network, made)  # as far as callers go
+    mix = None
+    if precision in CPU_PRECISIONS:
+        again = partial(
+            compile, tune=tune, threads=threads, trials=trials, algorithm=algorithm,
+            max_rel_err=max_rel_err, passes=passes, fuse=fuse, machine=machine, check=False,
+            progress=progress,
+        )  # fmt: skip
+        site = CpuSite.of(machine, threads)
+        source = Floats.of(network, shapes, constants, example_inputs, site.threads)
+        pricing = Pricing(site, asked, chosen_passes, again)
+        network, mix = in_integers(source, samples, accuracy, pricing)
+        shapes = constants = example_inputs = precision = None
     if is_zoo(network):
         # No ONNX model, which a fallback would need: all of it is ours.
         network, fallback = zoo.graph(network), None
@@ -241,8 +266,9 @@ def compile(
     made = site.bind(program, best, asked.max_rel_err, progress)
     clock.say('ready')
     saved = Saved(
-        program, best, site.machine, site.threads, asked.max_rel_err, algorithm, target
+        program, best, site.machine, site.threads, asked.max_rel_err, algorithm, target, mix
     )  # fmt: skip
+    made.mix = mix
     write = partial(network_file.write, saved=saved)
     if wanted_check is not None:
         source = Source(_kind(given), given, network, shapes, constants, example_inputs,
@@ -337,6 +363,7 @@ def _loaded(
     site = target_of(saved.target).site_for(path, saved, threads, device)
     best = site.adopt(path, saved, progress)
     made = site.bind(saved.program, best, saved.max_rel_err, progress)
+    made.mix = saved.mix
     if wanted_check is not None:
         files = Files(None, lambda to: shutil.copyfile(path, to), saved.target)
         check_network(Subject(made, site.ordered(program_of(path))), wanted_check, files)

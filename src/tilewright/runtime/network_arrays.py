@@ -161,6 +161,7 @@ class CalledNetwork(ABC):
     name: str
     inputs: tuple[Value, ...]
     outputs: tuple[Any, ...]  # each has a name
+    mix: Mapping[str, Any] | None = None  # what chose its types, where precision was 'auto'
 
     @abstractmethod
     def run(

@@ -64,7 +64,7 @@ Made = TypeVar('Made')
 class Saved:
     """What a file holds: a program, the choice for each of its groups, and what they were for.
 
-    `threads` are those of a CPU, 0 for a GPU.
+    `threads` are those of a CPU, 0 for a GPU. `mix` is what chose its types (precision/mix.py).
     """
 
     program: Program
@@ -74,6 +74,7 @@ class Saved:
     max_rel_err: float
     algorithm: str = 'auto'
     target: str = 'cpu'
+    mix: Mapping[str, Any] | None = None
 
 
 def write(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -84,6 +85,7 @@ def write(path: str | os.PathLike[str], saved: Saved) -> None:
         'machine': saved.machine.to_json(), **where,
         # What was asked for, for the day that schedules are chosen again.
         'max_rel_err': saved.max_rel_err, 'algorithm': saved.algorithm,
+        **({} if saved.mix is None else {'mix': dict(saved.mix)}),
     }  # fmt: skip
     _write(path, saved.program, choices, about)
 
@@ -248,7 +250,7 @@ def saved_of(where: Path, header: dict, data: np.ndarray) -> Saved:
     check_choices(choices, target, threads)
     return Saved(
         _program(header, data), choices, machine, threads, budget, algorithm_of(where, header),
-        target,
+        target, header.get('mix'),
     )  # fmt: skip
 
 

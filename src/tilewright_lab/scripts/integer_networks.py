@@ -64,7 +64,7 @@ def unit(path: Path) -> float:
     from onnx import numpy_helper
 
     graph = onnx.load(path).graph
-    last = next(n for n in reversed(graph.node) if n.op_type == 'DequantizeLinear')
+    last = next(n for n in graph.node if n.output[0] == graph.output[0].name)
     scale = next(t for t in graph.initializer if t.name == last.input[1])
     return float(numpy_helper.to_array(scale).reshape(-1)[0])
 

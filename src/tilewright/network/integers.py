@@ -1,0 +1,88 @@
+"""`precision='int8'` and `'auto'`: the model that is compiled instead of the model of floats.
+
+Goes in: a model of floats, samples, an accuracy, how networks are compiled and priced. Comes out:
+a QDQ model, and for 'auto' what chose the type of each layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilewright.check.data import random_arrays
+from tilewright.graph.passes import apply_passes
+from tilewright.importers.onnx import import_onnx
+from tilewright.precision.accuracy import Accuracy
+from tilewright.precision.calibrate import QuantizeOptions, calibrate
+from tilewright.precision.mix import FEWEST as FEWEST_FOR_MIX
+from tilewright.precision.mix import MixSearch, Run
+from tilewright.precision.quantize import FEWEST
+from tilewright.precision.reference import Floats
+from tilewright.precision.samples import Sample, samples_of
+from tilewright.runtime.cpu.network import Network
+from tilewright.targets.chained import passes_at
+from tilewright.targets.cpu.site import CpuSite
+from tilewright.targets.site import Asked
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+RANDOM = 8  # samples that are drawn where none are given
+CALLS = 5  # that a task's time is the median of
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Where and how a network will be compiled, and what its tasks take there."""
+
+    site: CpuSite
+    asked: Asked
+    passes: set[str]
+    compiled: Callable[[Any], Network]
+
+    def price(self, sample: Sample) -> Callable[[ModelProto], Sequence[tuple[Any, float]]]:
+        """[model] -> (nodes, seconds) of each task: predicted, or measured where kernels are."""
+
+        def predicted(model: ModelProto) -> list[tuple[tuple[str, ...], float]]:
+            site_passes = passes_at(self.site, self.asked)
+            program = apply_passes(import_onnx(model), self.passes, self.site.cost, site_passes)
+            chosen = self.site.choose(program, self.asked)
+            return [(t.origin, chosen[t.group.digest][0].predicted_s) for t in program.tasks]
+
+        def measured(model: ModelProto) -> list[tuple[tuple[str, ...], float]]:
+            network = self.compiled(model)
+            arrays = [sample[value.name] for value in network.inputs]
+            found = network.profile(*arrays, calls=CALLS)
+            return [(task.origin, 1e-3 * task.time_ms) for task in found.tasks]
+
+        return predicted if self.asked.tune == 'model' else measured
+
+    def runner(self, model: ModelProto) -> Run:
+        network = self.compiled(model)
+        return lambda sample: network.run(dict(sample))
+
+
+def in_integers(
+    source: Floats, given: Any, accuracy: Any, pricing: Pricing
+) -> tuple[ModelProto, dict[str, Any] | None]:
+    """[Floats, samples, accuracy or None] -> [ModelProto, the mix as JSON]"""
+    wanted = None if accuracy is None else Accuracy.of(accuracy)
+    if given is None:
+        warnings.warn(
+            'no samples are given: ranges and errors are those of random inputs', stacklevel=3
+        )
+        given = [random_arrays(source.inputs, {}, seed) for seed in range(RANDOM)]
+    samples = samples_of(given, source.inputs, FEWEST if wanted is None else FEWEST_FOR_MIX)
+    if wanted is None:
+        return calibrate(source.model, samples, QuantizeOptions()).quantised(), None
+    search = MixSearch.of(source, samples, QuantizeOptions(), pricing.price(samples[0]))
+    mix = search.choose(wanted, pricing.runner)
+    if not mix.reached:
+        warnings.warn(
+            f'no mix reaches accuracy {wanted}; the closest that was found has {mix.error}',
+            stacklevel=3,
+        )
+    types = tuple(kind == 'int8' for kind in mix.types.values())
+    return search.model(types), mix.to_json()

@@ -1,0 +1,227 @@
+"""`precision='auto'`: the fastest mix of floats and integers within an accuracy.
+
+[Floats, samples] -> calibrate     -> [Calibrated]               on the first half of the samples
+[Calibrated]      -> sensitivities -> [loss of each unit]        one unit at a time in integers
+[uniform models]  -> price         -> [seconds of each unit]     by the models of time, or measured
+[both]            -> solve         -> [mix]                      an integer program (search/mix.py)
+[mix]             -> check         -> [mix], or a tighter limit  compiled, on the other half
+
+Squares of relative errors add up as if units were independent, which they are about; how much of
+that sum an accuracy allows is found by bisection on the samples of the search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.knobs import debug
+from tilewright.precision.accuracy import Accuracy, OutputError, output_error
+from tilewright.precision.calibrate import Calibrated, QuantizeOptions, calibrate
+from tilewright.precision.mixed import mixed_model
+from tilewright.precision.reference import Floats
+from tilewright.precision.samples import Sample
+from tilewright.precision.units import Units, units_of
+from tilewright.search.mix import MixProblem
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+FEWEST = 4  # samples: half for ranges and the search, half to check
+MOST_SEARCHED = 4  # samples that a mix is tried on during the search
+STEPS = 6  # of the bisection
+CHECKS = 4  # mixes that are compiled before floats are taken
+
+# [model] -> the nodes of each task and its seconds
+Price = Callable[['ModelProto'], Sequence[tuple[tuple[str, ...], float]]]
+Run = Callable[[Sample], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The types of a model's units and what is known of them.
+
+    types        unit -> 'int8' or 'fp32'
+    losses       unit -> relative error of the results with this unit alone in integers
+    predicted_s  the whole mix, the same in floats, and all in integers
+    error        of the compiled network on samples that nothing was chosen by
+    """
+
+    accuracy: Accuracy
+    types: Mapping[str, str]
+    losses: Mapping[str, float]
+    predicted_s: tuple[float, float, float]
+    error: OutputError
+    held_out: int
+
+    @property
+    def reached(self) -> bool:
+        return self.accuracy.holds(self.error)
+
+    def to_json(self) -> dict[str, Any]:
+        mix, floats, integers = (1e3 * seconds for seconds in self.predicted_s)
+        return {
+            'accuracy': str(self.accuracy),
+            'reached': self.reached,
+            'error': self.error.to_json(),
+            'held_out_samples': self.held_out,
+            'predicted_ms': {'mix': mix, 'fp32': floats, 'int8': integers},
+            'types': dict(self.types),
+            'error_alone': dict(self.losses),
+        }
+
+
+def mix_text(mix: Mapping[str, Any]) -> str:
+    """A mix, as its JSON has it, for people."""
+    small = sum(kind == 'int8' for kind in mix['types'].values())
+    times = mix['predicted_ms']
+    verdict = 'reached' if mix['reached'] else 'NOT reached, the closest mix that was found'
+    return (
+        f'{small} of {len(mix["types"])} layers in int8, predicted {times["mix"]:.3f} ms '
+        f'(fp32 {times["fp32"]:.3f}, int8 {times["int8"]:.3f})\n'
+        f'accuracy {mix["accuracy"]}: {verdict}; '
+        f'{OutputError(**mix["error"])} on {mix["held_out_samples"]} held-out samples'
+    )
+
+
+@dataclass(frozen=True)
+class MixSearch:
+    """What is measured once for a model, whatever accuracies are asked for later.
+
+    tried   samples of the search that mixes are tried on, with the results of floats
+    held    samples that a mix is checked on before it is handed over
+    """
+
+    calibrated: Calibrated
+    units: Units
+    problem: MixProblem
+    source: Floats
+    tried: tuple[Sample, ...]
+    held: tuple[Sample, ...]
+
+    @classmethod
+    def of(
+        cls, source: Floats, samples: Sequence[Sample], options: QuantizeOptions, price: Price
+    ) -> MixSearch:
+        """Ranges, sensitivities and prices."""
+        half = len(samples) // 2
+        calibrated = calibrate(source.model, samples[:half], options)
+        units = units_of(calibrated.model, options.exclude)
+        tried, count = tuple(samples[:half][:MOST_SEARCHED]), len(units.units)
+        right = [source.run(sample) for sample in tried]
+        losses = []
+        for number in range(count):
+            alone = mixed_model(calibrated, units, tuple(i == number for i in range(count)))
+            losses.append(output_error(right, source.results_of(alone, tried)).rel ** 2)
+        debug(1, f'{source.model.graph.name}: sensitivities of {count} units measured')
+        problem = _priced(calibrated, units, tuple(losses), price)
+        return cls(calibrated, units, problem, source, tried, tuple(samples[half:]))
+
+    def model(self, integers: tuple[bool, ...]) -> ModelProto:
+        return mixed_model(self.calibrated, self.units, integers)
+
+    def within(self, accuracy: Accuracy) -> tuple[bool, ...]:
+        """The fastest mix that keeps an accuracy on the samples of the search."""
+        right = [self.source.run(sample) for sample in self.tried]
+        known: dict[tuple[bool, ...], bool] = {}
+
+        def holds(integers: tuple[bool, ...]) -> bool:
+            if integers not in known:
+                found = self.source.results_of(self.model(integers), self.tried)
+                known[integers] = accuracy.holds(output_error(right, found))
+            return known[integers]
+
+        best = self.problem.solve(0.0)
+        losses = [loss for loss in self.problem.losses if loss > 0]
+        if not losses:
+            return self.problem.solve(math.inf)
+        low, high = math.log(min(losses)), math.log(2 * sum(losses))
+        start = {'rel': accuracy.limit**2, 'cosine': 2 * (1 - accuracy.limit)}
+        first = start.get(accuracy.measure, 0.0)
+        middle = min(max(math.log(first), low), high) if first > 0 else high
+        for _ in range(STEPS):
+            mix = self.problem.solve(math.exp(middle))
+            if holds(mix):
+                low = middle
+                if self.problem.seconds(mix) < self.problem.seconds(best):
+                    best = mix
+            else:
+                high = middle
+            middle = (low + high) / 2
+        return best
+
+    def choose(self, accuracy: Accuracy, compiled: Callable[[ModelProto], Run]) -> Mix:
+        """A mix that keeps an accuracy on samples that nothing was chosen by, or the closest."""
+        right = [self.source.run(sample) for sample in self.held]
+        asked, closest = accuracy, None
+        for turn in range(CHECKS):
+            floats = (False,) * len(self.units.units)
+            integers = self.within(asked) if turn < CHECKS - 1 else floats
+            run = compiled(self.model(integers))
+            error = output_error(right, [run(sample) for sample in self.held])
+            mix = self._mix(accuracy, integers, error)
+            debug(1, f'{sum(integers)} units in int8: {error}')
+            if mix.reached:
+                return mix
+            if closest is None or accuracy.loss(error) < accuracy.loss(closest.error):
+                closest = mix
+            if not any(integers):
+                break
+            # What was lost beyond the limit is taken off it.
+            over = accuracy.loss(error) / max(accuracy.allowed, 1e-30)
+            asked = asked.tightened(1.1 * over)
+        assert closest is not None
+        return closest
+
+    def _mix(self, accuracy: Accuracy, integers: tuple[bool, ...], error: OutputError) -> Mix:
+        names = [unit.name for unit in self.units.units]
+        count, problem = len(names), self.problem
+        return Mix(
+            accuracy,
+            {name: 'int8' if x else 'fp32' for name, x in zip(names, integers, strict=True)},
+            dict(zip(names, (math.sqrt(loss) for loss in problem.losses), strict=True)),
+            (problem.seconds(integers), problem.seconds([False] * count),
+             problem.seconds([True] * count)),
+            error,
+            len(self.held),
+        )  # fmt: skip
+
+
+def _priced(
+    calibrated: Calibrated, units: Units, losses: tuple[float, ...], price: Price
+) -> MixProblem:
+    """Seconds of every unit in both types, and of what passes between types.
+
+    The latter is so much for each number that passes; how much is what a model whose types
+    alternate takes beyond the sum of its units.
+    """
+    count = len(units.units)
+    alternating = tuple(number % 2 == 0 for number in range(count))
+    mixes = ((False,) * count, (True,) * count, alternating)
+    floats, integers, both = (
+        _by_unit(units, price(mixed_model(calibrated, units, mix))) for mix in mixes
+    )
+    parts = sum(i if x else f for f, i, x in zip(floats, integers, alternating, strict=True))
+    passed = sum(n for i, j, n in units.edges if alternating[i] != alternating[j])
+    each = max(sum(both) - parts, 0.0) / max(passed, 1)
+    crossings = tuple((i, j, each * n) for i, j, n in units.edges)
+    return MixProblem(tuple(floats), tuple(integers), losses, crossings)
+
+
+def _by_unit(units: Units, tasks: Sequence[tuple[tuple[str, ...], float]]) -> list[float]:
+    """Seconds of each unit: a task of several units is shared by their multiply-adds.
+
+    What no node of a unit is in, such as storing the input, is for the first.
+    """
+    place = {name: i for i, unit in enumerate(units.units) for name in unit.nodes}
+    made = [0.0] * len(units.units)
+    for names, seconds in tasks:
+        found = sorted({place[name] for name in names if name in place}) or [0]
+        whole = sum(units.units[i].work for i in found)
+        for i in found:
+            made[i] += seconds * (units.units[i].work / whole if whole > 0 else 1 / len(found))
+    return made

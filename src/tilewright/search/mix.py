@@ -1,0 +1,73 @@
+"""The fastest mix of two types within a loss: an integer program.
+
+    min   sum_i (t_i + x_i (s_i - t_i)) + sum_(i,j) c_ij y_ij
+    with  sum_i l_i x_i <= allowed,   y_ij >= x_i - x_j,   y_ij >= x_j - x_i,   x_i in {0, 1}
+
+Goes in: for each part its seconds as floats (t) and as integers (s) and what integers lose (l), the
+seconds (c) of converting what passes between two parts of different types. Comes out: which parts
+are integers. Solved by HiGHS, through CasADi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.errors import MissingError
+
+
+@dataclass(frozen=True, slots=True)
+class MixProblem:
+    """`crossings` are pairs of parts with the seconds that it takes to pass from one to another."""
+
+    floats_s: tuple[float, ...]
+    integers_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    crossings: tuple[tuple[int, int, float], ...]
+
+    def seconds(self, integers: Sequence[bool]) -> float:
+        """What a mix is predicted to take."""
+        parts = sum(
+            s if x else t
+            for t, s, x in zip(self.floats_s, self.integers_s, integers, strict=True)
+        )  # fmt: skip
+        return parts + sum(c for i, j, c in self.crossings if integers[i] != integers[j])
+
+    def solve(self, allowed: float) -> tuple[bool, ...]:
+        """The fastest mix whose losses add up to at most `allowed`."""
+        try:
+            import casadi as ca
+        except ImportError:
+            raise MissingError(
+                'casadi is not installed, by which a mix of types is solved; pip install casadi'
+            ) from None
+        parts, pairs = len(self.losses), len(self.crossings)
+        gains = np.subtract(self.integers_s, self.floats_s)
+        cost = np.concatenate([gains, [c for *_, c in self.crossings]])
+        # HiGHS compares with absolute tolerances: both rows are of order one.
+        cost = cost / max(np.abs(cost).max(), 1e-30)
+        weights = np.minimum(np.divide(self.losses, max(allowed, 1e-300)), 2.0)
+        rows = np.zeros((1 + 2 * pairs, parts + pairs))
+        rows[0, :parts] = weights
+        for number, (i, j, _) in enumerate(self.crossings):
+            for sign in (0, 1):
+                row = rows[1 + 2 * number + sign]
+                row[i], row[j], row[parts + number] = 1 - 2 * sign, 2 * sign - 1, -1
+        width = parts + pairs
+        solver = ca.conic(
+            'mix', 'highs',
+            {'h': ca.Sparsity(width, width), 'a': ca.DM(rows).sparsity()},
+            {'discrete': [True] * parts + [False] * pairs, 'print_time': False,
+             'highs': {'output_flag': False, 'log_to_console': False}},
+        )  # fmt: skip
+        found = solver(
+            h=ca.DM(width, width), g=cost, a=ca.DM(rows), lba=-np.inf,
+            uba=np.concatenate([[1.0], np.zeros(2 * pairs)]), lbx=0, ubx=1,
+        )  # fmt: skip
+        made = tuple(bool(x > 0.5) for x in np.asarray(found['x']).ravel()[:parts])
+        return made if self.loss(made) <= allowed * (1 + 1e-6) else (False,) * parts
+
+    def loss(self, integers: Sequence[bool]) -> float:
+        return sum(loss for loss, x in zip(self.losses, integers, strict=True) if x)

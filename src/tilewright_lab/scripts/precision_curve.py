@@ -1,0 +1,131 @@
+"""Time against error of mixes of fp32 and int8, on the CPU: a table, JSON and a picture.
+
+    python -m tilewright_lab.scripts.precision_curve make mobilenet_v2 --folder curve
+    python -m tilewright_lab.scripts.precision_curve time mobilenet_v2 --folder curve --rounds 15
+    python -m tilewright_lab.scripts.precision_curve draw mobilenet_v2 resnet50 --folder curve
+
+`make` quantises a network of the zoo by random images, chooses a mix for each limit of `--limits`,
+and writes them, all of fp32 and all of int8 as .tw files. `time` runs all of them in turns in one
+process and writes NAME.json: relative error on held-out images, medians and raw samples of times.
+`draw` makes precision-curve.png of these. Sensitivities are measured once for a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+
+import tilewright as tw
+from tilewright import zoo
+from tilewright.graph.passes import passes_of
+from tilewright.network.integers import Pricing
+from tilewright.precision.accuracy import Accuracy, output_error
+from tilewright.precision.calibrate import QuantizeOptions
+from tilewright.precision.mix import MixSearch
+from tilewright.precision.reference import Floats
+from tilewright.targets.cpu.site import CpuSite
+from tilewright.targets.site import Asked
+
+SAMPLES = 12
+UNIFORM = ('fp32', 'int8')
+
+
+def make(name: str, folder: Path, limits: list[float], threads: int, tune: str) -> None:
+    """Write NAME-TYPE.tw for both types and every limit, and NAME.errors.json."""
+    network = zoo.network(name)
+    samples = [zoo.inputs(network, seed) for seed in range(1, 1 + SAMPLES)]
+    site = CpuSite.of(None, threads)
+    compiled = partial(tw.compile, threads=threads, tune=tune, check=False)
+    source = Floats.of(name, threads=threads)
+    pricing = Pricing(site, Asked(tune), passes_of(None), compiled)
+    search = MixSearch.of(source, samples, QuantizeOptions(), pricing.price(samples[0]))
+    right = [source.run(sample) for sample in search.held]
+    count = len(search.units.units)
+    found: dict[str, dict] = {}
+    whole = {'fp32': search.model((False,) * count), 'int8': search.calibrated.quantised()}
+    for kind, model in whole.items():
+        net = compiled(model, save=folder / f'{name}-{kind}.tw')
+        error = output_error(right, [net.run(dict(sample)) for sample in search.held])
+        found[kind] = {'error': error.to_json(), 'int8_layers': count * (kind == 'int8')}
+        print(name, kind, error, flush=True)
+    for limit in limits:
+        mix = search.choose(Accuracy('rel', limit), pricing.runner)
+        types = tuple(kind == 'int8' for kind in mix.types.values())
+        compiled(search.model(types), save=folder / f'{name}-{limit:g}.tw')
+        found[f'{limit:g}'] = mix.to_json() | {'int8_layers': sum(types)}
+        print(name, limit, sum(types), 'of', count, mix.error, mix.predicted_s, flush=True)
+    text = json.dumps({'network': name, 'layers': count, 'points': found}, indent=1)
+    (folder / f'{name}.errors.json').write_text(text + '\n')
+
+
+def time_all(name: str, folder: Path, rounds: int, threads: int) -> None:
+    """Run every network of a curve in turns, and write NAME.json."""
+    known = json.loads((folder / f'{name}.errors.json').read_text())
+    nets = {
+        kind: tw.load(folder / f'{name}-{kind}.tw', threads=threads) for kind in known['points']
+    }
+    inputs = zoo.inputs(zoo.network(name))
+    times: dict[str, list[float]] = {kind: [] for kind in nets}
+    for turn in range(rounds + 1):
+        for kind, net in nets.items():
+            seconds = net.time(inputs, 3)
+            if turn:
+                times[kind].append(1e3 * min(seconds))
+    for kind, point in known['points'].items():
+        point['samples_ms'] = times[kind]
+        point['time_ms'] = statistics.median(times[kind])
+        print(f'{name} {kind:8} {point["int8_layers"]:3} of {known["layers"]} layers in int8, '
+              f'error {point["error"]["rel"]:.5f}, {point["time_ms"]:.2f} ms')  # fmt: skip
+    about = {'threads': threads, 'rounds': rounds, 'samples': SAMPLES}
+    (folder / f'{name}.json').write_text(json.dumps(known | about, indent=1) + '\n')
+
+
+def draw(names: list[str], folder: Path, picture: Path) -> None:
+    """One frame for each network."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, frames = plt.subplots(1, len(names), figsize=(5 * len(names), 3.6), squeeze=False)
+    for name, frame in zip(names, frames[0], strict=True):
+        points = json.loads((folder / f'{name}.json').read_text())['points']
+        xy = {k: (100 * p['error']['rel'], p['time_ms']) for k, p in points.items()}
+        mixes = sorted(xy[kind] for kind in xy if kind not in UNIFORM)
+        frame.plot(*zip(*mixes, strict=True), 'o-', label='mixes of fp32 and int8')
+        for kind, mark in zip(UNIFORM, ('s', '^'), strict=True):
+            frame.plot(*xy[kind], mark, markersize=9, label=f'all {kind}')
+        frame.set(title=name, xlabel='relative error of the scores, %', ylabel='ms')
+        frame.set_ylim(bottom=0)
+        frame.legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('step', choices=('make', 'time', 'draw'))
+    parser.add_argument('networks', nargs='+')
+    parser.add_argument('--folder', type=Path, default=Path('curve'))
+    parser.add_argument('--limits', type=float, nargs='+',
+                        default=[0.002, 0.004, 0.006, 0.01, 0.014, 0.02, 0.03])  # fmt: skip
+    parser.add_argument('--threads', type=int, default=2)
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--tune', choices=('model', 'measure'), default='model')
+    parser.add_argument('--picture', type=Path, default=Path('precision-curve.png'))
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(exist_ok=True)
+    for name in chosen.networks if chosen.step != 'draw' else ():
+        if chosen.step == 'make':
+            make(name, chosen.folder, chosen.limits, chosen.threads, chosen.tune)
+        else:
+            time_all(name, chosen.folder, chosen.rounds, chosen.threads)
+    if chosen.step == 'draw':
+        draw(chosen.networks, chosen.folder, chosen.picture)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,139 @@
+"""`precision='int8'` and `'auto'`: a mix keeps its accuracy, is the fastest, and says so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import onnx
+import pytest
+from test_quantize import samples, small_model
+
+import tilewright as tw
+from tilewright.cli.main import invoke
+from tilewright.errors import InputError
+from tilewright.graph.evaluate import evaluate
+from tilewright.machine.measure import load_machine
+from tilewright.network.compile import prepare
+from tilewright.precision.accuracy import Accuracy, output_error
+from tilewright.precision.calibrate import QuantizeOptions, calibrate
+from tilewright.precision.mixed import mixed_model
+from tilewright.precision.units import units_of
+from tilewright.search.mix import MixProblem
+from tilewright_lab.scripts.integer_networks import onnxruntime_session
+
+pytest.importorskip('onnxruntime')
+
+
+def machine():
+    return load_machine(measure=False)[0]
+
+
+def test_the_integer_program_finds_what_trying_all_mixes_does() -> None:
+    random, parts = np.random.default_rng(2), 7
+    for _ in range(12):
+        floats, integers, losses, passing = random.random((4, parts)) * 1e-3
+        crossings = tuple((i, i + 1, float(0.3 * passing[i])) for i in range(parts - 1))
+        problem = MixProblem(tuple(floats), tuple(integers), tuple(losses), crossings)
+        allowed = float(random.uniform(0, losses.sum()))
+        mixes = itertools.product((False, True), repeat=parts)
+        best = min(problem.seconds(mix) for mix in mixes if problem.loss(mix) <= allowed)
+        found = problem.solve(allowed)
+        assert problem.loss(found) <= allowed * (1 + 1e-6)
+        assert problem.seconds(found) == pytest.approx(best, rel=1e-4)
+
+
+def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(tmp_path) -> None:
+    """A unit is a product with what follows it; each of the mixes runs, near the floats."""
+    calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
+    units = units_of(calibrated.model)
+    assert [unit.nodes for unit in units.units] == [
+        ('conv1', 'relu1'), ('conv2', 'add1', 'mean1', 'flatten1'), ('linear1',)
+    ]  # fmt: skip
+    assert {(i, j) for i, j, _ in units.edges} == {(0, 1), (1, 2)}
+    path, x = tmp_path / 'mix.onnx', {'x': samples(1)}
+    onnx.save(small_model(), path)
+    right = onnxruntime_session(path, 1)(x)
+    for mix in itertools.product((False, True), repeat=3):
+        made = mixed_model(calibrated, units, mix)
+        onnx.save(made, path)
+        small = {name for u, x in zip(units.units, mix, strict=True) if x for name in u.nodes}
+        readers = {name: node for node in made.graph.node for name in node.input}
+        stored = [node for node in made.graph.node if node.op_type == 'QuantizeLinear']
+        assert bool(stored) == any(mix)
+        assert all(readers[readers[q.output[0]].output[0]].name in small for q in stored)
+        theirs = onnxruntime_session(path, 1)(x)
+        mine = evaluate(prepare(path), x)['y']
+        assert np.abs(mine - theirs).max() <= 0.02 * np.abs(right).max()
+        assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
+
+
+def test_int8_is_quantised_and_compiled() -> None:
+    net = tw.compile(small_model(), precision='int8', samples=samples(), machine=machine(),
+                     threads=1)  # fmt: skip
+    assert net.mix is None
+    assert {k.schedule.accumulation for k in net.kernels.values()} >= {'i32'}
+    plain = tw.compile(small_model(), machine=machine(), threads=1)
+    x = {'x': samples(1)}
+    error = output_error([plain.run(x)], [net.run(x)])
+    assert 0 < error.rel < 0.15
+
+
+@pytest.mark.parametrize(
+    ('accuracy', 'reached'),
+    [
+        ('rel=0.5', True),
+        ('rel=1e-9', False),
+        pytest.param('cosine=0.9', True, marks=pytest.mark.slow),
+        pytest.param('top1=0.25', True, marks=pytest.mark.slow),
+        pytest.param('rel=0.001', True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mix_keeps_its_accuracy_or_says_that_it_does_not(accuracy, reached, tmp_path, recwarn):
+    path = tmp_path / 'mix.tw'
+    net = tw.compile(
+        small_model(), precision='auto', accuracy=accuracy, samples=samples(8), threads=1,
+        machine=machine(), save=path,
+    )  # fmt: skip
+    assert net.mix['reached'] == reached
+    assert any('no mix reaches accuracy' in str(w.message) for w in recwarn) != reached
+    small = [name for name, kind in net.mix['types'].items() if kind == 'int8']
+    assert bool(small) == (Accuracy.of(accuracy).limit > 0.1)
+    times = net.mix['predicted_ms']
+    assert times['mix'] <= times['fp32']
+    again = tw.load(path)
+    assert again.mix == net.mix
+    x = {'x': samples(1)}
+    np.testing.assert_array_equal(again.run(x)['y'], net.run(x)['y'])
+
+
+def test_the_command_line_ends_with_1_where_no_mix_is_accurate_enough(tmp_path, capsys) -> None:
+    onnx.save(small_model(), tmp_path / 'm.onnx')
+    np.savez(tmp_path / 'x.npz', x=samples(8))
+    files = {name: str(tmp_path / name) for name in ('m.onnx', 'x.npz', 'r.json')}
+    words = ['compile', files['m.onnx'], '--precision', 'auto', '--samples', files['x.npz'],
+             '--threads', '1', '--json', files['r.json']]  # fmt: skip
+    assert invoke([*words, '--accuracy', 'rel=1e-9']) == 1
+    assert 'NOT reached' in capsys.readouterr().out
+    assert json.loads((tmp_path / 'r.json').read_text())['mix']['reached'] is False
+    assert (tmp_path / 'm.tw').exists()
+
+
+@pytest.mark.parametrize(
+    ('words', 'sentence'),
+    [
+        ({'precision': 'auto'}, 'needs an accuracy'),
+        ({'precision': 'auto', 'accuracy': 'mse=1', 'samples': samples(8)}, "by 'mse' is not kno"),
+        ({'precision': 'auto', 'accuracy': 'rel', 'samples': samples(8)}, 'cannot be read'),
+        ({'precision': 'auto', 'accuracy': 'top1=2', 'samples': samples(8)}, 'at most 1'),
+        ({'precision': 'auto', 'accuracy': 0.1, 'samples': samples(3)}, 'at least 4 are needed'),
+        ({'precision': 'int8', 'accuracy': 0.1}, 'accuracy= means nothing'),
+        ({'precision': 'fp32', 'samples': samples()}, 'samples= means nothing'),
+        ({'precision': 'int4'}, 'choose one of fp32, fp16, bf16, int8, auto'),
+        ({'precision': 'int8', 'target': 'cuda'}, 'which has fp32, fp16, bf16'),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(words, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        tw.compile(small_model(), **words)
