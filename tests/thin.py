@@ -6,8 +6,8 @@
 Goes in: the lines that every case ran, and its seconds. Comes out: tests/left_out.json, of every
 test that takes seconds the cases whose lines cheaper cases of it run as well, and long cases whose
 lines others of any test run; never the last case of a test, nor its only one for an instruction
-set, a target, a schema or a kind of numbers. tests/conftest.py marks them `slow`. Cases that were
-not measured stay as they are listed, and new ones run.
+set, a target, a schema or a kind of numbers, nor one of KEPT. tests/conftest.py marks them `slow`.
+Cases that were not measured stay as they are listed, and new ones run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,20 @@ PLACES = {
     'uint8', 'int64', 'float16', 'float32', 'float64', 'tf32x3', 'tf32_bf16',
 }  # fmt: skip
 
+# What these are about is not in lines of the package: golden files, evaluation, programs in C.
+KEPT = (
+    'tests/golden/', 'tests/lab/test_bench_tables.py', 'tests/lab/test_deepcuts.py',
+    'tests/lab/test_emulate.py', 'tests/lab/test_gat.py', 'tests/lab/test_network_bench.py',
+    'tests/lab/test_peers.py', 'tests/lab/test_reproduce', 'tests/kernels/test_gpu_worker.py',
+    'tests/kernels/test_special', 'tests/networks/test_file_meaning.py', 'tests/runtime/',
+)  # fmt: skip
+
 
 def left_out(lines: Mapping[str, Set], seconds: Mapping[str, float]) -> dict[str, list[str]]:
     """test -> its cases that are not needed."""
     tests: dict[str, set[str]] = defaultdict(set)
     for case in lines:
-        if '[' in case and case in seconds:
+        if '[' in case and case in seconds and not case.startswith(KEPT):
             tests[_test(case)].add(case)
     needed = {name: set(cases) for name, cases in tests.items()}
     for name, cases in tests.items():
