@@ -29,7 +29,7 @@ from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
-QUICK, ALL = 24, 2000
+QUICK, ALL = 40, 2000
 Tools = Callable[[str], Toolchain]
 
 
@@ -157,7 +157,7 @@ def check(seed: int, isa: str, tools: Tools) -> bool:
 def test_random_integer_products_are_the_definition(isa: str, tools: Tools) -> None:
     """Sums, borders, zero points, layouts and rounding."""
     first = list(ISAS).index(isa)
-    assert sum(check(seed, isa, tools) for seed in range(first, QUICK, len(ISAS))) >= 4
+    assert sum(check(seed, isa, tools) for seed in range(first, QUICK, len(ISAS))) >= 8
 
 
 @pytest.mark.slow
