@@ -27,8 +27,8 @@ START_S = 0.05  # of a case, whatever it does
 # Instruction sets, targets, architectures, schemas, kinds of layers and of numbers: each makes code
 # that no line shows. `patch/mma` is another than `patch`.
 PLACES = {
-    'avx512', 'avx2', 'neon', 'portable', 'cpu', 'cuda', 'host', 'opencl', 'numpy', 'h200', 'v100',
-    'sm_75', 'sm_80', 'sm_90', 'outer', 'stencil', 'winograd', 'general', 'chain', 'dot',
+    'avx512', 'avx2', 'neon', 'portable', 'cpu', 'cuda', 'host', 'opencl', 'numpy', 'gpu', 'h200',
+    'v100', 'sm_75', 'sm_80', 'sm_90', 'outer', 'stencil', 'winograd', 'general', 'chain', 'dot',
     'attention', 'depthwise', 'dfg', 'fft', 'head', 'patch', 'persistent', 'recurrence', 'rs',
     'strip', 'tiled',
     'GRU', 'LSTM', 'RNN', 'f16', 'bf16', 'fp16', 'f32', 'f64', 'i8', 'u8', 'i32', 'i64', 'int8',
