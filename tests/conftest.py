@@ -22,6 +22,7 @@ import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.chain import space as chain_space
 from tilewright.machine import measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
@@ -57,6 +58,9 @@ FEW_SCHEDULES = (
     (rank_outer, 'ORDERS', 1),
     (rank_outer, 'BUDGET', 12),
     (rank_outer, 'cache_orders', lambda *stage: cache_orders(*stage)[:2]),
+    (chain_space, 'CUTS', 1),
+    (chain_space, 'SHAPES', 2),
+    (chain_space, 'ROWS', (1, 4)),
     (gpu_choose, 'TRIALS', 12),
     (gpu_target, 'LOOKED_AT', 12),
     (gpu_ranked, 'LOOKED_AT', 24),
@@ -66,6 +70,10 @@ FEW_SCHEDULES = (
     (gpu_strategies, 'POPULATION', 24),
     (gpu_tune, 'CLIMBS', 2),
     (gpu_tune, 'PARENTS', 2),
+)
+AS_FOR_USERS = (
+    (measure, 'measure_host', measure_host),
+    *((module, name, getattr(module, name)) for module, name, _ in FEW_SCHEDULES),
 )
 # A process takes longer to start than to search for the small networks of most tests, and other
 # tests keep the other cores busy.
@@ -256,24 +264,36 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
     return run
 
 
-@pytest.fixture(autouse=True)
-def short_searches(request: pytest.FixtureRequest) -> None:
-    """Kernels have to be right, not fast, in most folders."""
-    about = request.path.parent.name in ABOUT_SEARCHES
-    if not about and 'optimised' not in request.fixturenames:
-        request.getfixturevalue('few_schedules')
+@pytest.fixture(autouse=True, scope='module')
+def short_searches(request: pytest.FixtureRequest) -> Generator[None]:
+    """Kernels have to be right, not fast, in most folders; what a module makes once included."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name not in ABOUT_SEARCHES:
+            _shorten(patch)
+        yield
 
 
 @pytest.fixture
 def few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model looks at few schedules.
+    """The model looks at few schedules, in folders that are about searches."""
+    _shorten(monkeypatch)
 
-    Answers are kept under the compiler's flags, and none that was found like this may be a user's.
+
+@pytest.fixture
+def full_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model looks at as much as for users, in the other folders."""
+    for module, name, value in AS_FOR_USERS:
+        monkeypatch.setattr(module, name, value)
+
+
+def _shorten(patch: pytest.MonkeyPatch) -> None:
+    """Answers are kept under the compiler's flags, and none that was found like this may be a
+    user's.
     """
     if knobs.get('cflags'):
-        monkeypatch.setattr(measure, 'measure_host', _measured_once)
+        patch.setattr(measure, 'measure_host', _measured_once)
         for module, name, value in FEW_SCHEDULES:
-            monkeypatch.setattr(module, name, value)
+            patch.setattr(module, name, value)
 
 
 @functools.cache

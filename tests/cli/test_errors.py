@@ -275,7 +275,7 @@ sys.exit(invoke(sys.argv[1:]))
 
 @pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='affinity cannot be set here')
 def test_one_core_is_enough():
-    words = ['-c', ONE_CORE, 'optimize', SMALL, '--no-measure']
+    words = ['-c', ONE_CORE, 'optimize', 'mb1ic4ih4oc8kh1', '--no-measure']
     done = run_elsewhere(words)
     assert done.returncode == 0, done.stderr
     assert 'threads: 1' in done.stdout

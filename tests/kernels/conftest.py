@@ -14,8 +14,8 @@ from tilewright.schedule.schedule import Level, Schedule
 
 
 @pytest.fixture
-def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are built as for a user, not as quickly as for most tests."""
+def optimised(monkeypatch: pytest.MonkeyPatch, full_searches: None) -> None:
+    """Kernels are searched and built as for a user, not as quickly as for most tests."""
     monkeypatch.delenv('TILEWRIGHT_CFLAGS', raising=False)
 
 

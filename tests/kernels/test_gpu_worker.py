@@ -105,6 +105,7 @@ def test_a_judge_sees_one_wrong_element_and_the_poison() -> None:
     assert judge.verdict(off)['status'] == 'wrong'
 
 
+@pytest.mark.slow
 def test_a_layer_is_searched_compared_and_resumed() -> None:
     """All of it on the host: search, store, duel with the fallback; then again from the store."""
     options = GpuOptions('host', peers=('general',), trials=5, rounds=2, repeats=1, finalists=2)

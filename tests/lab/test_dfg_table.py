@@ -40,6 +40,7 @@ def test_schedules_of_dfg_come_in_the_order_of_the_time_model() -> None:
     assert len(set(found)) == 4
 
 
+@pytest.mark.slow
 def test_layers_are_measured_kept_and_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

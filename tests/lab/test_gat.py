@@ -181,6 +181,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_training_learns_and_a_seed_decides(table, one_thread) -> None:
     losses: list[float] = []
     model = trained(table, 3, report=lambda _, loss: losses.append(loss))

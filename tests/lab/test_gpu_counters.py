@@ -90,6 +90,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_table_from_saved_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the script but the two runs on the device, with counters that follow the time."""
     tool = script()

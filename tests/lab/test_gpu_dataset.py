@@ -271,6 +271,7 @@ def test_a_measurement_that_takes_its_process_down_is_found(tmp_path: Path) -> N
     assert 'not ended' in refused.refused[0][1]
 
 
+@pytest.mark.slow
 def test_the_whole_flow_runs_without_a_gpu_and_goes_on(tmp_path: Path) -> None:
     """Drawn, compiled and measured in processes; cut off, then again to the end."""
     chosen = [LayerSource(SMALL, 'rs', 'fma', 1), LayerSource(SMALL, 'general', 'fma', 2)]

@@ -336,6 +336,7 @@ def test_the_methods_of_the_tables() -> None:
     assert {name for name, how in gtuner_table3.METHODS.items() if how.from_nothing} == {'online'}
 
 
+@pytest.mark.slow
 def test_a_search_in_another_process_is_the_same_search() -> None:
     asked: list[int] = []
 

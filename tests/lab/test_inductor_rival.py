@@ -123,6 +123,7 @@ def test_shared_memory_of_a_kernel_is_found_wherever_it_stands() -> None:
     assert shared_bytes(SimpleNamespace(compile_results=None)) == 0
 
 
+@pytest.mark.slow
 def test_all_networks_are_prepared_together_and_what_does_not_end_says_so(tmp_path: Path) -> None:
     marks = Marks(tmp_path)
     assert marks.claim('abandoned')

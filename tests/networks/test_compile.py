@@ -144,10 +144,10 @@ def test_equal_problems_are_searched_once(monkeypatch, tmp_path):
     assert len(asked) == 1
 
 
+@pytest.mark.usefixtures('full_searches')  # children know nothing of shorter ones
 def test_children_find_what_this_process_finds(monkeypatch, tmp_path):
     from tilewright.targets.cpu import choose as chooser
 
-    monkeypatch.undo()  # of `few_schedules`, which children know nothing of
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     machine, _ = load_machine(measure=False)
     groups = [conv2d(c=4, h=5, w=5, k=k, r=1, s=1) for k in (4, 8)]

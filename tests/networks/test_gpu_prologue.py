@@ -34,12 +34,6 @@ WITHOUT = tuple(name for name in PASSES if name != 'prologue')
 LAYERS = 2  # 1x1 convolutions with something before them
 
 
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model looks at few schedules: what it finds has to be right, not fast."""
-    monkeypatch.setattr(choose, 'TRIALS', 60)
-
-
 @cache
 def dense(batch: int) -> Graph:
     """A dense layer: normalised, 1x1, normalised, 3x3, concatenated; then a transition."""
@@ -70,7 +64,8 @@ def right(net: GpuNetwork, batch: int) -> None:
 
 
 @pytest.mark.parametrize('batch', [1, 3])
-def test_each_is_in_the_task_of_its_convolution(batch: int) -> None:
+def test_each_is_in_the_task_of_its_convolution(batch: int, monkeypatch) -> None:
+    monkeypatch.setattr(choose, 'TRIALS', 60)  # enough to find the schema that applies fronts
     joined, cost = compiled('host', batch), GpuCost(open_device('host').machine)
     apart = prepare(dense(batch), None, WITHOUT, cost, GPU_PASSES)
     assert len(apart.tasks) - len(joined.gpu_tasks) == LAYERS

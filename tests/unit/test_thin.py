@@ -42,9 +42,9 @@ def test_long_cases_whose_lines_other_tests_run_are_left_out() -> None:
         't.py::c[x]': {5},
         't.py::d': {5},
     }
-    seconds = dict.fromkeys(lines, 0.8)
+    seconds = dict.fromkeys(lines, 0.4)
     assert thin.left_out(lines, seconds) == {'t.py::a': ['[x]']}
-    assert thin.left_out(lines, seconds | {'t.py::a[x]': 0.7}) == {}
+    assert thin.left_out(lines, seconds | {'t.py::a[x]': 0.1}) == {}
 
 
 def test_tests_without_lines_keep_a_case() -> None:
