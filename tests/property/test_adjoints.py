@@ -134,7 +134,7 @@ OTHERS = [
     moving.slices((7, 9), {0: range(5, 0, -2), 1: range(1, 8, 3)}),
     *(moving.pad((5, 6), {0: (2, 1), 1: (1, 2)}, mode, 1.5) for mode in moving.BORDERS),
     moving.tile((2, 3), (2, 3)), moving.take((2, 4, 3), [1, 1, 3, 0, 1]),
-    moving.gather((2, 4, 3), 5), moving.gather_elements((4, 3), 0, (2, 3)),
+    moving.gather((2, 4, 3), 5), moving.gather((2, 7, 3), 5), moving.gather_elements((4, 3), 0, (2, 3)),
     moving.gather_nd((2, 4, 5, 3), (2, 3, 2)), reduction.running('sum', (3, 5), 1, 'sum'),
     reduction.running('sum', (3, 5), 0, 'sum', reverse=True, exclusive=True),
     *(kind.group(word, (3, 4, 5), (0, 2)) for word, kind in reduction.REDUCTIONS.items()

@@ -17,6 +17,7 @@ The sum over p with a(p) = x is found axis by axis of A, from its index and its 
                              (residue class of the stride)               alone, backwards
     values[j] (a table)      x                                           its places in the table
     whatever else, lookups   x                                           all p, where a(p) = x
+    (but see `_gathered_rows`)
 
 h' and r' replace h and r in every other index. Coefficients there are positive: taps run backwards
 in the gradient, and a tensor that has them forwards (the weights) is read from a reversed copy. So
@@ -107,6 +108,9 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         reads = (*reads, Access(PLACE, stage.write.index))
         chosen = call('eq', read(len(reads) - 1), _flat(stage))
         value = call('where', chosen, value, const(0.0))
+    rows = _gathered_rows(stage, number, tensors)
+    if rows is not None:
+        return rows
     spread = _Spread(stage, reads, value, stage.reads[number], tensors)
     for by_masks in (False, True):
         found = spread.gathered(by_masks)
@@ -134,6 +138,86 @@ def _place(group: Group, stage: Stage) -> Group:
     tensors = [replace(t, role='input') for t in group.tensors]
     out = replace(group.output, name=PLACE, role='output', dtype='i32')
     return Group(f'{group.label}/place', (*tensors, out), (found,))
+
+
+def _gathered_rows(
+    stage: Stage, number: int, tensors: Mapping[str, Tensor]
+) -> tuple[MadeTensor, ...] | None:
+    """The gradient by a table whose rows are looked up, Out[b, j, a] = In[b, Indices[j], a].
+
+        Hot[x, j] = 1 where Indices[j] is x;   Grad[b, x, a] = sum over j of Hot[x, j] * Up[b, j, a]
+
+    is a product. A table with more rows than there are lookups has its rows added up by their first
+    lookup, and each row then takes the sum of that one, so that only integers meet all rows:
+
+        First[x]  = min j where Indices[j] is x;  Hot[i, j] = 1 where First[Indices[j]] is i
+        Grad[b, x, a] = Sum[b, First[x], a], 0 where x is never looked up
+    """
+    target = stage.reads[number]
+    out, up, names = tensors[target.tensor], tensors[UP], [d.name for d in stage.dims]
+    if stage.expr != read(number) or target.tables or len(target.lookups) != 1:
+        return None
+    ((axis, which),) = target.lookups
+    if len(names) <= axis or stage.combiner is not None:
+        return None
+    chosen, j, order = stage.reads[which], names[axis], [*names[:axis], *names[axis + 1 :]]
+    x = 'x' if 'x' not in names else 'xx'
+    order = [*order[:axis], x, *order[axis:]]
+    here = tuple(var(n) for n in names)
+    there = tuple(Affine(()) if n == x else var(n) for n in order)
+    shape = tuple(out.shape[axis] if n == x else stage.sizes[n] for n in order)
+    if (stage.write.index, target.index, chosen.index) != (here, there, (var(j),)) or (
+        not chosen.is_affine or out.shape != shape
+    ):
+        return None
+    rows, count, indices = out.shape[axis], stage.sizes[j], tensors[chosen.tensor]
+    at = _within(read(0), rows)
+
+    def made(
+        name: str, shape: tuple[int, ...], dtype: str, dims: Sequence[Dim],
+        given: Sequence[tuple[Tensor, Access]], expr: Expr, combiner: str | None = None,
+    ) -> MadeTensor:  # fmt: skip
+        write = Access(name, tuple(var(d.name) for d in dims if d.kind == 'parallel'))
+        one = Stage(name.lower(), tuple(dims), write, tuple(a for _, a in given), expr, combiner)
+        held = {t.name: replace(t, role='input') for t, _ in given}
+        axes = tuple(d.name for d in dims if d.kind == 'parallel')
+        result = replace(out, name=name, role='output', shape=shape, dtype=dtype, dims=axes)
+        label = f'{stage.name}_grad/{name.lower()}-' + 'x'.join(map(str, shape))
+        return MadeTensor(name, (Group(label, (*held.values(), result), (one,)),))
+
+    def summed(name: str, size: int, hot: Tensor) -> MadeTensor:
+        extents = [size if n == x else s for n, s in zip(order, shape, strict=True)]
+        dims = [Dim(n, s) for n, s in zip(order, extents, strict=True)]
+        given = [(hot, Access(hot.name, (var(x), var(j)))), (up, Access(UP, stage.write.index))]
+        return made(name, tuple(extents), out.dtype, [*dims, Dim(j, count, 'reduction')], given,
+                    call('mul', read(0), read(1)), 'sum')  # fmt: skip
+
+    picked, both = Access(chosen.tensor, (var(j),)), (Dim(x, rows), Dim(j, count))
+    one, nothing = const(1.0), const(0.0)
+    if rows <= count:
+        hot = made('Hot', (rows, count), out.dtype, both, [(indices, picked)],
+                   call('where', call('eq', at, index(x)), one, nothing))  # fmt: skip
+        return hot, summed(GRAD, rows, hot.parts[0].output)
+    first = made('First', (rows,), 'i32', (both[0], Dim(j, count, 'reduction')),
+                 [(indices, picked)],
+                 call('where', call('eq', at, index(x)), index(j), whole(count)), 'min')  # fmt: skip
+    looked = Access('First', (Affine(()),), (), ((0, 0),))
+    hot = made('Hot', (count, count), out.dtype, (Dim(x, count), Dim(j, count)),
+               [(indices, picked), (first.parts[0].output, looked)],
+               call('where', call('eq', read(1), index(x)), one, nothing))  # fmt: skip
+    total = summed('Sum', count, hot.parts[0].output)
+    held = (Access('First', (var(x),)), Access('Sum', there, (), ((axis, 0),)))
+    dims = [Dim(n, s) for n, s in zip(order, shape, strict=True)]
+    spread = made(GRAD, out.shape, out.dtype, dims,
+                  [(first.parts[0].output, held[0]), (total.parts[0].output, held[1])],
+                  call('where', call('lt', read(0), whole(count)), read(1), nothing))  # fmt: skip
+    return first, hot, total, spread
+
+
+def _within(at: Expr, extent: int) -> Expr:
+    """Where a lookup leads: negative ones count from the end, others to the nearest."""
+    at = call('where', call('lt', at, whole(0)), call('add', at, whole(extent)), at)
+    return call('min', call('max', at, whole(0)), whole(extent - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +336,7 @@ class _Spread:
             name = self._name(part, f'x{axis}')
             part.parallel.append(Dim(name, extent))
             part.write.append(var(name))
-            here = self._looked_up(lookup, extent) if lookup is not None else at
+            here = _within(read(lookup), extent) if lookup is not None else at
             part.masks.append(call('eq', here, index(name)) if isinstance(here, Expr)
                               else call('eq', self._at(part, here), index(name)))  # fmt: skip
             yield part
@@ -265,12 +349,6 @@ class _Spread:
                 raise SpecError(f'{self.stage.name} counts along a table')
             line = line.plus(known, coefficient)
         return line.expr()
-
-    def _looked_up(self, number: int, extent: int) -> Expr:
-        """Where a lookup leads: negative ones count from the end, others to the nearest."""
-        at = read(number)
-        at = call('where', call('lt', at, whole(0)), call('add', at, whole(extent)), at)
-        return call('min', call('max', at, whole(0)), whole(extent - 1))
 
     def _is_radix(self, at: Affine, extent: int) -> bool:
         """Whether an index takes every value of the axis once."""
