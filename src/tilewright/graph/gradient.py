@@ -30,10 +30,12 @@ from tilewright.graph.lowering.result import (
     view,
 )
 from tilewright.graph.program import Task
+from tilewright.graph.recurrent_gradient import recurrent_gradients
 from tilewright.ops.adjoint import GRAD, UP, MadeTensor, adjoint, single_stages
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group
 from tilewright.ops.normalise import exponentials_adjoint
+from tilewright.ops.recurrence import layer_of
 from tilewright.ops.stage import Expr, call, read
 
 MOST_ADDENDS = 8
@@ -150,6 +152,9 @@ def turned(
     out    what the group computed; up: the gradient of that
     named  gives a result a name, so that what reads it several times shares it
     """
+    layer = layer_of(group)
+    if layer is not None:
+        return recurrent_gradients(layer, operands, out, up, moving, turned)
     held = {**operands, group.output.name: out}
     closed = exponentials_adjoint(group)
     if closed is not None:
