@@ -86,7 +86,7 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     The groups read the tensors of the given one, its result among them, `Up`, and what is made
     before them.
     """
-    (stage,) = group.stages
+    stage = _without_ones(group.stages[0])
     if stage.sequential:
         raise SpecError(f'{stage.name} takes steps one after the other')
     if stage.combiner == 'prod':
@@ -117,6 +117,30 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         if found is not None:
             return (*made, *found)
     raise SpecError(f'{stage.name} reads {stage.reads[number].tensor} at indices with no inverse')
+
+
+def _without_ones(stage: Stage) -> Stage:
+    """The stage without iterators of one point, which would look like dimensions of a product."""
+    ones = {d.name for d in stage.dims if d.size == 1}
+    kept = tuple(d for d in stage.dims if d.name not in ones)
+    if not ones or not kept or stage.sequential:
+        return stage
+
+    def at(access: Access) -> Access:
+        index_ = (Affine(tuple(t for t in e.terms if t[0] not in ones), e.const)
+                  for e in access.index)  # fmt: skip
+        return replace(access, index=tuple(index_))
+
+    def counted(expr: Expr) -> Expr:
+        if expr.op == 'index' and expr.name in ones:
+            return whole(0)
+        return replace(expr, args=tuple(map(counted, expr.args)))
+
+    return replace(
+        stage, dims=kept, write=at(stage.write), reads=tuple(map(at, stage.reads)),
+        expr=counted(stage.expr),
+        combiner=stage.combiner if any(d.kind == 'reduction' for d in kept) else None,
+    )  # fmt: skip
 
 
 def _flat(stage: Stage) -> Expr:
