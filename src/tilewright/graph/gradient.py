@@ -115,7 +115,12 @@ class _Backward:
                 found = self._turned(task, up)
             except SpecError as reason:
                 self.refused.setdefault(str(reason), []).extend(task.origin or (task.name,))
-                continue
+                # Zeros in the place of its gradients, so that nodes before it are looked at, too.
+                found = [
+                    (tensor, filled(kind.shape, 0.0, kind.dtype))
+                    for tensor, value in task.operands.items()
+                    if is_float((kind := self.emitter.values[value]).dtype)
+                ]
             for tensor, gradient in found:
                 self.add(task.operands[tensor], gradient)
         if self.refused:

@@ -25,6 +25,7 @@ the data gradient of a convolution is again a convolution, and its weight gradie
 over images and pixels, whatever the strides.
 
 A maximum passes its gradient on to the first point that reached it, which a stage of its own finds.
+A product passes it on times the product of all other points, which a stage of its own computes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from tilewright.ops.stage import (
     whole,
 )
 
-UP, GRAD, PLACE = 'Up', 'Grad', 'Place'
+UP, GRAD, PLACE, OTHERS = 'Up', 'Grad', 'Place', 'Others'
 # Functions that may not be finite where padding is read, so that 0 times them may not be 0.
 _UNSAFE = frozenset({'div', 'log', 'log1p', 'pow', 'mod', 'fmod', 'acosh', 'atanh', 'asin', 'acos'})
 
@@ -89,8 +90,6 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     stage = _without_ones(group.stages[0])
     if stage.sequential:
         raise SpecError(f'{stage.name} takes steps one after the other')
-    if stage.combiner == 'prod':
-        raise SpecError(f'{stage.name} combines by products')
     if not is_float(group.tensor(stage.reads[number].tensor).dtype):
         return ()
     slope = derivative(stage.expr, number)
@@ -108,6 +107,12 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         reads = (*reads, Access(PLACE, stage.write.index))
         chosen = call('eq', read(len(reads) - 1), _flat(stage))
         value = call('where', chosen, value, const(0.0))
+    if stage.combiner == 'prod':
+        others = _others(group, stage)
+        made.append(MadeTensor(OTHERS, (others,)))
+        tensors[OTHERS] = replace(others.output, role='input')
+        reads = (*reads, Access(OTHERS, others.stages[0].write.index))
+        value = call('mul', value, read(len(reads) - 1))
     rows = _gathered_rows(stage, number, tensors)
     if rows is not None:
         return rows
@@ -242,6 +247,37 @@ def _within(at: Expr, extent: int) -> Expr:
     """Where a lookup leads: negative ones count from the end, others to the nearest."""
     at = call('where', call('lt', at, whole(0)), call('add', at, whole(extent)), at)
     return call('min', call('max', at, whole(0)), whole(extent - 1))
+
+
+def _others(group: Group, stage: Stage) -> Group:
+    """For every point of a product the product of all other points: exact where some are zero."""
+    again = {name: f'other_{name}' for name in stage.reduction}
+
+    def at(access: Access) -> Access:
+        moved = (Affine(tuple((again.get(n, n), c) for n, c in e.terms), e.const)
+                 for e in access.index)  # fmt: skip
+        return replace(access, index=tuple(moved))
+
+    def counted(expr: Expr) -> Expr:
+        if expr.op == 'index' and expr.name in again:
+            return index(again[expr.name])
+        return replace(expr, args=tuple(map(counted, expr.args)))
+
+    value = counted(stage.expr)
+    same = [call('eq', index(name), index(other)) for name, other in again.items()]
+    for more in same[1:]:
+        same[0] = call('and', same[0], more)
+    dims = (
+        *(Dim(d.name, d.size) for d in stage.dims),
+        *(Dim(other, stage.sizes[name], 'reduction') for name, other in again.items()),
+    )
+    write = Access(OTHERS, (*stage.write.index, *map(var, again)))
+    found = Stage('others', dims, write, tuple(map(at, stage.reads)),
+                  call('where', same[0], const(1.0), value), 'prod', stage.pad_value)  # fmt: skip
+    tensors = [replace(t, role='input') for t in group.tensors if t.role != 'output']
+    shape = (*group.output.shape, *(stage.sizes[name] for name in again))
+    out = replace(group.output, name=OTHERS, dims=(*group.output.dims, *again), shape=shape)
+    return Group(f'{group.label}/others', (*tensors, out), (found,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """A training step on a CPU beside PyTorch: forward, loss, backward and SGD with momentum.
 
-    python -m tilewright_lab.scripts.cpu_training [NETWORK ..] [--threads 2] [--batch 8] [--rounds 9]
-        [--peers eager compile] [--compile-only] [--profile 20] [--json FILE]
+    python -m tilewright_lab.scripts.cpu_training [NETWORK ..] [--threads 2] [--batch 8]
+        [--rounds 9] [--peers eager compile] [--compile-only] [--profile 20] [--json FILE]
 
 Goes in: names out of `NETWORKS`. Comes out: seconds of a step in interleaved rounds, ours and
 PyTorch's (eager, and by torch.compile; the faster one counts), the losses of the first steps from
-the same weights on the same batch, and how far they are apart. Each contestant takes a step twice in
+the same weights on the same batch, and how far they are apart. Each contestant takes two steps in
 its turn, and the second is timed, so that thread pools of the others sleep by then.
 """
 
@@ -61,8 +61,13 @@ class TransformerClassifier(nn.Module):
 
 
 def _images(name: str, batch: int) -> tuple[nn.Module, Any, Any]:
+    """With PyTorch's first weights: the zoo's are for inference, and rounding grows in training."""
     x = torch.randn(*zoo.network(name, batch).shape)  # pyright: ignore[reportAttributeAccessIssue]
-    return zoo.torch_module(name, batch=batch), x, torch.randint(0, 1000, (batch,))
+    module = zoo.torch_module(name, batch=batch)
+    for part in module.modules():
+        if hasattr(part, 'reset_parameters'):
+            part.reset_parameters()
+    return module, x, torch.randint(0, 1000, (batch,))
 
 
 def _words(module: nn.Module, batch: int) -> tuple[nn.Module, Any, Any]:
