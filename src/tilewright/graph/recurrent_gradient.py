@@ -1,8 +1,8 @@
 """Gradients of recurrent layers: backward through time, with one product a step.
 
 Goes in: a layer (ops/recurrence.py), its operands, the states that it showed, the gradient of what
-it showed. Comes out: the gradients by its operands. States are known, so that gates and cells of all
-steps are computed again at once: the products with R are one product, and cells
+it showed. Comes out: the gradients by its operands. States are known, so that gates and cells of
+all steps are computed again at once: the products with R are one product, and cells
 
     Cell[t] = F[t] Cell[t - 1] + I[t] New[t]
 
@@ -28,7 +28,7 @@ from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.functions import ONE, ZERO, X, add, mul, sub
 from tilewright.ops.moving import move
 from tilewright.ops.recurrence import OUTPUT_GATE, Recurrent, reverse_recurrence
-from tilewright.ops.stage import Expr, affine, read, substituted, var
+from tilewright.ops.stage import Expr, affine, read, var
 
 Y = read(1)
 # operand -> the axis of its directions

@@ -229,7 +229,8 @@ def _gathered_rows(
         return hot, summed(GRAD, rows, hot.parts[0].output)
     first = made('First', (rows,), 'i32', (both[0], Dim(j, count, 'reduction')),
                  [(indices, picked)],
-                 call('where', call('eq', at, index(x)), index(j), whole(count)), 'min')  # fmt: skip
+                 call('where', call('eq', at, index(x)), index(j), whole(count)),
+                 'min')  # fmt: skip
     looked = Access('First', (Affine(()),), (), ((0, 0),))
     hot = made('Hot', (count, count), out.dtype, (Dim(x, count), Dim(j, count)),
                [(indices, picked), (first.parts[0].output, looked)],
