@@ -374,3 +374,24 @@ def test_a_wrong_plan_is_not_exported(tmp_path, monkeypatch):
     with pytest.raises(PlanError, match='its memory plan is wrong: task'):
         exporting.write_network(tmp_path / 'c', 'net', network, prepared('residual'))
     assert not (tmp_path / 'c').exists()
+
+
+def test_classes_of_a_strided_gradient_are_a_few_pieces():
+    """Every second element of every second row by events of their own: told apart at once, and one
+    that is moved by an element is refused.
+    """
+    width, rows = 256, 1 << 14
+    classes = [(row, column) for row in (0, 1) for column in (0, 1)]
+
+    def events(shift: int) -> list[Event]:
+        made = []
+        for number, (row, column) in enumerate(classes):
+            levels = ((8 * width, rows // 2), (8, width // 2))
+            start = 4 * (row * width + column) - (shift if number == 3 else 0)
+            write = touch('g', 0, 4, levels=levels, start=start)
+            made.append(Event(f'class {number}', (), [write], (number - 1,) if number else ()))
+        return [*made, Event('read', [touch('g', 0, 4 * width * rows)], (), (3,))]
+
+    size = 4 * width * rows
+    assert refused(events(0), size) == ''
+    assert 'both write' in refused(events(4), size) or 'nothing has' in refused(events(4), size)

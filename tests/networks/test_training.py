@@ -171,21 +171,51 @@ def test_what_replaces_an_input_is_written_behind_its_readers() -> None:
 
 
 def test_nodes_without_a_gradient_are_all_named() -> None:
-    weight = np.ones((2, 3), np.float32)
+    """Also those behind which another one stands."""
+    draw = np.random.default_rng(0)
+    constants = {name: draw.standard_normal((1, 3, 3)).astype(np.float32) for name in 'wr'}
     nodes = (
-        Node('MatMul', 'm', ('x', 'w'), ('a',)),
-        Node('ReduceProd', 'first', ('a', 'axis'), ('b',), {'keepdims': 1}),
-        Node('ReduceProd', 'second', ('b',), ('c',), {'keepdims': 1}),
-        Node('CumProd', 'third', ('a', 'axis'), ('d',)),
-        Node('Add', 'sum', ('c', 'd'), ('e',)),
+        Node('RNN', 'first', ('x', 'w', 'r'), ('', 'a'), {'clip': 1.0}),
+        Node('RNN', 'second', ('a', 'w', 'r'), ('', 'b'), {'clip': 2.0}),
     )
-    constants = {'w': weight, 'axis': np.array(0)}
-    graph = Graph('net', (Value('x', (4, 2)),), (('y', 'e'),), nodes, constants)
-    with pytest.raises(UnsupportedError) as found:
+    graph = Graph('net', (Value('x', (4, 2, 3)),), (('y', 'b'),), nodes, constants)
+    with pytest.raises(UnsupportedError, match='rnn with clip has no gradient') as found:
         step_program(trainable(graph, 'mse'), tw.SGD(0.1))
-    assert found.value.nodes == ('third', 'second')
+    assert found.value.nodes == ('second', 'first')
     with pytest.raises(InputError, match="loss is 'hinge'; choose one of cross_entropy"):
         trainable(graph, 'hinge')
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer whose outputs, last state and last cell all matter."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(3, 4, batch_first=True, **options)
+
+    def forward(self, x: Any) -> Any:
+        y, state = self.layer(x)
+        last = state[0] + state[1] if isinstance(state, tuple) else state
+        return y.mean(1) * y[:, -1] + y[:, 0] + last.sum()
+
+
+RECURRENT = [
+    ('LSTM', {}), *(pytest.param(*c, marks=pytest.mark.slow) for c in (
+        ('RNN', {}), ('GRU', {}), ('LSTM', {'bidirectional': True, 'num_layers': 2}),
+        ('GRU', {'bidirectional': True})))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('kind', 'options'), RECURRENT)
+def test_recurrent_layers_learn_as_in_pytorch(kind: str, options: dict) -> None:
+    torch.manual_seed(0)
+    module = Recurrent(kind, **options)
+    x, y = torch.randn(2, 5, 3), torch.randn(2, 8 if options.get('bidirectional') else 4)
+    loss = functional.mse_loss
+    step = Interpreted(import_training(module, loss, (x, y)), tw.SGD(0.1, momentum=0.9))
+    rule = torch.optim.SGD(module.parameters(), 0.1, 0.9)
+    for _ in range(3):
+        assert step(x, y) == pytest.approx(theirs(module, rule, loss, x, y), rel=1e-5)
 
 
 def test_dropout_draws_by_its_counter() -> None:

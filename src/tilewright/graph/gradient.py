@@ -31,6 +31,7 @@ from tilewright.graph.lowering.result import (
     view,
 )
 from tilewright.graph.program import Task
+from tilewright.graph.recurrent_gradient import recurrent_gradients
 from tilewright.ops.adjoint import GRAD, UP, MadeTensor, adjoint, single_stages
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group
@@ -40,6 +41,7 @@ from tilewright.ops.normalise import (
     epsilon_of,
     exponentials_adjoint,
 )
+from tilewright.ops.recurrence import layer_of
 from tilewright.ops.stage import Expr, call, read
 
 MOST_ADDENDS = 8
@@ -120,7 +122,12 @@ class _Backward:
                 found = self._turned(task, up)
             except SpecError as reason:
                 self.refused.setdefault(str(reason), []).extend(task.origin or (task.name,))
-                continue
+                # Zeros in the place of its gradients, so that nodes before it are looked at, too.
+                found = [
+                    (tensor, filled(kind.shape, 0.0, kind.dtype))
+                    for tensor, value in task.operands.items()
+                    if is_float((kind := self.emitter.values[value]).dtype)
+                ]
             for tensor, gradient in found:
                 self.add(task.operands[tensor], gradient)
         if self.refused:
@@ -184,6 +191,9 @@ def turned(
     out    what the group computed; up: the gradient of that
     named  gives a result a name, so that what reads it several times shares it
     """
+    layer = layer_of(group)
+    if layer is not None:
+        return recurrent_gradients(layer, operands, out, up, moving, turned)
     held = {**operands, group.output.name: out}
     closed = exponentials_adjoint(group)
     if closed is not None:

@@ -385,11 +385,17 @@ def _common(one: _Write, other: _Write) -> tuple[int, int] | None:
 def _take_turns(one: _Write, other: _Write) -> bool:
     """Whether both repeat by the same step, at places of it that have nothing in common."""
     (a, b) = one.piece.region, other.piece.region
-    if len(a.levels) != 1 or len(b.levels) != 1 or a.levels[0][0] != b.levels[0][0]:
+    if not a.levels or not b.levels or a.levels[0][0] != b.levels[0][0]:
         return False
-    step = a.levels[0][0]
-    apart = (other.base + b.start - one.base - a.start) % step
-    return a.run <= apart and apart + b.run <= step
+    step, origin = a.levels[0][0], one.base + a.start
+    taken: list[tuple[int, int]] = []
+    for base, region in ((one.base, a), (other.base, b)):
+        for start, end in _one_turn(region).runs():
+            first = (base + start - origin) % step
+            taken.append((first, first + end - start))
+    taken.sort()
+    apart = all(end <= first for (_, end), (first, _) in itertools.pairwise(taken))
+    return apart and taken[-1][1] <= step + taken[0][0]
 
 
 def _runs(write: _Write) -> Iterator[tuple[int, int]]:
@@ -425,43 +431,67 @@ def _refined(accesses: Sequence[Access]) -> tuple[list[_Piece], list[list[_Piece
     """
     turns = _turns(accesses)
     cuts: set[int] = set()
-    within: dict[int, set[int]] = {}
-    for access in accesses:
+    within: dict[int, list[tuple[int, Region]]] = {}
+    for number, access in enumerate(accesses):
         first, region = access.first, access.region
         if region.levels and first in turns:
             step, count = turns[first]
             cuts |= {first, first + step * count}
-            within.setdefault(first, {0, step}).update((region.start, region.start + region.run))
+            within.setdefault(first, []).append((number, _one_turn(region)))
         else:
             cuts.update(first + edge for run in region.runs() for edge in run)
     edges = sorted(cuts)
     label, made = accesses[0].label, []
-    inner: dict[int, tuple[list[int], list[_Piece]]] = {}
+    touched: list[list[_Piece]] = [[] for _ in accesses]
     for first, end in itertools.pairwise(edges):
         if first not in turns:
             made.append([_Piece(Region(first, end - first), label, [], [])])
             continue
-        points = sorted(within[first])
-        parts = [
-            _Piece(Region(first + a, b - a, (turns[first],)), label, [], [])
-            for a, b in itertools.pairwise(points)
-        ]
-        made.append(parts)
-        inner[first] = points, parts
-    touched = []
-    for access in accesses:
+        made.append([])
+        for region, numbers in _shared(within[first], turns[first][0]):
+            levels = (turns[first], *region.levels)
+            piece = _Piece(Region(first + region.start, region.run, levels), label, [], [])
+            made[-1].append(piece)
+            for number in numbers:
+                touched[number].append(piece)
+    for access, own in zip(accesses, touched, strict=True):
         first, region = access.first, access.region
-        if region.levels and first in turns:
-            points, parts = inner[first]
-            start, end = region.start, region.start + region.run
-            touched.append(parts[bisect_left(points, start) : bisect_left(points, end)])
-            continue
-        own: list[_Piece] = []
-        for a, b in region.runs():
-            low, high = bisect_left(edges, first + a), bisect_left(edges, first + b)
-            own += itertools.chain.from_iterable(made[low:high])
-        touched.append(own)
+        if not region.levels or first not in turns:
+            for a, b in region.runs():
+                low, high = bisect_left(edges, first + a), bisect_left(edges, first + b)
+                own += itertools.chain.from_iterable(made[low:high])
     return list(itertools.chain.from_iterable(made)), touched
+
+
+def _one_turn(region: Region) -> Region:
+    return region._replace(levels=region.levels[1:])
+
+
+def _shared(
+    listed: Sequence[tuple[int, Region]], step: int
+) -> Iterator[tuple[Region, tuple[int, ...]]]:
+    """The parts of a turn, each with the numbers of the accesses that touch all of it.
+
+    Parts of the same accesses at equal distances (every second element of a row) are one.
+    """
+    edges = {0, step}
+    for _, region in listed:
+        edges.update(edge for run in region.runs() for edge in run)
+    points = sorted(edges)
+    numbers: list[tuple[int, ...]] = [()] * (len(points) - 1)
+    for number, region in listed:
+        for a, b in region.runs():
+            for place in range(bisect_left(points, a), bisect_left(points, b)):
+                numbers[place] += (number,)
+    alike: dict[tuple, list[int]] = {}
+    for place, own in enumerate(numbers):
+        alike.setdefault((own, points[place + 1] - points[place]), []).append(points[place])
+    for (own, run), starts in alike.items():
+        apart = starts[1] - starts[0] if len(starts) > 1 else 0
+        if len(starts) > 1 and all(b - a == apart for a, b in itertools.pairwise(starts)):
+            yield Region(starts[0], run, ((apart, len(starts)),)), own
+        else:
+            yield from ((Region(start, run), own) for start in starts)
 
 
 def _turns(accesses: Sequence[Access]) -> dict[int, tuple[int, int]]:
@@ -485,10 +515,7 @@ def _turns(accesses: Sequence[Access]) -> dict[int, tuple[int, int]]:
 
 
 def _turn(access: Access) -> tuple[int, int] | None:
-    """(bytes of a turn, turns) of a region that repeats once; None for others."""
+    """(bytes of a turn, turns) of a region that repeats; None where one reaches into the next."""
     region = access.region
-    if len(region.levels) != 1:
-        return None
-    step, _ = region.levels[0]
-    fits = region.start >= 0 and region.start + region.run <= step
+    fits = region.start >= 0 and _one_turn(region).end <= region.levels[0][0]
     return region.levels[0] if fits else None

@@ -25,6 +25,7 @@ the data gradient of a convolution is again a convolution, and its weight gradie
 over images and pixels, whatever the strides.
 
 A maximum passes its gradient on to the first point that reached it, which a stage of its own finds.
+A product passes it on times the product of all other points, which a stage of its own computes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from tilewright.ops.stage import (
     whole,
 )
 
-UP, GRAD, PLACE = 'Up', 'Grad', 'Place'
+UP, GRAD, PLACE, OTHERS = 'Up', 'Grad', 'Place', 'Others'
 # Functions that may not be finite where padding is read, so that 0 times them may not be 0.
 _UNSAFE = frozenset({'div', 'log', 'log1p', 'pow', 'mod', 'fmod', 'acosh', 'atanh', 'asin', 'acos'})
 
@@ -90,8 +91,6 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     stage = _without_ones(group.stages[0])
     if stage.sequential:
         raise SpecError(f'{stage.name} takes steps one after the other')
-    if stage.combiner == 'prod':
-        raise SpecError(f'{stage.name} combines by products')
     if not is_float(group.tensor(stage.reads[number].tensor).dtype):
         return ()
     slope = derivative(stage.expr, number)
@@ -116,6 +115,12 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
         reads = (*reads, Access(PLACE, stage.write.index))
         chosen = call('eq', read(len(reads) - 1), _flat(stage))
         value = call('where', chosen, value, const(0.0))
+    if stage.combiner == 'prod':
+        others = _others(group, stage)
+        made.append(MadeTensor(OTHERS, (others,)))
+        tensors[OTHERS] = replace(others.output, role='input')
+        reads = (*reads, Access(OTHERS, others.stages[0].write.index))
+        value = call('mul', value, read(len(reads) - 1))
     spread = _Spread(stage, reads, value, stage.reads[number], tensors)
     for by_masks in (False, True):
         found = spread.gathered(by_masks)
@@ -189,6 +194,37 @@ def _place(group: Group, stage: Stage) -> Group:
     tensors = [replace(t, role='input') for t in group.tensors]
     out = replace(group.output, name=PLACE, role='output', dtype='i32')
     return Group(f'{group.label}/place', (*tensors, out), (found,))
+
+
+def _others(group: Group, stage: Stage) -> Group:
+    """For every point of a product the product of all other points: exact where some are zero."""
+    again = {name: f'other_{name}' for name in stage.reduction}
+
+    def at(access: Access) -> Access:
+        moved = (Affine(tuple((again.get(n, n), c) for n, c in e.terms), e.const)
+                 for e in access.index)  # fmt: skip
+        return replace(access, index=tuple(moved))
+
+    def counted(expr: Expr) -> Expr:
+        if expr.op == 'index' and expr.name in again:
+            return index(again[expr.name])
+        return replace(expr, args=tuple(map(counted, expr.args)))
+
+    value = counted(stage.expr)
+    same = [call('eq', index(name), index(other)) for name, other in again.items()]
+    for more in same[1:]:
+        same[0] = call('and', same[0], more)
+    dims = (
+        *(Dim(d.name, d.size) for d in stage.dims),
+        *(Dim(other, stage.sizes[name], 'reduction') for name, other in again.items()),
+    )
+    write = Access(OTHERS, (*stage.write.index, *map(var, again)))
+    found = Stage('others', dims, write, tuple(map(at, stage.reads)),
+                  call('where', same[0], const(1.0), value), 'prod', stage.pad_value)  # fmt: skip
+    tensors = [replace(t, role='input') for t in group.tensors if t.role != 'output']
+    shape = (*group.output.shape, *(stage.sizes[name] for name in again))
+    out = replace(group.output, name=OTHERS, dims=(*group.output.dims, *again), shape=shape)
+    return Group(f'{group.label}/others', (*tensors, out), (found,))
 
 
 @dataclass(frozen=True, slots=True)

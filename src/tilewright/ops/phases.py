@@ -184,7 +184,7 @@ def _rows(group: Group, final: Stage, steps: int, directions: int) -> tuple[tupl
     found = []
     for d in range(directions):
         shown = tables[0][d * rows : (d + 1) * rows]
-        if sorted(shown[:steps]) != list(range(steps)) or set(shown[steps:]) != {steps - 1}:
+        if sorted(shown[:steps]) != list(range(steps)) or set(shown[steps:]) - {steps - 1}:
             raise _refused(group, 'its result does not show every step once, and then the last')
         found.append(tuple(shown.index(step) for step in range(steps)))
     return tuple(found)

@@ -16,7 +16,7 @@ need not be turned around by their lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.errors import SpecError
 from tilewright.ops.describe import group_of
@@ -42,6 +42,7 @@ from tilewright.ops.stage import (
 )
 
 GATES = {'lstm': 4, 'gru': 3, 'rnn': 1}
+OUTPUT_GATE = 1  # of an LSTM
 FUNCTIONS = {'lstm': 3, 'gru': 2, 'rnn': 1}  # of a direction
 STEP = 't'
 
@@ -114,7 +115,32 @@ def recurrence(layer: Recurrent) -> Group:
     of two gates and RHidden [D, 1, H, units]; RBias [D, H] of a GRU that is; Peephole [D, 3, H];
     Projection [D, 1, units, H]; Initial [D, B, units], InitialCell [D, B, H]; Lengths [B].
     """
-    return _Builder(layer).group()
+    made = _Builder(layer).group()
+    _LAYERS[made.digest] = layer
+    return made
+
+
+_LAYERS: dict[str, Recurrent] = {}
+
+
+def layer_of(group: Group) -> Recurrent | None:
+    """The layer that `recurrence` made a group of."""
+    return _LAYERS.get(group.digest) if group.is_sequential else None
+
+
+def reverse_recurrence(layer: Recurrent, backwards: bool) -> Group:
+    """The gradient by the state after every step of one direction, from the last step to the first.
+
+        State[t] = Up[place] + sum over gates g of Back_g A_g[t - 1] + Kept[t - 1]
+        A_g[t]   = State[t] * Slope_g[place], the gradient by the product of gate g
+
+    where `place` runs against the layer. Of an LSTM all gates but the output's hang on the cell:
+    Cell[t] = State[t] * Shown[place] + UpCell[place] + Kept[t - 1], A_g = Cell[t] * Slope_g, and
+    Kept = Cell * Carry; of a GRU Kept = State * Carry; an RNN keeps nothing. Operands: Up, UpCell,
+    Shown, Carry, Slope0, .. [T, 1, B, H]; Back0, .. [1, 1, H, H]: R of a gate, transposed.
+    """
+    one = replace(layer, backwards=(False,), functions=layer.functions[:1])
+    return _Builder(one).reverse(backwards)
 
 
 class _Builder:
@@ -142,6 +168,42 @@ class _Builder:
         kind = '' if layer.dtype == 'f32' else f'-{layer.dtype}'
         shape = f'{layer.steps}x{layer.batch}x{layer.hidden}'
         return f'{layer.kind}{turn}-{shape}{f"p{layer.units}" if layer.projected else ""}{kind}'
+
+    def reverse(self, backwards: bool) -> Group:
+        layer, steps = self.layer, self.layer.steps
+        places = tuple(range(steps)) if backwards else tuple(reversed(range(steps)))
+        whole_ = (steps, 1, layer.batch, layer.hidden)
+        self.shapes = {}
+
+        def given(name: str) -> Access:
+            self.shapes[name] = whole_
+            return access(name, Table(places, var(STEP)), var('d'), var('n'), var('h'))
+
+        for gate in range(layer.gates):
+            source = self._before(f'A{gate}', 'k')
+            self._product(f'Back{gate}', 1, layer.hidden, source, layer.hidden, f'Sum{gate}')
+        kept = () if layer.kind == 'rnn' else (self._before('Kept'),)
+        reads = [given('Up'), *(self._sum(f'Sum{gate}', 0) for gate in range(layer.gates))]
+        reads += kept if layer.kind == 'gru' else ()
+        total = X
+        for number in range(1, len(reads)):
+            total = add(total, read(number))
+        self._point('State', total, *reads)
+        source = 'State'
+        if layer.kind == 'lstm':
+            source, expr = 'Cell', add(add(mul(X, read(1)), read(2)), read(3))
+            self._point('Cell', expr, self._here('State'), given('Shown'), given('UpCell'), *kept)
+        if kept:
+            self._point('Kept', mul(X, read(1)), self._here(source), given('Carry'))
+        for gate in range(layer.gates):
+            own = self._here('State' if layer.kind == 'lstm' and gate == OUTPUT_GATE else source)
+            self._point(f'A{gate}', mul(X, read(1)), own, given(f'Slope{gate}'))
+        dims = (Dim('r', steps), *self.lanes, Dim('h', layer.hidden))
+        at = Table(places, affine(('r', 1), ('d', steps)))
+        shown = access('State', at, var('d'), var('n'), var('h'))
+        place = tuple(var(d.name) for d in dims)
+        self.stages.append(Stage('output', dims, Access('Out', place), (shown,), X))
+        return group_of(f'{self._label()}-reverse', self.stages, self.shapes, layer.dtype)
 
     # Accesses at one step, direction, image and unit.
 

@@ -3,7 +3,7 @@
     python -m tilewright_lab.scripts.train_digits [--target cpu] [--threads 2] [--epochs 6]
         [--json FILE] [--picture FILE]
 
-Goes in: the 1,797 digits of 8x8 pixels that scikit-learn carries (pip install scikit-learn), the
+Goes in: the 1,797 digits of 8x8 pixels that scikit-learn carries (pip install 'tilewright[train]'), the
 last 297 of them held back. Comes out: the loss of every step of both, and the share of held-back
 digits that each names right, with the same weights at first and the same order of batches.
 """
