@@ -33,7 +33,7 @@ from tilewright.network.arguments import is_onnx
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.ranged import RangedNetwork
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
-from tilewright.targets.chained import passes_at
+from tilewright.targets.chained import same_chains
 from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
 from tilewright.targets.cpu.ranged import bound, build_ahead
 from tilewright.targets.cpu.site import CpuSite
@@ -119,10 +119,11 @@ def plan_ranges(
     """Programs and schedules for every point of the ranges: what a file holds."""
 
     costs = _SameCosts(site.cost)
+    joining = same_chains(site, asked)
 
     def lowered(point: Point) -> Program:
         graph = read(ranges.at(point))
-        return site.ordered(apply_passes(graph, passes, costs.again(), passes_at(site, asked)))
+        return site.ordered(apply_passes(graph, passes, costs.again(), joining))
 
     planned = _planned(families(lowered, ranges.box), site, asked, progress)
     return SavedRanges(
