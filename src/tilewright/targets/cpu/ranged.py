@@ -210,10 +210,12 @@ def _sources(
             found[key] = (read_source(text), compiler_flags(schedule))
         return found[key][0].form
 
+    lines = list(_lines(one.family.box))
+    grid = spread(one.family.box, LOOKED_AT) if len(lines) != 1 else ()
     for number in range(len(one.family.groups)):
-        for point in spread(one.family.box, LOOKED_AT) if len(one.family.box) > 1 else ():
+        for point in grid:
             form(number, point)
-        for line in _lines(one.family.box):
+        for line in lines:
             some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
             ends = sorted({*some, len(line) - 1})
             forms = {at: form(number, line[at]) for at in ends}
