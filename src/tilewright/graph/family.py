@@ -317,8 +317,8 @@ def _find_varying(tree: Any, found: set[int]) -> bool:
     if not isinstance(tree, dict | list):
         return False
     parts = tree.values() if isinstance(tree, dict) else tree
-    varies = any([_find_varying(part, found) for part in parts])
-    if varies or (isinstance(tree, dict) and tree.keys() in _MARKS):
+    varying = sum(_find_varying(part, found) for part in parts)  # all of them are looked at
+    if varying or (isinstance(tree, dict) and tree.keys() in _MARKS):
         found.add(id(tree))
         return True
     return False

@@ -60,6 +60,7 @@ from tilewright.network.arguments import (
     with_fallback,
 )
 from tilewright.network.ranged import (
+    by_size,
     check_ranges,
     load_ranges,
     plan_ranges,
@@ -180,8 +181,17 @@ def compile(
         return _loaded(network, named, threads, device, wanted_check, progress)
     ranges = find_ranges(shapes if shapes is not None else shapes_of(network))
     if ranges is not None:
-        refuse_with_ranges(target, fallback=fallback, libraries=libraries != 'none')
         reader = reader_of(network, partial(read, constants=constants), example_inputs)
+        if target != 'cpu':
+            refuse_with_ranges(' on a GPU', save=save)
+            one = partial(
+                compile, target=target, tune=tune, trials=trials, model=model, prune=prune,
+                search=search, algorithm=algorithm, max_rel_err=max_rel_err, passes=passes,
+                fuse=fuse, device=device, check=check, libraries=libraries, precision=precision,
+                progress=progress,
+            )  # fmt: skip
+            return cast(Network, by_size(reader, ranges, one))
+        refuse_with_ranges(fallback=fallback, libraries=libraries != 'none')
         site = CpuSite.of(machine, threads)
         saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
         made = ranged_network(saved, site, progress)
@@ -317,9 +327,6 @@ def _loaded(
 ) -> Network:
     """A `target` that is given has to be that of the file."""
     saved = ranges_file.read_any(path)
-    if isinstance(saved, SavedRanges):
-        refuse_with_ranges(target or 'cpu')
-        return cast(Network, load_ranges(path, saved, threads, wanted_check, progress))
     if saved.target != 'cpu':
         check_gpu(saved.target, threads=threads)
     if target is not None and target != saved.target:
@@ -327,6 +334,8 @@ def _loaded(
             f'{path} was compiled for target {saved.target!r}, not for {target!r}; compile the '
             f'model again with it'
         )
+    if isinstance(saved, SavedRanges):
+        return cast(Network, load_ranges(path, saved, threads, wanted_check, progress))
     site = target_of(saved.target).site_for(path, saved, threads, device)
     best = site.adopt(path, saved, progress)
     made = site.bind(saved.program, best, saved.max_rel_err, progress)

@@ -34,7 +34,7 @@ from tilewright.schedule.choice import Choice
 from tilewright.search.cpu.rank import Candidate, rank_schema
 from tilewright.search.cpu.rank_outer import rank_near
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily
-from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.choose import choose_all, is_legal
 from tilewright.targets.cpu.ranged import best_choice, best_moved, for_sizes
 
 COMPARED = 9  # points of a box at which schedules are compared with the bound
@@ -68,10 +68,11 @@ def with_anchors(
 
 
 def anchor_like(
-    one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float
-) -> Anchor | None:
+    one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float,
+    algorithm: str,
+) -> Anchor | None:  # fmt: skip
     """Schedules for the largest point of a family, from those of another with the same tasks but
-    for their sizes; None where they do not fit.
+    for their sizes; groups that none of them fits are searched. None where tasks differ.
     """
     if task_forms(one.family.at(one.family.largest)) != task_forms(family.at(family.largest)):
         return None
@@ -81,11 +82,29 @@ def anchor_like(
         replace(anchor, choices=tuple(anchor.choices[same[n]] for n in range(len(same))))
         for anchor in one.anchors
     )
+    groups = family.groups_at(family.largest)
+    odd = {
+        n: g
+        for n, g in enumerate(groups)
+        if not _fits(PlannedFamily(family, anchors), n, g, machine)
+    }
+    found = choose_all(list(odd.values()), machine, threads, 1, max_rel_err, algorithm=algorithm)
+    own = dict(zip(odd, (best for best, *_ in found), strict=True))
+    anchors = tuple(
+        replace(anchor, choices=tuple(own.get(n, c) for n, c in enumerate(anchor.choices)))
+        for anchor in anchors
+    )
+    near = PlannedFamily(family, anchors)
+    return _searched(near, family.largest, machine, threads, max_rel_err).anchor
+
+
+def _fits(one: PlannedFamily, number: int, group: Group, machine: Machine) -> bool:
+    """Whether some schedule of the anchors computes a group."""
     try:
-        near = PlannedFamily(family, anchors)
-        return _searched(near, family.largest, machine, threads, max_rel_err).anchor
+        best_choice(one, number, group, machine)
     except ScheduleError:
-        return None
+        return False
+    return True
 
 
 def widest(certificates: Iterable[Certificate]) -> Certificate:
