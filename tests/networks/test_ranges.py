@@ -94,8 +94,10 @@ def test_sizes_outside_are_one_sentence(made):
 def test_what_cannot_be_a_range_is_one_sentence():
     with pytest.raises(ModelError, match='a range ascends'):
         tw.compile(encoder(), shapes={'ids': (1, range(5, 1))})
-    with pytest.raises(InputError, match="not for target 'host'"):
-        tw.compile(encoder(), 'host', shapes=LENGTHS)
+    with pytest.raises(InputError, match=r'save= cannot be combined with ranges .* on a GPU'):
+        tw.compile(encoder(), 'host', shapes=LENGTHS, save='encoder.tw')
+    with pytest.raises(InputError, match=r'has 99 sizes, and a GPU takes .* at most 64'):
+        tw.compile(encoder(), 'host', shapes={'ids': (1, range(1, 100))})
     with pytest.raises(InputError, match='fallback= cannot be combined'):
         tw.compile(encoder(), shapes=LENGTHS, fallback='onnxruntime')
     with pytest.raises(InputError, match='has one size for everything'):
@@ -119,6 +121,15 @@ def test_sizes_that_are_halved_unevenly_are_refused(halves):
         tw.compile(halves, shapes={'x': (1, 2, range(1, 100))}, threads=1)
     shapes = {'x': (1, 2, range(2, 100, 2))}
     compare(tw.compile(halves, shapes=shapes, threads=1), halves, shapes, 100)
+
+
+def test_a_gpu_has_a_network_for_each_size(halves):
+    shapes = {'x': (range(1, 3), 2, range(4, 9, 2))}
+    net = tw.compile(halves, 'host', shapes=shapes)
+    compare(net, halves, shapes, 100)
+    assert net.arena_bytes > net.at(2, 8).arena_bytes
+    with pytest.raises(ArrayError, match=r"axis 2 of 'x' has size 5, outside of 4 to 8"):
+        net(np.zeros((1, 2, 5), np.float32))
 
 
 def test_the_command_line_knows_ranges(halves, tmp_path, capsys):

@@ -15,8 +15,8 @@ from tilewright.graph.lower import lower
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Ranges, find_ranges, spread
 from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.nest import EVERY
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
-from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
 from tilewright.kernels.cpu.schemas.outer.space import assemble
 from tilewright.kernels.cpu.sized import SizedSource, read_source
 from tilewright.ops.matmul import matmul
@@ -118,7 +118,7 @@ def test_every_tail_makes_one_form_of_all_remainders():
             schedule = assemble(
                 group, 'portable', vector, reg, (whole,), (tuple(names),), (), 'l1'
             )  # fmt: skip
-            options = ((f'{EVERY_TAIL}{names[0]}', 1),) if every else ()
+            options = ((f'{EVERY}{names[0]}', 1),) if every else ()
             text = generate(group, replace(schedule, options=options))
             forms[every].add(read_source(text).form)
     assert len(forms[True]) == 1 < len(forms[False])

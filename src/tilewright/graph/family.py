@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,21 +57,34 @@ class ProgramFamily:
 
     def at(self, point: Point) -> Program:
         """The program of a point."""
-        body, terms = self.body_at(point), _terms(self.box, [point])[0]
-        groups = {
-            number: Group.from_json(_filled(tree, terms)) for number, tree in enumerate(self.groups)
-        }
+        body, groups = self.body_at(point), dict(enumerate(self.groups_at(point)))
         shapes = {name: value.shape for name, value in values_of(body).items()}
         constants = {
             name: array[tuple(map(slice, shapes[name]))] for name, array in self.constants.items()
         }
         return program_from_json(body, groups, constants)
 
+    def groups_at(self, point: Point) -> list[Group]:
+        """The distinct groups at a point, without a program around them."""
+        filling = self._filling(point)
+        return [Group.from_json(filling.filled(tree)) for tree in self.groups]
+
     def body_at(self, point: Point) -> dict:
         """The body with its numbers at a point."""
+        return self._filling(point).filled(self.body)
+
+    def _filling(self, point: Point) -> _Filling:
         if not self.holds(point):
             raise ModelError(f'{point} is not a point of {self.box}')
-        return _filled(self.body, _terms(self.box, [point])[0])
+        return _Filling(_terms(self.box, [point])[0].tolist(), self._varying)
+
+    @cached_property
+    def _varying(self) -> frozenset[int]:
+        """Identities of the parts of its trees that hold a number that varies."""
+        found: set[int] = set()
+        for tree in (self.body, *self.groups):
+            _find_varying(tree, found)
+        return frozenset(found)
 
     def holds(self, point: Point) -> bool:
         return all(size in sizes for size, sizes in zip(point, self.box, strict=True))
@@ -119,7 +133,13 @@ def _shared(array: np.ndarray, before: np.ndarray | None) -> np.ndarray:
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == 'f')
+    """Bit by bit, which is also faster than with numbers that are none."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.__array_interface__ == other.__array_interface__:
+        return True
+    bits = f'u{one.itemsize}'
+    return np.array_equal(one.view(bits), other.view(bits))
 
 
 def _refusal(box: Box, why: str) -> str:
@@ -292,22 +312,44 @@ def _plain(tree: list) -> bool:
     return all(isinstance(item, int) for item in tree)
 
 
-def _filled(tree: Any, terms: np.ndarray) -> Any:
-    """The tree at a point."""
-    if isinstance(tree, Mapping):
+def _find_varying(tree: Any, found: set[int]) -> bool:
+    """Whether a tree holds a mark; it and its parts that do are added to `found`."""
+    if not isinstance(tree, dict | list):
+        return False
+    parts = tree.values() if isinstance(tree, dict) else tree
+    varying = sum(_find_varying(part, found) for part in parts)  # all of them are looked at
+    if varying or (isinstance(tree, dict) and tree.keys() in _MARKS):
+        found.add(id(tree))
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """What trees are at a point: `terms` are those of the point; parts that do not vary are shared
+    by all points.
+    """
+
+    terms: list[int]
+    varying: frozenset[int]
+
+    def filled(self, tree: Any) -> Any:
+        if id(tree) not in self.varying:
+            return tree
+        if isinstance(tree, list):
+            return [self.filled(item) for item in tree]
         if tree.keys() in _MARKS:
-            return _number(tree, terms)
-        return {key: _filled(item, terms) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [_filled(item, terms) for item in tree]
-    return tree
+            return self._number(tree)
+        return {key: self.filled(item) for key, item in tree.items()}
 
+    def _number(self, tree: Mapping) -> Any:
+        if POLY in tree:
+            return self._sum(tree[POLY])
+        if INVERSE in tree:
+            return 1 / self._sum(tree[INVERSE])
+        if WORD in tree:
+            return ''.join(str(self.filled(part)) for part in tree[WORD])
+        return tree[HEAD][: self._sum(tree['count'])]
 
-def _number(tree: Mapping, terms: np.ndarray) -> Any:
-    if POLY in tree:
-        return int(terms @ tree[POLY])
-    if INVERSE in tree:
-        return 1 / int(terms @ tree[INVERSE])
-    if WORD in tree:
-        return ''.join(str(_filled(part, terms)) for part in tree[WORD])
-    return tree[HEAD][: int(terms @ tree['count'])]
+    def _sum(self, factors: Sequence[int]) -> int:
+        return int(sum(a * b for a, b in zip(self.terms, factors, strict=True)))

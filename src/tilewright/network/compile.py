@@ -62,6 +62,7 @@ from tilewright.network.arguments import (
 from tilewright.network.arguments import check as check_words
 from tilewright.network.integers import Pricing, in_integers
 from tilewright.network.ranged import (
+    by_size,
     check_ranges,
     load_ranges,
     plan_ranges,
@@ -197,11 +198,19 @@ def compile(
         return _loaded(network, named, threads, device, wanted_check, progress)
     ranges = find_ranges(shapes if shapes is not None else shapes_of(network))
     if ranges is not None:
-        refuse_with_ranges(
-            target, fallback=fallback, libraries=libraries != 'none',
-            precision=precision in CPU_PRECISIONS,
-        )  # fmt: skip
         reader = reader_of(network, partial(read, constants=constants), example_inputs)
+        if target != 'cpu':
+            refuse_with_ranges(' on a GPU', save=save)
+            one = partial(
+                compile, target=target, tune=tune, trials=trials, model=model, prune=prune,
+                search=search, algorithm=algorithm, max_rel_err=max_rel_err, passes=passes,
+                fuse=fuse, device=device, check=check, libraries=libraries, precision=precision,
+                progress=progress,
+            )  # fmt: skip
+            return cast(Network, by_size(reader, ranges, one))
+        refuse_with_ranges(
+            fallback=fallback, libraries=libraries != 'none', precision=precision in CPU_PRECISIONS
+        )
         site = CpuSite.of(machine, threads)
         saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
         made = ranged_network(saved, site, progress)
@@ -350,9 +359,6 @@ def _loaded(
 ) -> Network:
     """A `target` that is given has to be that of the file."""
     saved = ranges_file.read_any(path)
-    if isinstance(saved, SavedRanges):
-        refuse_with_ranges(target or 'cpu')
-        return cast(Network, load_ranges(path, saved, threads, wanted_check, progress))
     if saved.target != 'cpu':
         check_gpu(saved.target, threads=threads)
     if target is not None and target != saved.target:
@@ -360,6 +366,8 @@ def _loaded(
             f'{path} was compiled for target {saved.target!r}, not for {target!r}; compile the '
             f'model again with it'
         )
+    if isinstance(saved, SavedRanges):
+        return cast(Network, load_ranges(path, saved, threads, wanted_check, progress))
     site = target_of(saved.target).site_for(path, saved, threads, device)
     best = site.adopt(path, saved, progress)
     made = site.bind(saved.program, best, saved.max_rel_err, progress)

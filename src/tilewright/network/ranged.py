@@ -28,12 +28,13 @@ from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.passes import apply_passes
 from tilewright.graph.program import Program
-from tilewright.graph.ranges import Point, Ranges
+from tilewright.graph.ranges import Point, Ranges, count, points
 from tilewright.network.arguments import is_onnx
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.ranged import RangedNetwork
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.cpu.ranged import KEPT_POINTS, RangedNetwork, SeparateNetworks
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
-from tilewright.targets.chained import passes_at
+from tilewright.targets.chained import same_chains
 from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
 from tilewright.targets.cpu.ranged import bound, build_ahead
 from tilewright.targets.cpu.site import CpuSite
@@ -43,19 +44,29 @@ from tilewright.targets.target import Report
 Reader = Callable[[Mapping[str, tuple[int, ...]]], Graph]
 
 
-def refuse_with_ranges(target: str, **given: object) -> None:
+def refuse_with_ranges(where: str = '', **given: object) -> None:
     """Refuse what ranges of sizes cannot be combined with."""
-    if target != 'cpu':
-        raise InputError(
-            f'ranges of sizes are for the CPU, not for target {target!r}; give a number for each '
-            f'size'
-        )
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise InputError(
-            f'{wrong[0]}= cannot be combined with ranges of sizes; leave it out, or give a number '
-            f'for each size'
+            f'{wrong[0]}= cannot be combined with ranges of sizes{where}; leave it out, or give a '
+            f'number for each size'
         )
+
+
+def by_size(read: Reader, ranges: Ranges, one: Callable[[Graph], Network]) -> SeparateNetworks:
+    """A network for each size, all of them compiled now: for GPUs, whose kernels know their sizes.
+
+    Equal groups of several sizes are searched once.
+    """
+    many = count(ranges.box)
+    if many > KEPT_POINTS:
+        raise InputError(
+            f'{ranges} has {many} sizes, and a GPU takes a network for each, at most '
+            f'{KEPT_POINTS}; give narrower ranges, or larger steps'
+        )
+    made = {point: one(read(ranges.at(point))) for point in points(ranges.box)}
+    return SeparateNetworks(ranges, made, Certificate(0.0, ranges.largest, many))
 
 
 def shapes_of(model: Any) -> Mapping[str, tuple[int | range, ...]] | None:
@@ -119,10 +130,11 @@ def plan_ranges(
     """Programs and schedules for every point of the ranges: what a file holds."""
 
     costs = _SameCosts(site.cost)
+    joining = same_chains(site, asked)
 
     def lowered(point: Point) -> Program:
         graph = read(ranges.at(point))
-        return site.ordered(apply_passes(graph, passes, costs.again(), passes_at(site, asked)))
+        return site.ordered(apply_passes(graph, passes, costs.again(), joining))
 
     planned = _planned(families(lowered, ranges.box), site, asked, progress)
     return SavedRanges(
@@ -165,7 +177,7 @@ def _planned(
     how = (site.machine, site.threads, asked.max_rel_err)
     made: list[PlannedFamily] = []
     for family in sorted(found, key=lambda family: family.largest, reverse=True):
-        near = next((a for one in made[:1] if (a := anchor_like(one, family, *how))), None)
+        near = anchor_like(made[0], family, *how, asked.algorithm) if made else None
         first = near or _searched(family, family.largest, site, asked, progress)
         made.append(with_anchors(PlannedFamily(family, (first,)), *how))
     return tuple(made)

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable
 
 from tilewright.errors import TilewrightError
+from tilewright.graph.chain import joined, links_of, with_joined
+from tilewright.graph.family import task_forms
 from tilewright.graph.fuse import Cost
 from tilewright.graph.passes import ProgramPasses
 from tilewright.graph.program import Program
@@ -50,6 +52,28 @@ def passes_at(
     """The passes of a site, for what was asked."""
     measure = measure_at(site, asked, progress) if asked.tune == 'measure' else None
     return with_chains(site.passes, site.prices(asked), record, measure)
+
+
+def same_chains(site: Site, asked: Asked) -> ProgramPasses:
+    """The passes of a site for the same network at several sizes: programs whose tasks differ by
+    sizes alone are joined as the first of them, without a search of their own.
+    """
+    tried: list[Tried] = []
+    passes = passes_at(site, asked, tried.extend)
+    known: dict[tuple[str, ...], list[frozenset[int]]] = {}
+
+    def chain(program: Program, cost: Cost) -> Program:
+        forms, links = tuple(task_forms(program)), links_of(program)
+        if forms in known and all(joined(links, numbers) for numbers in known[forms]):
+            return with_joined(links, known[forms])
+        tried.clear()
+        made = passes['chain'](program, cost)
+        numbers = {task.name: number for number, task in enumerate(program.tasks)}
+        kept = (one.tasks for one in tried if one.kept)
+        known.setdefault(forms, [frozenset(map(numbers.__getitem__, names)) for names in kept])
+        return made
+
+    return {**passes, 'chain': chain}
 
 
 def measure_at(site: Site, asked: Asked, progress: Report | None = None) -> Measure:

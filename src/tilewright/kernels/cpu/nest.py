@@ -19,6 +19,10 @@ from tilewright.kernels.cpu.writer import Writer
 from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Level, Schedule
 
+# Before the name of a dimension whose size varies, an option of schedules: its loops and the code
+# of its remainders are there at every size, so that one kernel serves all of them.
+EVERY = 'every_'
+
 
 class Nest:
     """State of a nest while it is written."""
@@ -29,6 +33,8 @@ class Nest:
         self.part = part_extents(stage, schedule)
         self._at: dict[str, tuple[str, str]] = {}
         self._largest = dict(self.part)
+        options = (name for name, _ in schedule.options)
+        self._every = {name.removeprefix(EVERY) for name in options if name.startswith(EVERY)}
         self.opened = 0
 
     def at(self, name: str) -> tuple[str, str]:
@@ -66,7 +72,8 @@ class Nest:
         return level.tile[name] < self._largest[name]
 
     def loops(self, level: Level) -> list[str]:
-        return [d for d in level.order if self.is_loop(level, d)]
+        """The dimensions that are tiled here, or at another size of the same kernel."""
+        return [d for d in level.order if d in self._every or self.is_loop(level, d)]
 
     def open_loop(self, level: Level, name: str) -> None:
         low, high = self._at[name]
@@ -74,7 +81,7 @@ class Nest:
         self.writer.open(f'for (long {var} = {low}; {var} < {high}; {var} += {size})')
         self.writer.line(f'const long {var}_end = min_long({var} + {size}, {high});')
         self._at[name] = (var, f'{var}_end')
-        self._largest[name] = size
+        self._largest[name] = min(size, self._largest[name])
         self.opened += 1
 
     def close(self) -> None:

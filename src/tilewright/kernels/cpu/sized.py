@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilewright.errors import ScheduleError
 
@@ -68,17 +68,34 @@ def read_source(text: str) -> SourceAtSize:
     pieces: list[str] = []
     numbers: list[int] = []
     done = 0
+    gap = ''
     for function in _FUNCTION.finditer(text):
-        for token in _TOKEN.finditer(text, function.start(), function.end()):
-            if token[1] is not None:
-                pieces.append(text[done : token.start()])
-                numbers.append(int(token[1]))
-                done = token.end()
-    pieces.append(text[done:])
+        first, *rest = _pieces(function[0])
+        gap += text[done : function.start()] + first
+        for piece in rest:
+            if isinstance(piece, int):
+                pieces.append(gap)
+                numbers.append(piece)
+            else:
+                gap = piece
+        done = function.end()
+    pieces.append(gap + text[done:])
     return SourceAtSize(
         tuple(pieces), tuple(numbers), sizes['tw_parts'], sizes['tw_scratch_bytes'],
         sizes['tw_packed_bytes'], _packing(text),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 12)
+def _pieces(function: str) -> tuple[str | int, ...]:
+    """Text, number, text, .., text. Most functions are the same at many sizes."""
+    found: list[str | int] = []
+    done = 0
+    for token in _TOKEN.finditer(function):
+        if token[1] is not None:
+            found += [function[done : token.start()], int(token[1])]
+            done = token.end()
+    return (*found, function[done:])
 
 
 def _packing(text: str) -> str:

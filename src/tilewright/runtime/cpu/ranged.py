@@ -116,3 +116,23 @@ class RangedNetwork(CalledNetwork):
             f'<network {self.name}: {self.ranges} -> {results}, {self.threads} threads, '
             f'{self.certificate}>'
         )
+
+
+class SeparateNetworks(RangedNetwork):
+    """Networks of all sizes, each with kernels and memory of its own, behind one call."""
+
+    def __init__(self, ranges: Ranges, networks: Mapping[Point, Network], certificate: Any) -> None:
+        self._networks = networks
+        super().__init__(ranges, lambda point, _: networks[point], certificate)
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(network.arena_bytes for network in self._networks.values())
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(network.scratch_bytes for network in self._networks.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(network.weight_bytes for network in self._networks.values())

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.graph.family import ProgramFamily, task_forms
@@ -34,12 +34,13 @@ from tilewright.schedule.choice import Choice
 from tilewright.search.cpu.rank import Candidate, rank_schema
 from tilewright.search.cpu.rank_outer import rank_near
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily
-from tilewright.targets.cpu.choose import is_legal
-from tilewright.targets.cpu.ranged import best_choice, for_sizes
+from tilewright.targets.cpu.choose import choose_all, is_legal
+from tilewright.targets.cpu.ranged import best_choice, best_moved, for_sizes
 
 COMPARED = 9  # points of a box at which schedules are compared with the bound
 MOST_ANCHORS = 3  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
+WORTH = 0.003  # the same for the kernel of one group, as a share of the network's time
 
 
 def with_anchors(
@@ -55,23 +56,23 @@ def with_anchors(
         point = max(left, key=lambda p: _ratio(one, p, machine, threads))
         looked.add(point)
         found = _searched(one, point, machine, threads, max_rel_err)
-        before = _seconds(one, point, _choices(one, point, machine))
-        loss = before / _seconds(one, point, found.choices) - 1
-        if loss > GAIN and len(one.anchors) < MOST_ANCHORS:
-            one = replace(one, anchors=(*one.anchors, found))
+        if found.loss > GAIN and len(one.anchors) < MOST_ANCHORS:
+            one = replace(one, anchors=(*one.anchors, found.anchor))
+            losses.append((found.left, point))
         else:
-            losses.append((max(loss, 0.0), point))
-            if loss <= GAIN:
+            losses.append((found.loss, point))
+            if found.loss <= GAIN:
                 break
     loss, at = max(losses)
     return replace(one, certificate=Certificate(loss, at, len(looked)))
 
 
 def anchor_like(
-    one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float
-) -> Anchor | None:
+    one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float,
+    algorithm: str,
+) -> Anchor | None:  # fmt: skip
     """Schedules for the largest point of a family, from those of another with the same tasks but
-    for their sizes; None where they do not fit.
+    for their sizes; groups that none of them fits are searched. None where tasks differ.
     """
     if task_forms(one.family.at(one.family.largest)) != task_forms(family.at(family.largest)):
         return None
@@ -81,11 +82,29 @@ def anchor_like(
         replace(anchor, choices=tuple(anchor.choices[same[n]] for n in range(len(same))))
         for anchor in one.anchors
     )
+    groups = family.groups_at(family.largest)
+    odd = {
+        n: g
+        for n, g in enumerate(groups)
+        if not _fits(PlannedFamily(family, anchors), n, g, machine)
+    }
+    found = choose_all(list(odd.values()), machine, threads, 1, max_rel_err, algorithm=algorithm)
+    own = dict(zip(odd, (best for best, *_ in found), strict=True))
+    anchors = tuple(
+        replace(anchor, choices=tuple(own.get(n, c) for n, c in enumerate(anchor.choices)))
+        for anchor in anchors
+    )
+    near = PlannedFamily(family, anchors)
+    return _searched(near, family.largest, machine, threads, max_rel_err).anchor
+
+
+def _fits(one: PlannedFamily, number: int, group: Group, machine: Machine) -> bool:
+    """Whether some schedule of the anchors computes a group."""
     try:
-        near = PlannedFamily(family, anchors)
-        return _searched(near, family.largest, machine, threads, max_rel_err)
+        best_choice(one, number, group, machine)
     except ScheduleError:
-        return None
+        return False
+    return True
 
 
 def widest(certificates: Iterable[Certificate]) -> Certificate:
@@ -95,23 +114,20 @@ def widest(certificates: Iterable[Certificate]) -> Certificate:
     return replace(worst, points=sum(certificate.points for certificate in known))
 
 
-def _choices(one: PlannedFamily, point: Point, machine: Machine) -> list[Choice]:
-    groups = one.groups(one.family.at(point))
-    return [best_choice(one, number, groups[number], machine) for number in range(len(groups))]
-
-
-def _seconds(one: PlannedFamily, point: Point, choices: Sequence[Choice]) -> float:
-    """Of all tasks, one after the other."""
-    counts = Counter(entry['group'] for entry in one.family.body['tasks'])
-    return sum(count * choices[number].predicted_s for number, count in counts.items())
+def _counts(one: PlannedFamily) -> Counter[int]:
+    """How many tasks have each group."""
+    return Counter(entry['group'] for entry in one.family.body['tasks'])
 
 
 def _ratio(one: PlannedFamily, point: Point, machine: Machine, threads: int) -> float:
     """Predicted seconds over a bound of them."""
-    groups, choices = one.groups(one.family.at(point)), _choices(one, point, machine)
+    groups = one.family.groups_at(point)
     anchor = one.anchors[0]
-    there = one.groups(one.family.at(anchor.point))
-    counts = Counter(entry['group'] for entry in one.family.body['tasks'])
+    there = one.family.groups_at(anchor.point)
+    counts = _counts(one)
+    took = sum(
+        count * best_choice(one, n, groups[n], machine).predicted_s for n, count in counts.items()
+    )
     least = sum(
         count
         * max(
@@ -120,28 +136,49 @@ def _ratio(one: PlannedFamily, point: Point, machine: Machine, threads: int) -> 
         )
         for n, count in counts.items()
     )
-    return _seconds(one, point, choices) / least if least else 1.0
+    return took / least if least else 1.0
 
 
 def _work(group: Group) -> float:
     return float(group.flops or group.compulsory_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search at a point found.
+
+    loss    how much longer the schedules take that the point had
+    left    the same for those of the anchor, which takes over only what is worth a kernel
+    """
+
+    anchor: Anchor
+    loss: float
+    left: float
+
+
 def _searched(
     one: PlannedFamily, point: Point, machine: Machine, threads: int, max_rel_err: float
-) -> Anchor:
+) -> _Found:
     """The best schedules that are found at a point from those of the anchors."""
-    groups = one.groups(one.family.at(point))
-    found = []
-    for number, choice in enumerate(_choices(one, point, machine)):
+    groups, counts = one.family.groups_at(point), _counts(one)
+    had = [best_moved(one, number, group, machine) for number, group in enumerate(groups)]
+    whole = sum(counts[number] * choice.predicted_s for number, (choice, _) in enumerate(had))
+    taken, best, left = [], 0.0, 0.0
+    for number, (choice, origin) in enumerate(had):
         group, like = groups[number], one.anchors[0].choices[number]
         ranked = _ranked(core(group), machine, threads, max_rel_err, like)
         better = next((c for c in ranked if is_legal(group, c.schedule)), None)
-        if better is not None and better.prediction.seconds < choice.predicted_s:
-            said = better.prediction
-            choice = Choice(better.schedule, said.seconds, choice.bound_s, said.limit)
-        found.append(choice)
-    return anchor_of(one.family, point, found)
+        seconds = choice.predicted_s
+        if better is not None:
+            seconds = min(seconds, better.prediction.seconds)
+        gained = counts[number] * (choice.predicted_s - seconds)
+        best += counts[number] * seconds
+        if better is not None and gained > WORTH * whole:
+            taken.append(Choice(better.schedule, seconds, choice.bound_s, better.prediction.limit))
+        else:
+            taken.append(replace(choice, schedule=origin))
+            left += gained
+    return _Found(anchor_of(one.family, point, taken), whole / best - 1, left / best)
 
 
 def anchor_of(family: ProgramFamily, point: Point, choices: Sequence[Choice]) -> Anchor:
@@ -149,10 +186,10 @@ def anchor_of(family: ProgramFamily, point: Point, choices: Sequence[Choice]) ->
     if family.largest == tuple(sizes[0] for sizes in family.box):
         return Anchor(point, tuple(choices))
     ends = [
-        PlannedFamily(family, ()).groups(family.at(corner))
+        family.groups_at(corner)
         for corner in (tuple(sizes[0] for sizes in family.box), family.largest)
     ]
-    return Anchor(point, tuple(for_sizes(c, ends[0][n], ends[1][n]) for n, c in enumerate(choices)))
+    return Anchor(point, tuple(map(for_sizes, choices, *ends)))
 
 
 def _ranked(

@@ -24,7 +24,7 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
-from tilewright.kernels.cpu.schemas.outer.plan import EVERY_TAIL
+from tilewright.kernels.cpu.nest import EVERY
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
@@ -37,27 +37,35 @@ from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright.store.network_checks import check_group
 from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_program
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
 SMALL = 4  # the first sizes of an axis, which are all looked at
-LOOKED_AT = 12  # further points at which sources are generated ahead, of a range with more
+LOOKED_AT = 9  # further points at which sources are generated ahead, of a range with more
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
     """Of the anchors' choices for a group that which is predicted to be the fastest here."""
+    return best_moved(one, number, group, machine)[0]
+
+
+def best_moved(
+    one: PlannedFamily, number: int, group: Group, machine: Machine
+) -> tuple[Choice, Schedule]:
+    """The same, and the schedule as its anchor has it."""
     found = {
-        moved.schedule.digest: moved
-        for anchor in one.anchors
+        moved.schedule.digest: (moved, anchor.choices[number].schedule)
+        for anchor in reversed(one.anchors)
         for moved in _moved(anchor.choices[number], group, machine)
     }
-    for choice in sorted(found.values(), key=lambda choice: choice.predicted_s):
+    for choice, origin in sorted(found.values(), key=lambda pair: pair[0].predicted_s):
         try:
             source_of(group, choice.schedule)
         except ScheduleError:
             continue
-        return choice
+        return choice, origin
     raise ScheduleError(f'{group.label}: no schedule of another size computes it')
 
 
@@ -82,20 +90,16 @@ def _predicted(group: Group, schedule: Schedule, machine: Machine) -> tuple[floa
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
-    """The choice with micro-kernels for every remainder of the dimensions that vary between two
+    """The choice with loops and remainders of every size for the dimensions that vary between two
     sizes of its group: one library then serves all sizes.
     """
     schedule = choice.schedule
     if schedule.schema != 'outer':
         return choice
     sizes = [tiled_form(group, schedule.reg.tile).main.sizes for group in (small, large)]
-    tails = tuple(
-        (f'{EVERY_TAIL}{d}', 1)
-        for d, tile in schedule.reg.tiles
-        if tile > 1 and d != schedule.vector and sizes[0].get(d) != sizes[1].get(d)
-    )
-    plain = tuple(o for o in schedule.options if not o[0].startswith(EVERY_TAIL))
-    return replace(choice, schedule=replace(schedule, options=plain + tails))
+    varying = tuple((f'{EVERY}{d}', 1) for d, size in sizes[1].items() if sizes[0].get(d) != size)
+    plain = tuple(option for option in schedule.options if not option[0].startswith(EVERY))
+    return replace(choice, schedule=replace(schedule, options=plain + varying))
 
 
 def cut(schedule: Schedule, group: Group) -> Schedule:
@@ -190,13 +194,15 @@ def _sources(
     """Sources at a grid of points, and along lines wherever their form changes: between two sizes
     of different forms the one in the middle is looked at, until no size is between them.
     """
-    programs: dict[Point, dict[int, Group]] = {}
+    groups: dict[Point, list[Group]] = {}
     found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
 
     def form(number: int, point: Point) -> str:
-        if point not in programs:
-            programs[point] = one.groups(checked_program(one.family, point))
-        group = programs[point][number]
+        if point not in groups:
+            groups[point] = one.family.groups_at(point)
+            for group in groups[point]:
+                check_group(group)
+        group = groups[point][number]
         key = (number, group.digest)
         if key not in found:
             schedule = best_choice(one, number, group, machine).schedule
@@ -204,10 +210,12 @@ def _sources(
             found[key] = (read_source(text), compiler_flags(schedule))
         return found[key][0].form
 
+    lines = list(_lines(one.family.box))
+    grid = spread(one.family.box, LOOKED_AT) if len(lines) != 1 else ()
     for number in range(len(one.family.groups)):
-        for point in spread(one.family.box, LOOKED_AT):
+        for point in grid:
             form(number, point)
-        for line in _lines(one.family.box):
+        for line in lines:
             some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
             ends = sorted({*some, len(line) - 1})
             forms = {at: form(number, line[at]) for at in ends}

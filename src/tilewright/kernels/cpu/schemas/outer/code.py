@@ -144,8 +144,10 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str
     for index in range(len(schedule.levels) - 1, max(first, 1) - 1, -1):
         level = schedule.levels[index]
         for name in probe.loops(level):
+            # A loop that cuts nothing at this size is passed, so that most sizes pack at one place.
+            last, cuts = probe.opened == moving, probe.is_loop(level, name)
             probe.open_loop(level, name)
-            if name in c.a.names:
+            if name in c.a.names if cuts else last:
                 moving = probe.opened
     origin: dict[str, str] = {}
 

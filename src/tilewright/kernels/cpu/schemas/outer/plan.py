@@ -15,7 +15,7 @@ from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.nest import part_extents, tile_sets
+from tilewright.kernels.cpu.nest import EVERY, part_extents, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
@@ -24,7 +24,6 @@ from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-EVERY_TAIL = 'every_'  # of a pixel dimension, behind it: an option of schedules
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
 
@@ -181,8 +180,8 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
         source = operand.in_place(group, contraction)
     sets = tile_sets(stage, schedule)
     for name, _ in schedule.options:  # kernels for many sizes have the tails of all of them
-        if name.startswith(EVERY_TAIL) and name.removeprefix(EVERY_TAIL) in contraction.pixels:
-            dim = name.removeprefix(EVERY_TAIL)
+        dim = name.removeprefix(EVERY)
+        if name.startswith(EVERY) and dim in contraction.pixels:
             sets[dim] = {*range(1, reg[dim] + 1)}
     pixel_extents = tuple(itertools.product(*(sorted(sets[d]) for d in contraction.pixels)))
     tiled = [
