@@ -40,6 +40,7 @@ DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, act
 GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
 SLIDING = conv2d(c=4, h=13, w=21, k=4, r=3, s=3, stride=2, pad=1, groups=2)
 PRODUCT = matmul(m=6, n=12, k=10)
+TALL = matmul(m=9, n=20, k=10)
 POOLED = max_pool((1, 3, 6, 9), windows((6, 9), 3, 2, 1))
 LINES = softmax((4, 20))
 MOVING = stacked_product((6, 10), (10, 12))
@@ -118,6 +119,7 @@ CASES: dict[str, tuple[Group, Schedule]] = {
         product_schedule(EXPANDED, 'avx2', {'w': 4, 'k': 8}, {'h': 2}, rows=2, lanes=4),
     ),
     'chain_pool': (CHAINED_POOL, nest_schedule(CHAINED_POOL, 'portable', {'h': 1})),
+    'rows_ahead': (TALL, packed(TALL, 'avx2', 'j', {'i': 2, 'j': 1}, inner={'j': 8}, pack='')),
     'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),
 }
 

@@ -43,6 +43,10 @@ class Nest:
     def start(self, name: str) -> str:
         return self._at[name][0]
 
+    def extent(self, name: str) -> int:
+        """The largest extent of the innermost tile of a dimension opened so far."""
+        return self._largest[name]
+
     def starts(self) -> dict[str, str]:
         return {d.name: self._at[d.name][0] for d in self.stage.dims}
 

@@ -122,6 +122,14 @@ def reads_outside(group: Group, contraction: Contraction) -> bool:
     )
 
 
+def rows_in_place(group: Group, contraction: Contraction) -> bool:
+    """Whether micro-kernels may walk along rows of the broadcast operand where they lie: the rows
+    of a matrix product. A copy would have the same lines, and gain nothing.
+    """
+    legal = group.stages[0] is group.main and not reads_outside(group, contraction)
+    return legal and in_place(group, contraction).strides.get(contraction.loop) == 1
+
+
 def in_place(group: Group, contraction: Contraction) -> Operand:
     """The operand where it lies."""
     tensor = group.tensor(contraction.a.tensor)

@@ -61,6 +61,7 @@ PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
 PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
 VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
 IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
+ROW_CYCLES = 0.2  # the same where iterations walk along rows (a Xeon with AVX-512)
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
 WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves twice
 RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
@@ -207,6 +208,8 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     steps = math.prod(sizes[d] for d in contraction.unrolled)
     several = sum(schedule.reg.tile[d] > 1 for d in contraction.pixels) > 1
     strips = several and schedule.pack and case.strips
+    along_rows = case.stride(contraction.a, contraction.loop) == 1
+    in_place = ROW_CYCLES if along_rows else IN_PLACE_CYCLES
     each_result = STORE_CYCLES
     if not _stored_together(case):
         each_result += STORE_APART_CYCLES
@@ -220,7 +223,7 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             run = extents[place] if lane else 1
             each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps)
             if not schedule.pack:
-                each += points * IN_PLACE_CYCLES * (pixels // run) * _lane_loads(run)
+                each += points * in_place * (pixels // run) * _lane_loads(run)
             each += calls * CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
             each += (calls - 1) * (RESUME_CYCLES * accumulators + RESUME_PIXEL_CYCLES * pixels)
             compute += outside * tiles * count * each

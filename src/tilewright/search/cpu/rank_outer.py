@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from tilewright.errors import InputError, MissingError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.operand import rows_in_place
 from tilewright.kernels.cpu.schemas.outer.space import assemble, register_tiles
 from tilewright.kernels.cpu.space import CACHE_LEVELS, register_order, thread_cuts, whole_tile
 from tilewright.machine.isa import ISAS
@@ -247,6 +248,8 @@ def _priced(
     """The predicted seconds of cache tiles; candidates are kept in `found`."""
     shape, vector = tiling.shape, tiling.contraction.vector
     pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
+    if not ISAS[machine.isa].by_lane and rows_in_place(group, tiling.contraction):
+        pack = ''  # each pixel is broadcast on its own, wherever it lies
 
     def price(tiles: Tiles) -> float:
         schedule = assemble(

@@ -39,6 +39,9 @@ class MicroKernel:
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
     that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
     where floats do: a step adds up their products (`Isa.dots`).
+
+    `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
+    way into the second cache; the function then has a further argument that says where they lie.
     """
 
     isa: str
@@ -53,6 +56,7 @@ class MicroKernel:
     turned: bool = False
     dtype: str = 'f32'
     accumulation: str = 'f32'
+    fetch: int = 0
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -150,7 +154,7 @@ def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
-        f'float *acc, long count, long resume)'
+        f'float *acc, long count, long resume{", const float *next" if kernel.fetch else ""})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

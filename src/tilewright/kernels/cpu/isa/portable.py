@@ -21,6 +21,8 @@ def emit(kernel: micro.MicroKernel) -> str:
         f'for (; count > 0; count--, a += {kernel.a_step}, '
         f'b += {len(kernel.steps) * vectors * lanes}) {{',
     ]
+    if kernel.fetch:
+        body.append(f'    __builtin_prefetch(next, 0, 2), next += {kernel.fetch};')
     for number, step in enumerate(kernel.steps):
         body.append('    {')
         for v in range(vectors):

@@ -46,6 +46,8 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['2:', 'test %[count], %[count]', 'jz 4f', '.p2align 4', '3:']
     lines += [f'prefetcht0 {4 * place}(%[a])' for place in micro.prefetches(kernel)]
     lines += [f'prefetcht0 {4 * place}(%[b])' for place in micro.vector_prefetches(kernel)]
+    if kernel.fetch:  # a line that is on its way already is not asked for again
+        lines += ['prefetcht1 (%[next])', f'add ${4 * kernel.fetch}, %[next]']
     turn, broadcast = 0, ''
     for number, step in enumerate(kernel.steps):
         for v in range(vectors):
@@ -80,5 +82,6 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines.append('vzeroupper')
     clobbers = [f'xmm{i}' for i in range(total)] + ['cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    operands += ', [next] "+r"(next)' if kernel.fetch else ''
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))

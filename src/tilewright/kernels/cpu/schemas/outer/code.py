@@ -50,7 +50,12 @@ def generate(p: OuterPlan) -> str:
 
 
 def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
-    """The micro-kernel of every tile, and the functions that store what they have summed."""
+    """The micro-kernel of every tile, and the functions that store what they have summed.
+
+    Hardware sees the stream where iterations walk along a row that is read in place, and asking
+    for a line of every row in every iteration would keep the load units busy.
+    """
+    a_ahead = a_ahead and (bool(p.schedule.pack) or p.operand.strides.get(p.contraction.loop) != 1)
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
             kernel = replace(_micro(p, extents, vectors), a_ahead=a_ahead)
@@ -84,6 +89,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         turned=turned,
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
+        fetch=p.ahead.floats if p.ahead else 0,
     )
 
 
@@ -247,6 +253,11 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     shift = total([scaled(f'({d} - {at(d)[0]})', p.operand.strides.get(d, 0)) for d in c.outer])
     again = ' || '.join([resume, *(f'{d} > {at(d)[0]}' for d in c.outer)])
     arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}, acc, {count}, {again}'
+    if p.ahead:
+        share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
+        place = total([f'({linear}) * {width}', str(p.ahead.distance)])
+        writer.line(f'const float *next = weights + {place} + {share} * {p.ahead.floats};')
+        arguments += ', next'
     _dispatch(
         writer,
         p,

@@ -15,16 +15,34 @@ from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.nest import EVERY, part_extents, tile_sets
+from tilewright.kernels.cpu.nest import EVERY, Nest, part_extents, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
 from tilewright.kernels.cpu.transpose import Quick
+from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
+LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What register tiles ask for while they compute: the piece of the panels that comes next.
+
+    A piece serves all tiles of the pixel dimension `dim` from `start` on, `tile` pixels each, and
+    every tile asks for its share of the next one, which lies `distance` floats behind: `floats` in
+    an iteration. Else the first tile would wait for memory, and all others for nothing.
+    """
+
+    dim: str
+    start: str
+    tile: int
+    distance: int
+    floats: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,7 @@ class OuterPlan:
     quick: Quick | None
     sums: str = 'float'
     result: str = 'float'
+    ahead: Ahead | None = None
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.
@@ -196,7 +215,42 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
         group, schedule, contraction, panels, source, plan_cpu_front(group), typed_epilogue(group),
         lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
         straight(group, schedule.vector, lane, out_strides),
+        ahead=_ahead(group, schedule, contraction, panels),
     )  # fmt: skip
+
+
+def _ahead(
+    group: Group, schedule: Schedule, contraction: Contraction, panels: Panels
+) -> Ahead | None:
+    """What to ask for ahead of its use; None where rows are copied, or few tiles share a piece."""
+    constant = group.tensor(contraction.b.tensor).role == 'constant'
+    many_sizes = any(name.startswith(EVERY_TAIL) for name, _ in schedule.options)
+    if schedule.pack or many_sizes or not constant or contraction.outer:
+        return None
+    if ISAS[schedule.isa].by_lane or not operand.rows_in_place(group, contraction):
+        return None
+    nest = Nest(group.main, schedule, Writer())
+    nest.open_parts()
+    loops: list[tuple[str, str, int]] = []  # outermost first: dimension, first index, extent
+    for level in reversed(schedule.levels):
+        inside = group.main.parallel if level is schedule.reg else level.order
+        for name in (d for d in nest.loops(level) if d in inside):
+            loops.append((name, nest.start(name), nest.extent(name)))
+            nest.open_loop(level, name)
+    shared = None
+    while loops and loops[-1][0] in contraction.pixels[-1:]:
+        shared = loops.pop()
+    if shared is None or not loops or loops[-1][0] not in (contraction.vector, contraction.loop):
+        return None
+    name, start, extent = shared
+    tiles = -(-extent // schedule.reg.tile[name])
+    if tiles < LEAST_TILES:
+        return None
+    points = panels.points
+    if loops[-1][0] == contraction.loop:
+        points = schedule.levels[1].tile[contraction.loop]
+    floats = -(-panels.width // tiles)
+    return Ahead(name, start, schedule.reg.tile[name], points * panels.width, floats)
 
 
 def _accumulators(
