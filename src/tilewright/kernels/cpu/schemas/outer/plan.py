@@ -224,7 +224,7 @@ def _ahead(
 ) -> Ahead | None:
     """What to ask for ahead of its use; None where rows are copied, or few tiles share a piece."""
     constant = group.tensor(contraction.b.tensor).role == 'constant'
-    many_sizes = any(name.startswith(EVERY_TAIL) for name, _ in schedule.options)
+    many_sizes = any(name.startswith(EVERY) for name, _ in schedule.options)
     if schedule.pack or many_sizes or not constant or contraction.outer:
         return None
     if ISAS[schedule.isa].by_lane or not operand.rows_in_place(group, contraction):
