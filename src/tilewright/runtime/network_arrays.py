@@ -8,13 +8,16 @@ every target use it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from tilewright.errors import ArrayError, InputError
 from tilewright.graph.graph import DTYPES, Value
@@ -91,11 +94,19 @@ def check_named(network: str, arrays: object, out: object) -> None:
             )
 
 
-def check_apart(network: str, out: Sequence[np.ndarray]) -> None:
-    """Raise where two results would be written to the same memory."""
-    for number, array in enumerate(out):
-        if any(np.may_share_memory(array, other) for other in out[:number]):
-            raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
+def check_apart(network: str, out: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """Raise where two results would be written to the same memory; where each lies, in order."""
+    spans = sorted(byte_bounds(array) for array in out if array.size)
+    if any(end > first for (_, end), (first, _) in itertools.pairwise(spans)):
+        raise ArrayError(f'{network}: two arrays of out overlap; give each its own')
+    return spans
+
+
+def lies_in(array: np.ndarray, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether an array has bytes in one of some spans, which are in order and apart."""
+    first, end = byte_bounds(array)
+    number = bisect_left(spans, (end, 0))
+    return bool(array.size) and number > 0 and spans[number - 1][1] > first
 
 
 def checked_input(value: Value, given: Any) -> np.ndarray:

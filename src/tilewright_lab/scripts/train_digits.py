@@ -3,9 +3,10 @@
     python -m tilewright_lab.scripts.train_digits [--target cpu] [--threads 2] [--epochs 6]
         [--json FILE] [--picture FILE]
 
-Goes in: the 1,797 digits of 8x8 pixels that scikit-learn carries (pip install 'tilewright[train]'), the
-last 297 of them held back. Comes out: the loss of every step of both, and the share of held-back
-digits that each names right, with the same weights at first and the same order of batches.
+Goes in: the 1,797 digits of 8x8 pixels that scikit-learn carries (pip install 'tilewright[train]'),
+the last 297 of them held back. Comes out: the loss of every step of both, and the share of
+held-back digits that each names right, with the same weights at first and the same order of
+batches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,40 @@ def right(module: Any, x: np.ndarray, y: np.ndarray) -> float:
     return float((found == y).mean())
 
 
+def learn(
+    step: Any, other: Any, rule: Any, data: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> tuple[list[float], list[float]]:
+    """Losses of every step, ours and those of PyTorch's module under its optimiser."""
+    ours, theirs = [], []
+    for x, y in data:
+        ours.append(step(x, y))
+        loss = nn.functional.cross_entropy(other(torch.from_numpy(x)), torch.from_numpy(y))
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+        theirs.append(loss.item())
+    return ours, theirs
+
+
+def tell(report: dict, json_file: Path | None, picture: Path | None) -> None:
+    """Say how two curves of `report['loss']` compare; write them, and draw them, where asked."""
+    ours, theirs = report['loss']['tilewright'], report['loss']['torch']
+    off = np.abs(np.array(ours) - theirs)
+    print(f'{len(ours)} steps: loss {ours[0]:.4f} to {np.mean(ours[-10:]):.4f}, PyTorch to '
+          f'{np.mean(theirs[-10:]):.4f}; they differ by {off.max():.1e} at most, '
+          f'{off[:30].max():.1e} in the first 30')  # fmt: skip
+    if json_file:
+        json_file.write_text(json.dumps(report, indent=1) + '\n')
+    if picture:
+        figure = canvas(7, 3.2)
+        axes = figure.subplots()
+        axes.plot(theirs, label='PyTorch', linewidth=2.5, color='0.7')
+        axes.plot(ours, label='tw.compile_training', linewidth=0.9)
+        axes.set(xlabel='step', ylabel='loss', yscale='log')
+        axes.legend()
+        save(figure, picture)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--target', default='cpu')
@@ -89,16 +124,7 @@ def main() -> None:
         module, 'cross_entropy', rule, (x[:BATCH], y[:BATCH]), target=asked.target,
         threads=asked.threads,
     )  # fmt: skip
-    ours, theirs = [], []
-    for chosen in batches(asked.epochs):
-        ours.append(step(x[chosen], y[chosen]))
-        loss = nn.functional.cross_entropy(
-            other(torch.from_numpy(x[chosen])), torch.from_numpy(y[chosen])
-        )
-        rule.zero_grad()
-        loss.backward()
-        rule.step()
-        theirs.append(loss.item())
+    ours, theirs = learn(step, other, rule, ((x[i], y[i]) for i in batches(asked.epochs)))
     module.load_state_dict(step.state_dict())
     held = (x[TRAINED:], y[TRAINED:])
     report = {
@@ -106,20 +132,8 @@ def main() -> None:
         'right': {'tilewright': right(module, *held), 'torch': right(other, *held)},
         'loss': {'tilewright': ours, 'torch': theirs},
     }  # fmt: skip
-    off = np.abs(np.array(ours) - theirs)
-    print(f'{len(ours)} steps: loss {ours[0]:.4f} to {np.mean(ours[-10:]):.4f}, PyTorch to '
-          f'{np.mean(theirs[-10:]):.4f}; they differ by {off.max():.1e} at most, '
-          f'{off[:30].max():.1e} in the first 30; right {report["right"]}')  # fmt: skip
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=1) + '\n')
-    if asked.picture:
-        figure = canvas(7, 3.2)
-        axes = figure.subplots()
-        axes.plot(theirs, label='PyTorch', linewidth=2.5, color='0.7')
-        axes.plot(ours, label='tw.compile_training', linewidth=0.9)
-        axes.set(xlabel='step', ylabel='loss', yscale='log')
-        axes.legend()
-        save(figure, asked.picture)
+    tell(report, asked.json, asked.picture)
+    print(f'right {report["right"]}')
 
 
 if __name__ == '__main__':

@@ -38,6 +38,7 @@ from tilewright.runtime.network_arrays import (
     checked_result,
     contiguous,
     from_bytes,
+    lies_in,
     new_array,
     own,
     typed,
@@ -451,7 +452,8 @@ class Network(CalledNetwork):
             raise ArrayError(
                 f'{self.name} has no input {unknown[0]!r}; it takes {self._signature()}'
             )
-        strange = [name for name in out if name not in {v.name for v in self.outputs}]
+        results = {v.name for v in self.outputs}
+        strange = [name for name in out if name not in results]
         if strange:
             raise ArrayError(
                 f'{self.name} has no result {strange[0]!r}; it has '
@@ -463,10 +465,8 @@ class Network(CalledNetwork):
         ]
         if out:
             # Kernels read inputs while they write results, so they must not overlap.
-            inputs = [
-                a.copy() if any(np.may_share_memory(a, b) for b in outputs) else a for a in inputs
-            ]
-            check_apart(self.name, outputs)
+            spans = check_apart(self.name, outputs)
+            inputs = [a.copy() if lies_in(a, spans) else a for a in inputs]
         return inputs, outputs
 
     def _input(self, value: Value, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
