@@ -69,8 +69,10 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
         assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
 
 
-def test_int8_is_quantised_and_compiled() -> None:
-    net = tw.compile(small_model(), precision='int8', samples=samples(), machine=machine(),
+@pytest.mark.parametrize('given', [samples(), None], ids=['samples', 'random'])
+@pytest.mark.filterwarnings('ignore:no samples are given:UserWarning')
+def test_int8_is_quantised_and_compiled(given) -> None:
+    net = tw.compile(small_model(), precision='int8', samples=given, machine=machine(),
                      threads=1)  # fmt: skip
     assert net.mix is None
     assert {k.schedule.accumulation for k in net.kernels.values()} >= {'i32'}

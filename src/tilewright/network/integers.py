@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilewright.check.data import random_arrays
+from tilewright.check.data import random_inputs
+from tilewright.graph.lower import lower
 from tilewright.graph.passes import apply_passes
 from tilewright.importers.onnx import import_onnx
 from tilewright.precision.accuracy import Accuracy
@@ -73,7 +74,8 @@ def in_integers(
         warnings.warn(
             'no samples are given: ranges and errors are those of random inputs', stacklevel=3
         )
-        given = [random_arrays(source.inputs, {}, seed) for seed in range(RANDOM)]
+        program = lower(import_onnx(source.model))
+        given = [random_inputs(program, seed) for seed in range(RANDOM)]
     samples = samples_of(given, source.inputs, FEWEST if wanted is None else FEWEST_FOR_MIX)
     if wanted is None:
         return calibrate(source.model, samples, QuantizeOptions()).quantised(), None

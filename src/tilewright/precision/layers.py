@@ -97,11 +97,10 @@ def _weight_errors(model: ModelProto, quantised: ModelProto) -> dict[str, float]
     small = {tensor.name: tensor for tensor in quantised.graph.initializer}
     found = {}
     for tensor in model.graph.initializer:
-        parts = [small.get(f'{tensor.name}_{part}') for part in ('quantized', 'scale')]
-        if None not in parts:
-            found[tensor.name] = _weight_error(
-                *(numpy_helper.to_array(each) for each in (tensor, *parts))
-            )
+        names = [f'{tensor.name}_{part}' for part in ('quantized', 'scale')]
+        if small.keys() >= set(names):
+            parts = (tensor, *(small[name] for name in names))
+            found[tensor.name] = _weight_error(*map(numpy_helper.to_array, parts))
     return found
 
 

@@ -15,50 +15,79 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tilewright as tw
 from tilewright import zoo
 from tilewright.graph.passes import passes_of
 from tilewright.network.integers import Pricing
 from tilewright.precision.accuracy import Accuracy, output_error
-from tilewright.precision.calibrate import QuantizeOptions
-from tilewright.precision.mix import MixSearch
+from tilewright.precision.calibrate import QuantizeOptions, calibrate
+from tilewright.precision.mix import MOST_SEARCHED, MixSearch
 from tilewright.precision.reference import Floats
+from tilewright.precision.units import units_of
+from tilewright.search.mix import MixProblem
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 SAMPLES = 12
 UNIFORM = ('fp32', 'int8')
 
 
-def make(name: str, folder: Path, limits: list[float], threads: int, tune: str) -> None:
-    """Write NAME-TYPE.tw for both types and every limit, and NAME.errors.json."""
-    network = zoo.network(name)
+def searched(name: str, folder: Path, pricing: Pricing, threads: int) -> MixSearch:
+    """Ranges, sensitivities and prices; the latter two are kept in NAME.search.json."""
+    network, stored = zoo.network(name), folder / f'{name}.search.json'
     samples = [zoo.inputs(network, seed) for seed in range(1, 1 + SAMPLES)]
-    site = CpuSite.of(None, threads)
+    source, options = Floats.of(name, threads=threads), QuantizeOptions()
+    if not stored.exists():
+        search = MixSearch.of(source, samples, options, pricing.price(samples[0]))
+        stored.write_text(json.dumps(asdict(search.problem)) + '\n')
+        return search
+    kept = json.loads(stored.read_text())
+    problem = MixProblem(
+        *(tuple(kept[part]) for part in ('floats_s', 'integers_s', 'losses')),
+        tuple((i, j, seconds) for i, j, seconds in kept['crossings']),
+    )
+    half = SAMPLES // 2
+    calibrated = calibrate(source.model, samples[:half], options)
+    tried, held = tuple(samples[:half][:MOST_SEARCHED]), tuple(samples[half:])
+    return MixSearch(calibrated, units_of(calibrated.model), problem, source, tried, held)
+
+
+def make(name: str, folder: Path, limits: list[float], threads: int, tune: str) -> None:
+    """Write NAME-TYPE.tw for both types and every limit, and NAME.errors.json; what is there of
+    an earlier run stays."""
     compiled = partial(tw.compile, threads=threads, tune=tune, check=False)
-    source = Floats.of(name, threads=threads)
-    pricing = Pricing(site, Asked(tune), passes_of(None), compiled)
-    search = MixSearch.of(source, samples, QuantizeOptions(), pricing.price(samples[0]))
-    right = [source.run(sample) for sample in search.held]
-    count = len(search.units.units)
-    found: dict[str, dict] = {}
-    whole = {'fp32': search.model((False,) * count), 'int8': search.calibrated.quantised()}
-    for kind, model in whole.items():
+    pricing = Pricing(CpuSite.of(None, threads), Asked(tune), passes_of(None), compiled)
+    search = searched(name, folder, pricing, threads)
+    right = [search.source.run(sample) for sample in search.held]
+    count, errors = len(search.units.units), folder / f'{name}.errors.json'
+    found: dict[str, dict] = json.loads(errors.read_text())['points'] if errors.exists() else {}
+
+    def keep(kind: str, model: ModelProto, point: dict) -> None:
         net = compiled(model, save=folder / f'{name}-{kind}.tw')
         error = output_error(right, [net.run(dict(sample)) for sample in search.held])
-        found[kind] = {'error': error.to_json(), 'int8_layers': count * (kind == 'int8')}
-        print(name, kind, error, flush=True)
+        found[kind] = point | {'error': error.to_json()}
+        text = json.dumps({'network': name, 'layers': count, 'points': found}, indent=1)
+        errors.write_text(text + '\n')
+        print(name, kind, point['int8_layers'], 'of', count, error, flush=True)
+
+    whole = {'fp32': (search.model((False,) * count), 0),
+             'int8': (search.calibrated.quantised(), count)}  # fmt: skip
+    for kind, (model, layers) in whole.items():
+        if kind not in found:
+            keep(kind, model, {'int8_layers': layers})
     for limit in limits:
-        mix = search.choose(Accuracy('rel', limit), pricing.runner)
-        types = tuple(kind == 'int8' for kind in mix.types.values())
-        compiled(search.model(types), save=folder / f'{name}-{limit:g}.tw')
-        found[f'{limit:g}'] = mix.to_json() | {'int8_layers': sum(types)}
-        print(name, limit, sum(types), 'of', count, mix.error, mix.predicted_s, flush=True)
-    text = json.dumps({'network': name, 'layers': count, 'points': found}, indent=1)
-    (folder / f'{name}.errors.json').write_text(text + '\n')
+        if f'{limit:g}' not in found:
+            mix = search.choose(Accuracy('rel', limit), pricing.runner)
+            types = tuple(kind == 'int8' for kind in mix.types.values())
+            keep(f'{limit:g}', search.model(types), mix.to_json() | {'int8_layers': sum(types)})
 
 
 def time_all(name: str, folder: Path, rounds: int, threads: int) -> None:
