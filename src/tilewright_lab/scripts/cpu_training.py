@@ -61,7 +61,7 @@ class TransformerClassifier(nn.Module):
 
 
 def _images(name: str, batch: int) -> tuple[nn.Module, Any, Any]:
-    """With PyTorch's first weights: the zoo's are for inference, and rounding grows in training."""
+    """With PyTorch's first weights: the zoo's are drawn for inference."""
     x = torch.randn(*zoo.network(name, batch).shape)  # pyright: ignore[reportAttributeAccessIssue]
     module = zoo.torch_module(name, batch=batch)
     for part in module.modules():
