@@ -169,6 +169,15 @@ def test_choices_are_few_legal_and_survive_json() -> None:
             assert any('cache' in line or 'compute (conv2d' in line for line in lines)
 
 
+@pytest.mark.parametrize('group', [depthwise(4, 20, 4, 4), expanded(4, 4, 20, 4, 4)])
+def test_every_choice_for_a_small_image_computes_the_reference(group, native_isa, check) -> None:
+    """Register tiles as high as wide: what lies side by side in a strip is not a row."""
+    found = list(chain_choices(group, native_isa, 2, 3))
+    assert found
+    for schedule in found[:: max(1, len(found) // 4)]:
+        check(group, schedule)
+
+
 def test_halos_cost_time() -> None:
     """A model to which rows that are computed again are free."""
     group = depthwise(32, 64, 28, 28)
@@ -203,6 +212,7 @@ def _changed(**changes) -> Schedule:
 SMALL = depthwise(4, 8, 6, 9)
 PRODUCT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 CUT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'w': 4}, rows=2, lanes=4)
+TURNED = product_schedule(SMALL, 'portable', {'h': 2, 'w': 2, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 EXPANDED = expanded(3, 6, 8, 6, 9, 2)
 SEVERAL = product_schedule(EXPANDED, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 FOUR = depthwise(4, 8, 6, 6, before=tied(conv(2, 6, 3, 1), conv(3, 6, 4, 1)))
@@ -220,6 +230,7 @@ SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
         (SMALL, _changed(options=(('rows', 0), ('lanes', 4))), 'rows=0 .* at least 1'),
         (SMALL, _changed(parallel=(('c', 2),)), r"\['c'\] cannot be cut between threads"),
         (SMALL, CUT, 'has 4 of 9 columns; choose whole rows'),
+        (SMALL, TURNED, 'hold h side by side; choose a register tile that is longer along w'),
         (SMALL, POOLED, 'the schedule tiles .*; the last part has'),
         (CHAINS['conv+conv'], SUMMED, r"cuts \['c'\], which are summed over"),
         (EXPANDED, SEVERAL, 'has 2 images and 6 of 6 channels; .* one image and all channels'),

@@ -123,6 +123,11 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     splits = tuple(sorted(p.operand.splits, key=lambda split: split.axis))
     if not splits[-1].strip:
         raise ScheduleError(f'{label}: the tile of {p.group.label} is not cut into strips')
+    if splits[-1].stride != 1:
+        raise ScheduleError(
+            f'{label}: strips of {p.group.label} hold {row} side by side; choose a register tile '
+            f'that is longer along {column}'
+        )
     tile = packed_tile(p.schedule, part_extents(p.group.main, p.schedule))
     if tile[column] < shape.across.size:
         raise ScheduleError(

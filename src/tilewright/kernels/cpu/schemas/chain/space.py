@@ -105,7 +105,7 @@ def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]
     contraction = contract(last, vector_candidates(last)[0])
     column, rows = stage.write.index[-1].names[0], contraction.pixels[-2:][0]
     free = [d for d in stage.parallel if d != column]
-    regs = _shapes(contraction, ISAS[isa])
+    regs = _shapes(contraction, ISAS[isa], column)
     for cut, reg in itertools.product(even_cuts(stage, threads, free)[:CUTS], regs):
         own = -(-stage.sizes[rows] // dict(cut).get(rows, 1))
         pitch = -(-reg[column] // ROW_FLOATS) * ROW_FLOATS
@@ -124,9 +124,13 @@ def _lanes(most: int) -> int:
     return max(2, 1 << (most.bit_length() - 1))
 
 
-def _shapes(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
-    """Register tiles that waste least of the image and of the last panel, large ones first."""
+def _shapes(contraction: Contraction, isa: Isa, column: str) -> list[dict[str, int]]:
+    """Register tiles that waste least of the image and of the last panel, large ones first; longest
+    along the columns, which lie side by side in strips then.
+    """
     sizes = contraction.stage.sizes
+    others = [d for d in contraction.pixels if d != column]
+    found = [t for t in register_tiles(contraction, isa) if all(t[d] < t[column] for d in others)]
 
     def waste(tile: dict[str, int]) -> tuple[float, int]:
         share, accumulators = 1.0, 1
@@ -135,7 +139,7 @@ def _shapes(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
             accumulators *= tile[d]
         return share - 0.01 * accumulators / isa.lanes, -accumulators
 
-    return sorted(register_tiles(contraction, isa), key=waste)[:SHAPES]
+    return sorted(found, key=waste)[:SHAPES]
 
 
 def _is_legal(group: Group, schedule: Schedule) -> bool:
