@@ -121,7 +121,9 @@ def test_a_version_of_a_network_is_in_the_file_with_what_it_was_compiled_by(
     """`reproduce deepcuts-speedup` reads the version of a file from these fields."""
     asked: list[tuple[dict[str, Any], tuple[str, ...]]] = []
 
-    def ours(subject: Subject, compiling: dict[str, Any], tunes: tuple[str, ...]) -> list:
+    def ours(
+        subject: Subject, compiling: dict[str, Any], tunes: tuple[str, ...], fleet: None
+    ) -> list:
         asked.append((compiling, tunes))
         return [lambda: entrant(f'{OURS}/measure, in a row', 5.0)]
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tilewright.errors import SpecError
 from tilewright.graph.lowering.result import store
 from tilewright.ops import moving, normalise, pooling, reduction
 from tilewright.ops.adjoint import GRAD, UP, adjoint, single_stages
@@ -185,8 +184,3 @@ def test_every_function_has_a_derivative() -> None:
             want = (ahead - back) / STEP
             have = got.get(names[number], np.zeros(6)) if slope is not None else np.zeros(6)
             np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-def test_a_product_over_elements_is_refused() -> None:
-    with pytest.raises(SpecError, match='combines by products'):
-        adjoint(reduction.REDUCTIONS['prod'].group('prod', (3, 4), (1,)), 0)

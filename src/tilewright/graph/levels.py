@@ -43,7 +43,9 @@ def successors(program: Program) -> dict[str, str]:
     for name, output in program.carried.items():
         value, element = program.place(named[output])
         task = writers.get(value)
-        alike = task is not None and not task.writes_part and not element and (
+        if task is None:
+            continue
+        alike = not task.writes_part and not element and (
             program.values[value].dtype == program.values[name].dtype
             and math.prod(program.values[value].shape) == math.prod(program.values[name].shape)
         )  # fmt: skip

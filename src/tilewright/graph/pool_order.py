@@ -78,8 +78,7 @@ def _stays_inside(mean: Node) -> bool:
 
 def _numbers(node: Node, name: str) -> tuple[int, ...]:
     found = node.attributes.get(name, ())
-    assert isinstance(found, tuple)
-    return found
+    return tuple(int(n) for n in found) if isinstance(found, tuple) else ()
 
 
 def _bias(conv: Node) -> str:

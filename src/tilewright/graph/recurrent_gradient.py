@@ -91,7 +91,8 @@ class _Direction:
 
     def _moved(self, x: Result, by: int, steps: int = 0) -> Result:
         """x at `by` places before, zeros from outside."""
-        sizes = dict(zip(('d0', 'd1', 'd2'), (steps or x.shape[0], *x.shape[1:]), strict=True))
+        shape = (steps or x.shape[0], *x.shape[1:])
+        sizes = {f'd{axis}': size for axis, size in enumerate(shape)}
         index = (affine(('d0', 1), const=-by), var('d1'), var('d2'))
         return compute(move('shift', x.shape, index, sizes, dtype=x.dtype), {'In': x})
 

@@ -60,7 +60,6 @@ from tilewright.network.arguments import (
     with_fallback,
 )
 from tilewright.network.arguments import check as check_words
-from tilewright.network.integers import Pricing, in_integers
 from tilewright.network.ranged import (
     by_size,
     check_ranges,
@@ -74,7 +73,6 @@ from tilewright.network.ranged import (
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options
-from tilewright.precision.reference import Floats
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.runtime.network_arrays import give_back
@@ -222,6 +220,10 @@ def compile(
         return cast(Network, made)  # as far as callers go
     mix = None
     if precision in CPU_PRECISIONS:
+        # They need onnx, which nothing else here does.
+        from tilewright.network.integers import Pricing, in_integers
+        from tilewright.precision.reference import Floats
+
         again = partial(
             compile, tune=tune, threads=threads, trials=trials, algorithm=algorithm,
             max_rel_err=max_rel_err, passes=passes, fuse=fuse, machine=machine, check=False,

@@ -51,9 +51,9 @@ def searched(name: str, folder: Path, pricing: Pricing, threads: int) -> MixSear
         return search
     kept = json.loads(stored.read_text())
     problem = MixProblem(
-        *(tuple(kept[part]) for part in ('floats_s', 'integers_s', 'losses')),
+        tuple(kept['floats_s']), tuple(kept['integers_s']), tuple(kept['losses']),
         tuple((i, j, seconds) for i, j, seconds in kept['crossings']),
-    )
+    )  # fmt: skip
     half = SAMPLES // 2
     calibrated = calibrate(source.model, samples[:half], options)
     tried, held = tuple(samples[:half][:MOST_SEARCHED]), tuple(samples[half:])

@@ -114,7 +114,7 @@ def reference_of(model: str) -> Callable[[Point, Ranges, Arrays], list[np.ndarra
         import onnxruntime as ort
 
         session = ort.InferenceSession(model, providers=['CPUExecutionProvider'])
-        return lambda point, ranges, arrays: session.run(None, arrays)
+        return lambda point, ranges, arrays: [np.asarray(a) for a in session.run(None, arrays)]
     import torch
 
     drawn: Arrays = {}

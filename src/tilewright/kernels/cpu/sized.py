@@ -71,7 +71,7 @@ def read_source(text: str) -> SourceAtSize:
     gap = ''
     for function in _FUNCTION.finditer(text):
         first, *rest = _pieces(function[0])
-        gap += text[done : function.start()] + first
+        gap += f'{text[done : function.start()]}{first}'
         for piece in rest:
             if isinstance(piece, int):
                 pieces.append(gap)

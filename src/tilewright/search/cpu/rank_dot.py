@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
+from tilewright.kernels.cpu.space import CACHE_LEVELS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.dot_time import predict_dot
 from tilewright.model.cpu.roofline import predict_work
@@ -35,11 +36,12 @@ def rank_dot(
     same = dot.products != 4 or group.tensor(factors(group)[0].tensor).dtype == dot.dtype
     made = []
     for candidate in found:
-        schedule = replace(candidate.schedule, schema='dot', dtype=dot.dtype, accumulation='i32')
-        if same and form.in_place and not reads_outside(
-            form.group, contract(form.group, schedule.vector)
-        ):  # fmt: skip
-            schedule = replace(schedule, pack='')
+        contraction = contract(form.group, candidate.schedule.vector)
+        stays = same and form.in_place and not reads_outside(form.group, contraction)
+        schedule = replace(
+            candidate.schedule, schema='dot', dtype=dot.dtype, accumulation='i32',
+            pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
+        )  # fmt: skip
         made.append(
             replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
         )
