@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.lower import lower
 from tilewright.graph.memory import plan
@@ -106,3 +107,13 @@ def dense_block(layers: int = 4) -> Graph:
 
 def lowered(made: Graph) -> Program:
     return lower(made)
+
+
+def assert_same(before: Graph, after: Graph) -> None:
+    """Both compute the same from the same inputs, but for rounding."""
+    one, other = lowered(before), lowered(after)
+    inputs = inputs_of(one)
+    want, got = evaluate(one, inputs), evaluate(other, inputs)
+    assert want.keys() == got.keys()
+    for name, array in want.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)

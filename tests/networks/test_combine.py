@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import graphs
-import numpy as np
 import pytest
 
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat, copy_of
-from tilewright.graph.evaluate import evaluate
 
 
 def fewer(group) -> float:
     """A cost by which the number of kernels decides; copies are free."""
     return float(group.main.is_product_sum)
-
-
-def same(before, after) -> None:
-    one, other = graphs.lowered(before), graphs.lowered(after)
-    inputs = graphs.inputs_of(one)
-    want, got = evaluate(one, inputs), evaluate(other, inputs)
-    assert want.keys() == got.keys()
-    for name, array in want.items():
-        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
 
 
 def parallel(first='Relu', second='Relu', outputs='y', bias=True, strides=(1, 1)):
@@ -52,7 +41,7 @@ def test_branches_with_the_same_window_become_one(bias):
     conv = made.nodes[0]
     assert made.constants[conv.inputs[1]].shape == (6, 3, 1, 1)
     assert not {'w0', 'w1'} & set(made.constants)
-    same(graph, made)
+    graphs.assert_same(graph, made)
 
 
 def test_slices_of_the_result_are_not_copied():
@@ -80,14 +69,14 @@ def test_other_windows_stay_apart():
 def test_results_of_the_network_stay():
     graph = parallel(outputs='r0 y')
     assert convolutions(combine(graph, fewer)) == 2
-    same(graph, combine(graph, fewer))
+    graphs.assert_same(graph, combine(graph, fewer))
 
 
 def test_three_branches_of_an_inception_block():
     graph = graphs.branches()
     made = combine(graph, fewer)
     assert (convolutions(graph), convolutions(made)) == (4, 3)
-    same(graph, made)
+    graphs.assert_same(graph, made)
 
 
 def test_nothing_is_joined_where_copies_cost_more():
