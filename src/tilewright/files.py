@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import InputError
 
@@ -38,6 +40,16 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """All bytes of a regular file."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_json(path: str | os.PathLike[str], what: str, remedy: str) -> Any:
+    """What a file of JSON holds; `what` people called it by, `remedy` says how to write one."""
+    try:
+        return json.loads(read_regular(path))
+    except OSError as error:
+        raise InputError(f'{what} cannot be read: {error.strerror}') from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f'{what} is not JSON ({error}); {remedy}') from None
 
 
 @contextmanager

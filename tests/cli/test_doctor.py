@@ -100,7 +100,10 @@ def completed(script: str, *words: str) -> list[str]:
     return found.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which('bash') is None, reason='there is no bash')
+@pytest.mark.skipif(
+    shutil.which('bash') is None,
+    reason='completion for bash is tried by bash, which is not installed',
+)
 def test_bash_completes_verbs_options_and_values(capsys: Any) -> None:
     assert invoke(['completion', 'bash']) == 0
     script = capsys.readouterr().out

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 # Not by find_spec: setuptools would leave distutils to Python for the rest of the process.
-@pytest.mark.skipif(not any(distributions(name='pip')), reason='pip is not installed')
+@pytest.mark.skipif(
+    not any(distributions(name='pip')), reason='wheels are built by pip: python -m ensurepip'
+)
 def test_a_wheel_compiles_and_exports_elsewhere(tmp_path: Path) -> None:
     where, wheels = tmp_path / 'installed', tmp_path / 'wheels'
     pip = [sys.executable, '-m', 'pip', '--quiet']

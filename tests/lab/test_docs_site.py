@@ -38,7 +38,9 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(util.find_spec('mkdocs') is None, reason='mkdocs is not installed')
+@pytest.mark.skipif(
+    util.find_spec('mkdocs') is None, reason="mkdocs is not installed: pip install -e '.[docs]'"
+)
 def test_the_site_is_built_with_a_search(tmp_path: Path) -> None:
     words = ['-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', str(tmp_path)]
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True)

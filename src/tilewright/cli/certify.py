@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.certificate import KIND, check
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError, InputError
-from tilewright.files import read_regular
+from tilewright.files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,7 @@ def run_check(path: Path, out: Output) -> int:
 
 def _read(path: Path) -> list[tuple[str, Any]]:
     """(name, certificate) of a file that holds one, or those of `certify --json`."""
-    try:
-        data = json.loads(read_regular(path))
-    except OSError as error:
-        raise InputError(f'--check {path} cannot be read: {error.strerror}') from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f'--check {path} is not JSON ({error}); write it by tilewright certify SPEC --json FILE'
-        ) from None
+    data = read_json(path, f'--check {path}', 'write it by tilewright certify SPEC --json FILE')
     if isinstance(data, dict) and data.get('kind') == KIND:
         return [(str(data.get('label')), data)]
     layers = data.get('layers') if isinstance(data, dict) else None

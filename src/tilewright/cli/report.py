@@ -6,7 +6,6 @@ Comes out: the page (report/page). Nothing is measured unless --measure asks for
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from tilewright.cli.output import Bar, Output, check_writable
 from tilewright.errors import InputError
-from tilewright.files import read_regular, replacing
+from tilewright.files import read_json, replacing
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.machine.machine import Machine, bytes_text
 from tilewright.ops.group import Group
@@ -94,15 +93,8 @@ def _other(page: Page, options: ReportOptions, out: Output, bar: Bar) -> Compari
 
 
 def _json(path: str | Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_regular(path))
-    except OSError as error:
-        raise InputError(f'{path} cannot be read: {error.strerror}') from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f'{path} is not JSON ({error}); write it by tilewright optimize, explain or report '
-            f'with --json'
-        ) from None
+    remedy = 'write it by tilewright optimize, explain or report with --json'
+    data = read_json(path, str(path), remedy)
     if not isinstance(data, dict):
         raise InputError(f'{path} holds a {type(data).__name__}, not what a verb writes by --json')
     return data

@@ -155,7 +155,7 @@ def _prepared(tools: Any, model: ModelProto, scratch: Path) -> ModelProto:
         return onnx.load(path)
     except Exception as error:  # of kinds that onnxruntime keeps to itself
         said = str(error).split('\n', 1)[0][:200]
-        raise ModelError(f'ONNX Runtime cannot prepare {model.graph.name}: {said}') from None
+        raise ModelError(f'ONNX Runtime cannot prepare {model.graph.name}: {said}') from error
 
 
 def _save(model: ModelProto, path: Path) -> None:

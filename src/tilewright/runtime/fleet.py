@@ -227,7 +227,7 @@ class Fleet:
             ) from None
         try:
             found: Any = self.client.run(_introduce, self.describe, self.target, on_error='return')
-        except Exception as error:
+        except Exception as error:  # what another version sends may be unreadable; told below
             found = {'every worker': error}
         wrong = {worker: why for worker, said in found.items() if (why := self._why_not(said))}
         right = {worker: said for worker, said in found.items() if worker not in wrong}
@@ -361,7 +361,7 @@ class Fleet:
             return True, None
         except Exception as error:
             raise CheckError(f'{name} failed on {piece.worker or "a worker"}: '
-                             f'{type(error).__name__}: {_brief(error)}') from None  # fmt: skip
+                             f'{type(error).__name__}: {_brief(error)}') from error  # fmt: skip
 
     def _has_workers(self) -> bool:
         if self.client.status != 'running':
@@ -382,7 +382,7 @@ class Fleet:
                     self.client.restart_workers(
                         [piece.worker], timeout=CONNECT_S, raise_for_error=False
                     )
-                except Exception:  # without a nanny
+                except ValueError:  # a worker without a nanny is not restarted
                     self.client.retire_workers([piece.worker], close_workers=True)
 
 
