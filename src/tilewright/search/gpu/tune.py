@@ -22,6 +22,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from tilewright.errors import InputError
@@ -50,7 +51,7 @@ class Space(Protocol):
         ...
 
     def neighbours(self, schedule: GpuSchedule) -> list[GpuSchedule]:
-        """Legal schedules that differ in one decision."""
+        """Schedules that differ in one decision: legal ones, unless `tune` is told what is."""
         ...
 
 
@@ -74,8 +75,12 @@ def tune(
     seed: int = 0,
     batch: int = 32,
     seconds: float = math.inf,
+    legal: Callable[[GpuSchedule], bool] | None = None,
 ) -> list[Tried]:
-    """Search; after `seconds` nothing new is measured, but for the first part of it."""
+    """Search; after `seconds` nothing new is measured, but for the first part of it.
+
+    `legal`: for spaces whose neighbours are not checked yet; only those that are taken then are.
+    """
     if trials < 1 or batch < 1 or not seconds > 0:
         raise InputError(
             f'trials {trials}, batch {batch} and seconds {seconds} must each be above 0'
@@ -83,7 +88,7 @@ def tune(
     rng = random.Random(seed)
     scores = model if rank is None else _one_by_one(rank)
     until = time.monotonic() + seconds
-    state = _State(space, scores, rng, until)
+    state = _State(space, scores, rng, until, legal)
     drawn = max(trials // (4 if scores else 2), 1)
     wanted = [*starts, *state.first(drawn)]
     step = 0
@@ -105,9 +110,10 @@ class _State:
     """What was tried, and what to try next."""
 
     def __init__(
-        self, space: Space, scores: Scores | None, rng: random.Random, until: float = math.inf
-    ) -> None:
-        self.space, self.rng, self.until = space, rng, until
+        self, space: Space, scores: Scores | None, rng: random.Random, until: float = math.inf,
+        legal: Callable[[GpuSchedule], bool] | None = None,
+    ) -> None:  # fmt: skip
+        self.space, self.rng, self.until, self.legal = space, rng, until, legal
         self.scores = scores
         self.tried: dict[str, Tried] = {}
 
@@ -145,13 +151,16 @@ class _State:
     def _climbed(self, start: GpuSchedule, known: dict[str, float]) -> GpuSchedule:
         """The end of steepest descent by rank; scores that it needs are added to `known`."""
         while True:
-            near = self.space.neighbours(start)
+            near = [s for s in self.space.neighbours(start) if self._is_legal(s)]
             new = _distinct([s for s in near if s.digest not in known])
             known.update(zip((s.digest for s in new), self._scores_of(new), strict=True))
             best = min(near, key=lambda s: (known[s.digest], s.digest), default=start)
             if known[best.digest] >= known[start.digest] or self.late:
                 return start
             start = best
+
+    def _is_legal(self, schedule: GpuSchedule) -> bool:
+        return self.legal is None or self.legal(schedule)
 
     def _scores_of(self, schedules: list[GpuSchedule]) -> list[float]:
         return [float(s) for s in self.scores(schedules)] if self.scores and schedules else []
@@ -178,7 +187,8 @@ class _State:
             near = [s for s in self.space.neighbours(parent) if s.digest not in self.tried]
             self.rng.shuffle(near)
             share = max(2, count // 3 if parent is working[0] else count // (PARENTS + 2))
-            found += self._first(_distinct(near), share)
+            checked = (s for s in _distinct(near) if self._is_legal(s))
+            found += self._first(list(islice(checked, None if self.scores else share)), share)
         found = _distinct(found)[:count]
         return found or self.fresh(count)
 

@@ -59,7 +59,7 @@ from tilewright.kernels.gpu.schemas.dfg.segment import (
 )
 from tilewright.kernels.gpu.schemas.dfg.storage import Kept, Staged, Walk, stored
 from tilewright.kernels.gpu.work import WARP
-from tilewright.ops.chain import Span, regions
+from tilewright.ops.chain import Region, Span, regions
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import depends_on_inputs, parts
 from tilewright.ops.stage import Stage
@@ -155,7 +155,7 @@ class DfgPlan:
         return span.start.const < 0 or span.start.at(self.ends) + span.size > extent
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     """[Group, GpuSchedule] -> [DfgPlan]; raises ScheduleError where the schedule is not legal."""
     values = {**UNSAID, **dict(schedule.tiles), 'threads': schedule['threads']}
@@ -168,8 +168,7 @@ def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     if walk:
         last |= {walk.name: walk.size - walk.part}
         tile |= {walk.name: walk.part}
-    cut = {found[-1][1].name: {walk.name: walk.part}} if walk else None
-    asked = regions(group, tile, cut)
+    asked = _regions(group, tuple(tile.items()), walk and (found[-1][1].name, walk))
     made = tuple(
         segment_of(
             group,
@@ -201,6 +200,15 @@ def plan(group: Group, schedule: GpuSchedule) -> DfgPlan:
     _check_walk(p)
     check_fits(p, LARGEST_SHARED)
     return p
+
+
+@lru_cache(maxsize=1024)
+def _regions(
+    group: Group, tile: tuple[tuple[str, int], ...], walked: tuple[str, Walk] | None
+) -> dict[str, Region]:
+    """Kept, since schedules of one search have few tiles."""
+    cut = {walked[0]: {walked[1].name: walked[1].part}} if walked else None
+    return regions(group, dict(tile), cut)
 
 
 def _walk(
