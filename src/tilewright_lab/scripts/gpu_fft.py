@@ -90,10 +90,13 @@ def table(rows: list[dict[str, Any]]) -> str:
                 if one.get('us') and one['status'] == 'ok' and one['by'].startswith(kind)
             ]
             said.append(f'{min(good):.1f}' if good else '-')
-        chosen = next((one for one in row['tried'] if one['by'] == 'auto'), None)
-        said.append(chosen['schedule']['schema'] if chosen else '-')
+        of_auto = [one for one in row['tried'] if one['by'] == 'auto']
+        timed = sorted((one for one in of_auto if one.get('us')), key=lambda one: one['us'])
+        for found in (of_auto, timed):
+            said.append(found[0]['schedule']['schema'] if found else '-')
         lines.append(tuple(said))
-    return Grid(('layer, us', *kinds, 'auto takes'), tuple(lines)).text()
+    head = ('layer, us', *kinds, 'auto by model', 'auto by measuring')
+    return Grid(head, tuple(lines)).text()
 
 
 def main() -> None:
