@@ -99,6 +99,7 @@ def test_a_file_says_which_version_it_is_of() -> None:
     assert version_of({}) == 'elementwise'  # from before there was a choice
     assert version_of({'fuse': 'none', 'libraries': 'none'}) == 'not fused'
     assert version_of({'fuse': 'elementwise', 'libraries': 'auto'}) == 'with libraries'
+    assert version_of({'fuse': 'all', 'libraries': 'auto'}) == 'with libraries'
     assert version_of({'fuse': 'none', 'libraries': 'only'}) is None
 
 

@@ -27,14 +27,14 @@ from tilewright_lab.peers.contestants import OURS
 
 RESULTS = Path(__file__).parents[3] / 'bench' / 'results' / 'h200'
 PATTERN = 'deepcuts-*.json'
-# Version -> (--fuse, whether libraries may compete).
-VERSIONS = {
-    'not fused': ('none', False),
-    'elementwise': ('elementwise', False),
-    'all': ('all', False),
-    'with libraries': ('elementwise', True),
-}
 FUSED = ('elementwise', 'all')
+# Version -> (what --fuse may be, whether libraries may compete).
+VERSIONS = {
+    'not fused': (('none',), False),
+    'elementwise': (('elementwise',), False),
+    'all': (('all',), False),
+    'with libraries': (FUSED, True),
+}
 PEERS = ('torch', 'inductor')
 NETWORKS = ('resnet50', 'densenet121', 'inception_v3', 'mobilenet_v2')
 BATCHES = (1, 16)
@@ -169,8 +169,10 @@ def version_of(said: Mapping[str, Any]) -> str | None:
 
     Files from before --fuse and --libraries say nothing of them: they have what was the default.
     """
-    asked = said.get('fuse', default_fusion('cuda')), said.get('libraries', 'none') != 'none'
-    return next((name for name, how in VERSIONS.items() if how == asked), None)
+    fuse = said.get('fuse', default_fusion('cuda'))
+    compete = said.get('libraries', 'none') != 'none'
+    found = (name for name, (kinds, may) in VERSIONS.items() if fuse in kinds and may == compete)
+    return next(found, None)
 
 
 def _workload(network: str, batch: int, rows: Sequence[tuple[dict, dict]]) -> Workload:

@@ -106,12 +106,14 @@ def main() -> None:
         '--trials', type=int, default=TRIALS, help='schedules that the model looks at'
     )
     parser.add_argument('--top', type=int, default=2, help='of each algorithm that are timed')
+    parser.add_argument('--filters', type=int, nargs='*', help='only filters of these sizes')
     parser.add_argument('--seconds', type=float, default=80.0, help='no new layer after these')
     asked = parser.parse_args()
     end, rows = time.monotonic() + asked.seconds, []
     session = Session('cuda', '')
     machine = session.device.machine
-    groups = [layer(*sizes) for sizes in LAYERS]
+    layers = [one for one in LAYERS if not asked.filters or one[-1] in asked.filters]
+    groups = [layer(*sizes) for sizes in layers]
     # All searches of an algorithm at once, in as many processes as there are cores.
     chosen = {
         name: choose_all(
@@ -120,7 +122,7 @@ def main() -> None:
         for name in ALGORITHMS
     }
     print(f'searched, {asked.seconds - end + time.monotonic():.0f} s', flush=True)
-    for number, (sizes, group) in enumerate(zip(LAYERS, groups, strict=True)):
+    for number, (sizes, group) in enumerate(zip(layers, groups, strict=True)):
         if time.monotonic() > end:
             break
         session.group(with_own_dims(group).to_json(), 0, TOLERANCE)

@@ -34,6 +34,7 @@ FEW_BLOCKS, MANY_JOINED = 0.5, 24  # blocks, as a multiple of the multiprocessor
 FRONTED = 4.0  # times that schemas which apply a front are drawn more often
 FIXED_DRAWS = 400  # of a schema, until it counts as one for other operators
 REACHED = 1 / 3  # of a machine's peak, by direct convolutions of many pixels
+LATER = 0.5  # of a launch: what the second and third kernel of a graph were seen to cost
 
 
 def pays(schema: GpuSchema, group: Group, machine: GpuMachine) -> bool:
@@ -47,7 +48,7 @@ def pays(schema: GpuSchema, group: Group, machine: GpuMachine) -> bool:
     peak = max(compute_gflops(machine, i) for i in found.intrinsics if machine.has(i))
     saved = found.saved_flops / (REACHED * peak)
     moved = found.moved_bytes / machine.global_gbps
-    return (saved - moved) / 1e9 > found.launches * COSTS.launch_s
+    return (saved - moved) / 1e9 > LATER * found.launches * COSTS.launch_s
 
 
 def _is_wanted(schema: GpuSchema, group: Group, machine: GpuMachine, algorithm: str) -> bool:
