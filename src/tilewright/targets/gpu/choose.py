@@ -295,9 +295,9 @@ def _with_shortcuts(
     for name in sorted(algorithms):
         share = max(trials // SHORTCUT_SHARE, 1)
         found = _by_model(group, machine, top, max_rel_err, share, name, estimate)[:1]
-        best = made[0].predicted_s if made else math.inf
+        others = [one for one in made if not found or one.schedule != found[0].schedule]
+        best = others[0].predicted_s if others else math.inf
         if found and found[0].predicted_s < NEARLY * best:
-            others = [one for one in made if one.schedule != found[0].schedule]
             place = int(found[0].predicted_s >= best)
             made = [*others[:place], *found, *others[place:]]
     return made
