@@ -55,10 +55,10 @@ PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'attention': lambda program, _: join_attention(program),
     'fuse': fuse,
     'prologue': put_before,
+    'channels_last': lambda program, _: images_last(program),
     'concat': lambda program, _: concat(program),
     'chain': unchained,
     'layout': assign_layouts,
-    'channels_last': lambda program, _: images_last(program),
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
 # On a GPU branches run side by side.

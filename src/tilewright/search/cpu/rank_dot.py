@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
 from tilewright.kernels.cpu.space import CACHE_LEVELS
@@ -20,8 +21,12 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.integer import factors, in_words
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
 from tilewright.search.cpu.rank_outer import rank_tiled
+
+ALIKE = 8  # schedules of which the one that reads weights least often is taken,
+NEAR = 1.03  # where their times are predicted so near to each other
 
 
 def rank_dot(
@@ -32,7 +37,7 @@ def rank_dot(
     form = in_words(flat, dot.products) if dot else None
     if dot is None or form is None:
         return ()
-    found = rank_tiled(form.group, machine.in_words(), threads, top)
+    found = rank_tiled(form.group, machine.in_words(), threads, max(top, ALIKE))
     same = dot.products != 4 or group.tensor(factors(group)[0].tensor).dtype == dot.dtype
     made = []
     for candidate in found:
@@ -45,7 +50,30 @@ def rank_dot(
         made.append(
             replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
         )
-    return tuple(sorted(made, key=lambda c: (c.prediction.seconds, c.schedule.digest)))
+    best = min((c.prediction.seconds for c in made), default=0.0)
+
+    def order(candidate: Candidate) -> tuple:
+        seconds = candidate.prediction.seconds
+        near = seconds <= NEAR * best
+        passes = weight_passes(form.group, candidate.schedule) if near else 0
+        return not near, passes, seconds, candidate.schedule.digest
+
+    return tuple(sorted(made, key=order)[:top])
+
+
+def weight_passes(group: Group, schedule: Schedule) -> int:
+    """How often a thread walks over all of its weights: in a network they come from far away."""
+    weights = set(factors(group)[1].names)
+    extent = part_extents(group.main, schedule)
+    passes = walked = 1
+    for level in reversed(schedule.levels[1:]):
+        for name in level.order:
+            trips, extent[name] = -(-extent[name] // level.tile[name]), level.tile[name]
+            if trips > 1 and name in weights:
+                passes = walked
+            elif name not in weights:
+                walked *= trips
+    return passes
 
 
 def rank_channelwise(

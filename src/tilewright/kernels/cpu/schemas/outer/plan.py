@@ -20,6 +20,7 @@ from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epi
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
 from tilewright.kernels.cpu.transpose import Quick
+from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
@@ -50,7 +51,7 @@ class OuterPlan:
     """Everything that the generator decides before it writes a line.
 
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
-    and panels is as large as a float.
+    and panels is as large as a float. `whole` is what follows sums of whole numbers, on vectors.
     """
 
     group: Group
@@ -70,6 +71,7 @@ class OuterPlan:
     quick: Quick | None
     sums: str = 'float'
     result: str = 'float'
+    whole: WholeValue | None = None
     ahead: Ahead | None = None
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
