@@ -86,7 +86,6 @@ def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:
     ('words', 'said'),
     [
         ({'precision': 'fp8', 'target': 'host'}, 'choose one of fp32, fp16, bf16'),
-        ({'precision': 'fp16'}, 'which has fp32, int8, auto; choose one of them, or a target'),
         ({'precision': 'int8', 'target': 'host'}, 'which has fp32, fp16, bf16; choose one'),
         ({'precision': 'fp16', 'target': 'cuda', 'libraries': 'auto'}, 'leave one of them out'),
     ],

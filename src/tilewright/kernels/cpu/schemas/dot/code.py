@@ -50,7 +50,9 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
         f'{known}int inside)'
     )
     count = 'count'
-    if p.whole:  # loops over numbers that are known become a few moves
+    if p.whole and size <= p.products:
+        _write_word(writer, p, step, size, pad, flip)
+    elif p.whole:  # loops over numbers that are known become a few moves
         count = str(-(-size // p.products) * p.products)
         writer.line('if (inside)')
         writer.line(f'    for (long i = 0; i < {size}; i++)')
@@ -60,8 +62,9 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
         writer.line('const long have = inside ? max_long(0, min_long(size - from, count)) : 0;')
         writer.line('for (long i = 0; i < have; i++)')
         writer.line(f'    to[i] = ({p.number})(source[{scaled("(from + i)", step)}]{flip});')
-    writer.line(f'for (long i = have; i < {count}; i++)')
-    writer.line(f'    to[i] = ({p.number})({pad});')
+    if not p.whole or size > p.products:
+        writer.line(f'for (long i = have; i < {count}; i++)')
+        writer.line(f'    to[i] = ({p.number})({pad});')
     writer.close()
     writer.line()
     writer.open(
@@ -75,6 +78,18 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
     writer.line(f'copy_row(source + ({row}), {to}, {known}inside);')
     writer.close(writer.depth)
     writer.line()
+
+
+def _write_word(writer: Writer, p: DotPlan, step: int, size: int, pad: int, flip: str) -> None:
+    """All channels of a pixel, which are one word: stored at once."""
+    bits = 32 // p.products
+    numbers = [f'source[{scaled(str(i), step) or 0}]{flip}' for i in range(size)]
+    words = []
+    for given in (numbers, [str(pad)] * p.products):
+        parts = (f'(uint32_t)(uint{bits}_t)({n}) << {bits * i}' for i, n in enumerate(given))
+        words.append(' | '.join(parts))
+    writer.line(f'const uint32_t word = inside ? {words[0]} : {words[1]};')
+    writer.line('memcpy(to, &word, 4);')
 
 
 def _places(p: DotPlan) -> tuple[dict[str, int], int]:

@@ -106,7 +106,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     words, whole = plan_outer(form.group, schedule), False
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
-        source = operand.buffered(words.contraction, tile, form.dim, {})
+        source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1)
         words = replace(words, operand=source)
         axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
         whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
