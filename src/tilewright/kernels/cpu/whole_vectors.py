@@ -217,39 +217,63 @@ def write_four(writer: Writer, value: WholeValue) -> None:
     writer.line()
 
 
-# Four bytes or words of eight lanes of 32 bits, side by side, where no instruction narrows.
+def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
+    kind, wide = C_TYPES[dtype], 'real_v' if dtype == 'f32' else 'whole_v'
+    texts = _masked(dtype) if bytes_ == 64 else _copied(dtype)
+    for head, lines in zip(
+        (f'{wide} take_{dtype}(const {kind} *from, ', f'void put_{dtype}({kind} *to, {wide} all, '),
+        texts, strict=True,
+    ):  # fmt: skip
+        writer.open(f'{INLINE} {head}unsigned long count)')
+        for line in lines:
+            writer.line(line)
+        writer.close()
+
+
+def _masked(dtype: str) -> tuple[list[str], list[str]]:
+    """`take` and `put` of AVX-512: what is left of a vector by masks."""
+    width, mask = 8 * DTYPES[dtype], '(1u << count) - 1'
+    if dtype in ('f32', 'i32'):
+        suffix, wide = ('ps', 'real_v') if dtype == 'f32' else ('epi32', 'whole_v')
+        some = f'({wide})_mm512_maskz_loadu_{suffix}({mask}, from)'
+        inner = f'(__m512{"" if dtype == "f32" else "i"})all'
+        return (
+            [f'return count == 16 ? *(const {wide} *)from : {some};'],
+            ['if (count == 16)', f'    *({wide} *)to = all;', 'else',
+             f'    _mm512_mask_storeu_{suffix}(to, {mask}, {inner});'],
+        )  # fmt: skip
+    call = '_mm' if width == 8 else '_mm256'
+    widen = f'(whole_v)_mm512_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32'
+    return (
+        [f'return {widen}({call}_maskz_loadu_epi{width}({mask}, from));'],
+        [f'_mm512_mask_cvtepi32_storeu_epi{width}(to, {mask}, (__m512i)all);'],
+    )
+
+
+# Bytes or words of eight lanes of 32 bits side by side: AVX2 has no instruction that narrows.
 _NARROW = {
     8: '_mm_packus_epi16(_mm_packus_epi32({low}, {high}), _mm_setzero_si128())',
     16: '_mm_packus_epi32({low}, {high})',
 }
 
 
-def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
-    kind, wide = C_TYPES[dtype], 'real_v' if dtype == 'f32' else 'whole_v'
-    width = 8 * DTYPES[dtype]
-    narrow, taken, put = wide, 'x', 'all'
-    if width < 32:
-        bits = BITS[bytes_]
-        narrow = '__m256i' if bytes_ * width // 32 == 32 else '__m128i'
-        sign = 'u' if dtype[0] == 'u' else 'i'
-        taken = f'(whole_v)_mm{bits}_cvtep{sign}{width}_epi32(x)'
-        put = f'_mm512_cvtepi32_epi{width}((__m512i)all)'
-        if bits == 256:
-            writer.line(f'#define LOW_{dtype} _mm_set1_epi32({(1 << width) - 1})')
-            low, high = (
-                f'_mm_and_si128(_mm256_extracti128_si256((__m256i)all, {i}), LOW_{dtype})'
-                for i in (0, 1)
-            )
-            put = _NARROW[width].format(low=low, high=high)
-    writer.open(f'{INLINE} {wide} take_{dtype}(const {kind} *from, unsigned long count)')
-    writer.line(f'{narrow} x = {{0}};')
-    writer.line('memcpy(&x, from, count * sizeof(*from));')
-    writer.line(f'return {taken};')
-    writer.close()
-    writer.open(f'{INLINE} void put_{dtype}({kind} *to, {wide} all, unsigned long count)')
-    writer.line(f'const {narrow} x = {put};')
-    writer.line('memcpy(to, &x, count * sizeof(*to));')
-    writer.close()
+def _copied(dtype: str) -> tuple[list[str], list[str]]:
+    """`take` and `put` of AVX2: what is left of a vector by copies of so many bytes."""
+    width, narrow, taken, put = 8 * DTYPES[dtype], '__m128i', 'x', 'all'
+    if width == 32:
+        narrow = 'real_v' if dtype == 'f32' else 'whole_v'
+    else:
+        taken = f'(whole_v)_mm256_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32(x)'
+        low, high = (
+            f'_mm_and_si128(_mm256_extracti128_si256((__m256i)all, {half}), '
+            f'_mm_set1_epi32({(1 << width) - 1}))'
+            for half in (0, 1)
+        )
+        put = _NARROW[width].format(low=low, high=high)
+    return (
+        [f'{narrow} x = {{0}};', 'memcpy(&x, from, count * sizeof(*from));', f'return {taken};'],
+        [f'const {narrow} x = {put};', 'memcpy(to, &x, count * sizeof(*to));'],
+    )
 
 
 def vector_operands(operands: Sequence[Operand], vector: str) -> list[str]:

@@ -184,19 +184,27 @@ def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
     writer.lines += [f'    {line}' for line in reads]
     writer.line(f'return {value.rounded()};')
     writer.close()
-    writer.open(head.replace('store_vector', 'store_four'))
-    for v, name in enumerate('abcd'):
-        places = ''.join(f', {item.name} + {v * lanes * item.stride(vector)}' for item in operands)
-        writer.line(f'const __m512i {name} = rounded(acc + {v * lanes}, count{places});')
     order = ', '.join(str(4 * (i % 4) + i // 4) for i in range(15, -1, -1))
-    writer.line(f'const __m512i order = _mm512_set_epi32({order});')
-    writer.line('_mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, four(a, b, c, d)));')
-    writer.close()
-    writer.line()
+    for vectors in range(2, p.panels.vectors + 1):
+        writer.open(head.replace('store_vector', f'store_{vectors}'))
+        for v, name in enumerate('abcd'[:vectors]):
+            places = ''.join(
+                f', {item.name} + {v * lanes * item.stride(vector)}' for item in operands
+            )
+            valid = 'count' if v + 1 == vectors else str(lanes)
+            writer.line(f'const __m512i {name} = rounded(acc + {v * lanes}, {valid}{places});')
+        given = ', '.join('abcd'[min(v, vectors - 1)] for v in range(4))
+        writer.line(f'const __m512i order = _mm512_set_epi32({order});')
+        writer.line(f'const __m512i all = _mm512_permutexvar_epi32(order, four({given}));')
+        writer.line(f'const __mmask64 mask = -1ull >> ({5 - vectors} * {lanes} - count);')
+        writer.line('_mm512_mask_storeu_epi8(out, mask, all);')
+        writer.close()
+        writer.line()
 
 
 def _stores_fours(p: OuterPlan, value: WholeValue) -> bool:
-    return value.in_fours and p.panels.lanes == 16 and p.panels.vectors == 4
+    """Whether the vectors of a pixel, two to four, are narrowed and stored at once."""
+    return value.in_fours and p.panels.lanes == 16 and 2 <= p.panels.vectors <= 4
 
 
 def _write_whole_stores(
@@ -209,10 +217,11 @@ def _write_whole_stores(
     cut = width - lanes < last < width
     for tail in (True, False) if cut else (False,):
         writer.open(f'if (lanes < {width})' if tail else '')
-        at_once = fours and vectors == 4 and not tail
-        name, starts = ('store_four', [0]) if at_once else ('store_vector', range(vectors))
+        at_once = fours and vectors > 1
+        name, starts = (f'store_{vectors}', [0]) if at_once else ('store_vector', range(vectors))
         for v, at in itertools.product(starts, points):
-            count = last - v * lanes if tail and v + 1 == vectors else lanes
+            ends = at_once or v + 1 == vectors
+            count = last - (vectors - 1) * lanes if tail and ends else lanes
             places = {'acc': dict(strides), 'out': dict(p.out_strides)}
             places |= {item.name: dict(item.strides) for item in p.epilogue.operands}
             texts = []
