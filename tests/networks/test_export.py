@@ -155,7 +155,7 @@ def test_small_types_are_exported(made, schemas, tmp_path):
     machine, _ = load_machine(measure=False)
     if schemas == {'narrow'} and not has_narrow(machine.isa):
         pytest.skip(f'{machine.isa} has no such kernels')
-    net = tw.compile(program, machine=machine, threads=2)
+    net = tw.compile(program, machine=machine, threads=2, passes=[])
     used = {kernel.schedule.schema for kernel in net.kernels.values()}
     assert used >= schemas
     files = write_network(tmp_path / 'net', 'net', net, program)
