@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright import zoo
 from tilewright.check.check import Check, Checked
 from tilewright.errors import InputError
 from tilewright.graph.concat import copy_of
@@ -72,6 +73,16 @@ def test_networks_are_right_within_what_their_type_allows(precision: str) -> Non
     tw.compile(_graph(), target='host', precision=precision, check=Check(report=found.append))
     assert found[0].within
     assert not found[0].grown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['vit_b16', 'bert_base'])
+def test_transformers_in_half_are_right(name: str) -> None:
+    """Attention, normalisations and lookups of words beside products."""
+    found: list[Checked] = []
+    graph = zoo.graph(name, **zoo.SMALL[name])
+    tw.compile(graph, target='host', precision='fp16', check=Check(report=found.append))
+    assert found[0].within
 
 
 def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
     address = total([*(scaled(terms[d], step) for d, step in strides.items()), str(const)])
     kind = f'int{32 // p.products}_t'
     writer.open('void tw_pack(const float *const *constants, float *packed)')
+    if p.vector:  # lanes beyond the last channel are computed, and slowly where floats are tiny
+        writer.line(f'memset(packed, 0, {4 * floats});')
     writer.line(f'const int8_t *b = (const int8_t *)constants[{names.index(weights.tensor)}];')
     writer.line(f'{kind} *to = ({kind} *)packed;')
     if p.vector:
