@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from devices import device
@@ -12,6 +14,7 @@ from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.schemas.attention.counts import work
 from tilewright.kernels.gpu.schemas.attention.plan import plan
 from tilewright.machine.gpu import known_gpu
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
@@ -129,3 +132,23 @@ def test_what_is_chosen_for_a_gpu_and_what_is_refused():
             plan(group, GpuSchedule.of('attention', **(SMALL | tiles)))
     with pytest.raises(ScheduleError, match='at most 256'):
         plan(attention(sized(1, 1, 4, 4, 300, 4)), GpuSchedule.of('attention', **SMALL))
+
+
+@pytest.mark.parametrize('dtype', ['f16', pytest.param('bf16', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'tiles', [{}, {'wide': 0}, {'bi': 16, 'bj': 16, 'ti': 16, 'share': 2}], ids=str
+)
+def test_operands_of_16_bits_are_widened(dtype, tiles):
+    """Queries, keys, values and the result; what is between stays float32."""
+    pytest.importorskip('ml_dtypes')
+    plain = attention(sized(1, 2, 17, 40, 8, 12))
+    ends = {t.name for t in plain.tensors if t.role in ('input', 'output')}
+    tensors = tuple(replace(t, dtype=dtype) if t.name in ends else t for t in plain.tensors)
+    group = replace(plain, tensors=tensors)
+    arrays = {n: a.astype(NUMPY[dtype]) for n, a in arrays_of(plain).items() if n in ends}
+    on = device('host')
+    with Runner(generate(group, scheduled(tiles)), on, {}) as runner:
+        got = runner(**{t.name: arrays[t.name] for t in group.with_role('input')})
+    want = reference(group, arrays)
+    apart = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+    assert apart <= {'f16': 1e-3, 'bf16': 8e-3}[dtype] * np.abs(want.astype(np.float64)).max()

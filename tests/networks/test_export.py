@@ -24,9 +24,13 @@ from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fuse import fuse
 from tilewright.graph.graph import Value
 from tilewright.graph.memory import plan
+from tilewright.graph.passes import HALF, PROGRAM_PASSES, apply_passes, with_narrow
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schemas.narrow.plan import has_narrow, why_not
 from tilewright.machine.known import known_machine
+from tilewright.machine.measure import load_machine
+from tilewright.network.compile import prepare
 from tilewright.network.export import Exported, write_files, write_network
 from tilewright.search.cpu.choose import choose
 from tilewright.standalone import source as c
@@ -99,6 +103,66 @@ def test_an_exported_network_checks_itself(name, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(': right, ') == len(results)
     assert 'median of 20 calls' in done.stdout
+
+
+def quantised() -> Program:
+    """A convolution of 8-bit numbers, a depthwise one and a product."""
+    rng = np.random.default_rng(2)
+    arrays = {
+        'xs': np.float32(0.02), 'xz': np.uint8(7), 'ws': np.float32(0.01), 'wz': np.int8(0),
+        'ys': np.float32(0.05), 'yz': np.uint8(9),
+        'u': rng.integers(-99, 99, (72, 8, 1, 1)).astype(np.int8),
+        'v': rng.integers(-99, 99, (72, 1, 3, 3)).astype(np.int8),
+        'w': rng.integers(-99, 99, (10, 72, 5, 4)).astype(np.int8),
+    }  # fmt: skip
+    nodes, last = [], 'x'
+    for number, name in enumerate(('', 'u', 'v', 'w')):
+        scale = ['ys', 'yz'] if number else ['xs', 'xz']
+        if name:
+            how = {'pads': [1] * 4, 'group': 72} if name == 'v' else {}
+            nodes.append(helper.make_node('DequantizeLinear', [name, 'ws', 'wz'], [f'{name}f']))
+            nodes.append(helper.make_node('Conv', [last, f'{name}f'], [f'c{number}'], **how))
+            last = f'c{number}'
+        nodes.append(helper.make_node('QuantizeLinear', [last, *scale], [f'q{number}']))
+        nodes.append(helper.make_node('DequantizeLinear', [f'q{number}', *scale], [f'd{number}']))
+        last = f'd{number}'
+    nodes[-1].output[0] = 'out'
+    graph = helper.make_graph(
+        nodes, 'quantised', [helper.make_tensor_value_info('x', TensorProto.FLOAT, (1, 8, 5, 4))],
+        [helper.make_tensor_value_info('out', TensorProto.FLOAT, (1, 10, 1, 1))],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+    return prepare(made)
+
+
+def narrow() -> Program:
+    """A product whose weights are stored in 16 bits."""
+    made = graphs.graph(
+        {'x': (2, 128)}, 'y', [graphs.node('MatMul', 'x w', 'y')], w=graphs.floats(128, 200)
+    )
+    passes = with_narrow(PROGRAM_PASSES, 'f16', why_not)
+    return apply_passes(made, {'fuse', HALF}, lambda _: 0.0, passes)
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ('made', 'schemas'), [(quantised, {'dot', 'channelwise'}), (narrow, {'narrow'})]
+)
+def test_small_types_are_exported(made, schemas, tmp_path):
+    """Kernels of 8-bit numbers and weights of 16 bits, as the network itself has them."""
+    program = made()
+    machine, _ = load_machine(measure=False)
+    if schemas == {'narrow'} and not has_narrow(machine.isa):
+        pytest.skip(f'{machine.isa} has no such kernels')
+    net = tw.compile(program, machine=machine, threads=2, passes=[])
+    used = {kernel.schedule.schema for kernel in net.kernels.values()}
+    assert used >= schemas
+    files = write_network(tmp_path / 'net', 'net', net, program)
+    results = store_reference(files, program)
+    done = make(files, 'check')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(': right, ') == len(results)
 
 
 @needs_make

@@ -97,6 +97,61 @@ def test_a_compiled_convolution_is_that_of_onnxruntime(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made, onnxruntime_session(path, 1)({'x': x}))
 
 
+def concatenation(second_scale: float) -> onnx.ModelProto:
+    """Two 1x1 convolutions of one quantised image, their results concatenated and quantised."""
+    random = np.random.default_rng(7)
+    arrays = {
+        'xs': np.float32(0.02), 'xz': np.uint8(7), 'ys': np.float32(0.03), 'yz': np.uint8(11),
+        'zs': np.float32(second_scale), 'zz': np.uint8(11), 'wz': np.int8(0),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node('QuantizeLinear', ['x', 'xs', 'xz'], ['q']),
+        helper.make_node('DequantizeLinear', ['q', 'xs', 'xz'], ['f']),
+    ]
+    for name, scale, channels in (('a', 'y', 20), ('b', 'z', 8)):
+        arrays[f'{name}w'] = random.integers(-128, 128, (channels, 8, 1, 1)).astype(np.int8)
+        arrays[f'{name}s'] = np.float32(0.004)
+        nodes += [
+            helper.make_node('DequantizeLinear', [f'{name}w', f'{name}s', 'wz'], [f'{name}f']),
+            helper.make_node('Conv', ['f', f'{name}f'], [f'{name}c']),
+            helper.make_node(
+                'QuantizeLinear', [f'{name}c', f'{scale}s', f'{scale}z'], [f'{name}q']
+            ),
+            helper.make_node('DequantizeLinear', [f'{name}q', f'{scale}s', f'{scale}z'], [name]),
+        ]
+    nodes += [
+        helper.make_node('Concat', ['a', 'b'], ['j'], axis=1),
+        helper.make_node('QuantizeLinear', ['j', 'ys', 'yz'], ['jq']),
+        helper.make_node('DequantizeLinear', ['jq', 'ys', 'yz'], ['jf']),
+        helper.make_node('MaxPool', ['jf'], ['m'], kernel_shape=[2, 2]),
+        helper.make_node('QuantizeLinear', ['m', 'ys', 'yz'], ['mq']),
+        helper.make_node('DequantizeLinear', ['mq', 'ys', 'yz'], ['o']),
+    ]
+    graph = helper.make_graph(
+        nodes, 'concatenation',
+        [helper.make_tensor_value_info('x', TensorProto.FLOAT, (1, 8, 6, 5))],
+        [helper.make_tensor_value_info('o', TensorProto.FLOAT, (1, 28, 5, 4))],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+
+
+@pytest.mark.parametrize('second_scale', [0.03, 0.05])
+def test_parts_of_a_concatenation_are_written_where_they_belong(
+    second_scale: float, tmp_path: Path
+) -> None:
+    """With channels innermost, and stored anew where their scale is another one."""
+    path = tmp_path / 'model.onnx'
+    onnx.save(concatenation(second_scale), path)
+    tasks = prepare(path).tasks
+    assert [task.writes_part for task in tasks].count(True) == 2
+    assert len(tasks) == 4  # the input is quantised, two convolutions, the pooling
+    machine, _ = load_machine(measure=False)
+    x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
+    made = compile(path, machine=machine, threads=2).run({'x': x})['o']
+    np.testing.assert_array_equal(made, onnxruntime_session(path, 1)({'x': x}))
+
+
 # (network, most units, most results that differ of those of the network): ties that one of both
 # rounds up, which later layers carry on.
 @pytest.mark.slow

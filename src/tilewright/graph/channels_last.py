@@ -5,17 +5,20 @@
 Goes in: a program. Comes out: a program that computes the same, whose images of 8-bit numbers
 between tasks lie in NHWC, where integer kernels read words of channels in place and store whole
 vectors of them. Any description can be read and written so (ops/channels_last.py): nothing is
-converted. Inputs and results of the program keep the layout that callers know; so do values that
-others are views or parts of.
+converted, and parts of concatenations are written where they belong (graph/boxes.py). Inputs and
+results of the program keep the layout that callers know; so do values that others are views of, and
+images with fewer channels than a word, which are copied anyway. Sums that are dequantised at once,
+and averaged, say, follow.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.graph.boxes import share
 from tilewright.graph.program import Program, Task
 from tilewright.ops.channels_last import RANK, channels_last, moved
-from tilewright.ops.integer import SMALL, is_integer_products
+from tilewright.ops.integer import IN_BYTES, SMALL, is_integer_products
 
 
 def images_last(program: Program) -> Program:
@@ -25,21 +28,36 @@ def images_last(program: Program) -> Program:
     apart = {*program.views, *program.views.values(), *program.inside, *program.inputs}
     apart |= {holder for holder, _ in program.inside.values()}
     apart |= {name for name in program.values if program.is_output(name)}
-    apart |= {task.result for task in program.tasks if task.writes_part}
+    floats = _sums(program)
     chosen = {
         name
         for name, value in program.values.items()
         if name not in apart
         and name not in program.constants
-        and value.dtype in SMALL
+        and (value.dtype in SMALL or name in floats)
         and len(value.shape) == RANK
+        and value.shape[1] >= IN_BYTES
     }
     values = {
         name: replace(value, shape=moved(value.shape)) if name in chosen else value
         for name, value in program.values.items()
     }
     tasks = tuple(_task(task, chosen) for task in program.tasks)
-    return replace(program, tasks=tasks, values=values)
+    return share(replace(program, tasks=tasks, values=values))
+
+
+def _sums(program: Program) -> set[str]:
+    """Floats that integer kernels write and no product reads, such as what is averaged at the end:
+    kernels of float32 products want images as they are.
+    """
+    made = {task.result for task in program.tasks if is_integer_products(task.group)}
+    read = {
+        value
+        for task in program.tasks
+        if any(stage.is_product_sum for stage in task.group.stages)
+        for value in task.operands.values()
+    }
+    return {name for name in made - read if program.values[name].dtype == 'f32'}
 
 
 def _task(task: Task, chosen: set[str]) -> Task:

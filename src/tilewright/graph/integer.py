@@ -8,7 +8,8 @@ MatMul whose factors are dequantised reads what is stored. Sums are exact, and t
 them are one multiplication by a float, as ONNX Runtime has it; where no QuantizeLinear follows, the
 sums are dequantised by the product of both scales. Rounding is monotone, so that an activation that
 cuts off is one of integers. Where DequantizeLinear and QuantizeLinear stand around an operator that
-moves or compares elements, with the same scale, it takes the integers themselves.
+moves or compares elements, with the same scale, it takes the integers themselves; tensors of
+several scales are stored anew before they are concatenated.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class _Rewriting:
             return self._moved(node)
         if node.op == 'Add':
             return self._added(node)
+        if node.op == 'Concat':
+            return self._joined(node)
         if node.op not in ('Conv', 'Gemm', 'MatMul'):
             return [node]
         image = self._stored(node.inputs[0])
@@ -247,6 +250,30 @@ class _Rewriting:
         self.gone.add(end[0].outputs[0])
         inputs = (stored.name, *node.inputs[1:])
         return [replace(node, inputs=inputs, outputs=end[0].outputs)]
+
+    def _joined(self, node: Node) -> list[Node]:
+        """A concatenation of stored tensors, each stored as the result is before it is copied: what
+        has the same scale is copied as it is.
+        """
+        end, stored = self._quantised(node.outputs[0]), [self._stored(v) for v in node.inputs]
+        if end is None or end[1] is not None or None in stored:
+            return [node]
+        quantise, made, parts = end[0], [], []
+        wanted = [self.constants[name] for name in quantise.inputs[1:3]]
+        for value, one in zip(node.inputs, stored, strict=True):
+            assert one is not None
+            have = [self.constants[name] for name in (one.scale, one.zero)]
+            if all(
+                a.dtype == b.dtype and np.array_equal(a, b)
+                for a, b in zip(have, wanted, strict=True)
+            ):
+                parts.append(one.name)
+                continue
+            parts.append(fresh_name(f'{value}/stored', self.taken))
+            again = replace(quantise, name=parts[-1], inputs=(value, *quantise.inputs[1:]))
+            made.append(replace(again, outputs=(parts[-1],)))
+        self.gone.add(quantise.outputs[0])
+        return [*made, replace(node, inputs=tuple(parts), outputs=quantise.outputs)]
 
     def _constant(self, name: str, array: np.ndarray) -> str:
         made = fresh_name(name, self.taken)

@@ -24,10 +24,12 @@ from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
 from tilewright.graph.lower import lower, written_out
+from tilewright.graph.narrow import narrowed
 from tilewright.graph.pool_order import order_pools
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
 from tilewright.graph.simplify import simplify
+from tilewright.ops.group import Group
 
 ProgramPasses = Mapping[str, Callable[[Program, Cost], Program]]
 
@@ -55,10 +57,10 @@ PROGRAM_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'attention': lambda program, _: join_attention(program),
     'fuse': fuse,
     'prologue': put_before,
+    'channels_last': lambda program, _: images_last(program),
     'concat': lambda program, _: concat(program),
     'chain': unchained,
     'layout': assign_layouts,
-    'channels_last': lambda program, _: images_last(program),
 }
 PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
 # On a GPU branches run side by side.
@@ -90,6 +92,15 @@ def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
         if name == 'fuse':
             made[HALF] = lambda program, _: share(halved(program, dtype))
     return made
+
+
+def with_narrow(
+    passes: ProgramPasses, dtype: str, why_not: Callable[[Group], str]
+) -> ProgramPasses:
+    """Passes of a CPU with 'half' at their end: weights of products with few rows are stored as
+    `dtype`, where `why_not` has nothing against it.
+    """
+    return {**passes, HALF: lambda program, _: narrowed(program, dtype, why_not)}
 
 
 def apply_passes(

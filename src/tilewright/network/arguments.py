@@ -13,6 +13,7 @@ from tilewright.errors import InputError, MissingError, UnsupportedError
 from tilewright.files import path_of
 from tilewright.graph.passes import PRECISIONS
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.schemas.narrow.plan import has_narrow
 from tilewright.machine.machine import Machine
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.tiles import algorithm_title
@@ -55,13 +56,10 @@ def check_precision(
     known = (*PRECISIONS, *CPU_PRECISIONS)
     if precision not in known:
         raise InputError(f'precision is {precision!r}; choose one of {", ".join(known)}')
-    on_cpu = ('fp32', *CPU_PRECISIONS)
-    has = on_cpu if target == 'cpu' else tuple(PRECISIONS)
-    if precision not in has:
-        others = ('cpu',) if target != 'cpu' else GPU_TARGETS
+    if target != 'cpu' and precision not in PRECISIONS:
         raise InputError(
-            f'precision={precision!r} on target {target!r}, which has {", ".join(has)}; choose one '
-            f'of them, or a target with {precision}: {", ".join(others)}'
+            f'precision={precision!r} on target {target!r}, which has {", ".join(PRECISIONS)}; '
+            f'choose one of them, or a target with {precision}: cpu'
         )
     for name, given, wants in (
         ('samples', samples, CPU_PRECISIONS), ('accuracy', accuracy, ('auto',)),
@@ -81,6 +79,15 @@ def check_precision(
         raise InputError(
             f'libraries={libraries!r} and precision={precision!r}; libraries compute fp32 here: '
             f'leave one of them out'
+        )
+
+
+def check_narrow(precision: str, isa: str) -> None:
+    """Refuse weights of 16 bits where an instruction set has no kernels for them."""
+    if not has_narrow(isa):
+        raise InputError(
+            f'precision={precision!r}: {isa} has no kernels with weights of 16 bits; it has '
+            f'{", ".join(("fp32", *CPU_PRECISIONS))}'
         )
 
 

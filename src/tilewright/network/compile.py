@@ -42,14 +42,17 @@ from tilewright.graph.passes import (
     apply_passes,
     passes_of,
     with_half,
+    with_narrow,
 )
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
+from tilewright.kernels.cpu.schemas.narrow.plan import why_not as why_not_narrow
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.network.arguments import (
     CPU_PRECISIONS,
     check_gpu,
+    check_narrow,
     check_precision,
     check_saved,
     how_of,
@@ -162,7 +165,8 @@ def compile(
              of ours that was chosen. 'only': the library wherever it can compute a group.
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
-             for a model of fp16 on a GPU, else fp32. On the CPU also 'int8': quantised by
+             for a model of fp16 on a GPU, else fp32. On the CPU 'fp16' and 'bf16' are what weights
+             are stored as where memory binds; there are also 'int8': quantised by
              `samples`, and 'auto': the fastest mix of fp32 and int8 layers within `accuracy`, of
              which `network.mix` tells (docs/precision.md).
     accuracy  'rel=0.01', 'cosine=0.999' or 'top1=0.98' of the results, against those of fp32. Where
@@ -255,7 +259,12 @@ def compile(
         network, from_onnx = mixture.traced.graph, False
     site_passes = passes_at(site, asked, progress=progress)
     if precision not in (None, 'fp32'):
-        site_passes = with_half(site_passes, PRECISIONS[precision])
+        dtype = PRECISIONS[precision]
+        if target == 'cpu':
+            check_narrow(precision, site.machine.isa)
+            site_passes = with_narrow(site_passes, dtype, why_not_narrow)
+        else:
+            site_passes = with_half(site_passes, dtype)
         chosen_passes |= {HALF}
     try:
         program = site.ordered(prepare(network, shapes, chosen_passes, site.cost, site_passes))

@@ -1,17 +1,23 @@
 """Quantised networks of the zoo: ours against ONNX Runtime and OpenVINO, answers and times.
 
-    python -m tilewright_lab.scripts.integer_networks resnet18 mobilenet_v1 --rounds 5
+    python -m tilewright_lab.scripts.integer_networks resnet18 mobilenet_v1 --json int8.json
 
-Goes in: names of networks. Comes out: for each a line with the largest difference to ONNX Runtime
-in units of the quantised result, how many results differ, and the median milliseconds of our fp32
-and int8, ONNX Runtime's and OpenVINO's int8, run in turns. Models are quantised by ONNX Runtime's
-own tool (QDQ, activations u8, weights i8 for each channel, ranges of a few random images).
+Goes in: names of networks; `--models FOLDER` keeps or finds quantised models there. Comes out: for
+each a line with the largest difference to ONNX Runtime in units of the quantised result, how many
+results differ, and the median milliseconds of our int8, ONNX Runtime's and OpenVINO's. Each
+contestant is a process of its own, stopped while others run, and all of them take a turn in every
+round. Models are quantised by ONNX Runtime's own tool (QDQ, activations u8, weights i8 for each
+channel, ranges of a few random images).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -96,7 +102,7 @@ def in_turns(
     inputs: Mapping[str, np.ndarray],
     rounds: int,
 ) -> dict[str, float]:
-    """Median milliseconds of each; all are run once in every round."""
+    """Median milliseconds of each in one process; all are run once in every round."""
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
@@ -108,32 +114,122 @@ def in_turns(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+def ours(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """Our network, as a function of its inputs."""
+    net = tw.compile(path, threads=threads)
+    return lambda inputs: next(iter(net.run(dict(inputs)).values()))
+
+
+CONTESTANTS = {
+    'ours': ours, 'onnxruntime': onnxruntime_session, 'openvino': openvino_model,
+}  # fmt: skip
+
+
+def serve(who: str, name: str, path: Path, threads: int) -> None:
+    """A contestant: reads how many milliseconds to run for, and writes what every call took; the
+    first line that it writes is its answer.
+    """
+    inputs = zoo.inputs(zoo.network(name))
+    run = CONTESTANTS[who](path, threads)
+    if run is None:
+        print('null', flush=True)
+        return
+    print(json.dumps(np.asarray(run(inputs)).ravel().tolist()), flush=True)
+    for line in sys.stdin:
+        run(inputs)
+        times, end = [], time.perf_counter() + 1e-3 * float(line)
+        while time.perf_counter() < end:
+            begin = time.perf_counter()
+            run(inputs)
+            times.append(1e3 * (time.perf_counter() - begin))
+        print(json.dumps(times), flush=True)
+
+
+class Contestant:
+    """The process of a contestant, which stands still unless it is asked."""
+
+    def __init__(self, who: str, name: str, path: Path, threads: int) -> None:
+        command = [
+            sys.executable, '-m', 'tilewright_lab.scripts.integer_networks', name, '--serve', who,
+            '--models', str(path.parent), '--threads', str(threads),
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.samples: list[float] = []
+        self.answer = self._reply()
+        self.process.send_signal(signal.SIGSTOP)
+
+    def _reply(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline() or 'null')
+
+    def turn(self, ms: float) -> None:
+        assert self.process.stdin is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(f'{ms}\n')
+        self.process.stdin.flush()
+        self.samples.append(statistics.median(self._reply()))
+        self.process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+def compared(name: str, path: Path, threads: int, rounds: int, turn_ms: float) -> dict:
+    """One network: units that differ, medians and samples of every contestant."""
+    found = {who: Contestant(who, name, path, threads) for who in CONTESTANTS}
+    runners = {who: one for who, one in found.items() if one.answer is not None}
+    for _ in range(rounds):
+        for one in runners.values():
+            one.turn(turn_ms)
+    for one in found.values():
+        one.close()
+    units = np.rint(
+        (np.array(found['ours'].answer) - np.array(found['onnxruntime'].answer)) / unit(path)
+    )
+    times = {who: statistics.median(one.samples) for who, one in runners.items()}
+    ratios = [
+        min(samples[1:]) / samples[0]
+        for samples in zip(*(one.samples for one in runners.values()), strict=True)
+    ]
+    return {
+        'network': name, 'threads': threads, 'units': int(abs(units).max()),
+        'differ': int(np.count_nonzero(units)), 'results': units.size, 'ms': times,
+        'samples_ms': {who: one.samples for who, one in runners.items()},
+        'best_peer_over_ours': statistics.median(ratios),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('networks', nargs='+')
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--turn-ms', type=float, default=100.0)
+    parser.add_argument('--models', type=Path)
+    parser.add_argument('--json', type=Path)
+    parser.add_argument('--serve', choices=CONTESTANTS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    for name in chosen.networks:
-        with tempfile.TemporaryDirectory() as folder:
-            path = quantise(name, Path(folder) / f'{name}.onnx')
-            inputs = zoo.inputs(zoo.network(name))
-            ours, plain = (tw.compile(m, threads=chosen.threads) for m in (path, name))
-            theirs = onnxruntime_session(path, chosen.threads)
-            runners = {
-                'ours fp32': lambda given, net=plain: net.run(dict(given)),
-                'ours int8': lambda given, net=ours: net.run(dict(given)),
-                'ONNX Runtime int8': theirs,
-            }
-            other = openvino_model(path, chosen.threads)
-            runners |= {'OpenVINO int8': other} if other else {}
-            mine = next(iter(ours.run(dict(inputs)).values()))
-            units = np.rint((mine - theirs(inputs)) / unit(path))
-            times = in_turns(runners, inputs, chosen.rounds)
-            differ = int(np.count_nonzero(units))
-            said = ', '.join(f'{who} {ms:.2f} ms' for who, ms in times.items())
-            print(f'{name}: {int(abs(units).max())} units at most, {differ} of {units.size} '
-                  f'results differ; {said}', flush=True)  # fmt: skip
+    with tempfile.TemporaryDirectory() as made:
+        folder, rows = chosen.models or Path(made), []
+        for name in chosen.networks:
+            path = folder / f'{name}.onnx'
+            if chosen.serve:
+                serve(chosen.serve, name, path, chosen.threads)
+                return
+            if not path.exists():
+                quantise(name, path)
+            row = compared(name, path, chosen.threads, chosen.rounds, chosen.turn_ms)
+            rows.append(row)
+            said = ', '.join(f'{who} {ms:.2f} ms' for who, ms in row['ms'].items())
+            print(f'{name}: {row["units"]} units at most, {row["differ"]} of {row["results"]} '
+                  f'results differ; {said}; best peer / ours {row["best_peer_over_ours"]:.2f}',
+                  flush=True)  # fmt: skip
+            if chosen.json:
+                chosen.json.write_text(json.dumps(rows, indent=1) + '\n')
 
 
 if __name__ == '__main__':

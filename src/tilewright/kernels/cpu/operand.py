@@ -171,14 +171,17 @@ def strips_of(
 
 
 def buffered(
-    contraction: Contraction, tile: Mapping[str, int], lane: str, strips: Mapping[str, int]
-) -> Operand:
-    """A buffer for tiles of at most `tile`, with the positions of iterator `lane` innermost."""
+    contraction: Contraction, tile: Mapping[str, int], lane: str, strips: Mapping[str, int],
+    unit: int = ROW_FLOATS,
+) -> Operand:  # fmt: skip
+    """A buffer for tiles of at most `tile`, with the positions of iterator `lane` innermost, in
+    rows of whole units.
+    """
     sizes = contraction.stage.sizes
     unrolled = tuple((d, sizes[d]) for d in contraction.unrolled)
     return _buffered(
         contraction.a.index, unrolled, contraction.loop, tuple(tile.items()), lane,
-        tuple(strips.items()),
+        tuple(strips.items()), unit,
     )  # fmt: skip
 
 
@@ -191,6 +194,7 @@ def _buffered(
     tiles: tuple[tuple[str, int], ...],
     lane: str,
     cuts: tuple[tuple[str, int], ...],
+    unit: int,
 ) -> Operand:
     tile, strips, names = dict(tiles), dict(cuts), {d for d, _ in unrolled}
     offsets = [_offsets(expression, unrolled) for expression in index]
@@ -208,7 +212,7 @@ def _buffered(
         count = (expression.extent(tile) - 1) // factor + 1
         held = strips[cut[axis]] if axis in cut else count
         if stride == 1:  # rows begin where a vector may
-            held = -(-held // ROW_FLOATS) * ROW_FLOATS
+            held = -(-held // unit) * unit
         if loop in expression.names and not cut:
             stride = odd_lines(stride)
         made[axis] = Split(axis, factor, tuple(phases), held if axis not in cut else count, stride)

@@ -191,6 +191,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',
+        f'{_FOLDERS}.narrow:NARROW',
     ),
 )
 

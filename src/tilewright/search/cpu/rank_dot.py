@@ -7,9 +7,11 @@ of what makes fp32 copy its image holds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
 from tilewright.kernels.cpu.space import CACHE_LEVELS
@@ -18,10 +20,15 @@ from tilewright.model.cpu.dot_time import predict_dot
 from tilewright.model.cpu.roofline import predict_work
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.ops.integer import factors, in_words
+from tilewright.ops.integer import Words, factors, in_words
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
 from tilewright.search.cpu.rank_outer import rank_tiled
+
+ALIKE = 8  # schedules of which the one that reads weights least often is taken,
+NEAR = 1.03  # where their times are predicted so near to each other
+COPY_CYCLES = 5  # of a pixel that is copied
 
 
 def rank_dot(
@@ -32,7 +39,7 @@ def rank_dot(
     form = in_words(flat, dot.products) if dot else None
     if dot is None or form is None:
         return ()
-    found = rank_tiled(form.group, machine.in_words(), threads, top)
+    found = rank_tiled(form.group, machine.in_words(), threads, max(top, ALIKE))
     same = dot.products != 4 or group.tensor(factors(group)[0].tensor).dtype == dot.dtype
     made = []
     for candidate in found:
@@ -45,7 +52,44 @@ def rank_dot(
         made.append(
             replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
         )
-    return tuple(sorted(made, key=lambda c: (c.prediction.seconds, c.schedule.digest)))
+    copies = [copy_seconds(form, c.schedule, machine) for c in made]
+    total = {c.schedule: c.prediction.seconds + s for c, s in zip(made, copies, strict=True)}
+    best = min(total.values(), default=0.0)
+
+    def order(candidate: Candidate) -> tuple:
+        seconds = total[candidate.schedule]
+        near = seconds <= NEAR * best
+        passes = weight_passes(form.group, candidate.schedule) if near else 0
+        return not near, passes, seconds, candidate.schedule.digest
+
+    return tuple(sorted(made, key=order)[:top])
+
+
+def copy_seconds(form: Words, schedule: Schedule, machine: Machine) -> float:
+    """What copying the image takes beyond moving its bytes: pixels are copied one by one, and all
+    of them by every thread that has channels of the result for its part.
+    """
+    if not schedule.pack:
+        return 0.0
+    image = factors(form.group)[0]
+    tensor = form.group.tensor(image.tensor)
+    cut = math.prod(ways for d, ways in schedule.parallel if d in image.names)
+    return tensor.size / tensor.shape[form.axis] / cut * COPY_CYCLES / (1e9 * machine.clock_ghz)
+
+
+def weight_passes(group: Group, schedule: Schedule) -> int:
+    """How often a thread walks over all of its weights: in a network they come from far away."""
+    weights = set(factors(group)[1].names)
+    extent = part_extents(group.main, schedule)
+    passes = walked = 1
+    for level in reversed(schedule.levels[1:]):
+        for name in level.order:
+            trips, extent[name] = -(-extent[name] // level.tile[name]), level.tile[name]
+            if trips > 1 and name in weights:
+                passes = walked
+            elif name not in weights:
+                walked *= trips
+    return passes
 
 
 def rank_channelwise(

@@ -25,6 +25,7 @@ from tilewright.machine.isa import ISAS
 from tilewright.registry import resolve
 
 REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
+WEIGHT_TYPES = {'f32': 'float', 'f16': 'unsigned short', 'bf16': 'unsigned short'}
 PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room to spare
 
 
@@ -42,6 +43,9 @@ class MicroKernel:
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
+
+    `stored` is what vectors of `b` are in memory: those of f16 or bf16 are widened as they are
+    loaded, and offsets in them count such numbers.
     """
 
     isa: str
@@ -57,6 +61,7 @@ class MicroKernel:
     dtype: str = 'f32'
     accumulation: str = 'f32'
     fetch: int = 0
+    stored: str = 'f32'
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -152,9 +157,10 @@ def emit(kernel: MicroKernel) -> str:
 
 def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
+    weight = WEIGHT_TYPES[kernel.stored]
     head = (
-        f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
-        f'float *acc, long count, long resume{", const float *next" if kernel.fetch else ""})'
+        f'static __attribute__((noinline)) void {kernel.name}(const float *a, const {weight} *b, '
+        f'float *acc, long count, long resume{f", const {weight} *next" if kernel.fetch else ""})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

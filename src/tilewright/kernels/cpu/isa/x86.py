@@ -17,6 +17,12 @@ from __future__ import annotations
 from tilewright.kernels.cpu.isa import micro
 from tilewright.machine.isa import ISAS
 
+# A vector of weights as floats, by what it is in memory.
+_LOADS = {
+    'f32': ('vmovups {}, {}',),
+    'f16': ('vcvtph2ps {}, {}',),
+    'bf16': ('vpmovzxwd {}, {}', 'vpslld $16, {1}, {1}'),
+}
 _REGISTER = {64: 'zmm', 32: 'ymm', 16: 'xmm'}  # by bytes of a vector
 
 
@@ -25,6 +31,8 @@ def emit(kernel: micro.MicroKernel) -> str:
     isa = ISAS[kernel.isa]
     name, total = _REGISTER[isa.vector_bytes], isa.registers
     pixels, vectors, size = len(kernel.pixels), kernel.vectors, 4 * kernel.lanes
+    item = 4 if kernel.stored == 'f32' else 2
+    weight = item * kernel.lanes
 
     def register(number: int) -> str:
         return f'%%{name}{number}'
@@ -45,14 +53,14 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += [f'vmovups {offset}(%[acc]), {register(n)}' for n, offset in places]
     lines += ['2:', 'test %[count], %[count]', 'jz 4f', '.p2align 4', '3:']
     lines += [f'prefetcht0 {4 * place}(%[a])' for place in micro.prefetches(kernel)]
-    lines += [f'prefetcht0 {4 * place}(%[b])' for place in micro.vector_prefetches(kernel)]
+    lines += [f'prefetcht0 {item * place}(%[b])' for place in micro.vector_prefetches(kernel)]
     if kernel.fetch:  # a line that is on its way already is not asked for again
-        lines += ['prefetcht1 (%[next])', f'add ${4 * kernel.fetch}, %[next]']
+        lines += ['prefetcht1 (%[next])', f'add ${item * kernel.fetch}, %[next]']
     turn, broadcast = 0, ''
     for number, step in enumerate(kernel.steps):
         for v in range(vectors):
-            offset = (number * vectors + v) * size
-            lines.append(f'vmovups {offset}(%[b]), {register(weights + v)}')
+            place, vector = f'{(number * vectors + v) * weight}(%[b])', register(weights + v)
+            lines += [line.format(place, vector) for line in _LOADS[kernel.stored]]
         for p, pixel in enumerate(kernel.pixels):
             place = f'{4 * (step + pixel)}(%[a])'
             for v in range(vectors):
@@ -72,7 +80,7 @@ def emit(kernel: micro.MicroKernel) -> str:
                 else:
                     lines.append(f'vfmadd231ps {broadcast}, {vector}, {target}')
     lines += [
-        f'add ${len(kernel.steps) * vectors * size}, %[b]',
+        f'add ${len(kernel.steps) * vectors * weight}, %[b]',
         f'add ${4 * kernel.a_step}, %[a]',
         'dec %[count]',
         'jnz 3b',

@@ -17,6 +17,7 @@ from tilewright.kernels.cpu.isa.words import words_dot
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
+from tilewright.kernels.cpu.schemas.channelwise.unpacked import CHUNK, ORDER, write_tiles
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.integer import factors
@@ -26,8 +27,20 @@ def generate(p: ChannelwisePlan) -> str:
     """[ChannelwisePlan] -> [C source]"""
     writer = Writer()
     abi.write_head(writer, p.group, p.schedule)
-    header, dot = words_dot(p.schedule.isa, p.schedule.dtype)
     writer.line('#include <stdint.h>')
+    if p.vector:
+        writer.line(ORDER)
+        write_tiles(writer, p)
+    else:
+        _write_functions(writer, p)
+    _write_packing(writer, p)
+    _write_part(writer, p)
+    return writer.text()
+
+
+def _write_functions(writer: Writer, p: ChannelwisePlan) -> None:
+    """Tiles of words, which stand in memory, and what stores their sums."""
+    header, dot = words_dot(p.schedule.isa, p.schedule.dtype)
     if header:
         writer.line(f'#include <{header}>')
     writer.line(f'typedef int32_t sums_v __attribute__((vector_size({4 * p.lanes})));')
@@ -36,12 +49,8 @@ def generate(p: ChannelwisePlan) -> str:
     writer.line()
     write_functions(writer, p.epilogue.functions)
     _write_store(writer, p)
-    pixels = p.schedule.reg.tile[p.across.out]
-    for count in sorted({pixels, p.across.size % pixels or pixels}):
+    for count in p.tile_pixels:
         _write_tile(writer, p, count)
-    _write_packing(writer, p)
-    _write_part(writer, p)
-    return writer.text()
 
 
 def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
@@ -50,6 +59,10 @@ def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
     places, offset = {weights: 0}, abi.aligned(p.word_rows * p.across.taps * p.channels)
     floats = {t.name: -(-t.bytes // 4) for t in p.group.with_role('constant')}
     floats |= {MOVED: p.channels} if p.flips else {}
+    if p.vector:  # in chunks, in the order of their lanes
+        floats |= {
+            item.tensor: p.channels for item in p.epilogue.operands if item.stride(p.channel)
+        }
     for name, size in floats.items():
         if name != weights:
             places[name] = offset
@@ -134,14 +147,20 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
     address = total([*(scaled(terms[d], step) for d, step in strides.items()), str(const)])
     kind = f'int{32 // p.products}_t'
     writer.open('void tw_pack(const float *const *constants, float *packed)')
+    if p.vector:  # lanes beyond the last channel are computed, and slowly where floats are tiny
+        writer.line(f'memset(packed, 0, {4 * floats});')
     writer.line(f'const int8_t *b = (const int8_t *)constants[{names.index(weights.tensor)}];')
     writer.line(f'{kind} *to = ({kind} *)packed;')
+    if p.vector:
+        writer.open(f'for (long first = 0; first < {size}; first += {CHUNK})')
     writer.open(f'for (long r = 0; r < {p.word_rows}; r++)')
     writer.open(f'for (long s = 0; s < {p.across.taps}; s++)')
-    writer.open(f'for (long lane = 0; lane < {p.channels}; lane++)')
+    lanes = CHUNK if p.vector else p.channels
+    writer.open(f'for (long at = 0; at < {lanes}; at++)')
+    writer.line(f'const long lane = {"first + CHANNEL(at)" if p.vector else "at"};')
     writer.open(f'for (long tap = r * {p.products}; tap < (r + 1) * {p.products}; tap++)')
     writer.line(f'*to++ = lane < {size} && tap < {p.down.taps} ? b[{address}] : 0;')
-    writer.close(4)
+    writer.close(5 if p.vector else 4)
     if p.flips:
         sign = '-' if p.image.dtype == 'i8' else ''
         writer.line(f'int32_t *moved = (int32_t *)(packed + {places[MOVED]});')
@@ -150,15 +169,30 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
         writer.line(f'for (long tap = 0; tap < {p.down.taps}; tap++)')
         writer.line(f'    for (long s = 0; s < {p.across.taps}; s++)')
         writer.line(f'        sum += b[{address}];')
-        writer.line(f'moved[lane] = {sign}128 * sum;')
+        at = 'lane / 64 * 64 + CHANNEL(lane % 64)' if p.vector else 'lane'
+        writer.line(f'moved[{at}] = {sign}128 * sum;')
         writer.close()
+    of_channels = {
+        item.tensor: item for item in p.epilogue.operands if item.stride(p.channel) and p.vector
+    }
     for number, tensor in enumerate(p.group.with_role('constant')):
-        if tensor.name != weights.tensor:
-            place = f'packed + {places[tensor.name]}'
+        if tensor.name == weights.tensor:
+            continue
+        place = f'packed + {places[tensor.name]}'
+        if tensor.name in of_channels:
+            kind = C_TYPES[tensor.dtype]
+            source = (
+                f'((const {kind} *)constants[{number}])[{of_channels[tensor.name].const} + lane]'
+            )
+            writer.line(f'for (long lane = 0; lane < {size}; lane++)')
+            writer.line(
+                f'    (({kind} *)({place}))[lane / 64 * 64 + CHANNEL(lane % 64)] = {source};'
+            )
+        else:
             writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
     writer.close()
     writer.line()
-    scratch = _row_floats(p) + p.word_rows * p.row_words
+    scratch = _row_floats(p) + (0 if p.vector else p.word_rows * p.row_words)
     abi.write_sizes(writer, p.schedule.threads, scratch, floats)
 
 
@@ -176,7 +210,8 @@ def _write_part(writer: Writer, p: ChannelwisePlan) -> None:
         kind = C_TYPES[item.dtype]
         writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
     writer.line(f'{number} *buffer = ({number} *)(args->scratch + part * tw_scratch_bytes());')
-    writer.line(f'int32_t *restrict words = (int32_t *)buffer + {_row_floats(p)};')
+    if not p.vector:
+        writer.line(f'int32_t *restrict words = (int32_t *)buffer + {_row_floats(p)};')
     writer.line(f'memset(buffer, {int(group.main.pad_value) & 255}, {4 * _row_floats(p)});')
     nest = Nest(group.main, p.schedule, writer)
     nest.open_parts()
@@ -197,7 +232,8 @@ def _write_part(writer: Writer, p: ChannelwisePlan) -> None:
     inside = f'(unsigned long)y < {down.extent}ul'
     writer.line(f'rows[r] = buffer + ({inside} ? y % {down.span} : {down.span}) * {p.row_bytes};')
     writer.close()
-    _write_words(writer, p)
+    if not p.vector:
+        _write_words(writer, p)
     _write_row(writer, p)
     writer.close(3)
 
@@ -232,6 +268,8 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
     )
     writer.open(f'for (long first = 0; first < {size}; first += {width})')
     writer.line(f'const long channels = min_long({width}, {size} - first);')
+    if p.vector:
+        writer.line(f'const __mmask64 mask = -1ull >> ({CHUNK} - channels);')
     tail = across.size % pixels
     whole = across.size - tail
     for count, low, high in ((pixels, 0, whole), (tail, whole, across.size)):
@@ -239,9 +277,11 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
             continue
         writer.open(f'for (long pixel = {low}; pixel < {high}; pixel += {count})')
         at = f'pixel * {across.stride * p.image.shape[3]} + first'
-        writer.line(
-            f'tile_{count}(words + {at}, weights + first, '
-            f'({C_TYPES[p.group.output.dtype]} *)args->out + {out}, channels{operands});'
-        )
+        to = f'({C_TYPES[p.group.output.dtype]} *)args->out + {out}'
+        given = f'words + {at}, weights + first, {to}, channels{operands}'
+        if p.vector:
+            place = f'weights + first * {p.word_rows * across.taps}'
+            given = f'rows, {at}, {place}, {to}, mask{operands}'
+        writer.line(f'tile_{count}({given});')
         writer.close()
     writer.close()

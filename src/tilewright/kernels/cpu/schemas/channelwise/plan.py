@@ -18,8 +18,9 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import Epilogue
-from tilewright.kernels.cpu.schemas.dot.plan import moved_epilogue
+from tilewright.kernels.cpu.schemas.dot.plan import moved_epilogue, vector_epilogue
 from tilewright.kernels.cpu.space import even_cuts, register_order, whole_tile
+from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.integer import IN_BYTES, factors, is_integer_products
@@ -61,6 +62,13 @@ class ChannelwisePlan:
     products: int
     flips: bool
     epilogue: Epilogue
+    vector: WholeValue | None = None  # where tiles interleave bytes in registers (unpacked.py)
+
+    @property
+    def tile_pixels(self) -> list[int]:
+        """Pixels of tiles: those of the schedule, and what is left at the end of a row."""
+        pixels = self.schedule.reg.tile[self.across.out]
+        return sorted({pixels, self.across.size % pixels or pixels})
 
     @property
     def image(self) -> Tensor:
@@ -79,8 +87,9 @@ class ChannelwisePlan:
 
     @property
     def row_bytes(self) -> int:
-        """A copied row of the image."""
-        return -(-self.positions * self.image.shape[3] // 64) * 64
+        """A copied row of the image; whole vectors are read behind its last pixel."""
+        beyond = 64 if self.vector else 0
+        return -(-self.positions * self.image.shape[3] // 64) * 64 + beyond
 
     @property
     def positions(self) -> int:
@@ -154,9 +163,16 @@ def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
         raise ScheduleError(f'{group.label}: {schedule.isa} has no products of {schedule.dtype}')
     flips = dot.products == IN_BYTES and group.tensor(factors(group)[0].tensor).dtype != dot.dtype
     epilogue = moved_epilogue(group, {channel: 1} if flips else None)
+    vector = None
+    if schedule.reg.tile[channel] == 64 and ISAS[schedule.isa].lanes == 16 and dot.dtype == 'u8':
+        sizes = {**group.main.sizes, channel: 1}
+        moving = (d for item in epilogue.operands for d, step in item.strides if step)
+        each = all(sizes[d] == 1 for d in moving)
+        vector = vector_epilogue(group, epilogue, schedule) if each else None
     return ChannelwisePlan(
-        group, schedule, batch, down, across, channel, dot.products, flips, epilogue
-    )
+        group, schedule, batch, down, across, channel, dot.products, flips, epilogue,
+        vector if vector and vector.in_fours else None,
+    )  # fmt: skip
 
 
 def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[Schedule]:
@@ -170,6 +186,8 @@ def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Ite
     for pixels, vectors in TILES:
         tile = dict.fromkeys(stage.sizes, 1)
         tile |= {across.out: min(pixels, across.size), channel: lanes * min(vectors, most)}
+        if (lanes, vectors, dtype) == (16, 4, 'u8'):
+            tile[channel] = 64  # whole chunks, however few channels there are (unpacked.py)
         levels = (Level.of('reg', order, tile), Level.of('l1', order, whole_tile(stage, tile)))
         cut = even_cuts(stage, threads, (down.out,))[0]
         yield Schedule('channelwise', isa, channel, levels, cut, dtype=dtype, accumulation='i32')

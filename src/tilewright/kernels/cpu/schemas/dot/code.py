@@ -43,16 +43,28 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
     pad = int(stage.pad_value)
     pad = (pad ^ 128) - (256 if pad ^ 128 > 127 and image.dtype == 'u8' else 0) if p.flips else pad
     kind, inner = C_TYPES[image.dtype], p.words.operand.splits[-1]
-    step = image.strides[inner.axis]
+    step, size = image.strides[inner.axis], image.shape[inner.axis]
+    known = '' if p.whole else 'long from, long size, long count, '
     writer.open(
         f'static inline void copy_row(const {kind} *restrict source, {p.number} *restrict to, '
-        f'long from, long size, long count)'
+        f'{known}int inside)'
     )
-    writer.line('const long have = max_long(0, min_long(size - from, count));')
-    writer.line('for (long i = 0; i < have; i++)')
-    writer.line(f'    to[i] = ({p.number})(source[{scaled("(from + i)", step)}]{flip});')
-    writer.line('for (long i = have; i < count; i++)')
-    writer.line(f'    to[i] = ({p.number})({pad});')
+    count = 'count'
+    if p.whole and size <= p.products:
+        _write_word(writer, p, step, size, pad, flip)
+    elif p.whole:  # loops over numbers that are known become a few moves
+        count = str(-(-size // p.products) * p.products)
+        writer.line('if (inside)')
+        writer.line(f'    for (long i = 0; i < {size}; i++)')
+        writer.line(f'        to[i] = ({p.number})(source[{scaled("i", step)}]{flip});')
+        writer.line(f'const long have = inside ? {size} : 0;')
+    else:
+        writer.line('const long have = inside ? max_long(0, min_long(size - from, count)) : 0;')
+        writer.line('for (long i = 0; i < have; i++)')
+        writer.line(f'    to[i] = ({p.number})(source[{scaled("(from + i)", step)}]{flip});')
+    if not p.whole or size > p.products:
+        writer.line(f'for (long i = have; i < {count}; i++)')
+        writer.line(f'    to[i] = ({p.number})({pad});')
     writer.close()
     writer.line()
     writer.open(
@@ -60,14 +72,24 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
         f'const long *from, const long *extent)'
     )
     _, places, row = operand.open_rows(writer, p.words.operand, image)
-    size, count = image.shape[inner.axis], f'extent[{inner.axis}] * {p.products}'
+    count = f'extent[{inner.axis}] * {p.products}'
+    known = '' if p.whole else f'from[{inner.axis}] * {p.products}, {size}, {count}, '
     to = f'({p.number} *)(buffer + {total(places)})'
-    writer.line(
-        f'copy_row(source + ({row}), {to}, from[{inner.axis}] * {p.products}, '
-        f'inside ? {size} : 0, {count});'
-    )
+    writer.line(f'copy_row(source + ({row}), {to}, {known}inside);')
     writer.close(writer.depth)
     writer.line()
+
+
+def _write_word(writer: Writer, p: DotPlan, step: int, size: int, pad: int, flip: str) -> None:
+    """All channels of a pixel, which are one word: stored at once."""
+    bits = 32 // p.products
+    numbers = [f'source[{scaled(str(i), step) or 0}]{flip}' for i in range(size)]
+    words = []
+    for given in (numbers, [str(pad)] * p.products):
+        parts = (f'(uint32_t)(uint{bits}_t)({n}) << {bits * i}' for i, n in enumerate(given))
+        words.append(' | '.join(parts))
+    writer.line(f'const uint32_t word = inside ? {words[0]} : {words[1]};')
+    writer.line('memcpy(to, &word, 4);')
 
 
 def _places(p: DotPlan) -> tuple[dict[str, int], int]:

@@ -22,6 +22,7 @@ from tilewright.kernels.cpu.pointwise import Epilogue, Operand, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
+from tilewright.kernels.cpu.whole_vectors import BITS, WholeValue, vector_value
 from tilewright.machine.isa import ISAS
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group, Tensor
@@ -38,6 +39,7 @@ class DotPlan:
     """The plan of the words, and the group that their numbers belong to.
 
     flips   numbers of the image change their sign bit as they are copied: they are moved by 128
+    whole   a copied tile has all channels of its pixels, so that how many is known
     """
 
     group: Group
@@ -45,6 +47,7 @@ class DotPlan:
     form: Words
     products: int
     flips: bool
+    whole: bool
 
     @property
     def image(self) -> Tensor:
@@ -100,23 +103,29 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         raise ScheduleError(f'{group.label}: words do not lie in place in its input: pack it')
     dot = isa.dot(schedule.dtype)
     assert dot is not None
-    words = plan_outer(form.group, schedule)
+    words, whole = plan_outer(form.group, schedule), False
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
-        source = operand.buffered(words.contraction, tile, form.dim, {})
+        source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1)
         words = replace(words, operand=source)
+        axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
+        whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
     image = group.tensor(factors(group)[0].tensor)
     flips = dot.products == 4 and image.dtype != dot.dtype
     if flips and not schedule.pack:
         raise ScheduleError(f'{group.label}: {image.dtype} is not {dot.dtype}: it must be packed')
+    epilogue, vector = moved_epilogue(group, _strides(group, words) if flips else None), None
+    if words.out_strides.get(schedule.vector) == 1:
+        vector = vector_epilogue(group, epilogue, schedule)
     words = replace(
         words,
-        epilogue=moved_epilogue(group, _strides(group, words) if flips else None),
+        epilogue=replace(epilogue, functions=()) if vector else epilogue,
         quick=None,
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
+        whole=vector,
     )
-    return DotPlan(group, words, form, dot.products, flips)
+    return DotPlan(group, words, form, dot.products, flips, whole)
 
 
 def _strides(group: Group, words: OuterPlan) -> dict[str, int]:
@@ -139,6 +148,18 @@ def moved_epilogue(group: Group, strides: Mapping[str, int] | None) -> Epilogue:
     moved = Operand(name, MOVED, tuple(strides.items()), 0, 'i32')
     expression = re.sub(r'\bvalue\b', f'(value + {name}[{name}_at])', found.expression)
     return replace(found, expression=expression, operands=(*found.operands, moved))
+
+
+def vector_epilogue(group: Group, epilogue: Epilogue, schedule: Schedule) -> WholeValue | None:
+    """The same on a schedule's vectors (kernels/cpu/whole_vectors.py), where they can."""
+    items, isa = epilogue.operands, ISAS[schedule.isa]
+    strange = any(item.stride(schedule.vector) not in (0, 1) for item in items)
+    if strange or isa.arch != 'x86_64' or isa.vector_bytes not in BITS:
+        return None
+    value = 'value'
+    if items and items[-1].tensor == MOVED:
+        value = f'(value + {items[-1].name}_v)'
+    return vector_value(group, items, value)
 
 
 def draw_dot(

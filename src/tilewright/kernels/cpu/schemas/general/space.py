@@ -18,25 +18,32 @@ from tilewright.kernels.cpu.space import (
     register_order,
     thread_cuts,
 )
+from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Level, Schedule
+
+LINE_BYTES = 4 * LINE_FLOATS
 
 
 def general_schedule(group: Group, isa: str, threads: int, levels: int) -> Schedule:
     """Nothing is tiled; the work is cut where it divides best.
 
     Dimensions that all parts of the group share can be cut; where there are not enough, fewer
-    threads take part. Rows are cut last, into pieces of whole cache lines.
+    threads take part. Rows are cut last, into pieces of whole cache lines; rows of 8-bit numbers
+    that are no such pieces only where nothing else can be cut: threads would write the same lines.
     """
     stage = group.main
     sizes, free = dict(stage.sizes), can_cut(group)
     steps = access_strides(group, stage.write)[0]
+    small = DTYPES[group.output.dtype] == 1
 
     def waste(cut: Cut) -> tuple[float, bool, int]:
         ways = dict(cut)
         share = math.prod(-(-sizes[d] // ways.get(d, 1)) / sizes[d] for d in sizes)
+        row = next((d for d in ways if steps.get(d) == 1), '')
+        tight = bool(row) and small and sizes[row] % (LINE_BYTES * ways[row]) > 0
         return (
-            share,
+            2 * share if tight else share,
             any(steps.get(d) == 1 for d in ways),
             sum(stage.parallel.index(d) for d in ways),
         )

@@ -90,6 +90,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
         fetch=p.ahead.floats if p.ahead else 0,
+        stored=p.stored,
     )
 
 
@@ -200,8 +201,9 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
     for name in p.loose:
         loose = at(name) if loose == '0' else f'({loose} * {sizes[name]} + {at(name)})'
     panel = total([scaled(loose, panels.floats), scaled(at(v), panels.points)])
-    base = 'panels' if p.moving else 'args->packed'
-    writer.line(f'const float *weights = {base} + {panel};')
+    base, kind = 'panels' if p.moving else 'args->packed', micro.WEIGHT_TYPES[p.stored]
+    base = base if kind == 'float' else f'(const {kind} *){base}'
+    writer.line(f'const {kind} *weights = {base} + {panel};')
     moving = [d for d in (*c.batch, *c.pixels, *c.outer, c.loop) if d]
     if p.schedule.pack:
         shifts = [
@@ -256,7 +258,8 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])
-        writer.line(f'const float *next = weights + {place} + {share} * {p.ahead.floats};')
+        kind = micro.WEIGHT_TYPES[p.stored]
+        writer.line(f'const {kind} *next = weights + {place} + {share} * {p.ahead.floats};')
         arguments += ', next'
     _dispatch(
         writer,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.contraction import Contraction
+from tilewright.kernels.cpu.isa.micro import WEIGHT_TYPES
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 
@@ -77,8 +78,10 @@ def write_weights(writer: Writer, p: OuterPlan, source: str) -> None:
     """In tw_pack: weights into panels, at the beginning of what is packed."""
     c, panels, sizes = p.contraction, p.panels, p.group.main.sizes
     strides, const = access_strides(p.group, c.b)
-    writer.line(f'const float *b = {source};')
-    writer.line('float *to = packed;')
+    kind = WEIGHT_TYPES[p.stored]
+    cast, to = ('', '') if kind == 'float' else (f'(const {kind} *)', f'({kind} *)')
+    writer.line(f'const {kind} *b = {cast}{source};')
+    writer.line(f'{kind} *to = {to}packed;')
     for name in p.loose:
         writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
     writer.open(f'for (long panel = 0; panel < {panels.count}; panel++)')
@@ -90,7 +93,8 @@ def write_weights(writer: Writer, p: OuterPlan, source: str) -> None:
     writer.open('for (long lane = 0; lane < width; lane++)')
     writer.line(f'const long {c.vector} = panel * {panels.width} + lane;')
     address = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
-    writer.line(f'*to++ = {c.vector} < {panels.size} ? b[{address}] : 0.0f;')
+    zero = '0.0f' if kind == 'float' else '0'
+    writer.line(f'*to++ = {c.vector} < {panels.size} ? b[{address}] : {zero};')
     writer.close(1 + len(c.reduction) + 1 + len(p.loose))
 
 

@@ -20,6 +20,7 @@ from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epi
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
 from tilewright.kernels.cpu.transpose import Quick
+from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
@@ -50,7 +51,8 @@ class OuterPlan:
     """Everything that the generator decides before it writes a line.
 
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
-    and panels is as large as a float.
+    and panels is as large as a float. `whole` is what follows sums of whole numbers, on vectors;
+    `stored` is what weights of floats are in panels.
     """
 
     group: Group
@@ -70,6 +72,8 @@ class OuterPlan:
     quick: Quick | None
     sums: str = 'float'
     result: str = 'float'
+    whole: WholeValue | None = None
+    stored: str = 'f32'
     ahead: Ahead | None = None
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
@@ -110,7 +114,9 @@ class OuterPlan:
     @property
     def packed_floats(self) -> int:
         """Floats of panels that are packed once, ahead of all calls."""
-        return 0 if self.moving else self.panel_floats
+        if self.moving:
+            return 0
+        return self.panel_floats if self.stored == 'f32' else -(-self.panel_floats // 2)
 
     @property
     def loose(self) -> tuple[str, ...]:

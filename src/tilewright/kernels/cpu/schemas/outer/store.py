@@ -16,6 +16,12 @@ from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.whole_vectors import (
+    WholeValue,
+    vector_operands,
+    write_four,
+    write_vectors,
+)
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -36,7 +42,9 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
-    if not _by_pixels(p):
+    if p.whole:
+        _write_whole(writer, p, p.whole)
+    elif not by_pixels(p):
         _write_lane_row(writer, p)
     else:
         writer.lines += TRANSPOSE.splitlines()
@@ -92,7 +100,7 @@ def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     return tuple(i for i in found if any(i.stride(d) for d in p.contraction.pixels))
 
 
-def _by_pixels(p: OuterPlan) -> bool:
+def by_pixels(p: OuterPlan) -> bool:
     """Whether rows of the result are rows of pixels, so that tiles are transposed."""
     return bool(p.lane) and p.out_strides.get(p.contraction.vector) != 1
 
@@ -155,6 +163,80 @@ def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
     writer.line()
 
 
+def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
+    """One vector of sums that are whole numbers, of which `count` lanes are stored; and four."""
+    vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
+    write_vectors(writer, p.schedule.isa, [value.dtype, *(item.dtype for item in operands)])
+    head = _head(p, 'store_vector', '').replace('long lanes', 'unsigned long count')
+    reads = ['const whole_v value = *(const whole_v *)acc;', *vector_operands(operands, vector)]
+    writer.open(head)
+    writer.lines += [f'    {line}' for line in reads]
+    writer.line(f'put_{value.dtype}(out, {value.made(last=True)}, count);')
+    writer.close()
+    writer.line()
+    if not _stores_fours(p, value):
+        return
+    write_four(writer, value)
+    writer.open(
+        head.replace('store_vector', 'rounded').replace('void', '__m512i')
+        .replace(f'{p.result} *restrict out, unsigned long count', 'const unsigned long count')
+    )  # fmt: skip
+    writer.lines += [f'    {line}' for line in reads]
+    writer.line(f'return {value.rounded()};')
+    writer.close()
+    order = ', '.join(str(4 * (i % 4) + i // 4) for i in range(15, -1, -1))
+    for vectors in range(2, p.panels.vectors + 1):
+        writer.open(head.replace('store_vector', f'store_{vectors}'))
+        for v, name in enumerate('abcd'[:vectors]):
+            places = ''.join(
+                f', {item.name} + {v * lanes * item.stride(vector)}' for item in operands
+            )
+            valid = 'count' if v + 1 == vectors else str(lanes)
+            writer.line(f'const __m512i {name} = rounded(acc + {v * lanes}, {valid}{places});')
+        given = ', '.join('abcd'[min(v, vectors - 1)] for v in range(4))
+        writer.line(f'const __m512i order = _mm512_set_epi32({order});')
+        writer.line(f'const __m512i all = _mm512_permutexvar_epi32(order, four({given}));')
+        writer.line(f'const __mmask64 mask = -1ull >> ({5 - vectors} * {lanes} - count);')
+        writer.line('_mm512_mask_storeu_epi8(out, mask, all);')
+        writer.close()
+        writer.line()
+
+
+def _stores_fours(p: OuterPlan, value: WholeValue) -> bool:
+    """Whether the vectors of a pixel, two to four, are narrowed and stored at once."""
+    return value.in_fours and p.panels.lanes == 16 and 2 <= p.panels.vectors <= 4
+
+
+def _write_whole_stores(
+    writer: Writer, p: OuterPlan, points: list[dict[str, int]], strides: Mapping[str, int],
+    run: int, vectors: int, fours: bool,
+) -> None:  # fmt: skip
+    """Every vector of a tile; how many lanes the last panel has is known, so that copies are."""
+    lanes, last = p.panels.lanes, p.panels.size - (p.panels.count - 1) * p.panels.width
+    width, vector = lanes * vectors, p.contraction.vector
+    cut = width - lanes < last < width
+    for tail in (True, False) if cut else (False,):
+        writer.open(f'if (lanes < {width})' if tail else '')
+        at_once = fours and vectors > 1
+        name, starts = (f'store_{vectors}', [0]) if at_once else ('store_vector', range(vectors))
+        for v, at in itertools.product(starts, points):
+            ends = at_once or v + 1 == vectors
+            count = last - (vectors - 1) * lanes if tail and ends else lanes
+            places = {'acc': dict(strides), 'out': dict(p.out_strides)}
+            places |= {item.name: dict(item.strides) for item in p.epilogue.operands}
+            texts = []
+            for item, steps in places.items():
+                first = sum(steps.get(d, 0) * i for d, i in at.items())
+                first += v * lanes * (1 if item == 'acc' else steps.get(vector, 0))
+                pixel = scaled('pixel', steps.get(p.lane, 0))
+                texts.append(f'{item} + {total([str(first), pixel])}')
+            writer.line(f'for (long pixel = 0; pixel < {run}; pixel++)')
+            writer.line(f'    {name}({", ".join([*texts[:2], str(count), *texts[2:]])});')
+        if tail:
+            writer.line('return;')
+        writer.close()
+
+
 def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], vectors: int) -> None:
     names = p.contraction.pixels
     width = p.panels.lanes * vectors
@@ -177,6 +259,12 @@ def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], ve
         dict(zip(others, point, strict=True))
         for point in itertools.product(*(range(sizes[d]) for d in others))
     ]
+    if p.whole:
+        fours = _stores_fours(p, p.whole)
+        _write_whole_stores(writer, p, points, strides, run, vectors, fours)
+        writer.close()
+        writer.line()
+        return
     if p.quick is not None:
         writer.line('(void)lanes;') if turned else writer.open(f'if (lanes >= {width})')
         for at in points:

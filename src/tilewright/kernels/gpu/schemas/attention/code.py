@@ -25,14 +25,15 @@ The intrinsic is `fma`, or `mma_tf32x3` (matrix.py), whose lanes are 32.
 from __future__ import annotations
 
 from tilewright.kernels.cpu.writer import scaled, total
-from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu import half, pieces
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.schemas.attention import matrix
-from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of
+from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of, stored_at
 from tilewright.kernels.gpu.schemas.attention.plan import FOUR, AttentionPlan, plan
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
@@ -48,6 +49,8 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def kernel(p: AttentionPlan) -> Kernel:
     typed = GpuTyped()
+    if p.group.half:
+        typed.functions |= {f'from_{p.group.half}': None, f'to_{p.group.half}': None}
     body = [
         *_place(p),
         *(matrix.begin(p) if p.matrix else _begin(p)),
@@ -84,7 +87,8 @@ def _place(p: AttentionPlan) -> list[str]:
     ]
     form = p.form
     for name, access in (('q_at', form.queries), ('k_at', form.keys), ('v_at', form.columns)):
-        lines.append(f'const GLOBAL float *const {name} = {access.tensor} + {_first(p, access)};')
+        kind = 'unsigned short' if p.dtype(access) in HALVES else 'float'
+        lines.append(f'const GLOBAL {kind} *const {name} = {access.tensor} + {_first(p, access)};')
     return lines
 
 
@@ -127,10 +131,17 @@ def copied(
     tests += [f'c < {p.size(along)}'] if length > p.size(along) else []
     at = total([scaled(f'({first} + r)', strides[row]), scaled('c', strides[along])])
     there = ' && '.join(tests) or 'true'
-    body = [
-        f'const int r = at / {each}, c = {scaled(f"(at % {each})", run)};',
-        f'COPY{run}({to} + r * {pitch} + c, {source} + {at}, {there});',
-    ]
+    body = [f'const int r = at / {each}, c = {scaled(f"(at % {each})", run)};']
+    if p.dtype(access) in HALVES:  # widened on the way
+        body += [
+            f'float x[{run}] = {{{", ".join(["0.0f"] * run)}}};',
+            f'if ({there}) {{',
+            *pieces.indented(half.load('x', run, f'{source} + {at}', p.dtype(access))),
+            '}',
+            *(f'{to}[r * {pitch} + c + {n}] = x[{n}];' for n in range(run)),
+        ]
+    else:
+        body.append(f'COPY{run}({to} + r * {pitch} + c, {source} + {at}, {there});')
     return pieces.dealt('at', 'THREAD', rows * each, p.threads, body)
 
 
@@ -282,7 +293,7 @@ def _store(p: AttentionPlan) -> list[str]:
     stores = []
     for n in range(0, FOUR, run):
         values = [f'sums[a][{FOUR} * c + {n + lane}] * part' for lane in range(run)]
-        stored = pieces.stored(target, values)
+        stored = stored_at(p, target, values)
         stores += [
             '{',
             f'    const int v = across * {FOUR} + c * {FOUR * p.lanes} + {n};',

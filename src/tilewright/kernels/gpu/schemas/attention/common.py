@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.cpu.writer import scaled, total
-from tilewright.kernels.gpu import pieces
+from tilewright.kernels.gpu import half, pieces
 from tilewright.kernels.gpu.schemas.attention.plan import AttentionPlan
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
 from tilewright.ops.attention import COLUMN, KEY, ROW
+from tilewright.ops.dtypes import HALVES, computed
 
 
 def each(name: str, count: int, body: Sequence[str]) -> list[str]:
@@ -33,7 +34,8 @@ def between(p: AttentionPlan, typed: GpuTyped, score: str) -> list[str]:
                 continue
             strides, const = p.strides(access)
             at = total([*(scaled(d, strides[d]) for d in names), str(const)])
-            reads.append((f'{access.tensor}[{at}]', p.group.tensor(access.tensor).dtype))
+            dtype = p.dtype(access)
+            reads.append((typed.loaded(f'{access.tensor}[{at}]', dtype), computed(dtype)))
         text, dtype = typed.text(stage.expr, reads, names)
         last = values[stage.write.tensor] = f'value_{number}'
         lines.append(f'const float {last} = {narrow(typed.convert(text, dtype, "f32"))};')
@@ -47,3 +49,11 @@ def place_of(p: AttentionPlan, row: str, column: str) -> str:
     stack = (scaled(d, strides[d]) for d in p.form.stack)
     own = (scaled(row, strides[ROW]), scaled(column, strides[COLUMN]))
     return f'{write.tensor}[{total([*stack, *own, str(const)])}]'
+
+
+def stored_at(p: AttentionPlan, target: str, values: Sequence[str]) -> str:
+    """Store neighbours of the result from `target` on."""
+    dtype = p.dtype(p.form.values.write)
+    if dtype not in HALVES:
+        return pieces.stored(target, values)
+    return half.store(values, f'&{target}', dtype)[0]

@@ -12,14 +12,20 @@ are joined in the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of
+from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of, stored_at
 from tilewright.kernels.gpu.schemas.attention.plan import AttentionPlan
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.attention import COLUMN, ROW
 
 ROWS, KEYS, DEPTHS = 16, 8, 8  # of one instruction
+# Products of parts that make one of floats; f16 and bf16 have no lower parts.
+THREE = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
+RIGHT = (('low_y', 'high_x'), ('high_y', 'high_x'))
+EXACT = (('high_y', 'high_x'),)
 TOGETHER = 4  # tiles of keys or columns that are multiplied in turns: sums wait for each other
 
 
@@ -79,7 +85,8 @@ def scores(p: AttentionPlan) -> list[str]:
             )
         ]
         count = min(TOGETHER, across - first)
-        body += ['{', *pieces.indented(_products('score', first, count, down, keys)), '}']
+        made = _products('score', first, count, down, keys, EXACT if p.group.half else THREE)
+        body += ['{', *pieces.indented(made), '}']
     zero = each('m', down, each('n', across, each('q', 4, ['score[m][n][q] = 0.0f;'])))
     return [
         *zero,
@@ -89,13 +96,15 @@ def scores(p: AttentionPlan) -> list[str]:
     ]
 
 
-def _products(name: str, first: int, count: int, down: int, cuts: list[str]) -> list[str]:
-    """Three products of parts for some tiles, smallest first; `cuts` fills high_x[n], low_x[n]."""
+def _products(
+    name: str, first: int, count: int, down: int, cuts: list[str], parts: Sequence[tuple[str, str]]
+) -> list[str]:  # fmt: skip
+    """Products of parts for some tiles, smallest first; `cuts` fills high_x[n], low_x[n]."""
     lines = [
         f'unsigned high_x[{count}][2], low_x[{count}][2];',
         *each('n', count, cuts),
     ]
-    for y, x in (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x')):
+    for y, x in parts:
         sums = ', '.join(f'{name}[m][{first} + n][{q}]' for q in range(4))
         lines += each('n', count, each('m', down, [f'MMA_TF32({sums}, {y}[m], {x}[n]);']))
     return lines
@@ -161,7 +170,8 @@ def added_up(p: AttentionPlan) -> list[str]:
             )
         ]
         count = min(TOGETHER, columns - first)
-        body += ['{', *pieces.indented(_products('sums', first, count, down, values)), '}']
+        made = _products('sums', first, count, down, values, RIGHT if p.group.half else THREE)
+        body += ['{', *pieces.indented(made), '}']
     return each('k', across, body)
 
 
@@ -177,7 +187,7 @@ def store(p: AttentionPlan) -> list[str]:
             '{',
             f'    const int v = c * {KEYS} + lane % 4 * 2 + {n};',
             f'    if (v < {p.size(COLUMN)})',
-            f'        {pieces.stored(target, values)}',
+            f'        {stored_at(p, target, values)}',
             '}',
         ]
     row = [

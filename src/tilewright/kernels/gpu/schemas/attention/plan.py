@@ -46,6 +46,9 @@ class AttentionPlan:
     def size(self, name: str) -> int:
         return self.form.sizes[name]
 
+    def dtype(self, access: Access) -> str:
+        return self.group.tensor(access.tensor).dtype
+
     @property
     def stack(self) -> list[tuple[str, int]]:
         return [(d, self.size(d)) for d in self.form.stack]

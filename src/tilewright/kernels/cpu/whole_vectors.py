@@ -1,0 +1,289 @@
+"""What follows a sum of whole numbers, on vectors: requantisation, activations, residuals.
+
+Goes in: a group of integer products and the operands of its epilogue (kernels/cpu/pointwise.py).
+Comes out: a `WholeValue`, a C expression over the vector `value` and vectors `e0_v`, `e1_v` .., and
+the functions that it calls; None where a stage has other functions than these: such an epilogue is
+computed number by number. Whole numbers of any width are lanes of i32 inside, and are narrowed as
+they are stored.
+
+A float becomes a small whole number by three operations: it is cut off first, which rounding to a
+whole limit allows, and adding 1.5 * 2^23 leaves it, rounded half to even, in its lowest bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.kernels.cpu.expression import C_TYPES, number
+from tilewright.kernels.cpu.functions import INLINE
+from tilewright.kernels.cpu.pointwise import Operand
+from tilewright.kernels.cpu.writer import Writer
+from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import DTYPES, dtype_of, limits, operand_dtype
+from tilewright.ops.group import Group
+from tilewright.ops.stage import Expr
+
+MAGIC = 12582912  # 1.5 * 2^23: a float at which neighbours are 1 apart
+MAGIC_BITS = 0x4B400000
+WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
+# By bytes of an x86 vector. Other sets leave all of it to compilers, which have no unsigned
+# numbers to widen there and narrow well.
+BITS = {64: 512, 32: 256}
+
+
+class _NoVectorError(Exception):
+    """An expression that is left to scalars."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeValue:
+    """A vector; `limits` where it is a float that is still to be cut off there, rounded and moved
+    by `zero`, which makes it a number of `dtype`.
+    """
+
+    text: str
+    dtype: str
+    limits: tuple[int, int] | None = None
+    zero: int = 0
+
+    @property
+    def in_fours(self) -> bool:
+        """Whether four vectors of 16 lanes may be narrowed to bytes at once (`write_four`)."""
+        return self.limits is not None and self.dtype in ('u8', 'i8')
+
+    def rounded(self) -> str:
+        """A vector of 16 floats as whole numbers, not yet moved nor cut off below: what `four`
+        takes, whose narrowing does that.
+        """
+        assert self.limits is not None
+        high = number(self.limits[1] - self.zero, 'f32')
+        return f'_mm512_cvtps_epi32((__m512)real_min({self.text}, every_real({high})))'
+
+    def made(self, last: bool = False) -> str:
+        """The vector in C; of the `last` one only the lowest bits are stored."""
+        if self.limits is None:
+            return self.text
+        low, high = (number(bound - self.zero, 'f32') for bound in self.limits)
+        cut = f'real_min(real_max({self.text}, every_real({low})), every_real({high}))'
+        even = self.zero - self.zero % 2 if last else 0  # what is odd would turn halves around
+        rest = self.zero - even - (0 if last else MAGIC_BITS)
+        whole = f'(whole_v)({cut} + {number(MAGIC + even, "f32")})'
+        return f'({whole} + {rest})' if rest else f'({whole})'
+
+
+def vector_value(
+    group: Group, operands: Sequence[Operand], value: str = 'value'
+) -> WholeValue | None:
+    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order."""
+    names = iter(item.name for item in operands)
+    values = {group.main.write.tensor: WholeValue(value, 'i32')}
+    result = values[group.main.write.tensor]
+    try:
+        for stage in group.epilogue:
+            reads = [
+                values.get(access.tensor)
+                or WholeValue(f'{next(names)}_v', group.tensor(access.tensor).dtype)
+                for access in stage.reads
+            ]
+            if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
+                return None
+            dtype = group.tensor(stage.write.tensor).dtype
+            result = _expr(stage.expr, reads, dtype_of(stage.expr, [r.dtype for r in reads]))
+            if result.dtype != dtype:
+                return None
+            values[stage.write.tensor] = result
+    except _NoVectorError:
+        return None
+    return result
+
+
+def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
+    if expr.op == 'read':
+        return reads[int(expr.value)]
+    if expr.op in ('const', 'whole'):
+        kind = 'real' if to == 'f32' else 'whole'
+        if to not in (*WHOLE, 'f32'):
+            raise _NoVectorError
+        return WholeValue(
+            f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to
+        )
+    dtypes = [r.dtype for r in reads]
+    if expr.op == 'cast':
+        return _cast(expr, reads, dtypes)
+    within = operand_dtype(expr, dtypes)
+    args = [_expr(a, reads, within) for a in expr.args]
+    if len(args) != 2 or any(a.dtype != within for a in args):
+        raise _NoVectorError
+    if expr.op in ('max', 'min'):
+        return _extreme(expr, args, within)
+    sign = {'add': '+', 'sub': '-', 'mul': '*', 'div': '/'}.get(expr.op)
+    if sign is None or within not in ('f32', 'i32') or (sign == '/' and within == 'i32'):
+        raise _NoVectorError
+    left, right = (a.made() for a in args)
+    if within == 'f32':
+        return WholeValue(f'({left} {sign} {right})', within)
+    return WholeValue(f'(whole_v)((bits_v){left} {sign} (bits_v){right})', within)
+
+
+def _extreme(expr: Expr, args: Sequence[WholeValue], dtype: str) -> WholeValue:
+    """A maximum or minimum; with a number, of what is cut off anyway, another limit of that."""
+    first, bound = args[0], expr.args[1]
+    if first.limits and bound.op in ('whole', 'const'):
+        pick = max if expr.op == 'max' else min
+        return replace(first, limits=tuple(pick(limit, int(bound.value)) for limit in first.limits))
+    kind = 'real' if dtype == 'f32' else 'whole'
+    return WholeValue(f'{kind}_{expr.op}({first.made()}, {args[1].made()})', dtype)
+
+
+def _cast(expr: Expr, reads: Sequence[WholeValue], dtypes: Sequence[str]) -> WholeValue:
+    inner, dtype = expr.args[0], expr.name
+    given = dtype_of(inner, dtypes)
+    if given == 'f32' and dtype in ('u8', 'i8', 'u16', 'i16'):
+        return _saturated(inner, reads, dtype)
+    found = _expr(inner, reads, given)
+    if found.dtype == dtype:
+        return found
+    if found.dtype in WHOLE and dtype == 'f32':
+        return WholeValue(f'__builtin_convertvector({found.made()}, real_v)', 'f32')
+    if found.dtype in WHOLE and dtype in WHOLE:
+        (low, high), (least, most) = limits(found.dtype), limits(dtype)
+        if least <= low and high <= most:
+            return WholeValue(found.made(), dtype)
+    raise _NoVectorError
+
+
+def _saturated(expr: Expr, reads: Sequence[WholeValue], dtype: str) -> WholeValue:
+    """min(max(round(x) + zero, low), high), as ops/integer.py writes it."""
+    bounds = []
+    for op in ('min', 'max'):
+        if expr.op != op or expr.args[1].op != 'const':
+            raise _NoVectorError
+        bounds.append(int(expr.args[1].value))
+        expr = expr.args[0]
+    zero = 0
+    if expr.op == 'add' and expr.args[1].op == 'const':
+        zero, expr = int(expr.args[1].value), expr.args[0]
+    if expr.op != 'round' or dtype_of(expr, [r.dtype for r in reads]) != 'f32':
+        raise _NoVectorError
+    found = _expr(expr.args[0], reads, 'f32')
+    if found.dtype != 'f32':
+        raise _NoVectorError
+    return WholeValue(found.made(), dtype, (bounds[1], bounds[0]), zero)
+
+
+def write_vectors(writer: Writer, isa: str, dtypes: Sequence[str]) -> None:
+    """Vectors, what expressions call, and for each dtype `take_*` and `put_*`: so many numbers from
+    and to memory, all lanes of a vector or the first few.
+    """
+    bytes_ = ISAS[isa].vector_bytes
+    call, size = f'_mm{BITS[bytes_]}', f'vector_size({bytes_}), aligned(4), may_alias'
+    writer.line('#include <immintrin.h>')
+    for name, kind in (('real_v', 'float'), ('whole_v', 'int32_t'), ('bits_v', 'uint32_t')):
+        writer.line(f'typedef {kind} {name} __attribute__(({size}));')
+    for kind, plain, suffix, of in (
+        ('real', 'float', 'ps', ''),
+        ('whole', 'int32_t', 'epi32', 'i'),
+    ):
+        writer.line(f'{INLINE} {kind}_v every_{kind}({plain} x) {{ return x - ({kind}_v){{0}}; }}')
+        inner = f'__m{BITS[bytes_]}{of}'
+        for op in ('max', 'min'):
+            text = f'({kind}_v){call}_{op}_{suffix}(({inner})a, ({inner})b)'
+            writer.line(
+                f'{INLINE} {kind}_v {kind}_{op}({kind}_v a, {kind}_v b) {{ return {text}; }}'
+            )
+    for dtype in dict.fromkeys(dtypes):
+        _write_memory(writer, dtype, bytes_)
+    writer.line()
+
+
+def write_four(writer: Writer, value: WholeValue) -> None:
+    """`four`: what `rounded` makes of four vectors as 64 bytes. Every 16 of them are four of a
+    vector, then four of the next.
+    """
+    assert value.limits is not None
+    kind, low = ('epu8', 0) if value.dtype == 'u8' else ('epi8', -128)
+    narrow = 'packus' if value.dtype == 'u8' else 'packs'
+    writer.open(f'{INLINE} __m512i four(__m512i a, __m512i b, __m512i c, __m512i d)')
+    writer.line('__m512i low = _mm512_packs_epi32(a, b), high = _mm512_packs_epi32(c, d);')
+    if value.zero:
+        writer.line(f'low = _mm512_adds_epi16(low, _mm512_set1_epi16({value.zero}));')
+        writer.line(f'high = _mm512_adds_epi16(high, _mm512_set1_epi16({value.zero}));')
+    text = f'_mm512_{narrow}_epi16(low, high)'
+    if value.limits[0] > low:
+        text = f'_mm512_max_{kind}({text}, _mm512_set1_epi8({value.limits[0]}))'
+    writer.line(f'return {text};')
+    writer.close()
+    writer.line()
+
+
+def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
+    kind, wide = C_TYPES[dtype], 'real_v' if dtype == 'f32' else 'whole_v'
+    texts = _masked(dtype) if bytes_ == 64 else _copied(dtype)
+    for head, lines in zip(
+        (f'{wide} take_{dtype}(const {kind} *from, ', f'void put_{dtype}({kind} *to, {wide} all, '),
+        texts, strict=True,
+    ):  # fmt: skip
+        writer.open(f'{INLINE} {head}unsigned long count)')
+        for line in lines:
+            writer.line(line)
+        writer.close()
+
+
+def _masked(dtype: str) -> tuple[list[str], list[str]]:
+    """`take` and `put` of AVX-512: what is left of a vector by masks."""
+    width, mask = 8 * DTYPES[dtype], '(1u << count) - 1'
+    if dtype in ('f32', 'i32'):
+        suffix, wide = ('ps', 'real_v') if dtype == 'f32' else ('epi32', 'whole_v')
+        some = f'({wide})_mm512_maskz_loadu_{suffix}({mask}, from)'
+        inner = f'(__m512{"" if dtype == "f32" else "i"})all'
+        return (
+            [f'return count == 16 ? *(const {wide} *)from : {some};'],
+            ['if (count == 16)', f'    *({wide} *)to = all;', 'else',
+             f'    _mm512_mask_storeu_{suffix}(to, {mask}, {inner});'],
+        )  # fmt: skip
+    call = '_mm' if width == 8 else '_mm256'
+    widen = f'(whole_v)_mm512_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32'
+    return (
+        [f'return {widen}({call}_maskz_loadu_epi{width}({mask}, from));'],
+        [f'_mm512_mask_cvtepi32_storeu_epi{width}(to, {mask}, (__m512i)all);'],
+    )
+
+
+# Bytes or words of eight lanes of 32 bits side by side: AVX2 has no instruction that narrows.
+_NARROW = {
+    8: '_mm_packus_epi16(_mm_packus_epi32({low}, {high}), _mm_setzero_si128())',
+    16: '_mm_packus_epi32({low}, {high})',
+}
+
+
+def _copied(dtype: str) -> tuple[list[str], list[str]]:
+    """`take` and `put` of AVX2: what is left of a vector by copies of so many bytes."""
+    width, narrow, taken, put = 8 * DTYPES[dtype], '__m128i', 'x', 'all'
+    if width == 32:
+        narrow = 'real_v' if dtype == 'f32' else 'whole_v'
+    else:
+        taken = f'(whole_v)_mm256_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32(x)'
+        low, high = (
+            f'_mm_and_si128(_mm256_extracti128_si256((__m256i)all, {half}), '
+            f'_mm_set1_epi32({(1 << width) - 1}))'
+            for half in (0, 1)
+        )
+        put = _NARROW[width].format(low=low, high=high)
+    return (
+        [f'{narrow} x = {{0}};', 'memcpy(&x, from, count * sizeof(*from));', f'return {taken};'],
+        [f'const {narrow} x = {put};', 'memcpy(to, &x, count * sizeof(*to));'],
+    )
+
+
+def vector_operands(operands: Sequence[Operand], vector: str) -> list[str]:
+    """C lines: the operands of an expression as vectors `e0_v` .., from pointers `e0` ..; a stride
+    of 0 along lanes is one number for all of them.
+    """
+    lines = []
+    for item in operands:
+        kind = 'real' if item.dtype == 'f32' else 'whole'
+        read = f'take_{item.dtype}({item.name}, count)'
+        text = read if item.stride(vector) else f'every_{kind}(*{item.name})'
+        lines.append(f'const {kind}_v {item.name}_v = {text};')
+    return lines
