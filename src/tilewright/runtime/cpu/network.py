@@ -303,12 +303,14 @@ class Network(CalledNetwork):
                 first[key], places[key] = library, size
                 size += -(-library.packed_bytes // _LINE) * _LINE
         shared = self._shared
-        self._weights = _room(self.name, 'its weights', size if shared is None else 0)
+        # One room for all weights lies in huge pages; a second network of several sizes adds few.
+        together = shared is None or not shared.packed
+        self._weights = _room(self.name, 'its weights', size if together else 0)
 
         def packed(key: tuple, library: _Library) -> np.ndarray:
-            if shared is None:
-                block = self._weights[places[key] :]
-            elif key in shared.packed:
+            if together:
+                block = self._weights[places[key] :][: library.packed_bytes]
+            elif shared is not None and key in shared.packed:
                 return shared.packed[key]
             else:
                 block = _room(self.name, 'its weights', library.packed_bytes)

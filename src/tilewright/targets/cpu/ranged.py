@@ -25,10 +25,12 @@ from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.nest import EVERY
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
@@ -70,23 +72,32 @@ def best_moved(
 
 
 def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
-    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
-    small = cut(choice.schedule, group)
-    whole = () if small.schema == 'outer' or small is choice.schedule else (choice.schedule,)
-    for schedule in (small, *whole):
+    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole.
+
+    The general schema tiles nothing but what each thread gets, and so has a schedule of its own.
+    """
+    ways = choice.schedule.threads
+    if choice.schedule.schema == 'general':
+        tiled, isa = tiled_form(group, choice.schedule.reg.tile), choice.schedule.isa
+        schedules = (general_schedule(tiled, isa, ways, len(choice.schedule.levels) - 1),)
+    else:
+        small = cut(choice.schedule, group)
+        whole = small.schema != 'outer' and small is not choice.schedule
+        schedules = (small, choice.schedule) if whole else (small,)
+    for schedule in schedules:
         said = _predicted(group, schedule, machine)
         if said is not None:
-            yield replace(choice, schedule=schedule, predicted_s=said[0], limit=said[1])
+            bound = max(bound_times(said.flops_done, said.moved, machine, ways).values())
+            yield Choice(schedule, said.seconds, bound, said.limit)
 
 
 @lru_cache(maxsize=1 << 14)
-def _predicted(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, str] | None:
-    """(seconds, what limits them); None where the model refuses the schedule."""
+def _predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction | None:
+    """None where the model refuses the schedule."""
     try:
-        said = predict(core(group), schedule, machine)
+        return predict(core(group), schedule, machine)
     except (ScheduleError, KeyError, StopIteration):
         return None
-    return said.seconds, said.limit
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
