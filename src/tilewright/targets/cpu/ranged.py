@@ -15,7 +15,7 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory, SizedCall
+from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
@@ -182,12 +182,18 @@ class SizedKernels:
             alone = SizedSource.of([source])
             library, numbers = build(alone.source, flags), (source.scratch_bytes,)
             there.append((alone, library))
-        sized = SizedCall(
-            numbers, source.parts, source.scratch_bytes, source.packed_bytes, source.packing
-        )
         return Compiled(
-            group, choice.schedule, library, choice.predicted_s, choice.bound_s, choice.limit, sized
-        )
+            group, choice.schedule, library, choice.predicted_s, choice.bound_s, choice.limit,
+            source.call(numbers),
+        )  # fmt: skip
+
+    def sources(self) -> dict[Path, tuple[SizedSource, tuple[str, ...]]]:
+        """The source of each library, and its compiler's flags."""
+        return {
+            library: (made, flags)
+            for (_, flags), some in self.forms.items()
+            for made, library in some
+        }
 
 
 def build_ahead(
@@ -249,6 +255,23 @@ def _lines(box: Box) -> Iterator[list[Point]]:
                 yield [(*others[:axis], size, *others[axis + 1 :]) for size in sizes]
 
 
+@dataclass(frozen=True)
+class RangedPlans:
+    """All that the networks of the points of a range are made from."""
+
+    saved: SavedRanges
+    kernels: SizedKernels
+    machine: Machine
+    threads: int
+
+    def bound(self, point: Point, memory: SharedMemory) -> Network:
+        """The network of one point."""
+        program, choices = at_point(self.saved, point, self.machine)
+        groups = {task.group.digest: task.group for task in program.tasks}
+        made = {g: self.kernels.compiled(groups[g], choices[g]) for g in groups}
+        return Network(program, plan(program), made, self.threads, memory)
+
+
 def at_point(
     saved: SavedRanges, point: Point, machine: Machine
 ) -> tuple[Program, dict[str, Choice]]:
@@ -259,14 +282,3 @@ def at_point(
         group.digest: best_choice(one, number, group, machine)
         for number, group in one.groups(program).items()
     }
-
-
-def bound(
-    saved: SavedRanges, kernels: SizedKernels, machine: Machine, threads: int,
-    point: Point, memory: SharedMemory,
-) -> Network:  # fmt: skip
-    """The network of one point."""
-    program, choices = at_point(saved, point, machine)
-    groups = {task.group.digest: task.group for task in program.tasks}
-    made = {digest: kernels.compiled(groups[digest], choices[digest]) for digest in groups}
-    return Network(program, plan(program), made, threads, memory)
