@@ -262,7 +262,7 @@ def _speed_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Rec
         ratios = [row['ratio'] for row in rows]
         print(
             f'slowest {max(ratios):.3f}, mean {statistics.geometric_mean(ratios):.3f}, certified '
-            f'{1 + net.certificate.loss:.3f}'
+            f'{1 + net.certificate.within:.3f}'
         )
 
 
