@@ -11,7 +11,7 @@ otherwise. FILE is written after every size, and the same command then goes on w
 sizes that FILE has are not done again. `--seconds` ends a part in time.
 
     compile   of the ranges and of their largest size, each in a process of its own with empty
-              caches: seconds, and seconds of processors
+              caches: seconds, and seconds of processors; medians of --compilations in turns
     speed     at the points of --at, or N points of a grid (--points): both networks compute the
               same inputs in turns; medians of their calls are compared
     right     at N points (--right), drawn at random with both ends: the largest difference from
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument('--points', type=int, default=10)
     parser.add_argument('--right', type=int, default=200)
     parser.add_argument('--repeat', type=int, default=20)
+    parser.add_argument('--compilations', type=int, default=3)
     parser.add_argument('--threads', type=int)
     parser.add_argument('--seconds', type=float, default=math.inf)
     parser.add_argument('--json', type=Path)
@@ -237,14 +238,13 @@ def main() -> None:
 def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
     largest = [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(ranges.largest).items()]
     threads = ['--threads', str(given.threads)] if given.threads else []
-    found = {
-        kind: compile_seconds(
-            [given.model, *threads, *(word for s in shapes for word in ('--shape', s))]
-        )
-        for kind, shapes in (('one', largest), ('range', given.shape))
-    }
+    found: dict[str, list[dict[str, float]]] = {'one': [], 'range': []}
+    for _ in range(given.compilations):
+        for kind, shapes in (('one', largest), ('range', given.shape)):
+            words = [given.model, *threads, *(word for s in shapes for word in ('--shape', s))]
+            found[kind].append(compile_seconds(words))
     for unit in ('wall_s', 'processor_s'):
-        one, whole = found['one'][unit], found['range'][unit]
+        one, whole = (statistics.median(s[unit] for s in found[kind]) for kind in found)
         print(f'compiled: {unit} {whole:.1f}, one size {one:.1f}: {whole / one:.2f}', flush=True)
     return found
 
