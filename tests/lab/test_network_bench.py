@@ -325,6 +325,22 @@ def test_bench_compares_a_file(tmp_path, capsys):
     assert (data['complete'], data['tune'], data['seed']) == (True, 'model', 4)
 
 
+@needs_compiler
+@pytest.mark.usefixtures('_quick')
+def test_bench_compares_one_network_at_several_sizes(tmp_path):
+    """A range is compiled once for all of its sizes, and every size is a row."""
+    path, found = one_layer(tmp_path / 'layer.onnx', 'n'), tmp_path / 'bench.json'
+    words = [
+        'bench', path, '--shape', 'x=2:3,3,8,8', '--against', 'onnxruntime', '--rounds', 1,
+        '--turn-ms', 1, '--threads', 1, '--tune', 'model', '--json', found,
+    ]  # fmt: skip
+    assert invoke([str(word) for word in words]) == 0
+    rows = json.loads(found.read_text())['networks']
+    assert [(row['name'], row['batch'], row['ours']['status']) for row in rows] == [
+        (f'layer x=[{batch}, 3, 8, 8]', batch, 'ok') for batch in (2, 3)
+    ]
+
+
 @pytest.mark.usefixtures('_quick')
 def test_an_interrupted_comparison_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     files = [one_layer(tmp_path / f'{name}.onnx') for name in 'ab']
@@ -355,6 +371,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(monkeypatch, tmp_pat
         (['--turn-ms', '0'], 'turn_ms is 0'),
         (['--tune', 'guess'], "--tune 'guess'; choose one of model, measure"),
         (['--against', 'mxnet'], "peer 'mxnet' is not known on networks"),
+        (['--target', 'cuda', '--shape', 'x=1'], '--shape x=1 gives the sizes of one network on'),
     ],
 )
 def test_bad_options_are_one_sentence(words, sentence, capsys):

@@ -28,13 +28,14 @@ from tilewright.graph.passes import HALF, PROGRAM_PASSES, apply_passes, with_nar
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.narrow.plan import has_narrow, why_not
+from tilewright.kernels.cpu.sized import SizedSource, read_source
 from tilewright.machine.known import known_machine
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
 from tilewright.network.export import Exported, write_files, write_network
 from tilewright.search.cpu.choose import choose
 from tilewright.standalone import source as c
-from tilewright.standalone.tables import tables
+from tilewright.standalone.tables import AtSize, tables
 from tilewright_lab.simulate.emulate import cannot_run
 
 needs_make = pytest.mark.skipif(
@@ -311,14 +312,16 @@ def for_x86(isa: str, machine: str, pool: str) -> tuple[c.Standalone, Program]:
     weights = {'w': graphs.floats(20, 3, 3, 3), 'b': graphs.floats(20)}
     made = graphs.graph({'x': (1, 3, 7, 9)}, 'y', nodes, **weights)
     program = fuse(graphs.lowered(made), lambda _: 0.0)
-    known, kernels = known_machine(machine), []
+    known, kernels, sources = known_machine(machine), [], {}
     for task in program.tasks:
         schedule = choose(task.group, known, 1, 1)[0].schedule
-        source = generate(task.group, schedule)
-        kernels.append(c.KernelSource(source, schedule.isa, compiler_flags(schedule)))
+        source = sources[task.group.digest] = read_source(generate(task.group, schedule))
+        text = SizedSource.of([source]).source
+        kernels.append(c.KernelSource(text, schedule.isa, compiler_flags(schedule)))
     values = tuple(Value(n, program.values[n].shape) for n in ('x', 'y'))
     net = c.Standalone(
-        'net', values[:1], values[1:], tables(program, plan(program)), tuple(kernels), pool,
+        'net', values[:1], values[1:],
+        tables([AtSize.only(program, plan(program), sources)]), tuple(kernels), pool,
         ('-std=gnu11', '-O1', '-pthread'), 1, 'p */ int',
     )  # fmt: skip
     assert {kernel.isa for kernel in kernels} == {isa}
@@ -344,7 +347,7 @@ def test_an_export_for_x86_runs_there(isa, machine, tools, tmp_path):
     pool = resources.files('tilewright.runtime').joinpath('pool.c').read_text()
     net, program = for_x86(isa, machine, pool)
     inputs = graphs.inputs_of(program)
-    write_files(tmp_path, net, program, [*inputs.values(), *evaluate(program, inputs).values()])
+    write_files(tmp_path, net, [*inputs.values(), *evaluate(program, inputs).values()])
     found = tools(isa)
     archiver = re.sub(r'(^|-)(gcc|clang|cc)$', r'\1ar', found.compile[0])
     words = ['make', f'CC={" ".join(found.compile)}', f'AR={archiver}', 'all']

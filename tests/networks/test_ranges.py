@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,8 +78,36 @@ def test_a_file_of_ranges_is_loaded(made):
     loaded = tw.load(file)
     assert np.array_equal(loaded(ids), net(ids))
     assert (loaded.ranges, loaded.certificate) == (net.ranges, net.certificate)
-    with pytest.raises(ModelError, match='holds a network for ranges of sizes'):
-        export.export(file, file.parent / 'c')
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
+def test_exported_c_is_told_its_sizes(made, tmp_path, monkeypatch):
+    """C of a range computes at every size what the network does, and says where it cannot."""
+    net, file = made
+    folder = tw.export(file, tmp_path / 'c', name='encoder').folder
+    subprocess.run(['make', 'check', 'CFLAGS=-O1'], cwd=folder, check=True, capture_output=True)
+    words = [
+        'cc',
+        '-shared',
+        '-Wl,--whole-archive',
+        'libencoder.a',
+        '-Wl,--no-whole-archive',
+        '-lm',
+    ]
+    subprocess.run([*words, '-pthread', '-o', 'net.so'], cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / 'net.so'))
+    library.encoder_open.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(library.encoder_open(str(folder / 'encoder.weights').encode(), None))
+    for length in (7, 2, 5, 3, 4, 6):
+        ids = np.arange(length)[None]
+        out = np.full((1, length, 2), np.nan, np.float32)
+        arrays = [ctypes.c_void_p(array.ctypes.data) for array in (ids, out)]
+        assert library.encoder_run(handle, ctypes.c_long(length), *arrays) == 1
+        assert np.abs(out - net(ids)).max() < 1e-6, length
+    assert library.encoder_run(handle, ctypes.c_long(8), *arrays) == 0
+    monkeypatch.setattr(export, 'MOST_SIZES', 5)
+    with pytest.raises(InputError, match='has 6 sizes, and C holds tables for each, at most 5'):
+        tw.export(file, tmp_path / 'other')
 
 
 def test_sizes_outside_are_one_sentence(made):
@@ -146,8 +177,12 @@ def test_the_command_line_knows_ranges(halves, tmp_path, capsys):
     assert 'y: float32[2, 2, 3]' in capsys.readouterr().out
     for model_file, more in ((model, sizes), (file, sizes[2:])):
         assert invoke(['explain', str(model_file), *more]) == 0
-        assert 'x[1:2,2,4:8:2], below at the largest size: within 1%' in capsys.readouterr().out
-    assert invoke(['export', str(file), '-o', str(tmp_path / 'c')]) == 2
+        assert 'x[1:2,2,4:8:2], below at the largest size: within 8% of' in capsys.readouterr().out
+    assert invoke(['export', str(file), '-o', str(tmp_path / 'c')]) == 0
+    assert (
+        'int halves_run(halves *net, long x_0, long x_2,'
+        in (tmp_path / 'c' / 'halves.h').read_text()
+    )
 
 
 @pytest.mark.slow

@@ -45,7 +45,9 @@ def test_equal_ranges_of_two_inputs_are_one_size():
         ranges.point_of('net', shapes | {'mask': (1, 5)})
 
 
-@pytest.mark.parametrize(('box', 'most'), [((range(1, 513),), 10), ((range(4), range(9)), 9)])
+@pytest.mark.parametrize(
+    ('box', 'most'), [((range(1, 513),), 10), ((range(1, 5), range(1, 10)), 9)]
+)
 def test_some_points_of_a_box_hold_its_ends(box, most):
     some = spread(box, most)
     assert len(some) <= most + 1
@@ -73,6 +75,13 @@ def test_a_family_has_the_programs_of_all_its_points():
         assert [t.group for t in made.tasks] == [t.group for t in right.tasks]
     with pytest.raises(ModelError, match='is not a point'):
         family.at((1, 17, 16))
+
+
+def test_a_few_sizes_are_one_family():
+    """Two points do not tell a step from its square, and three are all looked at."""
+    for sizes in (range(16, 33, 16), range(16, 49, 16)):
+        (family,) = families(lambda point: convolved(1, 16, *point), (sizes,))
+        assert family.at((32,)).values == convolved(1, 16, 32).values
 
 
 def test_sizes_that_no_polynomial_gives_are_refused():

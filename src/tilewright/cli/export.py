@@ -9,6 +9,7 @@ from pathlib import Path
 from tilewright.cli.compile import model_of, network_json, shapes_for, summary
 from tilewright.cli.optimize import check_early
 from tilewright.cli.output import Bar, Output
+from tilewright.graph.ranges import find_ranges
 from tilewright.network.export import export
 
 
@@ -28,11 +29,13 @@ def run(
     """Compile a model and write it as C; comes out: the exit code."""
     check_early(None, threads, max_rel_err=max_rel_err, seed=seed)
     begin = time.perf_counter()
+    sizes = shapes_for(model, shapes)
+    known = model_of(model, seed, ranged=find_ranges(sizes) is not None)
     with Bar(1) as bar:
         bar.begin(model)
         made = export(
-            model_of(model, seed), output, name=name, tune=tune, trials=trials,
-            shapes=shapes_for(model, shapes), threads=threads, max_rel_err=max_rel_err,
+            known, output, name=name, tune=tune, trials=trials,
+            shapes=sizes, threads=threads, max_rel_err=max_rel_err,
             progress=bar.report,
         )  # fmt: skip
         bar.finish()

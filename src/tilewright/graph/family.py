@@ -28,10 +28,11 @@ import numpy as np
 from tilewright.errors import ModelError
 from tilewright.graph.program import Program
 from tilewright.graph.program_json import program_from_json, program_to_json, values_of
-from tilewright.graph.ranges import Box, Point, range_text
+from tilewright.graph.ranges import Box, Point, count, points, range_text
 from tilewright.ops.group import Group
 
 MOST_PIECES = 12
+FEW = 4  # points of a box that are all looked at
 _NUMBER = re.compile(r'(\d+)')
 # A tree's node that is none of JSON's own: a number, a word with numbers, the head of a list.
 POLY, INVERSE, WORD, HEAD = 'poly', 'inverse', 'word', 'head'
@@ -211,11 +212,13 @@ def _check_constants(small: Program, large: Program) -> None:
 
 
 def _samples(box: Box) -> list[Point]:
-    """Corners, a middle for squares, and one more point that proves the fit.
+    """All of a few points; else corners, a middle for squares, and one more that proves the fit.
 
     The last two lie powers of two below the largest, so that a box without its smallest sizes has
     the same ones, which are lowered already.
     """
+    if count(box) <= FEW:
+        return list(points(box))
     ends = [tuple(dict.fromkeys((sizes[0], sizes[-1]))) for sizes in box]
     found = list(itertools.product(*ends))
     for share in (0.5, 0.25):
@@ -235,7 +238,7 @@ def _terms(box: Box, points: Sequence[Point]) -> np.ndarray:
         for many in range(len(wide) + 1)
         for some in itertools.combinations(range(len(wide)), many)
     ]
-    if len(wide) == 1:
+    if len(wide) == 1 and len(box[wide[0]]) > 2:  # two points do not tell it from the step
         columns.append(steps[:, 0] ** 2)
     return np.stack(columns, axis=1)
 

@@ -33,6 +33,7 @@ from tilewright.ops.dtypes import COMPUTED as GENERATED
 MAX_FOLDED = 2**26
 # Nodes that loops and branches become, all steps together.
 MAX_NODES = 2**14
+SMALL = 64  # elements of a constant that are compared where nodes are
 Hand = Callable[[Node, str, Result], Result]
 
 
@@ -47,7 +48,7 @@ def lower(graph: Graph) -> Program:
 
 def types(graph: Graph) -> dict[str, Result]:
     """What is known of every value: its array, else its shape and dtype."""
-    return walk(graph, _named)
+    return walk(graph, _named, alike={})
 
 
 def written_out(graph: Graph) -> Graph:
@@ -67,12 +68,14 @@ def _named(node: Node, output: str, result: Result) -> Result:
 def walk(
     graph: Graph, hand: Hand, nodes: list[Node] | None = None,
     constants: dict[str, np.ndarray] | None = None,
+    alike: dict[tuple, tuple[Result, ...]] | None = None,
 ) -> dict[str, Result]:  # fmt: skip
     """Every node in turn. `hand(node, output, result)` says what later nodes see of an output.
 
     Returns what every value of the graph is. Behind an unsupported node nothing can be known, and
     nodes are only looked up. Nodes with bodies are written out as soon as what they depend on is
-    known; `nodes` and `constants` take what is looked at then.
+    known; `nodes` and `constants` take what is looked at then. `alike`, where nothing but types is
+    asked for, remembers nodes by what their types depend on: layers repeat.
     """
     found: dict[str, Result] = {name: Known(array) for name, array in graph.constants.items()}
     for value in graph.inputs:
@@ -105,7 +108,10 @@ def walk(
                 if constants is not None:
                     constants |= made.constants
                 continue
-            results = _results(node, operator, found)
+            key = None if alike is None else _alike(node, operator, found)
+            results = (alike or {}).get(key) or _results(node, operator, found)
+            if alike is not None and key is not None and not _any_known(results):
+                alike[key] = results
         except Unsupported as reason:
             unsupported.add(node, str(reason), owner)
             unsupported.add_unknown(node, owner)
@@ -148,6 +154,33 @@ def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[
     if any(node.outputs[len(made) :]):
         raise Unsupported(f'with {len(node.outputs)} outputs')
     return made
+
+
+def _alike(node: Node, operator: Operator, found: dict[str, Result]) -> tuple | None:
+    """What the types of a node's outputs depend on; None where that is not plain.
+
+    Of large constants that is their type alone, unless shapes depend on them.
+    """
+    inputs = [found[name] if name else None for name in node.inputs]
+    marks = []
+    for number, result in enumerate(inputs):
+        mark: tuple | None = None if result is None else (result.shape, result.dtype)
+        if isinstance(result, Known):
+            if result.array.size <= SMALL:
+                mark = (*result.shape, result.dtype, result.array.tobytes())
+            elif number in operator.known:
+                return None
+        marks.append(mark)
+    key = (node.op, len(node.outputs), tuple(marks), tuple(sorted(node.attributes.items())))
+    try:
+        hash(key)
+    except TypeError:  # an attribute that is an array
+        return None
+    return key
+
+
+def _any_known(results: tuple[Result, ...]) -> bool:
+    return any(isinstance(result, Known) for result in results)
 
 
 def _check_inputs(node: Node, operator: Operator, inputs: tuple[Result | None, ...]) -> None:

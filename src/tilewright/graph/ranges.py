@@ -173,7 +173,9 @@ def points(box: Box) -> Iterator[Point]:
 
 
 def spread(box: Box, most: int) -> list[Point]:
-    """At most about so many points of a box: all of them, or a grid with both ends of each axis."""
+    """At most about so many points of a box: all of them, or a grid with both ends of each axis, on
+    which sizes grow by the same factor: schedules change more between 8 and 16 than up to 512.
+    """
     if count(box) <= most:
         return list(points(box))
     wide = sum(len(sizes) > 1 for sizes in box)
@@ -184,5 +186,6 @@ def spread(box: Box, most: int) -> list[Point]:
 def _some(sizes: range, most: int) -> list[int]:
     if len(sizes) <= most:
         return list(sizes)
-    last = len(sizes) - 1
-    return sorted({sizes[round(last * i / (most - 1))] for i in range(most)})
+    growth = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
+    wanted = (sizes[0] * growth**i for i in range(most))
+    return sorted({sizes[round((size - sizes[0]) / sizes.step)] for size in wanted})

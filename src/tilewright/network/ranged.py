@@ -36,7 +36,7 @@ from tilewright.runtime.cpu.ranged import KEPT_POINTS, RangedNetwork, SeparateNe
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
 from tilewright.targets.chained import same_chains
 from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
-from tilewright.targets.cpu.ranged import bound, build_ahead
+from tilewright.targets.cpu.ranged import RangedPlans, build_ahead
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 from tilewright.targets.target import Report
@@ -200,8 +200,8 @@ def ranged_network(
 ) -> RangedNetwork:
     """The network of plans that were made, or that a file held."""
     kernels = build_ahead(saved.families, site.machine, progress)
-    bind = partial(bound, saved, kernels, site.machine, site.threads)
-    return RangedNetwork(saved.ranges, bind, certificate_of(saved))
+    plans = RangedPlans(saved, kernels, site.machine, site.threads)
+    return RangedNetwork(saved.ranges, plans.bound, certificate_of(saved), plans)
 
 
 def certificate_of(saved: SavedRanges) -> Certificate:

@@ -1,14 +1,15 @@
 /* What a network in C does when it is opened and when it is called. In front of this stand the
-   thread pool and the tables: KERNELS kernels, PACKS sets of packed constants, STEPS steps. Every
-   step is one kernel, whose parts the pool runs; the next begins when all of them are done. */
+   thread pool and the tables: kernels, PACKS sets of packed constants, and the steps of each of
+   SIZES sizes. Every step is one kernel, whose parts the pool runs; the next begins when all of
+   them are done. */
 
 enum { LINE = 64, HUGE_PAGE = 1 << 21 };
 
 struct tw_net {
     char *packed, *kept, *arena, *scratch;
     long packed_at[PACKS + 1], kept_at[KEPT + 1];
-    tw_args args[STEPS + 1];
-    const float *reads[READS + 1];
+    tw_args args[MOST_STEPS + 1];
+    const float *reads[MOST_READS + 1];
     pthread_mutex_t lock; /* callers share the arena and the arguments */
 };
 
@@ -81,7 +82,8 @@ static void pack_share(const void *args, long part)
         const float *given[MOST_CONSTANTS + 1];
         for (long c = 0; c < packs[i].count; c++)
             given[c] = (const float *)(job->data + constants[packs[i].first + c].offset);
-        kernels[packs[i].kernel].pack(given, (float *)(job->net->packed + job->net->packed_at[i]));
+        kernels[packs[i].kernel].pack(numbers + packs[i].numbers, given,
+                                      (float *)(job->net->packed + job->net->packed_at[i]));
     }
 }
 
@@ -95,36 +97,25 @@ static const char *locate(const struct tw_net *net, const void *const *arrays, c
 
 static int prepare(struct tw_net *net, const char *data, const char **why)
 {
-    long packed = 0, kept_bytes = 0, scratch = 0;
+    long packed = 0, kept_bytes = 0;
     for (long i = 0; i < PACKS; i++) {
         net->packed_at[i] = packed;
-        packed += whole_lines(kernels[packs[i].kernel].packed_bytes());
+        packed += whole_lines(packs[i].bytes);
     }
     for (long i = 0; i < KEPT; i++) {
         net->kept_at[i] = kept_bytes;
         kept_bytes += whole_lines(kept[i].bytes);
     }
-    for (long i = 0; i < STEPS; i++) {
-        const kernel *k = &kernels[steps[i].kernel];
-        const long bytes = k->parts() * k->scratch_bytes();
-        scratch = bytes > scratch ? bytes : scratch;
-    }
     net->packed = allocate(packed);
     net->kept = allocate(kept_bytes);
     net->arena = allocate(ARENA_BYTES);
-    net->scratch = allocate(scratch);
+    net->scratch = allocate(SCRATCH_BYTES);
     if (!net->packed || !net->kept || !net->arena || !net->scratch)
         return fails(why, "there is not enough memory for the network");
     for (long i = 0; i < KEPT; i++)
         memcpy(net->kept + net->kept_at[i], data + kept[i].offset, (size_t)kept[i].bytes);
     const packing job = {net, data};
     tw_net_pool_run(pack_share, &job, THREADS);
-    for (long i = 0; i < STEPS; i++)
-        net->args[i] = (tw_args){
-            .in = net->reads + steps[i].first_read,
-            .packed = (const float *)(net->packed + net->packed_at[steps[i].pack]),
-            .scratch = net->scratch,
-        };
     return 1;
 }
 
@@ -161,19 +152,25 @@ void tw_net_close(tw_net *net)
     free(net);
 }
 
-static void execute(struct tw_net *net, const void *const *arrays)
+static void execute(struct tw_net *net, const size *at, const void *const *arrays)
 {
     pthread_mutex_lock(&net->lock);
-    for (long i = 0; i < READS; i++)
-        net->reads[i] = (const float *)locate(net, arrays, &reads[i]);
-    for (long i = 0; i < STEPS; i++)
-        net->args[i].out = (float *)locate(net, arrays, &steps[i].out);
-    for (long i = 0; i < STEPS; i++) {
-        const kernel *k = &kernels[steps[i].kernel];
-        tw_net_pool_run((part_fn)k->part, &net->args[i], k->parts());
+    for (long i = 0; i < at->reads; i++)
+        net->reads[i] = (const float *)locate(net, arrays, &reads[at->first_read + i]);
+    for (long i = 0; i < at->steps; i++) {
+        const step *s = &steps[at->first_step + i];
+        net->args[i] = (tw_args){
+            .in = net->reads + s->first_read - at->first_read,
+            .packed = (const float *)(net->packed + net->packed_at[s->pack]),
+            .out = (float *)locate(net, arrays, &s->out),
+            .scratch = net->scratch,
+            .sizes = numbers + s->numbers,
+        };
+        tw_net_pool_run((part_fn)kernels[s->kernel].part, &net->args[i], s->parts);
     }
-    for (long i = 0; i < COPIES; i++)
-        memcpy((void *)arrays[copies[i].to], locate(net, arrays, &copies[i].from),
-               (size_t)copies[i].bytes);
+    for (long i = 0; i < at->copies; i++) {
+        const copy *c = &copies[at->first_copy + i];
+        memcpy((void *)arrays[c->to], locate(net, arrays, &c->from), (size_t)c->bytes);
+    }
     pthread_mutex_unlock(&net->lock);
 }

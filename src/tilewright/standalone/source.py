@@ -3,6 +3,7 @@
 Goes in: a program, where its values lie, and the source of every distinct kernel. Comes out: the
 text of each file, and which constants the weights file holds. The kernels are those that the
 runtime runs, compiled with the same flags; the thread pool is the runtime's own (runtime/pool.c).
+A network for ranges of sizes is told the sizes of every call, and has tables for each.
 
 One source cannot be compiled with several sets of flags, and compilers inline less in a large
 unit; so it is compiled once for each of its parts:
@@ -21,8 +22,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from tilewright.graph.graph import Value
+from tilewright.graph.ranges import Axis, range_text
 from tilewright.kernels.cpu import expression
-from tilewright.kernels.cpu.abi import HEAD
+from tilewright.kernels.cpu.abi import HEAD as FIXED_HEAD
+from tilewright.kernels.cpu.sized import with_sizes
 from tilewright.machine.isa import ISAS
 from tilewright.standalone.tables import Tables
 
@@ -35,6 +38,10 @@ _DATA = re.compile(r'static [\w\s*]*?(\w+)\s*[\[;=]')
 _CLOSING = re.compile(r'\} (\w+);')
 _ARGS = re.compile(r'typedef struct \{[^}]*\} tw_args;\n', re.DOTALL)
 _PROTOTYPES = re.compile(r'^(?:long|void) tw_\w+\([^)]*\);\n', re.MULTILINE)
+_CALLED = re.compile(r'^void tw_\w+\([^)]*\);\n', re.MULTILINE)
+# Tables have what these would return, for each size.
+_SIZES = re.compile(r'^long tw_\w+\(void\) \{ return -1; \}\n', re.MULTILINE)
+HEAD = with_sizes(FIXED_HEAD)
 # Words of C, of its headers and of the files here, which no parameter of a function may be.
 _WORDS = """
 alignas alignof auto bool break case char const constexpr continue default do double else enum
@@ -74,6 +81,7 @@ class Standalone:
     pool    the source of the thread pool
     flags   those that everything is compiled with
     origin  what made it, for the comment at the top
+    axes    sizes that vary; values have the shapes of the largest
     """
 
     name: str
@@ -85,6 +93,7 @@ class Standalone:
     flags: tuple[str, ...]
     threads: int
     origin: str
+    axes: tuple[Axis, ...] = ()
 
 
 def c_name(text: str) -> str:
@@ -158,7 +167,9 @@ def source(net: Standalone) -> str:
 
 def kernel(text: str, name: str, number: int) -> str:
     """One kernel among others: its names get its number, what all share goes."""
-    return renamed(_PROTOTYPES.sub('', _ARGS.sub('', text)), name, f'k{number}')
+    for shared in (_ARGS, _PROTOTYPES, _SIZES):
+        text = shared.sub('', text)
+    return renamed(text, name, f'k{number}')
 
 
 def renamed(text: str, name: str, part: str) -> str:
@@ -200,8 +211,7 @@ def file_scope_names(text: str) -> list[str]:
 def header(net: Standalone) -> str:
     """The header: what callers need, and nothing else."""
     name, upper = net.name, net.name.upper()
-    given = parameters(net.inputs)
-    results = parameters(net.outputs, given)
+    given, results = _array_words(net)
     sizes = [
         f'#define {upper}_{word.upper()}_ELEMENTS {_elements(value)}L'
         for word, value in zip([*given, *results], [*net.inputs, *net.outputs], strict=True)
@@ -234,9 +244,9 @@ typedef struct {name} {name};
 {name} *{name}_open(const char *weights, const char **why);
 
 /* Compute the results. Arrays are C-contiguous, and none may overlap a result:
-{chr(10).join(lists)}
+{chr(10).join(lists)}{_sizes_text(net)}
    Callers in several threads take turns on one network, and may use several side by side. */
-void {name}_run({_declared(net)});
+{_result_type(net)} {name}_run({_declared(net)});
 
 /* Free a network; NULL is none. */
 void {name}_close({name} *net);
@@ -251,10 +261,37 @@ void {name}_pool_spin(long microseconds);
 """
 
 
+def _size_words(net: Standalone) -> list[str]:
+    """A parameter for each size that varies: the input and the axis where it occurs."""
+    return [c_name(f'{axis.places[0][0]}_{axis.places[0][1]}') for axis in net.axes]
+
+
+def _array_words(net: Standalone) -> tuple[list[str], list[str]]:
+    """Parameters for inputs and for results."""
+    given = parameters(net.inputs, _size_words(net))
+    return given, parameters(net.outputs, [*_size_words(net), *given])
+
+
+def _sizes_text(net: Standalone) -> str:
+    """What a caller is told of sizes that vary."""
+    if not net.axes:
+        return ''
+    words = ', '.join(
+        f'{word} ({plain(axis.places[0][0])}[{axis.places[0][1]}]) is {range_text(axis.sizes)}'
+        for word, axis in zip(_size_words(net), net.axes, strict=True)
+    )
+    return f"""
+   Shapes are those of the largest size: {words}.
+   0: nothing was computed, since the network is not for these sizes; 1: done."""
+
+
+def _result_type(net: Standalone) -> str:
+    return 'int' if net.axes else 'void'
+
+
 def _declared(net: Standalone) -> str:
-    given = parameters(net.inputs)
-    results = parameters(net.outputs, given)
-    words = [f'{net.name} *net']
+    given, results = _array_words(net)
+    words = [f'{net.name} *net', *(f'long {word}' for word in _size_words(net))]
     words += [f'const {C_TYPES[v.dtype]} *{w}' for w, v in zip(given, net.inputs, strict=True)] + [
         f'{C_TYPES[v.dtype]} *{w}' for w, v in zip(results, net.outputs, strict=True)
     ]
@@ -262,17 +299,27 @@ def _declared(net: Standalone) -> str:
 
 
 def _run(net: Standalone) -> str:
-    given = parameters(net.inputs)
-    words = [*given, *parameters(net.outputs, given)]
-    return (
-        f'void {net.name}_run({_declared(net)})\n{{\n'
-        f'    const void *const arrays[] = {{{", ".join([*words, "NULL"])}}};\n'
-        f'    execute(net, arrays);\n}}\n'
+    given, results = _array_words(net)
+    head = (
+        f'{_result_type(net)} {net.name}_run({_declared(net)})\n{{\n'
+        f'    const void *const arrays[] = {{{", ".join([*given, *results, "NULL"])}}};\n'
     )
+    if not net.axes:
+        return f'{head}    execute(net, &sizes[0], arrays);\n}}\n'
+    return f"""\
+{head}    const long point[] = {{{', '.join(_size_words(net))}}};
+    for (long i = 0; i < SIZES; i++)
+        if (memcmp(sizes[i].point, point, sizeof point) == 0) {{
+            execute(net, &sizes[i], arrays);
+            return 1;
+        }}
+    return 0;
+}}
+"""
 
 
 def _prototypes(name: str, number: int) -> str:
-    return ''.join(_renamed(line, name, f'k{number}') for line in _PROTOTYPES.findall(HEAD))
+    return ''.join(_renamed(line, name, f'k{number}') for line in _CALLED.findall(HEAD))
 
 
 def _isas(net: Standalone) -> list[str]:
@@ -300,8 +347,8 @@ def _needs(net: Standalone) -> list[str]:
 def test_program(net: Standalone) -> str:
     """The program that compares with stored results."""
     template = resources.files('tilewright.standalone').joinpath('test.c').read_text()
-    given = parameters(net.inputs)
-    words = [*given, *parameters(net.outputs, given)]
+    given, results = _array_words(net)
+    words = [*given, *results]
     values = [*net.inputs, *net.outputs]
     kinds = {'f32': 'FLOAT', 'f64': 'DOUBLE'}
     rows = [
@@ -309,7 +356,8 @@ def test_program(net: Standalone) -> str:
         f'{_elements(v)}L * sizeof({C_TYPES[v.dtype]}), NULL, NULL}},'
         for word, v in zip(words, values, strict=True)
     ]
-    call = ''.join(f', arrays[{number}].data' for number in range(len(words)))
+    call = ''.join(f', {axis.sizes[-1]}' for axis in net.axes)
+    call += ''.join(f', arrays[{number}].data' for number in range(len(words)))
     text = template.replace('/*ARRAYS*/', '\n'.join(rows)).replace('/*CALL*/', call)
     return _renamed(text, net.name, '')
 

@@ -8,6 +8,7 @@ family is checked as that of a file of one size, when it is made (`checked_progr
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -55,27 +56,41 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How much longer than with a plan of its own a size may take, as the model predicts.
+    """How much longer than with a plan of its own a size may take.
 
-    loss     the largest share, at the point `at`, of `points` that were looked at
+    loss     the largest predicted share, at the point `at`, of `points` that were looked at
+    unseen   by how much kernels differ that the model prices alike
     """
 
     loss: float
     at: Point
     points: int
+    unseen: float = 0.0
+
+    @property
+    def within(self) -> float:
+        """What is certified."""
+        return (1 + self.loss) * (1 + self.unseen) - 1
 
     def __str__(self) -> str:
         return (
-            f'within {max(1, round(100 * self.loss))}% of a plan of its own, as predicted at '
-            f'{self.points} sizes'
+            f'within {max(1, math.ceil(100 * self.within - 1e-6))}% of a plan of its own: '
+            f'{100 * self.loss:.1f}% predicted at {self.points} sizes, {100 * self.unseen:.0f}% '
+            f'for what the model does not see'
         )
 
     def to_json(self) -> dict:
-        return {'loss': self.loss, 'at': list(self.at), 'points': self.points}
+        return {
+            'within': self.within, 'loss': self.loss, 'at': list(self.at), 'points': self.points,
+            'unseen': self.unseen,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: Mapping) -> Certificate:
-        return cls(float(data['loss']), tuple(map(int, data['at'])), int(data['points']))
+        return cls(
+            float(data['loss']), tuple(map(int, data['at'])), int(data['points']),
+            float(data['unseen']),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

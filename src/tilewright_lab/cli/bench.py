@@ -68,6 +68,7 @@ class BenchOptions:
     untuned: bool = True
     precision: str = 'fp32'
     fleet: str | None = None
+    shapes: tuple[str, ...] = ()
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -106,6 +107,11 @@ def run(
         raise InputError(
             f'--fleet {options.fleet} tunes networks and layers of a CPU; leave it out for layers '
             f'of a GPU and with --tune model'
+        )
+    if options.shapes and (on_gpu or networks is None or len(networks) != 1):
+        raise InputError(
+            f'--shape {options.shapes[0]} gives the sizes of one network on a CPU; leave it out '
+            f'for {options.spec}{" on a GPU" if on_gpu else ""}'
         )
     if networks is None and options.fuse is not None:
         raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')

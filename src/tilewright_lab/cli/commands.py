@@ -27,6 +27,7 @@ from tilewright.cli.options import (
     MaxRelErr,
     Precision,
     Seed,
+    Shapes,
     Target,
     Threads,
     Top,
@@ -53,6 +54,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench resnet18 --against torch,torch-compile,onnxruntime,openvino',
         'tilewright bench networks --threads 2 --json networks.json',
         'tilewright bench model.onnx --against onnxruntime,openvino',
+        'tilewright bench model.onnx --shape ids=1,1:512 --against onnxruntime',
         'tilewright bench mopt --caches both --json bench.json',
         'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
         'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
@@ -125,6 +127,7 @@ def bench(
     target: Target = 'cpu',
     libraries: Libraries = LibrariesName.NONE,
     precision: Precision = None,
+    shape: Shapes = None,
     batch: Annotated[
         int | None,
         typer.Option('--batch', metavar='B', min=1, help='Batch size of every layer or network.'),
@@ -164,7 +167,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
-        untuned, precision.value if precision else 'fp32', fleet,
+        untuned, precision.value if precision else 'fp32', fleet, tuple(shape or ()),
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

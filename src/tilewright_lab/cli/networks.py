@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright import knobs
+from tilewright.cli.compile import read_shapes
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.cli.zoo import ONNX as SUFFIX
 from tilewright.errors import CheckError
+from tilewright.graph.ranges import find_ranges, spread
 from tilewright.machine.machine import Machine
 from tilewright_lab.cli.bench import BenchOptions, Resumed, missing_code, peaks_now, peers_of
 from tilewright_lab.compare.network_results import NetworkResult, mean_ratio, table
 from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
 from tilewright_lab.peers.contestants import OURS
 from tilewright_lab.peers.peers import Peer
+
+SIZES = 5  # of a range at which it is compared, along one axis
 
 
 def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
@@ -33,35 +38,59 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
     threads = options.threads
     if threads is None:
         threads = knobs.get('threads') or machine.cores
-    resumed = Resumed('networks', networks, options, machine, out, peers=names, threads=threads)
+    sizes = _sizes(options.shapes)
+    rows = [(name, size) for name in networks for size in sizes]
+    titles = [f'{name}{_title(size)}' for name, size in rows]
+    resumed = Resumed('networks', titles, options, machine, out, peers=names, threads=threads)
     ours = Peer(OURS, threads, work='network')
-    with Bar(len(networks)) as bar, NetworkArena(names, threads, ours) as arena:
+    with Bar(len(rows)) as bar, NetworkArena(names, threads, ours) as arena:
 
         def compare(number: int) -> dict:
-            result = _compare(networks[number], arena, options, resumed.seed, bar)
-            return {'name': networks[number], 'comparison': result.to_json()}
+            result = _compare(*rows[number], arena, options, resumed.seed, bar)
+            named = replace(result, name=f'{result.name}{_title(rows[number][1])}')
+            return {'name': titles[number], 'comparison': named.to_json()}
 
         found, code = resumed.each(
             compare, bar,
-            lambda count: f'interrupted after {count} of {len(networks)} networks; the same '
+            lambda count: f'interrupted after {count} of {len(rows)} networks; the same '
             f'command goes on from there',
         )  # fmt: skip
     done = [NetworkResult.from_json(one['comparison']) for one in found]
-    said = _report(len(networks), out, options, names, machine, threads, resumed.seed, done)
+    said = _report(len(rows), out, options, names, machine, threads, resumed.seed, done)
     resumed.close(done)
     return code or said
 
 
+def _sizes(texts: Sequence[str]) -> list[Mapping[str, Sequence[int]] | None]:
+    """The shapes at which a network is compared: of ranges some, with both ends of each."""
+    shapes = read_shapes(texts)
+    ranges = find_ranges(shapes)
+    if ranges is None:
+        return [shapes or None]
+    return [ranges.at(point) for point in spread(ranges.box, SIZES)]
+
+
+def _title(shapes: Mapping[str, Sequence[int]] | None) -> str:
+    return '' if shapes is None else ''.join(f' {n}={list(shape)}' for n, shape in shapes.items())
+
+
 def _compare(
-    name: str, arena: NetworkArena, options: BenchOptions, seed: int, bar: Bar
-) -> NetworkResult:
+    name: str, shapes: Mapping[str, Sequence[int]] | None, arena: NetworkArena,
+    options: BenchOptions, seed: int, bar: Bar,
+) -> NetworkResult:  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         if name.endswith(SUFFIX):
-            subject = Subject.of_file(Path(name), seed, options.batch)
+            subject = Subject.of_file(Path(name), seed, options.batch, shapes)
+        elif shapes is not None:
+            ((batch, *rest),) = shapes.values()
+            subject = Subject.of_zoo(name, Path(folder), seed, batch, image=rest[-1])
         else:
             subject = Subject.of_zoo(name, Path(folder), seed, options.batch or 1)
         compiling = {'tune': options.tune, 'max_rel_err': options.max_rel_err}
-        given = {'fallback': options.fallback, 'fuse': options.fuse, 'fleet': options.fleet}
+        given = {
+            'fallback': options.fallback, 'fuse': options.fuse, 'fleet': options.fleet,
+            'shapes': options.shapes,
+        }  # fmt: skip
         compiling |= {name: value for name, value in given.items() if value}
         return compare_network(
             subject, arena, options=compiling, rounds=options.rounds, seed=seed,

@@ -57,8 +57,13 @@ class Subject:
         return cls(name, path, arguments, inputs, batch, 2 * network.multiplications)
 
     @classmethod
-    def of_file(cls, path: Path, seed: int, batch: int | None = None) -> Subject:
-        """An ONNX file. Its first size may be left open, and is then the batch size."""
+    def of_file(
+        cls, path: Path, seed: int, batch: int | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> Subject:  # fmt: skip
+        """An ONNX file. Its first size may be left open, and is then the batch size; `shapes` are
+        those of inputs that leave more open.
+        """
         import onnx
 
         try:
@@ -70,7 +75,7 @@ class Subject:
         known = {tensor.name for tensor in graph.initializer}
         rng = np.random.default_rng([seed, 1])
         inputs = {
-            value.name: _random(path, value, batch, rng)
+            value.name: _random(path, value, batch, rng, (shapes or {}).get(value.name))
             for value in graph.input
             if value.name not in known
         }
@@ -78,11 +83,21 @@ class Subject:
         return cls(path.stem, path, None, inputs, max(firsts, default=1))
 
 
-def _random(path: Path, value: Any, batch: int | None, rng: np.random.Generator) -> np.ndarray:
+def _random(
+    path: Path, value: Any, batch: int | None, rng: np.random.Generator,
+    given: Sequence[int] | None,
+) -> np.ndarray:  # fmt: skip
     tensor = value.type.tensor_type
     if tensor.elem_type != 1:
         raise InputError(f'{path}: input {value.name!r} is not float32, and cannot be made up')
     shape = [d.dim_value if d.HasField('dim_value') else 0 for d in tensor.shape.dim]
+    if given is not None and len(given) == len(shape):
+        shape = [size or other for size, other in zip(shape, given, strict=True)]
+    if given is not None and shape != list(given):
+        raise InputError(
+            f'{path}: input {value.name!r} cannot have the shape {list(given)}; its sizes are '
+            f'{[d.dim_value or d.dim_param or "open" for d in tensor.shape.dim]}'
+        )
     if shape and not shape[0]:
         shape[0] = batch or 1
     elif shape and batch not in (None, shape[0]):
@@ -91,7 +106,7 @@ def _random(path: Path, value: Any, batch: int | None, rng: np.random.Generator)
         )
     if not all(shape):
         raise InputError(
-            f'{path}: input {value.name!r} leaves sizes open, {shape}; only the first may be'
+            f'{path}: input {value.name!r} leaves sizes open, {shape}; give them with --shape'
         )
     return rng.standard_normal(shape, np.float32)
 

@@ -163,22 +163,28 @@ def tilewright_variants() -> NetworkVariants:
 
 
 def _tilewright(job: NetworkJob) -> NetworkVariant:
-    """`options` of the job are those of `tilewright.compile`: tune, trials, max_rel_err."""
+    """`options` of the job are those of `tilewright.compile`: tune, trials, max_rel_err; `shapes`
+    as the command line has them, where one network serves several sizes.
+    """
+    from tilewright.cli.compile import read_shapes
     from tilewright.network.compile import compile as compile_network
 
     def tell(state: Progress) -> None:
         job.progress(state.stage, state.done, state.total)
 
     pool().tw_pool_spin(SPIN_US)
+    options = dict(job.options)
+    ranged = read_shapes(options.pop('shapes', ()))
     network = compile_network(
-        job.model,
+        job.zoo['name'] if job.zoo and ranged else job.model,
         threads=job.threads,
-        shapes={name: array.shape for name, array in job.inputs.items()},
+        shapes=ranged or {name: array.shape for name, array in job.inputs.items()},
         check=False,  # answers are compared with the peers'
         progress=tell,
-        **job.options,
+        **options,
     )
-    schemas = Counter(network.kernels[task.digest].schedule.schema for task in network.tasks)
+    at = network.for_arrays(job.inputs) if ranged else network
+    schemas = Counter(at.kernels[task.digest].schedule.schema for task in at.tasks)
     said = ', '.join(f'{count} x {schema}' for schema, count in sorted(schemas.items()))
     return NetworkVariant(
         job, lambda: network.run(job.inputs, job.outputs), lambda: job.outputs, lambda: said

@@ -7,20 +7,23 @@
     python -m tilewright_lab.scripts.ranges detector.onnx --shape x=1,3,64:640:32,64:640:32
 
 MODEL is a network of the zoo or an .onnx file. There are three parts, all of them unless told
-otherwise; results of a part take the place of earlier ones in FILE.
+otherwise. FILE is written after every size, and the same command then goes on where it stopped:
+sizes that FILE has are not done again. `--seconds` ends a part in time.
 
     compile   of the ranges and of their largest size, each in a process of its own with empty
-              caches: seconds, and seconds of processors
+              caches: seconds, and seconds of processors; medians of --compilations in turns
     speed     at the points of --at, or N points of a grid (--points): both networks compute the
               same inputs in turns; medians of their calls are compared
     right     at N points (--right), drawn at random with both ends: the largest difference from
-              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer
+              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer, and how many kernels
+              had to be built that `compile` had not foreseen
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -145,7 +148,7 @@ def speed_at(net: Any, exact: Any, point: Point, repeat: int) -> dict:
     ours, own = (statistics.median(samples[kind]) for kind in ('range', 'exact'))
     print(f'{point}: {1e3 * ours:.3f} ms, its own {1e3 * own:.3f} ms: {ours / own:.3f}', flush=True)
     return {
-        'point': list(point), 'ratio': ours / own, 'range_ms': 1e3 * ours, 'exact_ms': 1e3 * own,
+        'ratio': ours / own, 'range_ms': 1e3 * ours, 'exact_ms': 1e3 * own,
         'difference': off,
         'predicted_ratio': _predicted(net.at(*point)) / _predicted(exact),
     }  # fmt: skip
@@ -167,6 +170,36 @@ def some_points(ranges: Ranges, most: int) -> list[Point]:
     return sorted(found)
 
 
+class Record:
+    """What was found, by part; a file keeps it from run to run."""
+
+    def __init__(self, path: Path | None, about: dict, seconds: float) -> None:
+        self.path, self.found = path, about
+        self.ends = time.monotonic() + seconds
+        if path is not None and path.exists():
+            self.found |= json.loads(path.read_text())
+
+    def keep(self, part: str, value: Any) -> None:
+        self.found[part] = value
+        if self.path is not None:
+            self.found['versions'] = versions()
+            self.path.write_text(json.dumps(self.found, indent=1) + '\n')
+
+    def rows(
+        self, part: str, points: Sequence[Point], row: Callable[[Point], dict]
+    ) -> list[dict]:  # fmt: skip
+        """A row for each point: those that are there, and others while there is time."""
+        rows = {tuple(one['point']): one for one in self.found.get(part, ())}
+        for point in points:
+            if point not in rows and time.monotonic() < self.ends:
+                rows[point] = {'point': list(point), **row(point)}
+                self.keep(part, [rows[at] for at in sorted(rows)])
+        missing = sum(point not in rows for point in points)
+        if missing:
+            print(f'{part}: {missing} of {len(points)} sizes are left; the same command goes on')
+        return [rows[point] for point in points if point in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description='networks for ranges beside those for one size')
     parser.add_argument('model')
@@ -176,7 +209,9 @@ def main() -> None:
     parser.add_argument('--points', type=int, default=10)
     parser.add_argument('--right', type=int, default=200)
     parser.add_argument('--repeat', type=int, default=20)
+    parser.add_argument('--compilations', type=int, default=3)
     parser.add_argument('--threads', type=int)
+    parser.add_argument('--seconds', type=float, default=math.inf)
     parser.add_argument('--json', type=Path)
     parser.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -185,69 +220,71 @@ def main() -> None:
     parts, ranges = given.part or PARTS, find_ranges(read_shapes(given.shape))
     if ranges is None:
         sys.exit('--shape gives no range; write one as 64:640:32')
-    result = {'model': Path(given.model).name, 'shapes': given.shape, 'threads': given.threads}
-    if given.json is not None and given.json.exists():
-        result |= json.loads(given.json.read_text())
+    about = {'model': Path(given.model).name, 'shapes': given.shape, 'threads': given.threads}
+    record = Record(given.json, about, given.seconds)
     if 'compile' in parts:
-        result['compile'] = _compile_part(given, ranges)
+        record.keep('compile', _compile_part(given, ranges))
     if parts != ['compile']:
         net = compiled(given.model, given.threads, given.shape)
-        result['certificate'] = net.certificate.to_json()
+        record.keep('certificate', net.certificate.to_json())
         print(net)
         if 'speed' in parts:
-            result['speed'] = _speed_part(given, ranges, net)
+            _speed_part(given, ranges, net, record)
         if 'right' in parts:
-            result['right'] = _right_part(given, ranges, net)
-    if given.json is not None:
-        result['versions'] = versions()
-        given.json.write_text(json.dumps(result, indent=1) + '\n')
+            _right_part(given, ranges, net, record)
     return None
 
 
 def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
     largest = [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(ranges.largest).items()]
     threads = ['--threads', str(given.threads)] if given.threads else []
-    found = {
-        kind: compile_seconds(
-            [given.model, *threads, *(word for s in shapes for word in ('--shape', s))]
-        )
-        for kind, shapes in (('one', largest), ('range', given.shape))
-    }
+    found: dict[str, list[dict[str, float]]] = {'one': [], 'range': []}
+    for _ in range(given.compilations):
+        for kind, shapes in (('one', largest), ('range', given.shape)):
+            words = [given.model, *threads, *(word for s in shapes for word in ('--shape', s))]
+            found[kind].append(compile_seconds(words))
     for unit in ('wall_s', 'processor_s'):
-        one, whole = found['one'][unit], found['range'][unit]
+        one, whole = (statistics.median(s[unit] for s in found[kind]) for kind in found)
         print(f'compiled: {unit} {whole:.1f}, one size {one:.1f}: {whole / one:.2f}', flush=True)
     return found
 
 
-def _speed_part(given: argparse.Namespace, ranges: Ranges, net: Any) -> list[dict]:
+def _speed_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Record) -> None:
     asked = [tuple(map(int, text.split(','))) for text in given.at or ()]
-    graph_at, rows = reader_of(model_of(given.model, ranged=True), read), []
-    for point in asked or spread(ranges.box, given.points):
+    graph_at = reader_of(model_of(given.model, ranged=True), read)
+
+    def row(point: Point) -> dict:
         exact = tw.compile(graph_at(ranges.at(point)), threads=given.threads)
-        rows.append(speed_at(net, exact, point, given.repeat))
-        del exact  # its weights, before the next one's
-    ratios = [row['ratio'] for row in rows]
-    print(
-        f'slowest {max(ratios):.3f}, mean {statistics.geometric_mean(ratios):.3f}, certified '
-        f'{1 + net.certificate.loss:.3f}'
-    )
-    return rows
+        return speed_at(net, exact, point, given.repeat)
+
+    rows = record.rows('speed', asked or spread(ranges.box, given.points), row)
+    if rows:
+        ratios = [row['ratio'] for row in rows]
+        print(
+            f'slowest {max(ratios):.3f}, mean {statistics.geometric_mean(ratios):.3f}, certified '
+            f'{1 + net.certificate.within:.3f}'
+        )
 
 
-def _right_part(given: argparse.Namespace, ranges: Ranges, net: Any) -> dict:
-    reference, found = reference_of(given.model), {}
-    with warnings.catch_warnings(record=True) as late:
-        warnings.filterwarnings('always', '.*not built ahead')
-        for point in some_points(ranges, given.right):
+def _right_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Record) -> None:
+    reference = reference_of(given.model)
+
+    def row(point: Point) -> dict:
+        with warnings.catch_warnings(record=True) as late:
+            warnings.filterwarnings('always', '.*not built ahead')
             arrays = inputs_of(net.at(*point).inputs, sum(point))
             right = reference(point, ranges, arrays)
-            found[point] = difference(list(net.run(arrays).values()), right)
-    worst = max(found, key=lambda point: found[point])
-    print(f'{len(found)} sizes, largest difference {found[worst]:.1e} at {worst}; {len(late)} late')
-    return {
-        'points': len(found), 'difference': found[worst], 'at': list(worst),
-        'built_late': len(late),
-    }  # fmt: skip
+            off = difference(list(net.run(arrays).values()), right)
+        return {'difference': off, 'built_late': len(late)}
+
+    rows = record.rows('right', some_points(ranges, given.right), row)
+    if rows:
+        worst = max(rows, key=lambda row: row['difference'])
+        late = sum(row['built_late'] for row in rows)
+        print(
+            f'{len(rows)} sizes, largest difference {worst["difference"]:.1e} at {worst["point"]}; '
+            f'{late} kernels built late'
+        )
 
 
 if __name__ == '__main__':

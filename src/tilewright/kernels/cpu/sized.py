@@ -36,6 +36,20 @@ _LAST_FIELD = 'char *scratch;'
 _ENTRIES = ('tw_part', 'tw_pack')
 
 
+@dataclass(frozen=True, slots=True)
+class SizedCall:
+    """What a library for many sizes is told of one of them.
+
+    packing   what tells apart how constants are packed
+    """
+
+    numbers: tuple[int, ...]
+    parts: int
+    scratch_bytes: int
+    packed_bytes: int
+    packing: str
+
+
 @dataclass(frozen=True)
 class SourceAtSize:
     """One generated source, its numbers taken out.
@@ -56,6 +70,12 @@ class SourceAtSize:
     def form(self) -> str:
         """Hash of what sources that may share a kernel have in common."""
         return _hash('\0'.join(self.pieces))
+
+    def call(self, numbers: tuple[int, ...]) -> SizedCall:
+        """What a kernel is told to compute as this source does."""
+        return SizedCall(
+            numbers, self.parts, self.scratch_bytes, self.packed_bytes, self.packing
+        )  # fmt: skip
 
 
 def read_source(text: str) -> SourceAtSize:
@@ -160,11 +180,13 @@ class SizedSource:
             for at in some:
                 words[at] = f'tw_n[{number}]'
         text = ''.join(a + b for a, b in zip(self.pieces, [*words, ''], strict=True))
-        text = text.replace(_LAST_FIELD, f'{_LAST_FIELD}\n    const long *sizes;', 1)
-        text = re.sub(
-            r'(void tw_pack\()([^)]*\));', r'\1const long *tw_n, \2;', text, count=1
-        )  # fmt: skip
-        return _handed_down(text)
+        return _handed_down(with_sizes(text))
+
+
+def with_sizes(head: str) -> str:
+    """The declarations of a source (kernels/cpu/abi.py), for a kernel that is told its size."""
+    head = head.replace(_LAST_FIELD, f'{_LAST_FIELD}\n    const long *sizes;', 1)
+    return re.sub(r'(void tw_pack\()([^)]*\));', r'\1const long *tw_n, \2;', head, count=1)
 
 
 def _handed_down(text: str) -> str:

@@ -27,6 +27,7 @@ from tilewright.graph.limits import check_indices, index_limits
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
+from tilewright.kernels.cpu.sized import SizedCall
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.kernel import aligned_empty, pool, renew_lock_in_children
@@ -93,20 +94,6 @@ def executor() -> ctypes.CDLL:
     library.tw_execute_time.argtypes = [_POINTER, _POINTER, ctypes.c_long, _POINTER]
     library.tw_execute_time.restype = None
     return library
-
-
-@dataclass(frozen=True, slots=True)
-class SizedCall:
-    """What a library for many sizes (kernels/cpu/sized.py) is told of one of them.
-
-    packing   what tells apart how constants are packed
-    """
-
-    numbers: tuple[int, ...]
-    parts: int
-    scratch_bytes: int
-    packed_bytes: int
-    packing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +290,14 @@ class Network(CalledNetwork):
                 first[key], places[key] = library, size
                 size += -(-library.packed_bytes // _LINE) * _LINE
         shared = self._shared
-        self._weights = _room(self.name, 'its weights', size if shared is None else 0)
+        # One room for all weights lies in huge pages; a second network of several sizes adds few.
+        together = shared is None or not shared.packed
+        self._weights = _room(self.name, 'its weights', size if together else 0)
 
         def packed(key: tuple, library: _Library) -> np.ndarray:
-            if shared is None:
-                block = self._weights[places[key] :]
-            elif key in shared.packed:
+            if together:
+                block = self._weights[places[key] :][: library.packed_bytes]
+            elif shared is not None and key in shared.packed:
                 return shared.packed[key]
             else:
                 block = _room(self.name, 'its weights', library.packed_bytes)
@@ -335,6 +324,10 @@ class Network(CalledNetwork):
             flat = before.reshape(-1)[: made.size].reshape(made.shape)
             made = flat if np.array_equal(flat, made) else made
         self._kept[name] = made
+
+    def constant_places(self) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Where each task's packed constants lie, and the constants that are read as they are."""
+        return [int(args.packed or 0) for args in self._args[: len(self.tasks)]], self._kept
 
     def _source(self, program: Program, memory: Memory, value: str) -> _Source:
         """Where a result that must be copied comes from: an input, or memory of our own."""

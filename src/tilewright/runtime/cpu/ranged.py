@@ -27,6 +27,7 @@ KEPT_POINTS = 64  # bound networks that are kept; each has some kilobytes beside
 class RangedNetwork(CalledNetwork):
     """One network for all sizes of its ranges; `at` gives the `Network` of one of them.
 
+    `plans` is what the networks of points are made from, where they share kernels.
     `inputs` and `outputs` have the shapes of the largest point. Memory is that of the largest, and
     weights are there once. Calls from several threads take turns.
     """
@@ -36,8 +37,9 @@ class RangedNetwork(CalledNetwork):
         ranges: Ranges,
         bind: Callable[[Point, SharedMemory], Network],
         certificate: Any,
+        plans: Any = None,
     ) -> None:
-        self.ranges, self.certificate = ranges, certificate
+        self.ranges, self.certificate, self.plans = ranges, certificate, plans
         self._bind, self._memory = bind, SharedMemory()
         self._bound: OrderedDict[Point, Network] = OrderedDict()
         self._lock = threading.Lock()

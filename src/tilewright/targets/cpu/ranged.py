@@ -15,7 +15,7 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,14 +25,16 @@ from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.kernels.cpu.nest import EVERY
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
+from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory, SizedCall
+from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
@@ -70,23 +72,32 @@ def best_moved(
 
 
 def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
-    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole."""
-    small = cut(choice.schedule, group)
-    whole = () if small.schema == 'outer' or small is choice.schedule else (choice.schedule,)
-    for schedule in (small, *whole):
+    """A choice for another size of its group: cut to it, and, some schemas ask for that, whole.
+
+    The general schema tiles nothing but what each thread gets, and so has a schedule of its own.
+    """
+    ways = choice.schedule.threads
+    if choice.schedule.schema == 'general':
+        tiled, isa = tiled_form(group, choice.schedule.reg.tile), choice.schedule.isa
+        schedules = (general_schedule(tiled, isa, ways, len(choice.schedule.levels) - 1),)
+    else:
+        small = cut(choice.schedule, group)
+        whole = small.schema != 'outer' and small is not choice.schedule
+        schedules = (small, choice.schedule) if whole else (small,)
+    for schedule in schedules:
         said = _predicted(group, schedule, machine)
         if said is not None:
-            yield replace(choice, schedule=schedule, predicted_s=said[0], limit=said[1])
+            bound = max(bound_times(said.flops_done, said.moved, machine, ways).values())
+            yield Choice(schedule, said.seconds, bound, said.limit)
 
 
 @lru_cache(maxsize=1 << 14)
-def _predicted(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, str] | None:
-    """(seconds, what limits them); None where the model refuses the schedule."""
+def _predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction | None:
+    """None where the model refuses the schedule."""
     try:
-        said = predict(core(group), schedule, machine)
+        return predict(core(group), schedule, machine)
     except (ScheduleError, KeyError, StopIteration):
         return None
-    return said.seconds, said.limit
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
@@ -171,12 +182,18 @@ class SizedKernels:
             alone = SizedSource.of([source])
             library, numbers = build(alone.source, flags), (source.scratch_bytes,)
             there.append((alone, library))
-        sized = SizedCall(
-            numbers, source.parts, source.scratch_bytes, source.packed_bytes, source.packing
-        )
         return Compiled(
-            group, choice.schedule, library, choice.predicted_s, choice.bound_s, choice.limit, sized
-        )
+            group, choice.schedule, library, choice.predicted_s, choice.bound_s, choice.limit,
+            source.call(numbers),
+        )  # fmt: skip
+
+    def sources(self) -> dict[Path, tuple[SizedSource, tuple[str, ...]]]:
+        """The source of each library, and its compiler's flags."""
+        return {
+            library: (made, flags)
+            for (_, flags), some in self.forms.items()
+            for made, library in some
+        }
 
 
 def build_ahead(
@@ -238,6 +255,23 @@ def _lines(box: Box) -> Iterator[list[Point]]:
                 yield [(*others[:axis], size, *others[axis + 1 :]) for size in sizes]
 
 
+@dataclass(frozen=True)
+class RangedPlans:
+    """All that the networks of the points of a range are made from."""
+
+    saved: SavedRanges
+    kernels: SizedKernels
+    machine: Machine
+    threads: int
+
+    def bound(self, point: Point, memory: SharedMemory) -> Network:
+        """The network of one point."""
+        program, choices = at_point(self.saved, point, self.machine)
+        groups = {task.group.digest: task.group for task in program.tasks}
+        made = {g: self.kernels.compiled(groups[g], choices[g]) for g in groups}
+        return Network(program, plan(program), made, self.threads, memory)
+
+
 def at_point(
     saved: SavedRanges, point: Point, machine: Machine
 ) -> tuple[Program, dict[str, Choice]]:
@@ -248,14 +282,3 @@ def at_point(
         group.digest: best_choice(one, number, group, machine)
         for number, group in one.groups(program).items()
     }
-
-
-def bound(
-    saved: SavedRanges, kernels: SizedKernels, machine: Machine, threads: int,
-    point: Point, memory: SharedMemory,
-) -> Network:  # fmt: skip
-    """The network of one point."""
-    program, choices = at_point(saved, point, machine)
-    groups = {task.group.digest: task.group for task in program.tasks}
-    made = {digest: kernels.compiled(groups[digest], choices[digest]) for digest in groups}
-    return Network(program, plan(program), made, threads, memory)
