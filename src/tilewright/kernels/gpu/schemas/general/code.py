@@ -116,7 +116,7 @@ def _place(piece: Piece, points: int, threads: int, lanes: int) -> list[str]:
         if ragged:
             lines += [f'if (point >= {points})', '    return;']
     else:
-        beside = _lanes_beside(piece)
+        beside = lanes_beside(piece)
         lane = f'THREAD % {lanes}' if beside else f'THREAD / {owners}'
         mine = f'THREAD / {lanes}' if beside else f'THREAD % {owners}'
         lines = [
@@ -129,7 +129,7 @@ def _place(piece: Piece, points: int, threads: int, lanes: int) -> list[str]:
     return [*lines, *pieces.decode('point', [(p.name, p.size) for p in loops])]
 
 
-def _reductions(piece: Piece) -> list[Loop]:
+def reductions(piece: Piece) -> list[Loop]:
     """Reductions, the one along which most operands are contiguous inside."""
     return sorted(piece.reductions, key=lambda p: (_contiguous(piece, p), -abs(_step(piece, p))))
 
@@ -142,7 +142,7 @@ def _step(piece: Piece, loop: Loop) -> int:
     return piece.reads[0].strides.get(loop.name, 0) if piece.reads else 0
 
 
-def _lanes_beside(piece: Piece) -> bool:
+def lanes_beside(piece: Piece) -> bool:
     """Whether more operands are contiguous along the reduction than along the results."""
     inner = outside_in(piece, piece.parallel, [piece.write])[-1:]
     along = max((_contiguous(piece, p) for p in piece.reductions), default=0)
@@ -152,7 +152,7 @@ def _lanes_beside(piece: Piece) -> bool:
 def value_lines(point: Point, lanes: int) -> list[str]:
     """Lines that compute `value_0` at one point, or a lane's share `value` of it."""
     piece = point.piece
-    loops = _reductions(piece)
+    loops = reductions(piece)
     if not piece.stage.combiner:
         return [f'const {point.type} value_0 = {point.term()};']
     term = point.combined('value', point.term())
@@ -175,7 +175,7 @@ def value_lines(point: Point, lanes: int) -> list[str]:
 
 def _join(point: Point, threads: int, lanes: int) -> list[str]:
     """The results of a point's lanes, halves upon halves, into `value_0` of its first lane."""
-    apart = 1 if _lanes_beside(point.piece) else threads // lanes
+    apart = 1 if lanes_beside(point.piece) else threads // lanes
     text = point.combined('sums[THREAD]', f'sums[THREAD + step * {apart}]')
     return [
         f'SHARED {point.type} *const sums = (SHARED {point.type} *)joined;',
