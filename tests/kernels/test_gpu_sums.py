@@ -38,6 +38,14 @@ SUMMED = [
     REDUCTIONS['max'].group('max', (7, 300), (1,), 'f32'),
 ]
 
+PRODUCTS = [
+    weight_gradient(n=2, c=20, h=6, w=8, k=24, r=1, s=1),
+    weight_gradient(n=2, c=20, h=7, w=7, k=17, r=3, s=3, pad=1),
+    weight_gradient(n=3, c=16, h=9, w=9, k=32, r=3, s=3, pad=1, stride=2),
+    weight_gradient(n=3, c=16, h=9, w=9, k=32, r=1, s=1, stride=2),
+    weight_gradient(n=2, c=32, h=6, w=6, k=48, r=3, s=3, pad=1, groups=2),
+]
+
 
 def check(group: Group, schedule: GpuSchedule, target: str = 'host', error: float = 1e-5) -> None:
     arrays = random_arrays(group, 3)
@@ -60,6 +68,15 @@ def test_blocks_share_long_sums(group: Group, tiles: tuple[int, int, int]) -> No
 def test_long_sums_in_opencl() -> None:
     for group in SUMMED[:3]:
         check(group, GpuSchedule.of('sums', threads=32, owners=2, split=3), 'opencl')
+
+
+@pytest.mark.parametrize('group', PRODUCTS, ids=lambda g: g.label)
+@pytest.mark.parametrize('split', [1, 3])
+def test_weight_gradients_as_products_along_pixels(group: Group, split: int) -> None:
+    tiles = {'bk': 32, 'bp': 16, 'tk': 16, 'tp': 16, 'kb': 16, 'stages': 2, 'split': split}
+    check(group, GpuSchedule.of('inner', 'mma_tf32x3', **tiles))
+    wider = tiles | {'bk': 16, 'tk': 16, 'bp': 32, 'tp': 8, 'stages': 3}
+    check(group, GpuSchedule.of('inner', 'mma_tf32x3', **wider))
 
 
 def test_the_model_gives_depthwise_weight_gradients_to_them() -> None:

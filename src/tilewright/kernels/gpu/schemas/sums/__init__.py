@@ -1,5 +1,4 @@
-"""The schema of long sums, `SUMS`: code.py says what its decisions mean, counts.py what they cost.
-"""
+"""The schema of long sums, `SUMS`: code.py says what its decisions mean."""
 
 from __future__ import annotations
 
