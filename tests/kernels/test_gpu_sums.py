@@ -12,6 +12,7 @@ from devices import device
 from tilewright.kernels.gpu.generate import generate
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.time import predict_gpu
+from tilewright.ops import moving
 from tilewright.ops.adjoint import adjoint
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
@@ -77,6 +78,21 @@ def test_weight_gradients_as_products_along_pixels(group: Group, split: int) -> 
     check(group, GpuSchedule.of('inner', 'mma_tf32x3', **tiles))
     wider = tiles | {'bk': 16, 'tk': 16, 'bp': 32, 'tp': 8, 'stages': 3}
     check(group, GpuSchedule.of('inner', 'mma_tf32x3', **wider))
+
+
+def test_first_places_of_looked_up_rows() -> None:
+    made = {m.tensor: m.parts[0] for m in adjoint(moving.gather((1, 2000, 20), 60), 0)}
+    group = made['Seen']
+    listed = np.random.default_rng(0).integers(-2000, 2000, 60)
+    listed[7], listed[50] = listed[3], -2000
+    (name,) = (t.name for t in group.tensors if t.role == 'input')
+    want = reference(group, {name: listed})
+    for tiles in ({'threads': 32, 'blocks': 3}, {'threads': 64, 'blocks': 40}):
+        module = generate(group, GpuSchedule.of('places', **tiles))
+        for target in ('host', 'opencl'):
+            assert (Runner(module, device(target), {})(**{name: listed}) == want).all()
+    found = search(made['Seen'], known_gpu('h200'), 1, 1e-4)[0]
+    assert found.schedule.schema == 'places'
 
 
 def test_the_model_gives_depthwise_weight_gradients_to_them() -> None:

@@ -83,7 +83,8 @@ def by_rows(
     product = Stage(
         'rows', (Dim(i, count), *rows, Dim(j, count, 'reduction')),
         Access('Rows', (var(i), *columns)),
-        (Access('Same', (var(i), var(j))), Access(up, stage.write.index)),
+        # Same is symmetric: read this way, neighbouring lookups lie side by side.
+        (Access('Same', (var(j), var(i))), Access(up, stage.write.index)),
         call('mul', read(0), read(1)), 'sum',
     )  # fmt: skip
     shapes = {'Same': (count, count), up: tensors[up].shape}

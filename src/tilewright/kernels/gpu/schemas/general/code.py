@@ -8,6 +8,8 @@ Decisions of a schedule:
     lanes     threads that share the reduction of a point, a power of two; 1 if not given. They
               join their results in shared memory, in a fixed order. For few points with a long
               reduction: global pooling, a matrix times a vector.
+    run       4: neighbouring points of a thread, loaded and stored at once, where nothing is
+              reduced and float32 lies so (run.py); 1 if not given
 
 Neighbouring threads are lanes of one point where operands are contiguous along the reduction, else
 neighbouring points.
@@ -16,16 +18,16 @@ neighbouring points.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import safe_iterators
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece, Tables, piece_of
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
+from tilewright.kernels.gpu.schemas.general.run import RUN, arguments, has_runs, run_kernel
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -46,7 +48,13 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def _one(group: Group, schedule: GpuSchedule) -> Module:
     safe, _ = safe_iterators(group, RESERVED)
-    made = kernel(safe, schedule['threads'], _lanes(safe, schedule))
+    given = dict(schedule.tiles)
+    if given.get('run', 1) not in (1, RUN):
+        raise ScheduleError(f'{group.label}: {given["run"]} points of a thread; give 1 or {RUN}')
+    if given.get('run', 1) == RUN and has_runs(safe):
+        made = run_kernel(safe, schedule['threads'])
+    else:
+        made = kernel(safe, schedule['threads'], _lanes(safe, schedule))
     return Module(group, tensor_buffers(group), (Step.of(made),))
 
 
@@ -62,15 +70,6 @@ def _lanes(group: Group, schedule: GpuSchedule) -> int:
     while wanted > length:
         wanted //= 2
     return wanted
-
-
-def arguments(group: Group, used: Sequence[str]) -> tuple[Array, ...]:
-    """Tensors as arguments of a kernel, each once; the result is written."""
-    names = dict.fromkeys([*used, group.output.name])
-    return tuple(
-        Array(t.name, t.dims, t.shape, t.dtype, written=t.name == group.output.name)
-        for t in map(group.tensor, names)
-    )
 
 
 def kernel(group: Group, threads: int, lanes: int = 1) -> Kernel:

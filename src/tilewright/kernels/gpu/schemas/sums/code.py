@@ -29,7 +29,8 @@ from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.product import buffers_of, require, workspace
-from tilewright.kernels.gpu.schemas.general.code import arguments, lanes_beside, reductions
+from tilewright.kernels.gpu.schemas.general.code import lanes_beside, reductions
+from tilewright.kernels.gpu.schemas.general.run import arguments
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access

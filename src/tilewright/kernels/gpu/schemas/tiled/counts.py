@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
 from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
 from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
+SCATTERED = 8  # elements between neighbours from which on none shares 32 bytes with another
 OTHER_REGISTERS = 35  # beside operands and sums: addresses, bounds, counters
 
 
@@ -67,15 +72,26 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         numbers = len(p.front.numbers) / max(1, p.bp // p.threads)
         reads, wavefronts = reads + 2 * elements, wavefronts + 2 * elements
         other += elements * (front_functions(group) + numbers)
+    apart = _apart(p, p.contraction.a, p.contraction.pixels[-1:])
+    if apart >= SCATTERED:
+        # Rows of a warp lie in as many lines, which the first cache looks up one by one.
+        wavefronts += depth * p.bp / WARP * min(apart, WARP)
     tile = 4.0 * p.bk * p.bp
     packs = p.moving and not p.direct  # reads every element, writes the packed ones
-    moved = 8.0 * p.packed.elements if packs else 0.0
+    sectors = max(min(_apart(p, p.contraction.b, [p.contraction.vector]), SCATTERED), 1)
+    moved = 4.0 * p.packed.elements * (1 + sectors) if packs else 0.0
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, products, matrix, reads, wavefronts,
         depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
         extra_kernels=int(packs), extra_bytes=moved,
     )  # fmt: skip
+
+
+def _apart(p: TiledPlan, access: Access, along: Sequence[str]) -> int:
+    """Elements between neighbours of an operand along a dimension, 0 where there is none."""
+    strides, _ = access_strides(p.group, access)
+    return abs(strides.get(along[0], 0)) if along else 0
 
 
 def front_functions(group: Group) -> int:
