@@ -109,6 +109,7 @@ RUNS = [
     elementwise(call('mul', call('exp', read(0)), read(1)), (3, 5, 8), (5, 1), name='scaled'),
     elementwise(call('where', read(0), read(1), read(2)), (3, 4), (3, 4), (4,),
                 dtypes=['bool', 'f32', 'f32'], name='where'),
+    moving.gather((9, 20), 7),
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from tilewright.kernels.gpu.schemas.general.run import RUN, has_runs
 from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 30  # beside operands and sums: addresses, bounds, counters
@@ -56,7 +57,7 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         and 4 * lanes < length
     ):
         lanes *= 2
-    if lanes == 1 and points >= MANY and group.is_plain and has_runs(group):
+    if lanes == 1 and points >= MANY and parts(group) == (group,) and has_runs(group):
         runs = (GpuSchedule.of(NAME, threads=128, run=RUN), GpuSchedule.of(NAME, threads=256))
         return tuple(s for s in runs if s['threads'] <= machine.threads_per_block)
     threads = max(min(256, machine.threads_per_block), lanes)

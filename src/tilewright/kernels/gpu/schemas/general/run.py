@@ -46,6 +46,11 @@ def has_runs(group: Group) -> bool:
         *piece.iterators,
         *(n for a in piece.after for at in a.iterators.values() for n in at.names),
     }
+    behind = any(p.lookups for p in piece.places if p not in piece.reads)
+    if behind or any(
+        piece.reads[n].strides.get(inner) for p in piece.reads for n, _, _ in p.lookups
+    ):
+        return False
     return inner not in indirect | used and all(
         _is_run(p, loops[-1]) or p.dtype != 'f32' for p in moving
     )
@@ -56,8 +61,8 @@ def _is_run(place: Place, inner: Loop) -> bool:
     others = [stride for name, stride in place.strides.items() if name != inner.name]
     return (
         place.dtype == 'f32' and place.strides.get(inner.name) == 1
-        and not (place.tests or place.tables or place.lookups)
-        and not any(n % RUN for n in (place.const, *others))
+        and not (place.tests or place.tables)
+        and not any(n % RUN for n in (place.const, *others, *(s for _, _, s in place.lookups)))
     )  # fmt: skip
 
 
@@ -79,7 +84,9 @@ class _RunPoint(Point):
 
     def element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if _is_run(place, self.inner):
-            address = f'{place.pointer} + {place.index({})}'
+            if place.lookups:
+                self.typed.functions['lookup'] = None
+            address = f'{place.pointer} + {place.index(looked_up)}'
             name = self.loaded.setdefault(address, f'four{len(self.loaded)}')
             return f'{name}.{"xyzw"[self.lane]}'
         return super().element(place, looked_up)
