@@ -42,3 +42,25 @@ def test_updates_of_a_step_are_few_launches() -> None:
     found = step.state_dict()
     for name, want in module.state_dict().items():
         assert np.allclose(found[name].numpy(), want.numpy(), rtol=1e-3, atol=1e-4), name
+
+
+def test_a_table_of_embeddings_is_updated_at_once() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Embedding(3000, 16), torch.nn.Linear(16, 3)).train()
+    x, y = torch.randint(0, 3000, (24,)), torch.randint(0, 3, (24,))
+    x[5], x[20] = x[2], x[2]
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9)
+    step = tw.compile_training(
+        module, 'cross_entropy', tw.SGD(0.1, 0.9), (x, y), target='host', check=False
+    )
+    tasks = [t for t in step.network.gpu_tasks if t.schedule.schema == 'scatter']
+    assert [t.group.label for t in tasks] == ['gather_grad-In-3000x16+momentum']
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        loss.backward()
+        optimizer.step()
+        assert step(x.numpy(), y.numpy()) == pytest.approx(float(loss.detach()), rel=1e-4)
+    found = step.state_dict()
+    for name, want in module.state_dict().items():
+        assert np.allclose(found[name].numpy(), want.numpy(), rtol=1e-4, atol=1e-5), name

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from devices import device
 
+from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.schemas.inner.plan import roles
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops import moving
@@ -19,6 +21,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.normalise import batch_moments
 from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
+from tilewright.ops.scatter import rows_at_once
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
@@ -35,6 +38,7 @@ SUMMED = [
     weight_gradient(n=3, c=5, h=9, w=11, k=5, r=3, s=3, pad=1, stride=2, groups=5),
     batch_moments((3, 5, 100))[0],
     batch_moments((3, 5, 100))[1],
+    batch_moments((3, 5, 49))[1],
     REDUCTIONS['sum'].group('sum', (300, 7), (0,), 'f32'),
     REDUCTIONS['max'].group('max', (7, 300), (1,), 'f32'),
 ]
@@ -45,6 +49,7 @@ PRODUCTS = [
     weight_gradient(n=3, c=16, h=9, w=9, k=32, r=3, s=3, pad=1, stride=2),
     weight_gradient(n=3, c=16, h=9, w=9, k=32, r=1, s=1, stride=2),
     weight_gradient(n=2, c=32, h=6, w=6, k=48, r=3, s=3, pad=1, groups=2),
+    weight_gradient(n=2, c=3, h=9, w=9, k=16, r=5, s=5, pad=2, stride=2),
 ]
 
 
@@ -66,6 +71,15 @@ def test_blocks_share_long_sums(group: Group, tiles: tuple[int, int, int]) -> No
     check(group, GpuSchedule.of('sums', threads=threads, owners=owners, split=split))
 
 
+def test_four_terms_of_a_thread_at_once() -> None:
+    for group in (SUMMED[2], SUMMED[3], SUMMED[-1]):
+        schedule = GpuSchedule.of('sums', threads=32, owners=2, split=3, run=4)
+        assert 'LOAD4' in generate(group, schedule).steps[0].kernel.body
+        check(group, schedule)
+    with pytest.raises(ScheduleError, match='run is 1'):
+        generate(SUMMED[4], GpuSchedule.of('sums', threads=32, owners=2, split=3, run=4))
+
+
 def test_long_sums_in_opencl() -> None:
     for group in SUMMED[:3]:
         check(group, GpuSchedule.of('sums', threads=32, owners=2, split=3), 'opencl')
@@ -75,24 +89,33 @@ def test_long_sums_in_opencl() -> None:
 @pytest.mark.parametrize('split', [1, 3])
 def test_weight_gradients_as_products_along_pixels(group: Group, split: int) -> None:
     tiles = {'bk': 32, 'bp': 16, 'tk': 16, 'tp': 16, 'kb': 16, 'stages': 2, 'split': split}
-    check(group, GpuSchedule.of('inner', 'mma_tf32x3', **tiles))
+    check(group, GpuSchedule.of('inner', 'mma_tf32x3', **tiles, joint=0))
     wider = tiles | {'bk': 16, 'tk': 16, 'bp': 32, 'tp': 8, 'stages': 3}
-    check(group, GpuSchedule.of('inner', 'mma_tf32x3', **wider))
+    check(
+        group,
+        GpuSchedule.of('inner', 'mma_tf32x3', **wider, joint=int(roles(group, True) is not None)),
+    )
 
 
-def test_first_places_of_looked_up_rows() -> None:
-    made = {m.tensor: m.parts[0] for m in adjoint(moving.gather((1, 2000, 20), 60), 0)}
-    group = made['Seen']
-    listed = np.random.default_rng(0).integers(-2000, 2000, 60)
-    listed[7], listed[50] = listed[3], -2000
-    (name,) = (t.name for t in group.tensors if t.role == 'input')
-    want = reference(group, {name: listed})
-    for tiles in ({'threads': 32, 'blocks': 3}, {'threads': 64, 'blocks': 40}):
-        module = generate(group, GpuSchedule.of('places', **tiles))
+@pytest.mark.parametrize('shape', [(2000, 20), (1, 700, 17)], ids=str)
+def test_rows_that_a_list_names_are_added_in_its_order(shape: tuple[int, ...]) -> None:
+    count, extent = 600, shape[-2]
+    made = {m.tensor: m.parts[0] for m in adjoint(moving.gather(shape, count), 0)}
+    group = rows_at_once(made['Seen'], made['Rows'], made['Grad'])
+    draw = np.random.default_rng(0)
+    listed = draw.integers(-extent, extent, count)
+    listed[::3] = listed[0]
+    arrays = {
+        t.name: listed if t.dtype == 'i64' else draw.standard_normal(t.shape, np.float32)
+        for t in group.with_role('input')
+    }
+    want = reference(group, arrays)
+    for tiles in ({'threads': 32, 'rows': 5}, {'threads': 64, 'rows': 64}):
+        module = generate(group, GpuSchedule.of('scatter', **tiles))
         for target in ('host', 'opencl'):
-            assert (Runner(module, device(target), {})(**{name: listed}) == want).all()
-    found = search(made['Seen'], known_gpu('h200'), 1, 1e-4)[0]
-    assert found.schedule.schema == 'places'
+            got = Runner(module, device(target), {})(**arrays)
+            assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert search(group, known_gpu('h200'), 1, 1e-4)[0].schedule.schema == 'scatter'
 
 
 def test_the_model_gives_depthwise_weight_gradients_to_them() -> None:

@@ -37,7 +37,7 @@ def has_runs(group: Group) -> bool:
         return False
     piece = _piece(group, Tables(), [])
     loops = outside_in(piece, piece.parallel, [piece.write])
-    if not loops or loops[-1].size % RUN or not _is_run(piece.write, loops[-1]):
+    if not loops or loops[-1].size % RUN or not is_run(piece.write, loops[-1]):
         return False
     inner = loops[-1].name
     moving = [p for p in piece.places if p.strides.get(inner)]
@@ -52,11 +52,11 @@ def has_runs(group: Group) -> bool:
     ):
         return False
     return inner not in indirect | used and all(
-        _is_run(p, loops[-1]) or p.dtype != 'f32' for p in moving
+        is_run(p, loops[-1]) or p.dtype != 'f32' for p in moving
     )
 
 
-def _is_run(place: Place, inner: Loop) -> bool:
+def is_run(place: Place, inner: Loop) -> bool:
     """Whether four neighbours along the innermost loop are one aligned load."""
     others = [stride for name, stride in place.strides.items() if name != inner.name]
     return (
@@ -74,7 +74,7 @@ def _piece(group: Group, tables: Tables, used: list[str]) -> Piece:
     return piece_of(group, tables, pointer, {}, ())
 
 
-class _RunPoint(Point):
+class RunPoint(Point):
     """One of four points: operands that were loaded as four are parts of them."""
 
     def __init__(self, piece: Piece, typed: GpuTyped, inner: Loop, lane: int) -> None:
@@ -83,7 +83,7 @@ class _RunPoint(Point):
         self.loaded: dict[str, str] = {}  # address -> name
 
     def element(self, place: Place, looked_up: Mapping[int, str]) -> str:
-        if _is_run(place, self.inner):
+        if is_run(place, self.inner):
             if place.lookups:
                 self.typed.functions['lookup'] = None
             address = f'{place.pointer} + {place.index(looked_up)}'
@@ -101,7 +101,7 @@ def run_kernel(group: Group, threads: int) -> Kernel:
     fours, lines, results = points // RUN, [], []
     loads: dict[str, str] = {}
     for lane in range(RUN):
-        point = _RunPoint(piece, typed, inner, lane)
+        point = RunPoint(piece, typed, inner, lane)
         term = point.term()
         *behind, _ = point.finish()
         last = f'value_{len(piece.after)}'
@@ -124,7 +124,7 @@ def run_kernel(group: Group, threads: int) -> Kernel:
         *([f'if (mine >= {fours})', '    return;'] if fours % threads else []),
         f'const int point = mine * {RUN};',
         *pieces.decode('point', [*sizes[:-1], (f'{inner.name}_first', inner.size)]),
-        *_declared(loads, inner),
+        *declared(loads, inner),
         *lines,
         f'const int {inner.name} = {inner.name}_first;',
         f'STORE4(GLOBAL, {target}, FLOAT4({", ".join(results)}));',
@@ -136,7 +136,7 @@ def run_kernel(group: Group, threads: int) -> Kernel:
     )  # fmt: skip
 
 
-def _declared(loads: Mapping[str, str], inner: Loop) -> list[str]:
+def declared(loads: Mapping[str, str], inner: Loop) -> list[str]:
     """The fours, before anything is computed with them."""
     if not loads:
         return []

@@ -12,11 +12,12 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def _table(group: Group, _: str) -> Table:
-    if roles(group) is None:
+    joint = [n for n in (0, 1) if roles(group, bool(n)) is not None]
+    if not joint:
         return {}
     return each(
         bk=(16, 32, 64, 128), bp=(16, 32, 64, 128), tk=(16, 32, 64), tp=(8, 16, 32, 64),
-        kb=(16, 32), stages=(2, 3, 4), split=SPLITS,
+        kb=(16, 32), stages=(2, 3, 4), split=SPLITS, joint=joint,
     )  # fmt: skip
 
 

@@ -97,7 +97,9 @@ def _copies(p: InnerPlan, side: str, operand: Operand, count: int) -> list[str]:
     )  # fmt: skip
     own = total([scaled(d, operand.strides[d]) for d, _ in operand.own])
     deep = [f'e < {p.length}'] if p.length % p.kb else []
-    there = ['inside'] if deep or operand.tests else []
+    outside = [] if operand.each else operand.tests
+    there = ['inside'] if deep or outside else []
+    there += operand.tests if operand.each else []
     there += [f'{side}_at < {operand.count}'] if operand.count % count else []
     known = ' && '.join(there) or 'true'
     source = f'from + ({own})'
@@ -113,7 +115,7 @@ def _copies(p: InnerPlan, side: str, operand: Operand, count: int) -> list[str]:
         f'    const int deep = THREAD % {across} * {run};',
         f'    const int e = next * {p.kb} + deep;',
         *pieces.indented(pieces.decode('e', p.roles.depth)),
-        f'    const bool inside = {" && ".join([*deep, *operand.tests]) or "true"};',
+        f'    const bool inside = {" && ".join([*deep, *outside]) or "true"};',
         f'    const GLOBAL float *const from = {tensor} + ({start});',
         f'    SHARED float *const to = {side}_tile + {pieces.slot("next", p.stages)} * '
         f'{count * p.pitch} + deep;',

@@ -9,6 +9,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 40  # beside operands and sums: addresses, bounds, counters
 PLACED = 4  # instructions around a copy: whether its row is there, where it goes
+BOUNDED = 14  # instructions of an element whose row decides whether it is outside
 DECODED = 12  # instructions of a thread for each piece: where its depth lies in an operand
 
 
@@ -43,6 +44,7 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     inner = p.roles.depth[-1][0]
     copied = sum(4.0 * depth * count * operand.strides[inner] for _, operand, count in p.sides)
     other = reads * CUT_INSTRUCTIONS + PLACED * copies + 2 * DECODED * p.share * warps
+    other += sum(BOUNDED * depth * count / WARP for _, operand, count in p.sides if operand.each)
     tile = 4.0 * p.bk * p.bp
     shared = p.split > 1
     return Work(

@@ -14,6 +14,8 @@ outside its tensor becomes a zero. Decisions of a schedule:
 
     bk bp      tall and wide elements of a block       tk tp   of a warp
     kb stages  depth of a piece, pieces in flight      split   blocks that share a tile's depth
+    joint      1: what shifts an operand is among its own dimensions instead (few channels), so that
+               bounds are looked at for every element
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from tilewright.schedule.gpu import GpuSchedule
 MOST_TILES = 65535  # blocks along the second and third dimension of a grid
 MOST_STEP = 2  # elements between neighbours in depth: a convolution with stride 2
 INTRINSIC = 'mma_tf32x3'
-DECISIONS = ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')
+DECISIONS = ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split', 'joint')
 
 Sizes = tuple[tuple[str, int], ...]
 
@@ -51,10 +53,16 @@ class Operand:
     strides: dict[str, int]
     const: int
     tests: tuple[str, ...]
+    bounded: frozenset[str]
 
     @property
     def count(self) -> int:
         return math.prod(size for _, size in self.own)
+
+    @property
+    def each(self) -> bool:
+        """Whether its own dimensions decide what is outside."""
+        return not self.bounded.isdisjoint(name for name, _ in self.own)
 
     def fours(self, depth: Sizes, apart: Sizes) -> bool:
         """Whether four neighbours in depth are copied at once."""
@@ -78,8 +86,8 @@ class Roles:
 
 
 @lru_cache(maxsize=256)
-def roles(group: Group) -> Roles | None:
-    """The roles of a group's dimensions; None where operands do not lie so."""
+def roles(group: Group, joint: bool = False) -> Roles | None:
+    """The roles of a group's dimensions; None where operands do not lie so, or nothing is joint."""
     stage = group.main
     if not group.is_plain or not stage.is_product_sum or parts(group) != (group,):
         return None
@@ -92,6 +100,9 @@ def roles(group: Group) -> Roles | None:
     if any(name in first.names and name not in second.names for name in last):
         first, second = second, first
     shifting = _shifting(stage.reads, stage.reduction)
+    if joint and not any(stage.sizes[d] > 1 for d in shifting):
+        return None
+    shifting = set() if joint else shifting
     both = {
         d for d in stage.parallel
         if d in shifting or (d in first.names) == (d in second.names)
@@ -104,8 +115,8 @@ def roles(group: Group) -> Roles | None:
     if any(not 1 <= one.get(depth[-1], 0) <= MOST_STEP for one in strides):
         return None
     tall, wide = (_operand(group, access, both) for access in (first, second))
-    bounded = {name for one in (tall, wide) for test in one.tests for name in sizes if name in test}
-    if tall.count == 1 or wide.count == 1 or bounded & {d for o in (tall, wide) for d, _ in o.own}:
+    bounded = tall.bounded | wide.bounded
+    if tall.count == 1 or wide.count == 1 or (not joint and (tall.each or wide.each)):
         return None
     apart = tuple((d, sizes[d]) for d in stage.parallel if d in both)
     return Roles(tall, wide, _merged([(d, sizes[d]) for d in depth], strides, bounded), apart)
@@ -127,10 +138,20 @@ def _operand(group: Group, access: Access, both: set[str]) -> Operand:
     stage = group.main
     own = tuple((d, stage.sizes[d]) for d in stage.parallel if d in access.names and d not in both)
     strides, const = access_strides(group, access)
-    return Operand(access, own, strides, const, tuple(pieces.guards(group, access, stage.sizes)))
+    shape = group.tensor(access.tensor).shape
+    bounded = frozenset(
+        name
+        for index, extent in zip(access.index, shape, strict=True)
+        if pieces.leaves(index, extent, stage.sizes)
+        for name in index.names
+    )
+    tests = tuple(pieces.guards(group, access, stage.sizes))
+    return Operand(access, own, strides, const, tests, bounded)
 
 
-def _merged(depth: list[tuple[str, int]], strides: list[dict[str, int]], kept: set[str]) -> Sizes:
+def _merged(
+    depth: list[tuple[str, int]], strides: list[dict[str, int]], kept: frozenset[str]
+) -> Sizes:
     """Neighbours that both operands walk as one under the name of the inner one."""
     found = [depth[-1]]
     for name, size in reversed(depth[:-1]):
@@ -211,14 +232,14 @@ class InnerPlan:
 
 def plan(group: Group, schedule: GpuSchedule) -> InnerPlan:
     """[Group, GpuSchedule] -> [InnerPlan]; raises ScheduleError where it is not legal."""
-    found = roles(group)
+    found = roles(group, bool(schedule['joint']))
     if found is None:
         raise ScheduleError(
             f'{group.label}: the inner schema needs products of two computed operands, both '
             f'contiguous along what is summed up'
         )
-    p = InnerPlan(group, found, gpu_epilogue(group), *(schedule[name] for name in DECISIONS))
-    numbers = [schedule[name] for name in DECISIONS]
+    numbers = [schedule[name] for name in DECISIONS[:-1]]
+    p = InnerPlan(group, found, gpu_epilogue(group), *numbers)
     require(
         group,
         schedule,

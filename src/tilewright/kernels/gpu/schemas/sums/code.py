@@ -15,6 +15,7 @@ what follows and stores: the same bits every time. Decisions of a schedule:
     owners    results of a block beside those that are kept, a power of two: threads / owners lanes
               share each
     split     blocks that share a result
+    run       4: neighbouring terms that a thread loads at once; 1 if not given
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.product import buffers_of, require, workspace
 from tilewright.kernels.gpu.schemas.general.code import lanes_beside, reductions
-from tilewright.kernels.gpu.schemas.general.run import arguments
+from tilewright.kernels.gpu.schemas.general.run import (
+    RUN,
+    RunPoint,
+    arguments,
+    declared,
+    is_run,
+)
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
@@ -62,6 +69,7 @@ class SumsPlan:
     threads: int
     owners: int
     split: int
+    run: int
 
     @property
     def results(self) -> int:
@@ -77,9 +85,20 @@ class SumsPlan:
         return math.prod(loop.size for loop in self.along)
 
     @property
+    def has_runs(self) -> bool:
+        """Whether a thread may load four neighbouring terms at once."""
+        inner = self.along[-1]
+        plain = all(
+            is_run(read, inner) or not (read.strides.get(inner.name) or inner.name in read.names())
+            for read in self.piece.reads
+        )
+        fours = self.held == 1 and lanes_beside(self.piece) and inner.size % RUN == 0
+        return plain and fours and inner.name not in self.piece.iterators
+
+    @property
     def share(self) -> int:
-        """Terms of one block."""
-        return -(-self.length // self.split)
+        """Runs of terms of one block."""
+        return -(-self.length // self.run // self.split)
 
     @property
     def lanes(self) -> int:
@@ -106,6 +125,7 @@ def plan(group: Group, schedule: GpuSchedule) -> SumsPlan:
     p = SumsPlan(
         group, piece, tables, tuple(used), kept, tuple(outside_in(piece, loops, [piece.write])),
         tuple(reductions(piece)), *(schedule[n] for n in ('threads', 'owners', 'split')),
+        dict(schedule.tiles).get('run', 1),
     )  # fmt: skip
     numbers = (p.threads, p.owners, p.split)
     require(
@@ -113,11 +133,15 @@ def plan(group: Group, schedule: GpuSchedule) -> SumsPlan:
         schedule,
         [
             ('every decision is at least 1', min(numbers) >= 1),
+            (
+                f'run is 1, or {RUN} where neighbours lie so',
+                p.run == 1 or (p.run == RUN and p.has_runs),
+            ),
             ('threads and owners are powers of two', not any(n & (n - 1) for n in numbers[:2])),
             ('a result has two lanes or more', p.lanes >= 2),
             (f'a block of {p.lanes} lanes has as many terms', p.lanes <= max(p.share, 2)),
             (f'split is at most {MOST_SPLIT}', p.split <= MOST_SPLIT),
-            ('every block has terms', (p.split - 1) * p.share < p.length),
+            ('every block has terms', (p.split - 1) * p.share < p.length // p.run),
         ],
     )
     return p
@@ -178,7 +202,8 @@ def _place(p: SumsPlan) -> list[str]:
         f'const int point = first < {p.results} ? first : {p.results - 1};'
         if p.results % p.owners else 'const int point = first;',
         f'const int begin = BLOCK_Y * {p.share};',
-        f'const int end = begin + {p.share} < {p.length} ? begin + {p.share} : {p.length};',
+        f'const int end = begin + {p.share} < {p.length // p.run} ? begin + {p.share} : '
+        f'{p.length // p.run};',
         *pieces.decode('point', [(loop.name, loop.size) for loop in p.across]),
     ]  # fmt: skip
 
@@ -198,7 +223,11 @@ def _each_kept(p: SumsPlan, lines: list[str]) -> list[str]:
 def _terms(p: SumsPlan, point: Point) -> list[str]:
     """A lane's share of the terms of all results that it keeps."""
     sizes = [(loop.name, loop.size) for loop in p.along]
-    added = point.combined('value[kept]', point.term())
+    if p.run > 1:
+        inside = _four_terms(p, point.typed)
+    else:
+        added = point.combined('value[kept]', point.term())
+        inside = [*pieces.decode('at', sizes), *_each_kept(p, [f'value[kept] = {added};'])]
     return [
         f'{point.type} value[{p.held}];',
         '#pragma unroll',
@@ -206,10 +235,27 @@ def _terms(p: SumsPlan, point: Point) -> list[str]:
         f'    value[i] = {point.neutral};',
         f'#pragma unroll {UNROLLED if p.held == 1 else 1}',
         f'for (int at = begin + lane; at < end; at += {p.lanes}) {{',
-        *pieces.indented(pieces.decode('at', sizes)),
-        *pieces.indented(_each_kept(p, [f'value[kept] = {added};'])),
+        *pieces.indented(inside),
         '}',
     ]
+
+
+def _four_terms(p: SumsPlan, typed: GpuTyped) -> list[str]:
+    """Four neighbouring terms, loaded at once and added one after the other."""
+    *outer, inner = p.along
+    first = f'{inner.name}_first'
+    loads: dict[str, str] = {}
+    lines = []
+    for lane in range(p.run):
+        point = RunPoint(p.piece, typed, inner, lane)
+        added = point.combined('value[0]', point.term())
+        lines.append(
+            f'{{ const int {inner.name} = {first} + {lane}; (void){inner.name}; '
+            f'value[0] = {added}; }}'
+        )
+        loads |= point.loaded
+    sizes = [*((loop.name, loop.size) for loop in outer), (first, inner.size)]
+    return [*pieces.decode(f'(at * {p.run})', sizes), *declared(loads, inner), *lines]
 
 
 def _joined(p: SumsPlan, point: Point) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.gpu.schemas.general.code import lanes_beside
+from tilewright.kernels.gpu.schemas.general.run import RUN
 from tilewright.kernels.gpu.schemas.sums.code import NAME, UNROLLED, SumsPlan, _varies, plan
 from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import GpuMachine
@@ -20,7 +21,7 @@ from tilewright.schedule.gpu import GpuSchedule
 OTHER_REGISTERS = 34  # beside sums: addresses, bounds, counters
 DECODED = 6  # instructions to cut one dimension off a flat number
 GUARDED = 4  # instructions of an index that may leave its tensor, and of an address
-LEAST_LENGTH = 1024  # terms of a sum from which on this is worth its barriers
+LEAST_LENGTH = 256  # terms of a sum from which on this is worth its barriers
 BLOCKS = 2  # of a multiprocessor, that keep memory busy
 MANY_RESULTS = 1 << 16
 
@@ -52,14 +53,14 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     """[Group, GpuSchedule] -> [Work]"""
     p = plan(next(part for part in parts(group) if group.main in part.stages), schedule)
     wanted = _need(p)
-    terms = p.share * p.owners / WARP  # of a warp, each for all that is kept
+    terms = p.share * p.owners / WARP  # of a warp, or runs of them, each for all that is kept
     loads = other = 0.0
     for read in p.piece.reads:
         times = math.prod(loop.size for loop in p.kept if _varies(read, loop.name))
         loads += terms * times
         other += terms * times * (GUARDED * len(read.tests) + 1)
     other += terms * (DECODED * (len(p.along) - 1) + 3)
-    products = terms * p.held
+    products = terms * p.held * p.run
     turns = math.ceil(p.share / p.lanes)
     joins = math.log2(p.lanes) * p.held * p.threads / WARP / 2
     moved = sum(4 * math.prod(group.tensor(r.tensor).shape) for r in p.piece.reads)
@@ -84,9 +85,11 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     wanted = BLOCKS * machine.multiprocessors * (2048 // threads) // 2
     blocks = -(-p.results // owners)
     split = 1
-    while blocks * split < wanted and p.length // (2 * split) >= 2 * threads // owners:
+    terms = p.length // RUN if p.has_runs else p.length
+    while blocks * split < wanted and terms // (2 * split) >= 2 * threads // owners:
         split *= 2
+    run = {'run': RUN} if p.has_runs else {}
     return tuple(
-        GpuSchedule.of(NAME, threads=threads, owners=owners, split=n)
+        GpuSchedule.of(NAME, threads=threads, owners=owners, split=n, **run)
         for n in dict.fromkeys((split, max(split // 2, 1)))
     )
