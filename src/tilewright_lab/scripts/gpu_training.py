@@ -64,6 +64,7 @@ RATE, MOMENTUM = 1e-4, 0.9
 # Our error of gradients against float64 is right if it is small, or at most so many times PyTorch's
 # own: products by matrix units (3xTF32) have about twice the error of multiply-adds in fp32.
 SMALL_ERROR, TIMES_THEIRS = 1e-5, 2.5
+SMALL_CHANGE = 1e-4  # of the loss after a step
 LISTED = 40  # tasks that a profile prints
 
 
@@ -126,16 +127,18 @@ class Theirs:
 
 
 def checked(step: TrainingStep, workload: Workload, device: str) -> dict:
-    """Loss and gradients of one step beside PyTorch's in float64; its own in float32 as well.
+    """Losses of two steps and gradients of the first beside PyTorch's in float64; its own in
+    float32 as well.
 
     Networks that amplify roundings are told from wrong ones by PyTorch's error in float32, with the
     inputs as they are and changed in their last bit.
     """
     exact = Theirs(workload, device, dtype=torch.float64)
-    want_loss, want = float(exact()), exact.gradients()
+    want_loss, want, want_next = float(exact()), exact.gradients(), float(exact())
     del exact
-    ours = float(step(*(x.numpy() for x in (*workload.inputs, workload.target))))
-    state = step.arrays()
+    given = [x.numpy() for x in (*workload.inputs, workload.target)]
+    ours, state = float(step(*given)), step.arrays()
+    following = {'ours': float(step(*given)), 'float64': want_next}
     found = {name: state[f'{name}/momentum_buffer'].reshape(w.shape) for name, w in want.items()}
     errors = {'ours': _errors(found, want)}
     losses = {'ours': ours, 'float64': want_loss}
@@ -143,17 +146,23 @@ def checked(step: TrainingStep, workload: Workload, device: str) -> dict:
         theirs = Theirs(workload, device, change=change)
         losses[name] = float(theirs())
         errors[name] = _errors(theirs.gradients(), want)
+        following[name] = float(theirs())
         del theirs
     whole = {name: one.pop('') for name, one in errors.items()}
     typical = {name: statistics.median(one.values()) for name, one in errors.items()}
-    off = {n: abs(loss - want_loss) / max(abs(want_loss), 1e-12) for n, loss in losses.items()}
+    off, off_next = (
+        {n: abs(loss - one['float64']) / max(abs(one['float64']), 1e-12) for n, loss in one.items()}
+        for one in (losses, following)
+    )
     own = errors['ours']
     worst = sorted(own, key=lambda name: -own[name])[:5]
     return {
-        'losses': losses, 'loss_error': off['ours'], 'gradient_errors': whole,
+        'losses': losses, 'following_losses': following, 'loss_error': off['ours'],
+        'gradient_errors': whole,
         'typical_errors': typical,
         'worst': {name: {n: one[name] for n, one in errors.items()} for name in worst},
-        'right': all(map(_is_as_good, (off, whole, typical))),
+        'right': all(map(_is_as_good, (off, whole, typical)))
+        and _is_as_good(off_next, SMALL_CHANGE),
     }  # fmt: skip
 
 
@@ -165,10 +174,10 @@ def _errors(found: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> 
     return {'': every, **{name: apart[name] / max(length[name], 1e-30) for name in want}}
 
 
-def _is_as_good(errors: Mapping[str, float]) -> bool:
+def _is_as_good(errors: Mapping[str, float], small: float = SMALL_ERROR) -> bool:
     """Whether our error is small, or about as large as PyTorch's."""
     theirs = max(errors['torch'], errors['torch_nudged'])
-    return errors['ours'] <= max(TIMES_THEIRS * theirs, SMALL_ERROR)
+    return errors['ours'] <= max(TIMES_THEIRS * theirs, small)
 
 
 def profiled(step: TrainingStep, repeats: int = 3) -> list[dict]:

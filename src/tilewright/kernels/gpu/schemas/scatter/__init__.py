@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import GpuSchema
-from tilewright.kernels.gpu.schemas.scatter.code import NAME, generate, propose
+from tilewright.kernels.gpu.schemas.scatter.code import NAME, detour, generate, propose
 
 SCATTER = GpuSchema(
     name=NAME,
@@ -11,4 +11,5 @@ SCATTER = GpuSchema(
     generate=generate,
     whole=True,
     propose=propose,
+    detour=detour,
 )

@@ -25,7 +25,7 @@ from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point
-from tilewright.kernels.gpu.schema import RESERVED
+from tilewright.kernels.gpu.schema import RESERVED, Detour
 from tilewright.kernels.gpu.schemas.general.run import arguments
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
 from tilewright.machine.gpu import GpuMachine
@@ -150,6 +150,12 @@ def _kernel(group: Group, threads: int, rows: int) -> Kernel:
         (('sums', rows * columns), ('listed', 2 * piece_length), ('joined', threads)),
         typed.helpers(),
     )  # fmt: skip
+
+
+def detour(group: Group, _: GpuSchedule) -> Detour:
+    """Every row of the list is added once; all blocks read the list."""
+    added = sum(stage.points for stage in group.stages) // group.main.sizes[group.main.parallel[0]]
+    return Detour(2 * added, ())
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
