@@ -104,6 +104,28 @@ def check(group: Group, schedule: GpuSchedule) -> None:
     assert np.allclose(got, want, rtol=2e-5, atol=2e-6 * size, equal_nan=True)
 
 
+RUNS = [
+    elementwise(call('add', read(0), read(1)), (3, 5, 8), (3, 5, 8), name='add'),
+    elementwise(call('mul', call('exp', read(0)), read(1)), (3, 5, 8), (5, 1), name='scaled'),
+    elementwise(call('where', read(0), read(1), read(2)), (3, 4), (3, 4), (4,),
+                dtypes=['bool', 'f32', 'f32'], name='where'),
+    moving.gather((9, 20), 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('group', RUNS, ids=lambda g: g.label)
+def test_four_results_of_a_thread(group: Group) -> None:
+    schedule = GpuSchedule.of('general', threads=32, run=4)
+    (step,) = generate(group, schedule).steps
+    assert 'STORE4' in step.kernel.body
+    check(group, schedule)
+
+
+@pytest.mark.parametrize('group', GROUPS, ids=lambda g: g.label)
+def test_four_results_only_where_they_lie_so(group: Group) -> None:
+    check(group, GpuSchedule.of('general', threads=32, run=4))
+
+
 @pytest.mark.parametrize('group', GROUPS, ids=lambda g: g.label)
 def test_a_thread_for_each_result(group: Group) -> None:
     check(group, GENERAL)

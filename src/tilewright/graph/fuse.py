@@ -18,6 +18,7 @@ from tilewright.graph.program import Program, Task
 from tilewright.ops.chain import is_chained
 from tilewright.ops.compose import Composed, append, as_one, prepend
 from tilewright.ops.group import Group
+from tilewright.ops.scatter import LARGE, scattered
 
 Cost = Callable[[Group], float]
 # A chain that is longer is cut: joining takes time that grows with the square of its length, and a
@@ -115,7 +116,9 @@ def _compose(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     if is_chained(producer) or is_chained(consumer):
         return None  # its schemas know it as it is
     if _works(consumer):
-        return prepend(producer, consumer, tensor)
+        # Rows that a long list adds to a table are read as they are, each once.
+        listed = consumer.main.points >= LARGE and scattered(consumer.main) is not None
+        return None if listed else prepend(producer, consumer, tensor)
     return append(producer, consumer, tensor)
 
 

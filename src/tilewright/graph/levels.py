@@ -2,7 +2,8 @@
 
 Goes in: a program. Comes out: the level of each task, one above those whose results it reads, and
 the program with its tasks in that order. What a carried input is next may be written where the
-input lies (`successors`), so that whatever reads the input has a lower level.
+input lies (`successors`), so that whatever reads the input has a lower level. `late` ones among
+them, small updates that nothing else waits for, are put to the end, where they may be one launch.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from graphlib import CycleError, TopologicalSorter
 from tilewright.graph.program import Program, Task
 from tilewright.ops.group import Group
 
-
-def levels_of(program: Program) -> tuple[int, ...]:
-    """For every task the number of tasks on the longest way to it."""
-    return _levels(program, successors(program))
+SMALL = 1 << 16  # elements of an update that may wait until the end
 
 
-def by_levels(program: Program) -> Program:
+def levels_of(program: Program, late: bool = False) -> tuple[int, ...]:
+    """For every task the number of tasks on the longest way to it; `late`: small updates last."""
+    return _levels(program, successors(program), late)
+
+
+def by_levels(program: Program, late: bool = False) -> Program:
     """The same tasks, those of a lower level first.
 
     A branch that is short then comes before the end of a longer one, and what joins them is fused
     with the longer one: the short one runs beside it instead of behind it.
     """
-    levels = levels_of(program)
+    levels = levels_of(program, late)
     order = sorted(range(len(levels)), key=lambda number: (levels[number], number))
     return program.with_tasks(tuple(program.tasks[number] for number in order))
 
@@ -89,7 +92,9 @@ def read_where_written(group: Group) -> frozenset[str]:
     return frozenset(found)
 
 
-def _levels(program: Program, replaced: dict[str, str]) -> tuple[int, ...]:
+def _levels(
+    program: Program, replaced: dict[str, str], late: bool = False
+) -> tuple[int, ...]:  # fmt: skip
     written: dict[str, list[tuple[int, int, int]]] = {}  # root -> (first, end, task)
     readers: dict[str, set[int]] = {}
     needs: list[set[int]] = []
@@ -107,6 +112,24 @@ def _levels(program: Program, replaced: dict[str, str]) -> tuple[int, ...]:
         ((_, _, writer),) = written[value]
         needs[writer] |= readers.get(name, set()) - {writer}
     levels = [0] * len(needs)
-    for number in TopologicalSorter(dict(enumerate(needs))).static_order():
+    order = list(TopologicalSorter(dict(enumerate(needs))).static_order())
+    for number in order:
         levels[number] = 1 + max((levels[other] for other in needs[number]), default=-1)
+    if late and program.carried:
+        behind: list[list[int]] = [[] for _ in needs]
+        for number, others in enumerate(needs):
+            for other in others:
+                behind[other].append(number)
+        moved: set[int] = set()
+        for number in reversed(order):
+            if _is_small_update(program.tasks[number].group) and moved.issuperset(behind[number]):
+                moved.add(number)
+                levels[number] = (
+                    min((levels[n] for n in behind[number]), default=max(levels) + 1) - 1
+                )
     return tuple(levels)
+
+
+def _is_small_update(group: Group) -> bool:
+    """Whether it is element-wise, and so small that a launch takes longer."""
+    return math.prod(group.output.shape) <= SMALL and all(s.combiner is None for s in group.stages)

@@ -23,6 +23,7 @@ from tilewright.graph.half import halved
 from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
+from tilewright.graph.lookups import at_once
 from tilewright.graph.lower import lower, written_out
 from tilewright.graph.narrow import narrowed
 from tilewright.graph.pool_order import order_pools
@@ -66,7 +67,7 @@ PASSES = (*NODE_PASSES, *PROGRAM_PASSES)
 # On a GPU branches run side by side.
 GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'attention': lambda program, _: join_attention(program),
-    'fuse': lambda program, cost: fuse(by_levels(program), cost),
+    'fuse': lambda program, cost: fuse(by_levels(at_once(program)), cost),
     'prologue': put_before,
     'concat': lambda program, _: concat(program),
     'chain': unchained,

@@ -136,9 +136,12 @@ def take(shape: Shape, places: Sequence[int] | np.ndarray, dtype: str = 'f32') -
 
 
 def gather(shape: Shape, count: int, dtype: str = 'f32', index_dtype: str = 'i64') -> Group:
-    """[before, rows, after]: the rows at `count` positions that the tensor Indices holds."""
-    sizes = {'b': shape[0], 'j': count, 'a': shape[2]}
-    looked = access('In', var('b'), Lookup(1), var('a'))
+    """[before, rows, after] or [rows, after]: the rows at `count` positions that the tensor Indices
+    holds.
+    """
+    before = {'b': shape[0]} if len(shape) == 3 else {}
+    sizes = {**before, 'j': count, 'a': shape[-1]}
+    looked = access('In', *map(var, before), Lookup(1), var('a'))
     return _looked_up(
         'gather', shape, (count,), sizes, (looked, Access('Indices', (var('j'),))), dtype,
         index_dtype,

@@ -11,13 +11,15 @@ with it adds up what belongs to one row, for each lookup:
     Seen[x]    = the first j with Indices[j] = x, or how many there are
     Grad[x, a] = Rows[Seen[x], a], or 0 where x was not looked up
 
-Every sum has one order, so that results are the same every time.
+Every sum has one order, so that results are the same every time. `rows_at_once` goes back to the
+definition, in one group, for targets with a kernel that follows the list (`scattered` tells it).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilewright.ops.describe import group_of
 from tilewright.ops.group import Group, Tensor
@@ -83,7 +85,8 @@ def by_rows(
     product = Stage(
         'rows', (Dim(i, count), *rows, Dim(j, count, 'reduction')),
         Access('Rows', (var(i), *columns)),
-        (Access('Same', (var(i), var(j))), Access(up, stage.write.index)),
+        # Same is symmetric: read this way, neighbouring lookups lie side by side.
+        (Access('Same', (var(j), var(i))), Access(up, stage.write.index)),
         call('mul', read(0), read(1)), 'sum',
     )  # fmt: skip
     shapes = {'Same': (count, count), up: tensors[up].shape}
@@ -117,6 +120,59 @@ def by_rows(
             dtype, kinds,
         ),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Out[row, ..] = sum over `place` of (number = row ? read `added` : 0)."""
+
+    row: str
+    place: str
+    number: Expr
+    added: int
+
+
+def scattered(stage: Stage) -> Scattered | None:
+    """How a stage sums rows that a list names; None where it does not."""
+    expr = stage.expr
+    if stage.combiner != 'sum' or len(stage.reduction) != 1 or expr.op != 'where':
+        return None
+    test, value, other = expr.args
+    if test.op != 'eq' or value.op != 'read' or other != const(0.0):
+        return None
+    number, at = test.args
+    rows = [d for d in stage.parallel if at == index(d)]
+    added = int(value.value)
+    moved = {name for access in stage.reads for name in access.names}
+    if len(rows) != 1 or list(number.iterators()) or rows[0] in moved:
+        return None
+    alike = all(
+        a.is_affine and set(a.names) <= {*stage.reduction}
+        for n, a in enumerate(stage.reads)
+        if n != added
+    )
+    return Scattered(rows[0], stage.reduction[0], number, added) if alike else None
+
+
+def rows_at_once(seen: Group, rows: Group, grad: Group) -> Group:
+    """The definition, from the groups of Seen, Rows and the gradient that `by_rows` made."""
+    (by,) = seen.main.reads
+    (j,) = seen.main.reduction
+    (x,) = seen.main.parallel
+    up = rows.main.reads[1]
+    here, _ = seen.main.expr.args[0].args
+    kept = [d for d in grad.main.dims if d.name != x]
+    sizes = seen.main.sizes
+    stage = Stage(
+        grad.main.name, (Dim(x, sizes[x]), *kept, Dim(j, sizes[j], 'reduction')), grad.main.write,
+        (by, up), call('where', call('eq', here, index(x)), read(1), const(0.0)),
+        'sum',
+    )  # fmt: skip
+    tensors = {t.name: t for t in (*seen.tensors, *rows.tensors)}
+    return group_of(
+        grad.label, [stage], {a.tensor: tensors[a.tensor].shape for a in (by, up)},
+        grad.output.dtype, {by.tensor: tensors[by.tensor].dtype},
+    )  # fmt: skip
 
 
 def _fresh(name: str, taken: Mapping[str, int]) -> str:

@@ -44,7 +44,7 @@ class Point:
         piece = self.piece
         iterators = {name: affine_text(at) for name, at in piece.iterators.items()}
         text, dtype = self.typed.text(
-            piece.stage.expr, read_texts(piece.reads, [], self._element), iterators
+            piece.stage.expr, read_texts(piece.reads, [], self.element), iterators
         )
         return narrow(self.typed.convert(text, dtype, piece.dtype))
 
@@ -58,7 +58,7 @@ class Point:
         dtypes = [piece.dtype]
         for count, after in enumerate(piece.after, 1):
             iterators = {name: affine_text(at) for name, at in after.iterators.items()}
-            reads = read_texts(after.reads, dtypes, self._element)
+            reads = read_texts(after.reads, dtypes, self.element)
             text, dtype = self.typed.text(after.expr, reads, iterators)
             made = narrow(self.typed.convert(text, dtype, after.dtype))
             lines.append(f'const {C_TYPES[after.dtype]} value_{count} = {made};')
@@ -67,7 +67,7 @@ class Point:
         made = self.typed.stored(f'value_{len(piece.after)}', piece.write.dtype)
         return [*lines, f'{target} = {made};']
 
-    def _element(self, place: Place, looked_up: Mapping[int, str]) -> str:
+    def element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if place.lookups:
             self.typed.functions['lookup'] = None
         element = self.typed.loaded(f'{place.pointer}[{place.index(looked_up)}]', place.dtype)

@@ -31,6 +31,8 @@ from tilewright.schedule.gpu import GpuSchedule
 
 CALLS = 20
 
+Launches = tuple[Sequence[Call], Waits]  # what is started, and what each of it waits for
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTask:
@@ -79,10 +81,12 @@ class GpuNetwork(Network):
         waits: Waits | None,
         held: Held,
         places: Mapping[str, Place] = MappingProxyType({}),
+        launches: Launches | None = None,
     ) -> None:
         """`waits` says for every kernel what it waits for; None: for the one before it.
 
-        `places` says where in the arena values lie that are no constants.
+        `places` says where in the arena values lie that are no constants, `launches` what a call
+        starts where that is not every kernel by itself.
         """
         self.name, self.device, self.threads = name, device, 1
         self.inputs = tuple(value for value, _ in inputs)
@@ -95,7 +99,8 @@ class GpuNetwork(Network):
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, _give_back, device, held)
         self._close.atexit = False  # a driver may have ended before we do
-        self._recorded = recorded(device, self.calls, waits)
+        self.launches = (self.calls, waits) if launches is None else launches
+        self._recorded = recorded(device, *self.launches)
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -49,7 +49,7 @@ def bound(
     Memory is shared by level, and passes leave tasks in another order: fusion moves a task to where
     its consumer ran.
     """
-    program = by_levels(program)
+    program = by_levels(program, late=True)
     works = works_of(program, best, device.machine, max_rel_err)
     return bind(program, works, device, parallel=parallel, report=_building(progress))
 

@@ -27,9 +27,10 @@ from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step
 from tilewright.ops.dtypes import DTYPES
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Values
-from tilewright.runtime.gpu.network import GpuNetwork, GpuTask, Held
-from tilewright.runtime.gpu.recorded import in_a_row
+from tilewright.runtime.gpu.network import GpuNetwork, GpuTask, Held, Launches
+from tilewright.runtime.gpu.recorded import Waits, in_a_row
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.targets.gpu.bundle import argument_name, bundle, bundles, put_together
 from tilewright.targets.gpu.code import Report, programs
 from tilewright.targets.gpu.order import Span, Touched, waits
 from tilewright.targets.gpu.place import Placement, duties, place
@@ -148,17 +149,41 @@ class _Binder:
         for name, value in self.program.outputs:
             kind = self.program.values[value]
             outputs.append((Value(name, kind.shape, kind.dtype), self._value(value)))
-        arena, *arrays = self.holder.arrays
-        held = Held(arena, tuple(arrays), tuple(self.programs.values()))
         order = waits(touched) if parallel else None
         self._prove(in_a_row(len(touched)) if order is None else order)
+        launches = self._launches([call for task in tasks for call in task.calls], order)
+        arena, *arrays = self.holder.arrays
+        held = Held(arena, tuple(arrays), tuple(self.programs.values()))
         made = GpuNetwork(
             self.program.name, self.device, inputs, outputs, tasks, order, held, self._places(),
+            launches,
         )  # fmt: skip
         made.limits = index_limits(self.program)
         made.carried = frozenset(self.placement.replaced.values())
         self.holder.kept = True
         return made
+
+    def _launches(self, calls: Sequence[Call], order: Waits | None) -> Launches | None:
+        """What a call starts, small updates of carried values together; None: kernel by kernel."""
+        few = self.device.dialect.family == 'opencl'  # arguments of a kernel
+        if order is None or not self.program.carried or few:
+            return None
+        found = bundles([call.program.kernel for call in calls], order)
+        kernels = {one: bundle([calls[n].program.kernel for n in one]) for one in found}
+        self.programs |= programs(self.device, kernels.values())
+        numbers, needed = put_together(order, found)
+        started = []
+        for one in numbers:
+            if len(one) == 1:
+                started.append(calls[one[0]])
+                continue
+            values = {
+                argument_name(place, name): value
+                for place, number in enumerate(one)
+                for name, value in calls[number].values.items()
+            }
+            started.append(Call(self.programs[kernels[one]], values))
+        return started, needed
 
     def _prove(self, order: Sequence[Sequence[int]]) -> None:
         """Raise unless what is handed to the device computes what the program means."""

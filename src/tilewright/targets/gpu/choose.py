@@ -191,7 +191,10 @@ def search(
         elif algorithm != DIRECT and not made:
             made = _by_model(group, machine, top, max_rel_err, trials, DIRECT, estimate)
         return tuple(made[:top]) or _general(group, machine)[:top]
-    return (*_special(group, machine), *_general(group, machine))[:top]
+    found = (*_special(group, machine), *_general(group, machine))
+    if not products:
+        found = tuple(c for c in found if dict(c.schedule.tiles).get('run', 1) == 1)
+    return found[:top]
 
 
 def _special(group: Group, machine: GpuMachine) -> tuple[Choice, ...]:

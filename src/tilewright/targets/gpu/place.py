@@ -79,7 +79,7 @@ def duties(module: Module) -> dict[str, str]:
 
 def place(program: Program, modules: Sequence[Module]) -> Placement:
     """[Program, module of every task] -> [Placement]"""
-    levels = levels_of(program)
+    levels = levels_of(program, late=True)
     if list(levels) != sorted(levels):
         raise ModelError(
             f'{program.name}: tasks of levels {levels} cannot share memory by level; sort them by '

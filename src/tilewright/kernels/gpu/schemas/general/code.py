@@ -8,6 +8,8 @@ Decisions of a schedule:
     lanes     threads that share the reduction of a point, a power of two; 1 if not given. They
               join their results in shared memory, in a fixed order. For few points with a long
               reduction: global pooling, a matrix times a vector.
+    run       4: neighbouring points of a thread, loaded and stored at once, where nothing is
+              reduced and float32 lies so (run.py); 1 if not given
 
 Neighbouring threads are lanes of one point where operands are contiguous along the reduction, else
 neighbouring points.
@@ -16,16 +18,16 @@ neighbouring points.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import safe_iterators
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece, Tables, piece_of
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
+from tilewright.kernels.gpu.schemas.general.run import RUN, arguments, has_runs, run_kernel
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -46,7 +48,13 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def _one(group: Group, schedule: GpuSchedule) -> Module:
     safe, _ = safe_iterators(group, RESERVED)
-    made = kernel(safe, schedule['threads'], _lanes(safe, schedule))
+    given = dict(schedule.tiles)
+    if given.get('run', 1) not in (1, RUN):
+        raise ScheduleError(f'{group.label}: {given["run"]} points of a thread; give 1 or {RUN}')
+    if given.get('run', 1) == RUN and has_runs(safe):
+        made = run_kernel(safe, schedule['threads'])
+    else:
+        made = kernel(safe, schedule['threads'], _lanes(safe, schedule))
     return Module(group, tensor_buffers(group), (Step.of(made),))
 
 
@@ -62,15 +70,6 @@ def _lanes(group: Group, schedule: GpuSchedule) -> int:
     while wanted > length:
         wanted //= 2
     return wanted
-
-
-def arguments(group: Group, used: Sequence[str]) -> tuple[Array, ...]:
-    """Tensors as arguments of a kernel, each once; the result is written."""
-    names = dict.fromkeys([*used, group.output.name])
-    return tuple(
-        Array(t.name, t.dims, t.shape, t.dtype, written=t.name == group.output.name)
-        for t in map(group.tensor, names)
-    )
 
 
 def kernel(group: Group, threads: int, lanes: int = 1) -> Kernel:
@@ -116,7 +115,7 @@ def _place(piece: Piece, points: int, threads: int, lanes: int) -> list[str]:
         if ragged:
             lines += [f'if (point >= {points})', '    return;']
     else:
-        beside = _lanes_beside(piece)
+        beside = lanes_beside(piece)
         lane = f'THREAD % {lanes}' if beside else f'THREAD / {owners}'
         mine = f'THREAD / {lanes}' if beside else f'THREAD % {owners}'
         lines = [
@@ -129,7 +128,7 @@ def _place(piece: Piece, points: int, threads: int, lanes: int) -> list[str]:
     return [*lines, *pieces.decode('point', [(p.name, p.size) for p in loops])]
 
 
-def _reductions(piece: Piece) -> list[Loop]:
+def reductions(piece: Piece) -> list[Loop]:
     """Reductions, the one along which most operands are contiguous inside."""
     return sorted(piece.reductions, key=lambda p: (_contiguous(piece, p), -abs(_step(piece, p))))
 
@@ -142,7 +141,7 @@ def _step(piece: Piece, loop: Loop) -> int:
     return piece.reads[0].strides.get(loop.name, 0) if piece.reads else 0
 
 
-def _lanes_beside(piece: Piece) -> bool:
+def lanes_beside(piece: Piece) -> bool:
     """Whether more operands are contiguous along the reduction than along the results."""
     inner = outside_in(piece, piece.parallel, [piece.write])[-1:]
     along = max((_contiguous(piece, p) for p in piece.reductions), default=0)
@@ -152,7 +151,7 @@ def _lanes_beside(piece: Piece) -> bool:
 def value_lines(point: Point, lanes: int) -> list[str]:
     """Lines that compute `value_0` at one point, or a lane's share `value` of it."""
     piece = point.piece
-    loops = _reductions(piece)
+    loops = reductions(piece)
     if not piece.stage.combiner:
         return [f'const {point.type} value_0 = {point.term()};']
     term = point.combined('value', point.term())
@@ -175,7 +174,7 @@ def value_lines(point: Point, lanes: int) -> list[str]:
 
 def _join(point: Point, threads: int, lanes: int) -> list[str]:
     """The results of a point's lanes, halves upon halves, into `value_0` of its first lane."""
-    apart = 1 if _lanes_beside(point.piece) else threads // lanes
+    apart = 1 if lanes_beside(point.piece) else threads // lanes
     text = point.combined('sums[THREAD]', f'sums[THREAD + step * {apart}]')
     return [
         f'SHARED {point.type} *const sums = (SHARED {point.type} *)joined;',

@@ -6,9 +6,11 @@ import math
 
 from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.kernels.gpu.schemas.general.code import NAME, generate
+from tilewright.kernels.gpu.schemas.general.run import RUN, has_runs
 from tilewright.kernels.gpu.work import WARP, Need, Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.group import Group
+from tilewright.ops.parts import parts
 from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 30  # beside operands and sums: addresses, bounds, counters
@@ -18,6 +20,7 @@ BUSY = 512  # threads of a multiprocessor that hide the latency of memory
 FULL = 2048  # threads of a multiprocessor that ask for as many bytes as memory delivers
 LONG = 64  # elements of a lane from which on a reduction is bound by that
 MOST_LANES = 1024
+MANY = 1 << 18  # results from which on four of a thread still fill a device
 
 
 def need(group: Group, schedule: GpuSchedule) -> Need:
@@ -33,11 +36,12 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     kernel = generate(with_own_dims(group), schedule).steps[0].kernel
     blocks = math.prod(kernel.grid)
     products = max(group.flops / 2 / blocks, 1.0) / WARP
+    index = INDEX_INSTRUCTIONS / dict(schedule.tiles).get('run', 1)
     outputs = 4.0 * math.prod(group.output.shape) / blocks
     return Work(
         blocks, 1, kernel.threads, registers or OTHER_REGISTERS, kernel.shared_bytes, 1,
         1, products, 0.0, 2 * products, 2 * products, 0.0, WARP * products / CACHED,
-        INDEX_INSTRUCTIONS * products, outputs, 0.0,
+        index * products, outputs, 0.0,
     )  # fmt: skip
 
 
@@ -53,6 +57,9 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         and 4 * lanes < length
     ):
         lanes *= 2
+    if lanes == 1 and points >= MANY and parts(group) == (group,) and has_runs(group):
+        runs = (GpuSchedule.of(NAME, threads=128, run=RUN), GpuSchedule.of(NAME, threads=256))
+        return tuple(s for s in runs if s['threads'] <= machine.threads_per_block)
     threads = max(min(256, machine.threads_per_block), lanes)
     wanted = [lanes, *(n for n in (2 * lanes, lanes // 2) if n >= 1)]
     return tuple(

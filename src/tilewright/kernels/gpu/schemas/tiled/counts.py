@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
 from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
-from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
+from tilewright.kernels.gpu.work import (
+    BANKS_BYTES,
+    CUT_INSTRUCTIONS,
+    TRANSACTION,
+    WARP,
+    Need,
+    Work,
+    matrix_code,
+)
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
+SCATTERED = 5  # lines of a warp's copy from which on looking them up is counted
+SECTORS = 8  # of 32 bytes, that are read where one of four would do
 OTHER_REGISTERS = 35  # beside operands and sums: addresses, bounds, counters
 
 
@@ -67,15 +82,33 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         numbers = len(p.front.numbers) / max(1, p.bp // p.threads)
         reads, wavefronts = reads + 2 * elements, wavefronts + 2 * elements
         other += elements * (front_functions(group) + numbers)
+    lines = _lines(p, p.contraction.a, p.rows)
+    if lines >= SCATTERED:
+        # Rows of a warp lie in as many lines, which the first cache looks up one by one.
+        wavefronts += depth * p.bp / WARP * lines
     tile = 4.0 * p.bk * p.bp
     packs = p.moving and not p.direct  # reads every element, writes the packed ones
-    moved = 8.0 * p.packed.elements if packs else 0.0
+    # Of each 32 bytes that are read a warp may want as few as four.
+    sectors = min(_lines(p, p.contraction.b, [(p.contraction.vector, p.columns)]), SECTORS)
+    moved = 4.0 * p.packed.elements * (1 + sectors) if packs else 0.0
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, products, matrix, reads, wavefronts,
         depth * (p.bp / WARP + p.bk / (4 * WARP)), 4.0 * depth * (p.bp + p.bk), other, tile, tile,
         extra_kernels=int(packs), extra_bytes=moved,
     )  # fmt: skip
+
+
+def _lines(p: TiledPlan, access: Access, dims: Sequence[tuple[str, int]]) -> int:
+    """Lines of 128 bytes in which 32 neighbours of an operand lie."""
+    strides, _ = access_strides(p.group, access)
+    found = set()
+    for number in range(min(WARP, math.prod(size for _, size in dims))):
+        place, rest = 0, number
+        for name, size in reversed(dims):
+            place, rest = place + rest % size * strides.get(name, 0), rest // size
+        found.add(place // TRANSACTION)
+    return len(found)
 
 
 def front_functions(group: Group) -> int:
