@@ -78,8 +78,6 @@ FUSIONS: dict[str, tuple[str, ...]] = {
 # On a GPU chains do not pay yet (docs/deepcuts.md).
 _DEFAULTS = {'cpu': 'all'}
 HALF = 'half'  # a pass that only a precision asks for
-# What people call a precision -> the dtype that values are stored as.
-PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
 
 
 def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
