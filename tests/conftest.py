@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quick
 import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.schemas.chain import space as chain_space
 from tilewright.machine import measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
@@ -30,19 +30,9 @@ from tilewright.machine.isa import ISAS, host_isas
 from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.report import gpu_explain
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu import rank_outer
-from tilewright.search.cpu.solver import cache_orders
-from tilewright.search.gpu import moves as gpu_moves
-from tilewright.search.gpu import strategies as gpu_strategies
-from tilewright.search.gpu import tune as gpu_tune
-from tilewright.targets.gpu import choose as gpu_choose
-from tilewright.targets.gpu import price as gpu_price
-from tilewright.targets.gpu import ranked as gpu_ranked
-from tilewright.targets.gpu import target as gpu_target
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
@@ -53,24 +43,7 @@ ABOUT_SEARCHES = ('golden', 'models', 'unit')
 QUICK = ('-O0',)
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
 # How much of a space searches look at, where what they find only has to be right.
-FEW_SCHEDULES = (
-    (rank_outer, 'SHAPES', 1),
-    (rank_outer, 'ORDERS', 1),
-    (rank_outer, 'BUDGET', 12),
-    (rank_outer, 'cache_orders', lambda *stage: cache_orders(*stage)[:2]),
-    (chain_space, 'CUTS', 1),
-    (chain_space, 'SHAPES', 2),
-    (chain_space, 'ROWS', (1, 4)),
-    (gpu_choose, 'TRIALS', 12),
-    (gpu_target, 'LOOKED_AT', 12),
-    (gpu_ranked, 'LOOKED_AT', 24),
-    (gpu_explain, 'LOOKED_AT', 24),
-    (gpu_price, 'CHAIN_TRIALS', 12),
-    (gpu_moves, 'FIXED_DRAWS', 100),
-    (gpu_strategies, 'POPULATION', 24),
-    (gpu_tune, 'CLIMBS', 2),
-    (gpu_tune, 'PARENTS', 2),
-)
+FEW_SCHEDULES = quick.few_schedules(quick.CPU, quick.GPU)
 AS_FOR_USERS = (
     (measure, 'measure_host', measure_host),
     *((module, name, getattr(module, name)) for module, name, _ in FEW_SCHEDULES),
