@@ -23,7 +23,7 @@ from tilewright.graph.half import halved
 from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
-from tilewright.graph.lower import lower, written_out
+from tilewright.graph.lower import lower, remembered, written_out
 from tilewright.graph.pool_order import order_pools
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
@@ -90,6 +90,7 @@ def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
     return made
 
 
+@remembered()
 def apply_passes(
     network: Graph | Program, wanted: Collection[str], cost: Cost, program_passes: ProgramPasses
 ) -> Program:
