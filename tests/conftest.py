@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -41,7 +42,15 @@ ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
 # and checks what users get.
 QUICK = ('-O0',)
-os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
+LINKER = ('-fuse-ld=gold',) if shutil.which('ld.gold') else ()
+os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join((*QUICK, *LINKER)))
+LONGEST = (
+    'test_changed_files_are_refused_or_run_inside_their_memory',
+    'test_graphs_of_a_fixed_seed_are_right',
+    'test_damaged_models',
+    'test_every_length_is_right',
+    'test_explain_of_a_gpu_says_what_was_tried',
+)
 # How much of a space searches look at, where what they find only has to be right.
 FEW_SCHEDULES = quick.few_schedules(quick.CPU, quick.GPU)
 AS_FOR_USERS = (
@@ -62,14 +71,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Cases that add little are slow; what takes seconds in all comes first, so that a mistake
-    shows early.
+    shows early, then what takes longest, so that no worker is left alone with it.
     """
     rest = thin.listed()
     for item in items:
         if item.nodeid in rest:
             item.add_marker(pytest.mark.slow)
     yield
-    items.sort(key=lambda item: item.path.parent.name != 'unit')
+    items.sort(key=lambda item: (item.path.parent.name != 'unit', _name(item) not in LONGEST))
+
+
+def _name(item: pytest.Item) -> str:
+    return item.name.partition('[')[0]
 
 
 @pytest.hookimpl(wrapper=True)
