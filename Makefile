@@ -25,6 +25,9 @@ demo: $(VENV)/stamp-demo
 
 # Tests start the package a hundred times: its byte code is kept, whatever the environment says.
 test test-all: export PYTHONDONTWRITEBYTECODE =
+# Threads of linear algebra wait for work by spinning, on cores that other tests run on.
+test test-all: export OPENBLAS_NUM_THREADS = 1
+test test-all: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/stamp-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

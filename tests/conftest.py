@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -18,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quick
 import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.schemas.chain import space as chain_space
 from tilewright.machine import measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
@@ -30,19 +31,9 @@ from tilewright.machine.isa import ISAS, host_isas
 from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.report import gpu_explain
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu import rank_outer
-from tilewright.search.cpu.solver import cache_orders
-from tilewright.search.gpu import moves as gpu_moves
-from tilewright.search.gpu import strategies as gpu_strategies
-from tilewright.search.gpu import tune as gpu_tune
-from tilewright.targets.gpu import choose as gpu_choose
-from tilewright.targets.gpu import price as gpu_price
-from tilewright.targets.gpu import ranked as gpu_ranked
-from tilewright.targets.gpu import target as gpu_target
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
@@ -51,26 +42,17 @@ ABOUT_SEARCHES = ('golden', 'models', 'unit')
 # Checked, not timed: building quickly matters more than speed. `make test-all` sets it to nothing,
 # and checks what users get.
 QUICK = ('-O0',)
-os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join(QUICK))
-# How much of a space searches look at, where what they find only has to be right.
-FEW_SCHEDULES = (
-    (rank_outer, 'SHAPES', 1),
-    (rank_outer, 'ORDERS', 1),
-    (rank_outer, 'BUDGET', 12),
-    (rank_outer, 'cache_orders', lambda *stage: cache_orders(*stage)[:2]),
-    (chain_space, 'CUTS', 1),
-    (chain_space, 'SHAPES', 2),
-    (chain_space, 'ROWS', (1, 4)),
-    (gpu_choose, 'TRIALS', 12),
-    (gpu_target, 'LOOKED_AT', 12),
-    (gpu_ranked, 'LOOKED_AT', 24),
-    (gpu_explain, 'LOOKED_AT', 24),
-    (gpu_price, 'CHAIN_TRIALS', 12),
-    (gpu_moves, 'FIXED_DRAWS', 100),
-    (gpu_strategies, 'POPULATION', 24),
-    (gpu_tune, 'CLIMBS', 2),
-    (gpu_tune, 'PARENTS', 2),
+LINKER = ('-fuse-ld=gold',) if shutil.which('ld.gold') else ()
+os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join((*QUICK, *LINKER)))
+LONGEST = (
+    'test_changed_files_are_refused_or_run_inside_their_memory',
+    'test_graphs_of_a_fixed_seed_are_right',
+    'test_damaged_models',
+    'test_every_length_is_right',
+    'test_explain_of_a_gpu_says_what_was_tried',
 )
+# How much of a space searches look at, where what they find only has to be right.
+FEW_SCHEDULES = quick.few_schedules(quick.CPU, quick.GPU)
 AS_FOR_USERS = (
     (measure, 'measure_host', measure_host),
     *((module, name, getattr(module, name)) for module, name, _ in FEW_SCHEDULES),
@@ -89,14 +71,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Cases that add little are slow; what takes seconds in all comes first, so that a mistake
-    shows early.
+    shows early, then what takes longest, so that no worker is left alone with it.
     """
     rest = thin.listed()
     for item in items:
         if item.nodeid in rest:
             item.add_marker(pytest.mark.slow)
     yield
-    items.sort(key=lambda item: item.path.parent.name != 'unit')
+    items.sort(key=lambda item: (item.path.parent.name != 'unit', _name(item) not in LONGEST))
+
+
+def _name(item: pytest.Item) -> str:
+    return item.name.partition('[')[0]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,15 +18,12 @@ from tilewright.graph.half import half_group
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
-from tilewright.model.gpu.estimates import ESTIMATES
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.store.records import Store
-from tilewright.targets.fleet import fleet_at, machine_for, own_kind, plans
-from tilewright.targets.gpu.tuning import model_for
 from tilewright.targets.plan import Candidate, Plan
 from tilewright.targets.target import Report, Wanted
 
@@ -71,12 +68,11 @@ def optimize(
               group says how (docs/gpu_half.md).
     store     where records go; None: the user's own store.
     """
-    group, wanted = asked_of(
-        group, machine, top, measure, threads, target=target, device=device, trials=trials,
-        model=model, prune=prune, algorithm=algorithm, max_rel_err=max_rel_err, dtype=dtype,
-        seed=seed,
+    wanted = Wanted(
+        machine, device, top, trials, measure, threads, model, algorithm, max_rel_err, store, seed,
+        progress,
     )  # fmt: skip
-    wanted = replace(wanted, store=store, progress=progress)
+    group, wanted = asked_of(group, wanted, target, prune, dtype)
     plan = targets.target_of(target).plan(group, wanted)
     for candidate in plan.candidates:
         debug(2, _line(candidate))
@@ -85,41 +81,22 @@ def optimize(
 
 
 def asked_of(
-    group: Group,
-    machine: Machine | GpuMachine | str | os.PathLike[str] | None = None,
-    top: int = 5,
-    measure: bool = True,
-    threads: int | None = None,
-    *,
-    target: str = 'cpu',
-    device: str = '',
-    trials: int | None = None,
-    model: str = 'analytical',
-    prune: str | None = None,
-    algorithm: str = 'auto',
-    max_rel_err: float = DEFAULT_LIMIT,
-    dtype: str = 'f32',
-    seed: int | None = None,
+    group: Group, wanted: Wanted, target: str = 'cpu', prune: str | None = None, dtype: str = 'f32'
 ) -> tuple[Group, Wanted]:
     """The words of `optimize`, checked, as targets take them."""
     if not isinstance(group, Group):
         raise InputError(
             f"group is {group!r}; give what conv2d, matmul or parse('mopt/R2') returns"
         )
-    check_options(top, threads, algorithm, max_rel_err, seed)
+    trials, limit = wanted.trials, wanted.max_rel_err
+    check_options(wanted.top, wanted.threads, wanted.algorithm, limit, wanted.seed)
     if trials is not None and (not _is_whole(trials) or trials < 1):
         raise InputError(f'trials is {trials!r}; ask for a whole number of candidates, at least 1')
     if prune is not None and target == 'cpu':
         raise InputError(f'prune={prune!r} is for GPU kernels; leave it out')
     group = _stored_as(group, dtype, target)
-    ranking = model_for(prune, model)
-    if group.half:
-        ranking = _half_ranking(ranking)
-    wanted = Wanted(
-        machine, device, top, trials, measure, threads, ranking, algorithm, float(max_rel_err),
-        seed=seed,
-    )  # fmt: skip
-    return group, wanted
+    ranking = wanted.model if target == 'cpu' else _ranking(group, prune, wanted.model)
+    return group, replace(wanted, model=ranking, max_rel_err=float(limit))
 
 
 def tune_ahead(
@@ -131,14 +108,19 @@ def tune_ahead(
     **words: Any,
 ) -> None:
     """Measure groups on workers of this host's kind, so that `optimize` finds them in the store."""
+    from tilewright.targets.fleet import fleet_at, own_kind, plans
+
     opened = fleet_at(fleet, 'cpu')
-    pieces = {name: asked_of(group, machine, **words) for name, group in groups.items()}
+    wanted = Wanted(machine, **words)
+    pieces = {name: asked_of(group, wanted) for name, group in groups.items()}
     for _ in plans(opened, own_kind(opened), pieces, store, progress):
         pass
 
 
 def fleet_kinds(fleet: str, target: str) -> tuple[str, ...]:
     """The kinds of devices that the workers of a fleet have for a target."""
+    from tilewright.targets.fleet import fleet_at
+
     return tuple(fleet_at(fleet, target).kinds())
 
 
@@ -148,6 +130,8 @@ def optimize_on_fleet(
     kinds: Sequence[str],
     *,
     target: str = 'cpu',
+    prune: str | None = None,
+    dtype: str = 'f32',
     store: Store | None = None,
     progress: Report | None = None,
     **words: Any,
@@ -157,13 +141,14 @@ def optimize_on_fleet(
     Comes out: (name, plan), by kinds and in the order of the groups, each as soon as it and those
     before it are there. `words` are those of `optimize`.
     """
+    from tilewright.targets.fleet import fleet_at, machine_for, plans
+
     opened = fleet_at(fleet, target)
     for kind in kinds:
-        machine = machine_for(opened, kind)
+        wanted = Wanted(machine_for(opened, kind), **words)
         pieces = {
-            name: asked_of(group, machine, target=target, **words)
-            for name, group in groups.items()
-        }  # fmt: skip
+            name: asked_of(group, wanted, target, prune, dtype) for name, group in groups.items()
+        }
         left, found = list(groups), {}
         for name, plan in plans(opened, kind, pieces, store, progress):
             found[name] = plan
@@ -184,8 +169,14 @@ def _stored_as(group: Group, dtype: str, target: str) -> Group:
     return half_group(group, dtype)
 
 
-def _half_ranking(model: str) -> str:
-    """Learned models know kernels of float32 alone."""
+def _ranking(group: Group, prune: str | None, model: str) -> str:
+    """What ranks the kernels of a GPU. Learned models know those of float32 alone."""
+    from tilewright.model.gpu.estimates import ESTIMATES
+    from tilewright.targets.gpu.tuning import model_for
+
+    model = model_for(prune, model)
+    if not group.half:
+        return model
     if model not in ('analytical', 'auto', *ESTIMATES):
         raise InputError(f'model={model!r} ranks kernels of float32; choose analytical or auto')
     return 'analytical' if model == 'auto' else model

@@ -1,9 +1,9 @@
 """A table of named values that others may add to: schemas, instruction sets, dialects, operators.
 
-Goes in: the values that the package brings, each itself or as a hook `'module:NAME'`, which is
-imported when it is first asked for. Comes out: a mapping from name to value, in that order and then
-in the order of registration. Hooks let a value name what lies in a layer above its own, so that it
-is complete and yet no import runs up.
+Goes in: the values that the package brings, each itself or as a hook `'module:NAME'`: in a mapping
+it is imported when its name is first asked for, in a list together with the others. Comes out: a
+mapping from name to value, in that order and then in the order of registration. Hooks let a value
+name what lies in a layer above its own, so that it is complete and yet no import runs up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
     `shipped` are the package's own: a mapping, or values that have a `name`.
     """
 
-    def __init__(self, what: str, shipped: Mapping[str, T] | Iterable[T | str]) -> None:
+    def __init__(self, what: str, shipped: Mapping[str, Any] | Iterable[T | str]) -> None:
         self.what = what
         self._hooks: Any = shipped
         self._shipped: dict[str, T] = {}
@@ -57,7 +57,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self._values
 
     def __getitem__(self, name: str) -> T:
-        return self._load()[name]
+        value = self._load()[name]
+        if isinstance(value, str):
+            value = self._shipped[name] = self._values[name] = resolve(value)
+        return value
 
     def __setitem__(self, name: str, value: T) -> None:
         self._load()[name] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import quick
 
 from tilewright import knobs
 from tilewright.cli import machine, optimize, output
@@ -249,10 +249,10 @@ def test_an_interrupt_says_how_to_go_on(call, host, monkeypatch, tmp_path):
 
 def test_control_c_ends_a_real_run_cleanly(host, tmp_path):
     spec = ','.join(f'mb1ic{c}ih{h}oc16kh3ph1' for c in (4, 5, 6, 7, 9) for h in (5, 6, 7, 8, 9))
-    words = [sys.executable, '-m', 'tilewright', 'optimize', spec, '--machine', host, '--top', '1']
+    words = [sys.executable, '-m', 'quick', 'optimize', spec, '--machine', host, '--top', '1']
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {'TILEWRIGHT_CACHE_DIR': str(tmp_path)},
+        env=quick.environment() | {'TILEWRIGHT_CACHE_DIR': str(tmp_path)},
         # A shell that starts the tests in the background has Ctrl-C ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip

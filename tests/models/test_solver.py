@@ -372,20 +372,6 @@ def test_hard_multiples_are_kept():
     assert floored(start, space)[0]['k'] == 16
 
 
-def test_top_candidates_differ():
-    problem = conv_problem()
-    space = space_of(problem)
-    starts = grid(space, lambda t: capacity(problem.stage, t), CACHES)
-    found = refine(starts, price(problem), space, budget=400)
-    top = found.top_distinct(5, ratio=1.5)
-    assert len(top) == 5
-    assert top[0] == (found.seconds, found.tiles)
-    assert [s for s, _ in top] == sorted(s for s, _ in top)
-    for (_, a), (_, b) in itertools.combinations(top, 2):
-        ratios = [max(x[d] / y[d], y[d] / x[d]) for x, y in zip(a, b, strict=True) for d in x]
-        assert max(ratios) >= 1.5
-
-
 @needs_casadi
 def test_starts_without_a_solver_end_close_to_those_with_it():
     problem = conv_problem()

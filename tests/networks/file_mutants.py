@@ -1,10 +1,10 @@
 """Changes to the meaning of `.tw` files, with checksums that match.
 
-    python file_mutants.py make FOLDER TARGET ..     writes files to change
-    python file_mutants.py try FOLDER SEED COUNT     changes and tries them, best under a sanitizer
+    python file_mutants.py FOLDER SEED COUNT     tries them, best under a sanitizer
 
-Each file is loaded and, unless it is refused, run on read-only arrays between guard pages. One line
-for each says what was done, before it is done, so that the last line names what killed the process.
+`make` writes the files to change. Each file is loaded and, unless it is refused, run on read-only
+arrays between guard pages. One line for each says what was done, before it is done, so that the
+last line names what killed the process.
 """
 
 from __future__ import annotations
@@ -217,15 +217,11 @@ def changed(data: bytes, draw: random.Random) -> tuple[list[str], bytes]:
     return done, file_of(header, arrays)
 
 
-def main(what: str, folder: Path, *words: str) -> None:
+def main(folder: Path, seed: int, count: int) -> None:
     warnings.simplefilter('ignore')
-    if what == 'make':
-        make(folder, list(words))
-        return
     # Searches load libraries that sanitizers do not allow, and need no file to be wrong.
     warnings.filterwarnings('error', '.*chosen again')
     samples = sorted(folder.glob('*-*.tw'))
-    seed, count = map(int, words)
     for number in range(seed, seed + count):
         draw = random.Random(number)
         sample = draw.choice(samples)
@@ -237,4 +233,4 @@ def main(what: str, folder: Path, *words: str) -> None:
 
 
 if __name__ == '__main__':
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -140,21 +140,19 @@ def mutants(folder: Path, targets: list[str], seed: int, count: int) -> list[str
     ).stdout.strip()
     if not os.path.isabs(runtime):
         pytest.skip('the compiler has no address sanitizer that can be loaded before Python')
-    plain = {**os.environ, 'TILEWRIGHT_ISA': 'portable', 'PYTHONPATH': str(SCRIPT.parent)}
-    watched = {
-        **plain, 'LD_PRELOAD': runtime, 'ASAN_OPTIONS': 'detect_leaks=0',
-        'TILEWRIGHT_CFLAGS': '-O0 -fsanitize=address',
-    }  # fmt: skip
-    for words, environment in (
-        (['make', folder, *targets], plain),
-        (['try', folder, seed, count], watched),
-    ):
-        ran = subprocess.run(
-            [sys.executable, SCRIPT, *map(str, words)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        lines = ran.stdout.splitlines()
-        assert ran.returncode == 0, (lines[-1:], ran.stderr[-3000:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('TILEWRIGHT_ISA', 'portable')
+        file_mutants.make(folder, targets)
+        watched = {
+            **os.environ, 'LD_PRELOAD': runtime, 'ASAN_OPTIONS': 'detect_leaks=0',
+            'TILEWRIGHT_CFLAGS': '-O0 -fsanitize=address', 'PYTHONPATH': str(SCRIPT.parent),
+        }  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, SCRIPT, folder, str(seed), str(count)],
+        env=watched, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 0, (lines[-1:], ran.stderr[-3000:])
     return lines
 
 

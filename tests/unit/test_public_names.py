@@ -36,6 +36,16 @@ def test_a_worker_starts_without_what_it_does_not_need():
     }
 
 
+def test_kernels_of_gpus_and_networks_are_not_loaded_for_a_layer_on_a_cpu():
+    code = (
+        'import sys; from tilewright import targets; targets.target_of("cpu"); print(*sys.modules)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert 'tilewright.targets.cpu.target' in loaded
+    assert not {'tilewright.kernels.gpu.registry', 'tilewright.graph.lower'} & {*loaded}
+
+
 CONTRACTS = Path(__file__).parents[2] / 'docs' / 'contracts.md'
 WRITTEN = re.findall(
     r'^\| `tw\.([a-z]\w*)(\([^`]*=[^`]*\)|\(\*[^`]*\))`', CONTRACTS.read_text(), re.M

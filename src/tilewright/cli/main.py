@@ -299,7 +299,7 @@ def completion(
     """Print a script that completes verbs, options and their values in a shell."""
     from tilewright.cli import completion as verb
 
-    print(verb.script(shell.value, typer.main.get_command(app)), end='')
+    print(verb.script(shell.value, _command()), end='')
     return 0
 
 
@@ -325,7 +325,6 @@ def invoke(words: list[str]) -> int:
         invoke(['--help'])
         return InputError.exit_code
     try:
-        add_installed_verbs()
         with warnings.catch_warnings():
             warnings.simplefilter('default', UserWarning)
             warnings.showwarning = _show_warning
@@ -367,7 +366,7 @@ def invoke(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     """The verb's exit code. Not by typer's own `main`, which makes Ctrl-C a bare number."""
-    command = typer.main.get_command(app)
+    command = _command()
     try:
         with command.make_context('tilewright', words) as context:
             code = int(command.invoke(context) or 0)
@@ -387,7 +386,11 @@ def main() -> None:
 
 
 @cache
-def add_installed_verbs() -> None:
-    """Add the verbs of other packages, which they name as entry points of `COMMANDS`."""
+def _command() -> Any:
+    """All verbs, those of other packages included, which name them as entry points of `COMMANDS`.
+
+    Made once: every option of every verb gets a parser of its own.
+    """
     for found in entry_points(group=COMMANDS):
         found.load()(app)
+    return typer.main.get_command(app)

@@ -10,18 +10,17 @@ from pathlib import Path
 from tilewright import knobs
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import InputError, MissingError
-from tilewright.graph.passes import PRECISIONS
 from tilewright.machine.detect import describe_host
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.machine.isa import host_isas
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.ops.dtypes import PRECISIONS
 from tilewright.ops.group import Group
 from tilewright.ops.suites import Expansion, expand_all
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, fleet_kinds, optimize, optimize_on_fleet
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
-from tilewright.runtime.gpu.session import open_device
 from tilewright.store.records import Store, open_store
 from tilewright.targets import target_of
 from tilewright.targets.plan import Plan
@@ -117,7 +116,7 @@ def run(
         target_of(target)
         layers = layers_of(spec, out).layers
         place = None if machine is None else known_gpu(machine)
-    shown = None if fleet else (place or open_device(target, device).machine)
+    shown = None if fleet else (place or _device(target, device))
     store = open_store() if measure else None
     found: list[dict] = []
     code = 0
@@ -178,6 +177,12 @@ def run(
         }
     )  # fmt: skip
     return code
+
+
+def _device(target: str, name: str) -> GpuMachine:
+    from tilewright.runtime.gpu.session import open_device
+
+    return open_device(target, name).machine
 
 
 def _machine_text(machine: Machine | GpuMachine) -> str:

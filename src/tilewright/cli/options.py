@@ -21,14 +21,6 @@ SPEC_HELP = (
 )
 
 
-class CachesName(StrEnum):
-    """How caches are before a call that is timed, as `cli.bench` knows it."""
-
-    WARM = 'warm'
-    FLUSHED = 'flushed'
-    BOTH = 'both'
-
-
 class ShellName(StrEnum):
     """Shells that `cli.completion` writes scripts for."""
 

@@ -13,7 +13,9 @@ operator's function (graph/lowering/) for each node, and hands on what came out.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +37,18 @@ MAX_FOLDED = 2**26
 MAX_NODES = 2**14
 SMALL = 64  # elements of a constant that are compared where nodes are
 Hand = Callable[[Node, str, Result], Result]
+# Key of a node and its inputs -> its results, and what the key has the identity of.
+_lowered: ContextVar[dict[tuple, tuple] | None] = ContextVar('lowered', default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Meanwhile nodes that passes leave as they are, with inputs as they were, are lowered once."""
+    token = _lowered.set({})
+    try:
+        yield
+    finally:
+        _lowered.reset(token)
 
 
 def lower(graph: Graph) -> Program:
@@ -141,6 +155,11 @@ def _room(graph: Graph) -> int:
 def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[Result, ...]:
     """What a node's outputs are; whatever is wrong with it, in one sentence."""
     inputs = tuple(found[name] if name else None for name in node.inputs)
+    lowered, key = _lowered.get(), (node.op, node.name, node.outputs, id(node.attributes))
+    if lowered is not None:
+        key = (*key, id(operator), *map(_identity, inputs))
+        if key in lowered:
+            return lowered[key][0]
     _check_inputs(node, operator, inputs)
     try:
         results = operator.lower(NodeReader(node, inputs))
@@ -153,6 +172,8 @@ def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[
     made = results if isinstance(results, tuple) else (results,)
     if any(node.outputs[len(made) :]):
         raise Unsupported(f'with {len(node.outputs)} outputs')
+    if lowered is not None:
+        lowered[key] = made, node, operator, inputs
     return made
 
 
@@ -181,6 +202,12 @@ def _alike(node: Node, operator: Operator, found: dict[str, Result]) -> tuple | 
 
 def _any_known(results: tuple[Result, ...]) -> bool:
     return any(isinstance(result, Known) for result in results)
+
+
+def _identity(result: Result | None) -> object:
+    if isinstance(result, Named):
+        return result.value
+    return id(result.array if isinstance(result, Known) else result)
 
 
 def _check_inputs(node: Node, operator: Operator, inputs: tuple[Result | None, ...]) -> None:

@@ -24,7 +24,7 @@ from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
 from tilewright.graph.lookups import at_once
-from tilewright.graph.lower import lower, written_out
+from tilewright.graph.lower import lower, remembered, written_out
 from tilewright.graph.narrow import narrowed
 from tilewright.graph.pool_order import order_pools
 from tilewright.graph.program import Program
@@ -81,8 +81,6 @@ FUSIONS: dict[str, tuple[str, ...]] = {
 # On a GPU chains do not pay yet (docs/deepcuts.md).
 _DEFAULTS = {'cpu': 'all'}
 HALF = 'half'  # a pass that only a precision asks for
-# What people call a precision -> the dtype that values are stored as.
-PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
 
 
 def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
@@ -104,6 +102,7 @@ def with_narrow(
     return {**passes, HALF: lambda program, _: narrowed(program, dtype, why_not)}
 
 
+@remembered()
 def apply_passes(
     network: Graph | Program, wanted: Collection[str], cost: Cost, program_passes: ProgramPasses
 ) -> Program:

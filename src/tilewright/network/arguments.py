@@ -11,11 +11,10 @@ from typing import Any
 from tilewright import zoo
 from tilewright.errors import InputError, MissingError, UnsupportedError
 from tilewright.files import path_of
-from tilewright.graph.passes import PRECISIONS
 from tilewright.graph.program import Program
 from tilewright.kernels.cpu.schemas.narrow.plan import has_narrow
 from tilewright.machine.machine import Machine
-from tilewright.ops.dtypes import NUMPY
+from tilewright.ops.dtypes import NUMPY, PRECISIONS
 from tilewright.ops.tiles import algorithm_title
 from tilewright.targets.gpu.tuning import How, model_for
 

@@ -36,7 +36,6 @@ from tilewright.graph.half import holds_halves, widened
 from tilewright.graph.passes import (
     HALF,
     NODE_PASSES,
-    PRECISIONS,
     PROGRAM_PASSES,
     ProgramPasses,
     apply_passes,
@@ -73,6 +72,7 @@ from tilewright.network.ranged import (
     refuse_with_ranges,
     shapes_of,
 )
+from tilewright.ops.dtypes import PRECISIONS
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Types of storage, and what rounding to them is off by, as a share of a value.
 HALVES: dict[str, float] = {'f16': 2.0**-11, 'bf16': 2.0**-8}
+# What people call a precision -> the dtype that values are stored as.
+PRECISIONS = {'fp32': 'f32', 'fp16': 'f16', 'bf16': 'bf16'}
 NUMPY: dict[str, Any] = {
     'f32': np.float32,
     'f64': np.float64,

@@ -95,7 +95,8 @@ def _pad(
     for extent, expression in zip(array.shape, access.index, strict=True):
         last = expression.const + expression.extent(stage.sizes) - 1
         widths.append((max(0, -expression.const), max(0, last - extent + 1)))
-    padded = np.pad(array, widths, constant_values=filler) if widths else array
+    needed = any(map(any, widths))
+    padded = np.pad(array, widths, constant_values=filler) if needed else array
     return padded, tuple(
         e.const + before for e, (before, _) in zip(access.index, widths, strict=True)
     )

@@ -7,6 +7,7 @@ error that is expected of an algorithm such as Winograd.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A time that nothing can beat, and for what it holds."""
+    """A time that nothing of what it holds for can beat."""
 
     name: str
     time_ms: float
@@ -102,13 +103,11 @@ def _is_direct(plan: Plan) -> bool:
 
 
 def bounds(plan: Plan) -> tuple[Bound, ...]:
-    """Arithmetic at peak, compulsory traffic over each boundary, the solver's dual; largest first.
+    """Arithmetic at peak and compulsory traffic over each boundary; largest first.
 
-    The first two hold for every kernel of the algorithm that was chosen, which moves its constants
-    as it reads them. What the caches inside a boundary may still hold from the call before is not
-    compulsory (model/cpu/prediction.py). The dual holds for data movement under the model, for the
-    direct schedules that the solver ranges over. For another algorithm, the bound of the direct one
-    comes instead of it.
+    They hold for every kernel of the algorithm that was chosen, which moves its constants as it
+    reads them. What the caches inside a boundary may still hold from the call before is not
+    compulsory (model/cpu/prediction.py).
     """
     machine, prediction = plan.machine, plan.best.prediction
     names = dict(zip(machine.boundaries, boundary_names(machine), strict=True))
@@ -121,17 +120,21 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
         name = f'compulsory traffic {names[resource]}' if traffic else 'arithmetic at peak'
         direct = not traffic and _is_direct(plan)
         found.append(Bound(name, 1e3 * seconds, 'every direct kernel' if direct else kernels))
-    if not _is_direct(plan):
-        found.append(Bound('all products or their traffic', plan.bound_ms, 'every direct kernel'))
-    elif plan.solver_bound_s > 0:
-        found.append(
-            Bound(
-                "solver's dual, data movement",
-                1e3 * plan.solver_bound_s,
-                'any tile sizes with the register tiles and loop orders solved for',
-            )
-        )
     return tuple(sorted(found, key=lambda b: -b.time_ms))
+
+
+def other_bounds(plan: Plan) -> tuple[Bound, ...]:
+    """Bounds on something else, which the chosen kernel may be below.
+
+    The solver's dual is about all data that loops move with nothing left in the caches by the call
+    before; kernels of another algorithm are below what every direct one takes.
+    """
+    if not _is_direct(plan):
+        return (Bound('all products or their traffic', plan.bound_ms, 'every direct kernel'),)
+    if plan.solver_bound_s <= 0:
+        return ()
+    tiles = 'all data moved, any tile sizes with the register tiles and loop orders solved for'
+    return (Bound("solver's dual", 1e3 * plan.solver_bound_s, tiles),)
 
 
 def breakdown(plan: Plan) -> tuple[tuple[str, float], ...]:
@@ -242,6 +245,7 @@ def explanation(plan: Plan) -> dict:
         'limit': limit_name(plan.best.prediction, plan.machine),
         'runner_up': asdict(second) if second else None,
         'bounds': [asdict(bound) for bound in bounds(plan)],
+        'other_bounds': [asdict(bound) for bound in other_bounds(plan)],
         'breakdown_ms': dict(breakdown(plan)),
         'error': asdict(error) if error else None,
     }
@@ -325,20 +329,25 @@ def runner_up_lines(plan: Plan) -> list[str]:
 
 
 def _bound_lines(plan: Plan) -> list[str]:
-    shown, found = figures(plan), bounds(plan)
-    rows = [[b.name, _ms(b.time_ms)] for b in found]
+    shown, others = figures(plan), other_bounds(plan)
     above = shown.time_ms / shown.algorithm_bound_ms - 1
     # Only a measured time can be below: the figures of the machine are then too low.
     where = f'{above:.1%} above' if above > -5e-4 else f'{-above:.1%} below'
-    lines = ['Lower bounds on the time', *_noted(rows, [f'for {b.holds_for}' for b in found])]
-    if plan.solver_bound_s <= 0 and _is_direct(plan):
-        lines.append("  The solver's dual does not apply: no tile problem was solved.")
+    lines = ['Lower bounds on the time', *_held(bounds(plan))]
     lines.append(
         f'  The {"measured" if shown.measured_ms is not None else "predicted"} time is '
         f'{where} the bound of {_ms(shown.algorithm_bound_ms)}.'
     )
     parts = ', '.join(f'{_ms(ms)} {name}' for name, ms in breakdown(plan) if ms >= 5e-4)
-    return [*lines, f'  The predicted time is made of {parts}.']
+    lines.append(f'  The predicted time is made of {parts}.')
+    if others:
+        return [*lines, 'Bounds on something else', *_held(others)]
+    return [*lines, "  The solver's dual does not apply: no tile problem was solved."]
+
+
+def _held(found: Sequence[Bound]) -> list[str]:
+    rows = [[b.name, _ms(b.time_ms)] for b in found]
+    return _noted(rows, [f'for {b.holds_for}' for b in found])
 
 
 def _noted(rows: list[list[str]], notes: list[str]) -> list[str]:

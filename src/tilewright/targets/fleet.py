@@ -22,7 +22,6 @@ from tilewright.machine.isa import best_isa
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import fingerprint, load_machine
 from tilewright.ops.group import Group
-from tilewright.runtime.gpu.session import device_names, open_device
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.worker import REFERENCE_FLOPS_PER_S, START_LIMIT_S
 from tilewright.store import choices
@@ -64,6 +63,7 @@ def devices_of(target: str) -> tuple[FleetDevice, ...]:
         facts = describe_host()
         held = Validators.current(fingerprint(facts, best_isa(facts.isas)))
         return (FleetDevice(target, '', facts.model, **asdict(held)),)
+    from tilewright.runtime.gpu.session import device_names, open_device
     from tilewright.targets.gpu.tuning import Place, validators_of
 
     found = []

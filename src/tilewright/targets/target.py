@@ -104,12 +104,12 @@ class Target(Protocol):
 
 TARGETS: Registry[Target] = Registry(
     'a target',
-    (
-        'tilewright.targets.cpu.target:CPU_TARGET',
-        'tilewright.targets.gpu.target:CUDA_TARGET',
-        'tilewright.targets.gpu.target:OPENCL_TARGET',
-        'tilewright.targets.gpu.target:HOST_TARGET',
-    ),
+    {
+        'cpu': 'tilewright.targets.cpu.target:CPU_TARGET',
+        'cuda': 'tilewright.targets.gpu.target:CUDA_TARGET',
+        'opencl': 'tilewright.targets.gpu.target:OPENCL_TARGET',
+        'host': 'tilewright.targets.gpu.target:HOST_TARGET',
+    },
 )
 
 

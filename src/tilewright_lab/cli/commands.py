@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,6 @@ from tilewright.cli.options import (
     SPEC_HELP,
     Algorithm,
     AlgorithmName,
-    CachesName,
     Fallback,
     Fleet,
     Fuse,
@@ -40,6 +40,14 @@ from tilewright_lab.figures.figures import FIGURES
 from tilewright_lab.peers.contestants import peers_help
 
 verbs = typer.Typer()
+
+
+class CachesName(StrEnum):
+    """How caches are before a call that is timed, as `bench` knows it."""
+
+    WARM = 'warm'
+    FLUSHED = 'flushed'
+    BOTH = 'both'
 
 
 def register(app: typer.Typer) -> None:

@@ -19,8 +19,7 @@ import numpy as np
 
 from tilewright import zoo
 from tilewright.errors import CompilerError, MissingError, TilewrightError
-from tilewright.graph.passes import PRECISIONS
-from tilewright.ops.dtypes import HALVES
+from tilewright.ops.dtypes import HALVES, PRECISIONS
 from tilewright.report.grid import Grid
 from tilewright.runtime import verify
 from tilewright.runtime.gpu.network import GpuNetwork

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -305,7 +306,7 @@ def means(results: Sequence[LayerResult]) -> dict[str, float | None]:
 
 
 def _median(turns: Sequence[Sequence[float]]) -> float:
-    return statistics.median(sample for turn in turns for sample in turn)
+    return statistics.median(chain.from_iterable(turns))
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

@@ -20,7 +20,7 @@ stream then. Tiles do not wait for each other: as many as the core looks ahead a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.kernels.cpu.nest import part_extents
@@ -63,8 +63,21 @@ class Work:
 
 def tile_work(shape: Stencil, isa: Isa, rows: Rows, strip: Strip) -> Work:
     """[Rows, Strip] -> [Work]: instructions of the generated tile."""
-    used = {y for line in rows.reads for y in line if y is not None}
-    terms = sum(y is not None for line in rows.reads for y in line)
+    return _tile(shape, isa, rows, strip, _row_work(shape, strip))
+
+
+def all_work(plan: StencilPlan) -> list[tuple[Rows, Strip, Work]]:
+    """The work of every kind of tile."""
+    shape, isa = plan.shape, ISAS[plan.schedule.isa]
+    read = [(strip, _row_work(shape, strip)) for strip in plan.strips]
+    return [
+        (rows, strip, _tile(shape, isa, rows, strip, each)) for rows in plan.rows
+        for strip, each in read
+    ]  # fmt: skip
+
+
+def _row_work(shape: Stencil, strip: Strip) -> tuple[int, int, int]:
+    """(taps, loads, shuffles) of one row that is read."""
     taps = loads = shuffles = 0
     shared: set[tuple[int, int]] = set()
     for v, vector in enumerate(strip.reads):
@@ -81,6 +94,15 @@ def tile_work(shape: Stencil, isa: Isa, rows: Rows, strip: Strip) -> Work:
                 loads += inside
     if shape.across.step > 1 and shared:
         loads = len(shared)
+    return taps, loads, shuffles
+
+
+def _tile(
+    shape: Stencil, isa: Isa, rows: Rows, strip: Strip, row: tuple[int, int, int]
+) -> Work:  # fmt: skip
+    taps, loads, shuffles = row
+    used = {y for line in rows.reads for y in line if y is not None}
+    terms = sum(y is not None for line in rows.reads for y in line)
     # Without multiply-adds by lane every weight is broadcast by a load of its own.
     weights = 0 if isa.by_lane else terms * len(shape.across.taps)
     return Work(
@@ -133,7 +155,9 @@ class Cycles:
     streams: int  # most rows that one tile reads
 
 
-def cycles(plan: StencilPlan, part: Mapping[str, int]) -> Cycles:
+def cycles(
+    plan: StencilPlan, part: Mapping[str, int], tiles: Sequence[tuple[Rows, Strip, Work]]
+) -> Cycles:
     """Cycles of the largest part."""
     shape, isa = plan.shape, ISAS[plan.schedule.isa]
     sizes = shape.stage.sizes
@@ -143,24 +167,25 @@ def cycles(plan: StencilPlan, part: Mapping[str, int]) -> Cycles:
     stages = len(plan.group.epilogue)
     compute = starts = store = 0.0
     streams = 0
-    for rows in plan.rows:
-        for strip in plan.strips:
-            work = tile_work(shape, isa, rows, strip)
-            times = filters * share * rows.times * strip.times
-            each = step_cycles(work, isa, steps) + SPILL_CYCLES * spilled(work, shape, isa)
-            compute += times * (steps * each + TILE_CYCLES)
-            starts += times * ROW_CYCLES * work.streams
-            if steps > 1:
-                starts += times * PLANE_CYCLES * steps * (work.streams - rows.count)
-            store += times * work.accumulators * (STORE_CYCLES + EPILOGUE_CYCLES * stages)
-            streams = max(streams, work.streams - rows.count)
+    for rows, strip, work in tiles:
+        times = filters * share * rows.times * strip.times
+        each = step_cycles(work, isa, steps) + SPILL_CYCLES * spilled(work, shape, isa)
+        compute += times * (steps * each + TILE_CYCLES)
+        starts += times * ROW_CYCLES * work.streams
+        if steps > 1:
+            starts += times * PLANE_CYCLES * steps * (work.streams - rows.count)
+        store += times * work.accumulators * (STORE_CYCLES + EPILOGUE_CYCLES * stages)
+        streams = max(streams, work.streams - rows.count)
     return Cycles(compute, starts + filters * FILTER_CYCLES, store, streams)
 
 
-def traffic(plan: StencilPlan, machine: Machine, part: Mapping[str, int]) -> tuple[float, ...]:
+def traffic(
+    plan: StencilPlan, machine: Machine, part: Mapping[str, int],
+    tiles: Sequence[tuple[Rows, Strip, Work]] = (),
+) -> tuple[float, ...]:  # fmt: skip
     """Words over every boundary for one thread; loads and stores of registers first."""
     shape, group, threads = plan.shape, plan.group, plan.schedule.threads
-    stage, isa = shape.stage, ISAS[plan.schedule.isa]
+    stage = shape.stage
     one = dict(part) | dict.fromkeys(shape.outer, 1)
     whole = float(group.tensor(shape.a.tensor).size)
     once = min(float(footprint(shape.a, part)), whole)
@@ -171,9 +196,7 @@ def traffic(plan: StencilPlan, machine: Machine, part: Mapping[str, int]) -> tup
     steps = math.prod(stage.sizes[d] for d in shape.loops)
     filters = math.prod(part[d] for d in shape.outer)
     loaded = sum(
-        rows.times * strip.times * tile_work(shape, isa, rows, strip).loads
-        for rows in plan.rows
-        for strip in plan.strips
+        rows.times * strip.times * work.loads for rows, strip, work in tiles or all_work(plan)
     )
     words = [filters * steps * loaded * plan.lanes + written]
     for number in range(len(machine.caches)):
@@ -189,10 +212,11 @@ def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Predi
     """[Group, Schedule, Machine] -> [Prediction]"""
     plan, isa, threads = plan_stencil(group, schedule), ISAS[schedule.isa], schedule.threads
     part = part_extents(group.main, schedule)
-    done = cycles(plan, part)
+    tiles = all_work(plan)
+    done = cycles(plan, part, tiles)
     # Narrower vectors than the machine has run at the same number of instructions.
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
-    words = traffic(plan, machine, part)
+    words = traffic(plan, machine, part, tiles)
     times = [
         4 * words[number] * threads / (1e9 * machine.bandwidth_gbps(number, threads))
         for number in range(len(words))

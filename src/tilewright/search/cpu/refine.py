@@ -98,16 +98,6 @@ class Refined:
     evaluations: int
     ranked: tuple[tuple[float, Tiles], ...]
 
-    def top_distinct(self, n: int, *, ratio: float = 1.25) -> tuple[tuple[float, Tiles], ...]:
-        """The n best that differ: in some tile by at least `ratio` from each one before."""
-        chosen: list[tuple[float, Tiles]] = []
-        for seconds, tiles in self.ranked:
-            if len(chosen) == n:
-                break
-            if all(_apart(tiles, other) >= ratio for _, other in chosen):
-                chosen.append((seconds, tiles))
-        return tuple(chosen)
-
 
 def refine(
     starts: Iterable[Sequence[Mapping[str, float]]], cost: Cost, space: Space, *,
@@ -397,13 +387,6 @@ def _arrays(states: Sequence[_State], space: Space) -> tuple[dict[str, Any], ...
 
 def _tiles(state: _State, space: Space) -> Tiles:
     return tuple(dict(zip(space.dims, row, strict=True)) for row in state)
-
-
-def _apart(one: Tiles, other: Tiles) -> float:
-    """The largest ratio between corresponding tile sizes."""
-    return max(
-        max(a[d], b[d]) / min(a[d], b[d]) for a, b in zip(one, other, strict=True) for d in a
-    )
 
 
 def _spread(ladder: Sequence[int], rungs: int) -> list[int]:

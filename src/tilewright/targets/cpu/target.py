@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,14 +36,15 @@ from tilewright.runtime.worker import Worker
 from tilewright.schedule.choice import AnySchedule
 from tilewright.search.cpu.choose import choose
 from tilewright.store import tuned
-from tilewright.store.network_file import Saved
 from tilewright.store.records import Record, Validators, open_store
 from tilewright.targets.cpu.choose import choice_of, is_legal
 from tilewright.targets.cpu.host import cpu_schedule, machine_of, thread_count, tuned_on
-from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.plan import Candidate, Plan
-from tilewright.targets.site import Site
 from tilewright.targets.target import Wanted
+
+if TYPE_CHECKING:
+    from tilewright.store.network_file import Saved
+    from tilewright.targets.site import Site
 
 ROUNDS = 5
 
@@ -108,11 +109,15 @@ class CpuTarget:
         return explain_plan(plan)
 
     def site(self, machine: Any, threads: int | None, device: str) -> Site:
+        from tilewright.targets.cpu.site import CpuSite
+
         return CpuSite.of(machine, threads)
 
     def site_for(
         self, path: str | os.PathLike[str], saved: Saved, threads: int | None, device: str
     ) -> Site:  # fmt: skip
+        from tilewright.targets.cpu.site import CpuSite
+
         return CpuSite.for_saved(path, saved, threads)
 
 
