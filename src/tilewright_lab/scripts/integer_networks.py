@@ -79,15 +79,20 @@ def onnxruntime_session(path: Path, threads: int) -> Callable[[Mapping[str, np.n
     return lambda inputs: session.run(None, dict(inputs))[0]
 
 
-def openvino_model(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
-    """OpenVINO on a model; None where it is not installed."""
+def openvino_model(
+    path: Path, threads: int, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
+    """OpenVINO on a model, with sizes that it leaves open; None where it is not installed."""
     try:
         import openvino
     except ImportError:
         return None
     core = openvino.Core()
     config = {'INFERENCE_NUM_THREADS': threads, 'PERFORMANCE_HINT': 'LATENCY'}
-    compiled = core.compile_model(core.read_model(path), 'CPU', config)
+    model = core.read_model(path)
+    if shapes:
+        model.reshape({name: list(shape) for name, shape in shapes.items()})
+    compiled = core.compile_model(model, 'CPU', config)
     return lambda inputs: compiled(dict(inputs))[0]
 
 
