@@ -88,7 +88,7 @@ def _scale_and_shift(
     first = node.inputs[0] in constants
     given = constants[node.inputs[not first]]
     shape = (*(1,) * (rank - given.ndim), *given.shape)
-    if given.size != 1 and shape != (1, channels, *(1,) * (rank - 2)) or given.ndim > rank:
+    if (given.size != 1 and shape != (1, channels, *(1,) * (rank - 2))) or given.ndim > rank:
         return None
     by = given.astype(np.float64).reshape(-1)
     one, zero = np.ones(1), np.zeros(1)

@@ -100,16 +100,22 @@ def in_turns(
     runners: Mapping[str, Callable[[Mapping[str, np.ndarray]], Any]],
     inputs: Mapping[str, np.ndarray],
     rounds: int,
+    gap_s: float = 0.0,
 ) -> dict[str, float]:
-    """Median milliseconds of each; all are run once in every round."""
+    """Median milliseconds of each; all have a turn in every round.
+
+    Threads of one keep a core for a while after its call: a gap lets them fall asleep first.
+    """
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
+            time.sleep(gap_s)
             run(inputs)
-            begin = time.perf_counter()
-            run(inputs)
-            if turn:
-                times[name].append(1e3 * (time.perf_counter() - begin))
+            for _ in range(3 if gap_s else 1):
+                begin = time.perf_counter()
+                run(inputs)
+                if turn:
+                    times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(found) for name, found in times.items()}
 
 

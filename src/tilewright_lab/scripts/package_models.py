@@ -42,6 +42,7 @@ from tilewright_lab.scripts.integer_networks import in_turns, openvino_model
 TARGETS = ('cpu', 'opencl')
 LIMIT_S, SHORT_S = 280.0, 10.0  # for a file at most, and what is too little to begin one
 LATE = 'not done'  # how the status of a file begins that is to be tried again
+GAP_S = 0.1  # between turns
 PEERS = ('onnxruntime', 'openvino')
 
 
@@ -214,7 +215,7 @@ def row_of(
             except RuntimeError as error:  # it does not take every file
                 found['openvino'], other = str(error).strip().splitlines()[-1][:300], None
             runners |= {PEERS[1]: other} if other else {}
-            found['ms'] = in_turns(runners, given, rounds)
+            found['ms'] = in_turns(runners, given, rounds, GAP_S)
             found['ours_share'] = ours_share(net, ours)
         return found
 
@@ -235,35 +236,54 @@ def ratio(row: Mapping[str, Any]) -> float | None:
     return min(peers) / times['ours'] if peers and 'ours' in times else None
 
 
+HEADINGS = (
+    'file', 'compiles', 'right: CPU', 'right: OpenCL', 'compile, s', 'ours, ms', 'ONNX Runtime',
+    'OpenVINO f32', 'better peer / ours', 'our share',
+)  # fmt: skip
+
+
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The rows for a page, and what they come to."""
-    lines = [
-        '| file | compiles | right: CPU | right: OpenCL | compile, s | ours, ms | ONNX Runtime | '
-        'OpenVINO f32 | better peer / ours |',
-        '|---|---|---|---|---|---|---|---|---|',
-    ]
+    lines = [f'| {" | ".join(HEADINGS)} |', '|---' * len(HEADINGS) + '|']
     for name, row in rows.items():
         cpu, gpu = (row.get('right', {}).get(target, {}) for target in TARGETS)
         alone = 'alone' if not cpu.get('fallback') else f'{cpu["theirs"]} nodes by ONNX Runtime'
         whose = alone if cpu.get('status') in ('ok', 'wrong') else 'no'
-        times = [row.get('ms', {}).get(who) for who in ('ours', *PEERS)]
+        times = row.get('ms', {})
+        missing = 'refuses' if 'openvino' in row else '-'
         cells = [
-            name, whose, _verdict(cpu), _verdict(gpu),
-            f'{cpu["compile_s"]:.1f}' if 'compile_s' in cpu else '-',
-            *('-' if ms is None else f'{ms:.3g}' for ms in times),
-            f'{found:.2f}' if (found := ratio(row)) else '-',
+            name, whose, _verdict(cpu), _verdict(gpu), _number(cpu.get('compile_s'), '.0f'),
+            *(_number(times.get(who), '.3g') for who in ('ours', PEERS[0])),
+            _number(times.get(PEERS[1]), '.3g', missing), _number(ratio(row), '.2f'),
+            _number(row.get('ours_share'), '.0%'),
         ]  # fmt: skip
         lines.append(f'| {" | ".join(cells)} |')
     found = [value for row in rows.values() if (value := ratio(row))]
-    count = len(rows)
     cpus = [row.get('right', {}).get('cpu', {}) for row in rows.values()]
-    alone = sum(cpu.get('status') == 'ok' and not cpu.get('fallback') for cpu in cpus)
-    right = sum(cpu.get('status') == 'ok' for cpu in cpus)
-    lines += ['', f'{count} files: {alone} compile and are right alone, {right} with the fallback.']
+    right = [cpu for cpu in cpus if cpu.get('status') == 'ok']
+    alone = sum(not cpu['fallback'] for cpu in right)
+    wrong = sum(_wrong(row) for row in rows.values())
+    lines += [
+        '',
+        f'{len(rows)} files: {alone} compile alone and are right, {len(right)} with the fallback; '
+        f'{wrong} are wrong.',
+    ]
     if found:
         mean = math.exp(sum(map(math.log, found)) / len(found))
-        lines.append(f'Better peer over ours, geometric mean of {len(found)}: {mean:.2f}.')
+        won = sum(value > 1 for value in found)
+        lines.append(
+            f'Better peer over ours: {mean:.2f} in the geometric mean of {len(found)}; ours is '
+            f'faster for {won}.'
+        )
     return '\n'.join(lines)
+
+
+def _wrong(row: Mapping[str, Any]) -> bool:
+    return any(found.get('status') == 'wrong' for found in row.get('right', {}).values())
+
+
+def _number(value: float | None, form: str, missing: str = '-') -> str:
+    return missing if value is None else format(value, form)
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
