@@ -33,6 +33,7 @@ from tilewright.ops.pooling import (
     window_counts,
 )
 from tilewright.ops.products import einsum, stacked_product
+from tilewright.ops.ranking import SCATTERED, scatter_elements, top_places
 from tilewright.ops.reduction import REDUCTIONS, arg_extreme, log_sum_exp, running
 from tilewright.ops.reference import reference
 from tilewright.ops.resize import Resized, interpolate, nearest
@@ -342,3 +343,25 @@ def test_products() -> None:
     same(group, np.einsum('abc,cb->ba', A, B), In0=A, In1=B)
     outer = einsum('einsum', [(3,), (4,)], ['a', 'b'], 'ab', {'a': 3, 'b': 4})
     same(outer, np.outer(A[:, 0, 0], B[0]), In0=A[:, 0, 0], In1=B[0])
+
+
+@pytest.mark.parametrize('axis', [0, 1, 2])
+def test_largest_along_an_axis(axis: int) -> None:
+    """Of equal elements the first comes first."""
+    x = np.round(noise(3, 7, 5))
+    for largest in (True, False):
+        want = np.argsort(-x if largest else x, axis, kind='stable').take(range(2), axis)
+        same(top_places(x.shape, axis, 2, largest), want, In=x)
+
+
+@pytest.mark.parametrize('how', SCATTERED)
+def test_elements_written_to_positions(how: str) -> None:
+    """Indices may count from the end; of several that are equal the last one holds."""
+    x, updates = noise(3, 7, 5), noise(3, 4, 5)
+    indices = np.random.default_rng(0).integers(-7, 7, updates.shape)
+    want = x.copy()
+    functions = {'add': np.add, 'mul': np.multiply, 'max': np.maximum, 'min': np.minimum}
+    for i, j, k in np.ndindex(*updates.shape):
+        at, value = (i, indices[i, j, k], k), updates[i, j, k]
+        want[at] = value if how == 'none' else functions[how](want[at], value)
+    same(scatter_elements(x.shape, 1, 4, how), want, In=x, Indices=indices, Updates=updates)

@@ -1,4 +1,4 @@
-"""Batch normalisation folded into weights: the node is gone, the results stay."""
+"""Batch normalisation and its like folded into weights: nodes are gone, the results stay."""
 
 from __future__ import annotations
 
@@ -50,6 +50,33 @@ def test_matrix_products(turned, bias):
         {'x': (3, 4)}, 'y', [gemm, NORM], w=graphs.floats(*shape), b=graphs.floats(1, CHANNELS),
         one=graphs.floats(1), **STATISTICS,
     ))  # fmt: skip
+
+
+@pytest.mark.parametrize('op', ['Conv', 'ConvTranspose', 'Gemm'])
+def test_sums_and_factors_of_channels(op):
+    """Bias, factor and sum as nodes of their own, as PaddleOCR's files have them."""
+    ones = () if op == 'Gemm' else (1, 1)
+    shape = {'Conv': (CHANNELS, 4, 3, 3), 'ConvTranspose': (4, CHANNELS, 3, 3)}.get(op, (4, 6))
+    nodes = [
+        graphs.node(op, 'x w', 'c'), graphs.node('Add', 'c b', 'd'),
+        graphs.node('Mul', 's d', 'e'), graphs.node('Sub', 'b e', 'f'),
+        graphs.node('Div', 'f t', 'g'), graphs.node('Relu', 'g', 'y'),
+    ]  # fmt: skip
+    made = graphs.graph(
+        {'x': (3, 4, 5, 5) if ones else (3, 4)}, 'y', nodes, w=graphs.floats(*shape),
+        b=graphs.floats(1, CHANNELS, *ones), s=graphs.floats(1, seed=2),
+        t=2 + np.abs(graphs.floats(CHANNELS, *ones, seed=3)),
+    )  # fmt: skip
+    check(made)
+    assert [n.op for n in fold_batch_norm(made).nodes] == [op, 'Relu']
+
+
+@pytest.mark.parametrize('sizes', [(1, 1, 5, 5), (2, 1, 1, 1, 1), (3, 1, 1, 1)])
+def test_sums_over_anything_but_channels_stay(sizes):
+    nodes = [graphs.node('Conv', 'x w', 'c'), graphs.node('Add', 'c b', 'y')]
+    made = graphs.graph({'x': (3, 4, 5, 5)}, 'y', nodes, w=graphs.floats(CHANNELS, 4, 1, 1),
+                        b=graphs.floats(*sizes))  # fmt: skip
+    assert [n.op for n in fold_batch_norm(made).nodes] == ['Conv', 'Add']
 
 
 def test_what_was_folded_is_not_kept():

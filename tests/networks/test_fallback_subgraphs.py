@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_fallback import compare, floats, inputs_of, model, node
+from test_fallback import _top_k_is_theirs, compare, floats, inputs_of, model, node  # noqa: F401
 
 import tilewright as tw
 from tilewright.errors import ModelError

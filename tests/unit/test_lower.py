@@ -116,6 +116,20 @@ def test_a_concatenation_is_copies_into_one_result() -> None:
     np.testing.assert_array_equal(run(made, x=x, z=z)['y'], np.concatenate([x, z, x], -1))
 
 
+@pytest.mark.parametrize('mode', ['reflect', 'edge', 'wrap'])
+@pytest.mark.parametrize('pads', [(3, 4), (0, 2), (2, -5)])
+def test_long_axes_are_padded_by_parts(
+    mode: str, pads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the borders come out of a table, which is never longer than tables may be."""
+    monkeypatch.setattr('tilewright.graph.lowering.moving.MAX_TABLE', 8)
+    made = graph([node('Pad', 'x pads', mode=mode)], {'x': (2, 12)}, pads=[1, pads[0], 0, pads[1]])
+    x = f32(2, 12)
+    cut = x[:, : 12 + min(0, pads[1])]
+    want = np.pad(cut, ((1, 0), (pads[0], max(0, pads[1]))), mode)
+    np.testing.assert_array_equal(run(made, x=x)['y'], want)
+
+
 def test_only_what_outputs_need_remains() -> None:
     made = graph([node('Exp', 'x', 'a'), node('Split', 'a', 'p q r', axis=1), node('Neg', 'q')],
                  {'x': (2, 3), 'idle': (1,)}, w=f32(3))  # fmt: skip

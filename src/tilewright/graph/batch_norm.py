@@ -1,15 +1,18 @@
-"""Batch normalisation folded into the weights before it, at inference.
+"""Batch normalisation, and factors and sums by constants, folded into the weights before them.
 
     y = conv(x, W) + b;  z = scale * (y - mean) / sqrt(var + eps) + shift
-    z = conv(x, f W) + f (b - mean) + shift                with f = scale / sqrt(var + eps)
+    z = conv(x, f W) + f b + t        with f = scale / sqrt(var + eps), t = shift - f mean
 
-Goes in: a graph. Comes out: one in which a BatchNormalization behind a Conv, ConvTranspose or Gemm
-with constant weights that nobody else reads is gone. Sums are formed in float64, once.
+Goes in: a graph, for inference. Comes out: one in which a BatchNormalization behind a Conv,
+ConvTranspose or Gemm with constant weights that nobody else reads is gone, and so are additions and
+multiplications by a number or by one for each channel, one after the other. Sums are formed in
+float64, once for each node.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,73 +20,120 @@ from tilewright.graph.graph import Graph, Node
 
 # operator -> the axis of its weights that runs over output channels; Gemm's follows from transB.
 _CHANNEL_AXIS = {'Conv': 0, 'ConvTranspose': 1}
+_ARITHMETIC = ('Add', 'Sub', 'Mul', 'Div')
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleAndShift:
+    """What a node does to every channel: factor * x + shift."""
+
+    factor: np.ndarray
+    shift: np.ndarray
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
     """[Graph] -> [Graph]"""
     nodes = {id(node): node for node in graph.nodes}
     constants = dict(graph.constants)
-    for norm in graph.nodes:
-        if norm.op != 'BatchNormalization':
+    sources: dict[str, int] = {}  # value -> the node whose weights it is computed with
+    for node in graph.nodes:
+        if node.op in (*_CHANNEL_AXIS, 'Gemm') and node.outputs:
+            sources[node.outputs[0]] = id(node)
             continue
-        source = graph.producers.get(norm.inputs[0])
-        if source is None or not _foldable(graph, source, norm):
+        value = _scaled_value(graph, node)
+        if value not in sources or not _foldable(graph, value, node):
             continue
-        made = _folded(graph, source, norm, constants)
+        number = sources[value]
+        made = _folded(graph, nodes[number], node, constants)
         if made is None:
             continue
-        nodes[id(source)] = made
-        del nodes[id(norm)]
+        nodes[number] = made
+        sources[made.outputs[0]] = number
+        del nodes[id(node)]
     return replace(graph, nodes=tuple(nodes.values()), constants=_used(graph, nodes, constants))
 
 
-def _foldable(graph: Graph, source: Node, norm: Node) -> bool:
-    if source.op not in (*_CHANNEL_AXIS, 'Gemm') or norm.attributes.get('training_mode', 0):
+def _scaled_value(graph: Graph, node: Node) -> str:
+    """The value that a node may scale and shift; '' where it does something else."""
+    if node.op == 'BatchNormalization':
+        return node.inputs[0]
+    if node.op in _ARITHMETIC and len(node.inputs) == 2:
+        known = [name in graph.constants for name in node.inputs]
+        if known == [False, True] or (known == [True, False] and node.op != 'Div'):
+            return node.inputs[known[0]]
+    return ''
+
+
+def _foldable(graph: Graph, value: str, node: Node) -> bool:
+    if node.attributes.get('training_mode', 0) or len([name for name in node.outputs if name]) != 1:
         return False
-    if len([name for name in norm.outputs if name]) != 1:
-        return False
-    value = source.outputs[0]
     readers = graph.readers.get(value, ())
     alone = len(readers) == 1 and readers[0].inputs.count(value) == 1
     return alone and not graph.is_output(value)
 
 
+def _scale_and_shift(
+    constants: Mapping[str, np.ndarray], node: Node, channels: int, rank: int
+) -> ScaleAndShift | None:
+    """None where the node's constants are not numbers for channels."""
+    if node.op == 'BatchNormalization':
+        names = node.inputs[1:5]
+        if len(names) != 4 or any(name not in constants for name in names):
+            return None
+        if any(constants[name].shape != (channels,) for name in names):
+            return None
+        scale, shift, mean, var = (constants[name].astype(np.float64) for name in names)
+        factor = scale / np.sqrt(var + _number(node, 'epsilon', 1e-5))
+        return ScaleAndShift(factor, shift - factor * mean)
+    first = node.inputs[0] in constants
+    given = constants[node.inputs[not first]]
+    shape = (*(1,) * (rank - given.ndim), *given.shape)
+    if (given.size != 1 and shape != (1, channels, *(1,) * (rank - 2))) or given.ndim > rank:
+        return None
+    by = given.astype(np.float64).reshape(-1)
+    one, zero = np.ones(1), np.zeros(1)
+    return {
+        'Add': ScaleAndShift(one, by),
+        'Sub': ScaleAndShift(-one, by) if first else ScaleAndShift(one, -by),
+        'Mul': ScaleAndShift(by, zero),
+        'Div': ScaleAndShift(1 / by, zero),
+    }[node.op]
+
+
 @np.errstate(all='ignore')  # files may hold any bits for a number, a variance below 0 too
 def _folded(
-    graph: Graph, source: Node, norm: Node, constants: dict[str, np.ndarray]
+    graph: Graph, source: Node, node: Node, constants: dict[str, np.ndarray]
 ) -> Node | None:
     """The source with scaled weights, which are added to `constants`; None where it cannot be."""
     image, kernel, bias_name, *_ = (*source.inputs, '')
-    names = [kernel, *norm.inputs[1:5]]
-    needed = [*names, *filter(None, [bias_name])]
-    if len(names) != 5 or any(name not in graph.constants for name in needed):
+    if any(name not in constants for name in filter(None, [kernel, bias_name])):
         return None
-    weights, scale, shift, mean, var = (graph.constants[name] for name in names)
-    if weights.dtype.kind != 'f' or any(a.ndim != 1 for a in (scale, shift, mean, var)):
-        return None
+    weights = constants[kernel]
     channels = _channels(source, weights)
-    if channels is None or any(a.shape != (channels,) for a in (scale, shift, mean, var)):
+    if weights.dtype.kind != 'f' or channels is None:
         return None
-    epsilon = _number(norm, 'epsilon', 1e-5)
-    factor = scale.astype(np.float64) / np.sqrt(var.astype(np.float64) + epsilon)
-    bias = graph.constants[bias_name] if bias_name else np.zeros(channels)
+    found = _scale_and_shift(constants, node, channels, weights.ndim)
+    if found is None:
+        return None
+    factor = np.broadcast_to(found.factor, (channels,))
+    bias = constants[bias_name] if bias_name else np.zeros(channels)
     if source.op == 'Gemm':
         if bias.size != 1 and bias.shape not in ((channels,), (1, channels)):
             return None
         bias = np.broadcast_to(bias.reshape(-1), (channels,)) * _number(source, 'beta', 1.0)
-    moved = factor * (bias.astype(np.float64) - mean) + shift
-    prefix = norm.outputs[0]
+    moved = factor * bias.astype(np.float64) + found.shift
+    prefix = node.outputs[0]
     weights_name, moved_name = f'{prefix}/weights', f'{prefix}/bias'
     taken = {v.name for v in graph.inputs} | set(constants) | set(graph.producers)
     if weights_name in taken or moved_name in taken:
         return None
-    constants[weights_name] = _scaled(source, weights, factor)
+    constants[weights_name] = weights if (factor == 1).all() else _scaled(source, weights, factor)
     constants[moved_name] = moved.astype(weights.dtype)
     attributes = {k: v for k, v in source.attributes.items() if k != 'beta'}
     return replace(
         source,
         inputs=(image, weights_name, moved_name),
-        outputs=(norm.outputs[0],),
+        outputs=(node.outputs[0],),
         attributes=attributes,
     )
 

@@ -32,6 +32,7 @@ _BECAME_INPUTS = {
     'Clip': (11, (('min', 1, np.float32), ('max', 2, np.float32))),
     'Pad': (11, (('pads', 1, np.int64), ('value', 2, np.float32))),
     'Slice': (10, (('starts', 1, np.int64), ('ends', 2, np.int64), ('axes', 3, np.int64))),
+    'TopK': (10, (('k', 1, np.int64),)),
     'Dropout': (12, (('ratio', 1, np.float32),)),
     'Upsample': (9, (('scales', 1, np.float32),)),
 }

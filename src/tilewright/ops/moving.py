@@ -102,11 +102,11 @@ def pad(
         if mode == 'constant' or not (before or after):
             places.append(affine((name, 1), const=-before))
         else:
-            places.append(positions(_bordered(shape[axis], before, after, mode), name))
+            places.append(positions(bordered(shape[axis], before, after, mode), name))
     return move('pad', shape, places, sizes, pad_value=value, dtype=dtype)
 
 
-def _bordered(size: int, before: int, after: int, mode: str) -> np.ndarray:
+def bordered(size: int, before: int, after: int, mode: str) -> np.ndarray:
     """Where the elements of a padded axis come from."""
     kept = np.arange(max(0, -before), size - max(0, -after))
     if not kept.size:

@@ -85,15 +85,20 @@ def onnxruntime_session(path: Path, threads: int) -> Callable[[Mapping[str, np.n
     return lambda inputs: session.run(None, dict(inputs))[0]
 
 
-def openvino_model(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
-    """OpenVINO on a model; None where it is not installed."""
+def openvino_model(
+    path: Path, threads: int, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
+    """OpenVINO on a model, with sizes that it leaves open; None where it is not installed."""
     try:
         import openvino
     except ImportError:
         return None
     core = openvino.Core()
     config = {'INFERENCE_NUM_THREADS': threads, 'PERFORMANCE_HINT': 'LATENCY'}
-    compiled = core.compile_model(core.read_model(path), 'CPU', config)
+    model = core.read_model(path)
+    if shapes:
+        model.reshape({name: list(shape) for name, shape in shapes.items()})
+    compiled = core.compile_model(model, 'CPU', config)
     return lambda inputs: compiled(dict(inputs))[0]
 
 
@@ -101,16 +106,22 @@ def in_turns(
     runners: Mapping[str, Callable[[Mapping[str, np.ndarray]], Any]],
     inputs: Mapping[str, np.ndarray],
     rounds: int,
+    gap_s: float = 0.0,
 ) -> dict[str, float]:
-    """Median milliseconds of each in one process; all are run once in every round."""
+    """Median milliseconds of each in one process; all have a turn in every round.
+
+    Threads of one keep a core for a while after its call: a gap lets them fall asleep first.
+    """
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
+            time.sleep(gap_s)
             run(inputs)
-            begin = time.perf_counter()
-            run(inputs)
-            if turn:
-                times[name].append(1e3 * (time.perf_counter() - begin))
+            for _ in range(3 if gap_s else 1):
+                begin = time.perf_counter()
+                run(inputs)
+                if turn:
+                    times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(found) for name, found in times.items()}
 
 

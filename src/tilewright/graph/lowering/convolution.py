@@ -1,13 +1,18 @@
-"""Convolutions over any number of axes, and transposed ones (ops/convolution_nd.py)."""
+"""Convolutions over any number of axes, transposed ones (ops/convolution_nd.py), and spectra."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tilewright.errors import ModelError
+from tilewright.graph.graph import DTYPES
+from tilewright.graph.lowering.build import transpose
 from tilewright.graph.lowering.reader import FLOATS, NodeReader, Operator
 from tilewright.graph.lowering.result import (
+    Known,
     Result,
     Unsupported,
     check_elements,
@@ -139,7 +144,30 @@ def _spread(node: NodeReader, sizes: Sequence[int], taps: Sequence[int]) -> tupl
     return tuple(made)
 
 
+def _stft(node: NodeReader) -> Result:
+    """Spectra of frames, [n, frame, bin, 2]: a convolution with the waves under the window."""
+    x, (step,) = node.input(0), node.whole_numbers(1)
+    if len(x.shape) == 3 and x.shape[2] == 2:
+        raise Unsupported('of complex numbers')
+    if len(x.shape) not in (2, 3) or step < 1:
+        raise ModelError(f'{list(x.shape)} in steps of {step} is not a signal, [n, length, 1]')
+    count, length = x.shape[:2]
+    window = node.array(2) if node.has(2) else None
+    size = node.whole_numbers(3)[0] if node.has(3) else 0 if window is None else len(window)
+    if not 1 <= size <= length or (window is not None and window.shape != (size,)):
+        raise ModelError(f'frames of {size} of {length} elements do not fit its window')
+    bins = size // 2 + 1 if node.int('onesided', 1) else size
+    turns = np.outer(np.arange(bins), np.arange(size)) % size
+    waves = np.exp(-2j * np.pi * turns / size) * (1 if window is None else window)
+    kernel = np.concatenate([waves.real, waves.imag])[:, None].astype(DTYPES[x.dtype])
+    frames = (length - size) // step + 1
+    over = Window(length, size, step, 1, 0, 0, frames)
+    made = convolve(view(x, (count, 1, length)), Known(kernel), None, (over,), 1)
+    return transpose(view(made, (count, 2, bins, frames)), (0, 3, 2, 1))
+
+
 OPERATORS: dict[str, Operator] = {
     'Conv': Operator(_conv, FLOATS),
     'ConvTranspose': Operator(_conv_transpose, FLOATS),
+    'STFT': Operator(_stft, FLOATS, (1, 2, 3), 'of real numbers'),
 }

@@ -1,4 +1,7 @@
-"""Elements at positions that a tensor holds: by tables where it is known, by lookups where not."""
+"""Elements at positions that a tensor holds: by tables where it is known, by lookups where not.
+
+The largest along an axis, and elements that are written to positions, are found by comparing.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import numpy as np
 
 from tilewright.errors import ModelError
 from tilewright.graph.lowering.build import flat, merged
-from tilewright.graph.lowering.moving import slices
-from tilewright.graph.lowering.reader import ANY, WHOLE, NodeReader, Operator, axis_of
+from tilewright.graph.lowering.moving import pad, slices, take
+from tilewright.graph.lowering.reader import ANY, NUMBERS, WHOLE, NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import Known, Result, Unsupported, compute, filled, view
-from tilewright.ops import moving
+from tilewright.ops import moving, ranking
 from tilewright.ops.stage import MAX_TABLE
+
+# Elements are compared with each other: work that grows with the square of an axis.
+MAX_COMPARED = 1 << 13
 
 
 def _gather(node: NodeReader) -> Result:
@@ -25,7 +31,6 @@ def _gather(node: NodeReader) -> Result:
         return filled(shape, 0, x.dtype)
     if not size:
         raise ModelError(f'{list(x.shape)} has nothing to gather along axis {axis}')
-    rows = merged(x, before, (size,), after)
     count = math.prod(indices.shape)
     if isinstance(indices, Known):
         positions = _positions(indices.array, size)
@@ -33,9 +38,9 @@ def _gather(node: NodeReader) -> Result:
         if run is not None:
             return view(slices(x, {axis: run}), shape)
         if count <= MAX_TABLE:
-            return view(compute(moving.take(rows.shape, positions, x.dtype), {'In': rows}), shape)
-    if axis == 0 and len(x.shape) == 2:
-        rows = x  # a table as it is, so that its gradient is one
+            return view(take(x, axis, positions), shape)
+    # A table stays as it is, so that its gradient is one.
+    rows = x if axis == 0 and len(x.shape) == 2 else merged(x, before, (size,), after)
     group = moving.gather(rows.shape, count, x.dtype, indices.dtype)
     chosen = view(flat(indices), (count,))
     return view(compute(group, {'In': rows, 'Indices': chosen}), shape)
@@ -99,8 +104,57 @@ def _gather_nd(node: NodeReader) -> Result:
     return view(compute(group, {'In': data, 'Indices': chosen}), shape)
 
 
+def _top_k(node: NodeReader) -> tuple[Result, Result]:
+    x = node.input(0)
+    axis, (count,) = axis_of(node.int('axis', -1), len(x.shape)), node.whole_numbers(1)
+    size = x.shape[axis]
+    if not 0 <= count <= size:
+        raise ModelError(f'it asks for {count} of {size} elements')
+    shape = tuple(count if i == axis else n for i, n in enumerate(x.shape))
+    if 0 in shape or size == 1:
+        first = filled(shape, 0, x.dtype) if 0 in shape else x
+        return first, filled(shape, 0, 'i64')
+    if size > MAX_COMPARED:
+        raise Unsupported(f'of {size} elements, of at most {MAX_COMPARED}')
+    largest = bool(node.int('largest', 1))
+    places = compute(ranking.top_places(x.shape, axis, count, largest, x.dtype), {'In': x})
+    found = moving.gather_elements(x.shape, axis, shape, x.dtype)
+    return compute(found, {'In': x, 'Indices': places}), places
+
+
+def _scatter_elements(node: NodeReader) -> Result:
+    x, indices, updates = node.input(0), _indices(node), node.input(2)
+    axis = axis_of(node.int('axis', 0), len(x.shape))
+    how = node.text('reduction', 'none', ranking.SCATTERED)
+    if len(indices.shape) != len(x.shape) or indices.shape != updates.shape:
+        raise ModelError(
+            f'indices of {list(indices.shape)} and updates of {list(updates.shape)} do not fit '
+            f'{list(x.shape)}'
+        )
+    if 0 in indices.shape:
+        return x
+    if indices.shape[axis] > MAX_COMPARED:
+        raise Unsupported(f'of {indices.shape[axis]} elements, of at most {MAX_COMPARED}')
+    missing = {
+        i: (0, have - want)
+        for i, (have, want) in enumerate(zip(x.shape, indices.shape, strict=True)) if i != axis
+    }  # fmt: skip
+    if any(after < 0 for _, after in missing.values()):
+        raise ModelError(f'indices of {list(indices.shape)} do not fit {list(x.shape)}')
+    # An index behind the axis is nobody's.
+    indices, updates = pad(indices, missing, value=x.shape[axis]), pad(updates, missing)
+    group = ranking.scatter_elements(
+        x.shape, axis, indices.shape[axis], how, x.dtype, indices.dtype
+    )
+    return compute(group, {'In': x, 'Indices': indices, 'Updates': updates})
+
+
 OPERATORS: dict[str, Operator] = {
     'Gather': Operator(_gather, ANY),
     'GatherElements': Operator(_gather_elements, ANY),
     'GatherND': Operator(_gather_nd, ANY),
+    'TopK': Operator(_top_k, NUMBERS, (1,), f'of at most {MAX_COMPARED} elements'),
+    'ScatterElements': Operator(
+        _scatter_elements, ANY, forms=f'of at most {MAX_COMPARED} updates along the axis'
+    ),
 }

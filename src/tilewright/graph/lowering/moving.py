@@ -6,8 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tilewright.errors import ModelError
-from tilewright.graph.lowering.build import pointwise, transpose
+from tilewright.graph.lowering.build import merged, pointwise, transpose
 from tilewright.graph.lowering.reader import ANY, NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import (
     Part,
@@ -166,8 +168,33 @@ def pad(
         return filled(shape, value, x.dtype)
     if mode != 'constant':
         for axis, pair in around.items():
-            check_table(shape[axis] if any(pair) else 0)
+            if shape[axis] > MAX_TABLE and any(pair):
+                rest = {a: other for a, other in around.items() if a != axis}
+                return pad(_bordered(x, axis, pair, mode), rest, mode)
     return compute(moving.pad(x.shape, around, mode, value, x.dtype), {'In': x})
+
+
+def _bordered(x: Result, axis: int, pair: tuple[int, int], mode: str) -> Result:
+    """A long axis with repeated elements around it: only these come out of a table."""
+    size = x.shape[axis]
+    places = moving.bordered(size, *pair, mode)
+    ends = [max(0, extra) for extra in pair]
+    check_table(max(ends))
+    first, last = int(places[ends[0]]), int(places[len(places) - 1 - ends[1]])
+    parts = [slices(x, {axis: range(first, last + 1)})]
+    if ends[0]:
+        parts.insert(0, take(x, axis, places[: ends[0]]))
+    if ends[1]:
+        parts.append(take(x, axis, places[len(places) - ends[1] :]))
+    return concat(parts, axis)
+
+
+def take(x: Result, axis: int, places: np.ndarray) -> Result:
+    """The elements at positions of an axis that are known now."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    rows = merged(x, before, (x.shape[axis],), after)
+    taken = compute(moving.take(rows.shape, places, x.dtype), {'In': rows})
+    return view(taken, (*before, len(places), *after))
 
 
 def _transpose(node: NodeReader) -> Result:
