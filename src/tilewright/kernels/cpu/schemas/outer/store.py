@@ -36,7 +36,7 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
-    if not _by_pixels(p):
+    if not by_pixels(p):
         _write_lane_row(writer, p)
     else:
         writer.lines += TRANSPOSE.splitlines()
@@ -92,7 +92,7 @@ def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     return tuple(i for i in found if any(i.stride(d) for d in p.contraction.pixels))
 
 
-def _by_pixels(p: OuterPlan) -> bool:
+def by_pixels(p: OuterPlan) -> bool:
     """Whether rows of the result are rows of pixels, so that tiles are transposed."""
     return bool(p.lane) and p.out_strides.get(p.contraction.vector) != 1
 
