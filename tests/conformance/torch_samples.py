@@ -10,7 +10,7 @@ import sys
 import types
 import unittest
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,8 @@ OPERATORS = (*CONVOLUTIONS, *POOLINGS)
 # which scatters, and of the backward passes of poolings.
 
 
-def load() -> dict[str, Any]:
-    """name -> OpInfo."""
+def load(names: Collection[str] = OPERATORS) -> dict[str, Any]:
+    """name -> OpInfo, of the first variant of each."""
     if 'expecttest' not in sys.modules:
         try:
             import expecttest  # noqa: F401
@@ -50,7 +50,7 @@ def load() -> dict[str, Any]:
     for module in (common_utils, core):
         module.extract_test_fn = lambda: None
     common_utils.set_rng_seed = _set_seed
-    return {info.name: info for info in op_db if info.name in OPERATORS}
+    return {info.name: info for info in reversed(op_db) if info.name in names}
 
 
 def _set_seed(seed: int) -> None:

@@ -70,12 +70,13 @@ static void pack_panels(const float *restrict b, float *restrict panels, long fr
         const long lanes = min_long(width, 12 - panel * 4);
         float *to = panels + 0 * 120 + panel * 40;
         for (long k = 0; k < 10; k++) {
+            const float *rows = b + k * 12 + panel * 4;
+            float *step = to + (k) * width;
             for (long lane = 0; lane < lanes; lane++) {
-                const long j = panel * 4 + lane;
-                to[k * width + lane] = b[k * 12 + j];
+                step[lane] = rows[lane];
             }
             for (long lane = lanes; lane < width; lane++) {
-                to[k * width + lane] = 0.0f;
+                step[lane] = 0.0f;
             }
         }
     }

@@ -7,6 +7,7 @@ are compared within a small multiple of what the error model expects.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,6 +114,16 @@ def strided(isa: str) -> list[tuple[Group, Schedule]]:
     return cases
 
 
+def moving(isa: str) -> list[tuple[Group, Schedule]]:
+    """Weights that are no constants: each thread transforms those of its part in every call."""
+    found = [*blocks(isa), *shapes(isa), *strided(isa)]
+    return [
+        (replace(g, tensors=tuple(replace(t, role=t.role.replace('constant', 'input'))
+                                  for t in g.tensors)), schedule)
+        for g, schedule in found[::2]
+    ]  # fmt: skip
+
+
 def epilogues(isa: str) -> list[tuple[Group, Schedule]]:
     """Bias and activation; a residual read at the point that is written."""
     plain = conv2d(n=2, c=3, k=7, h=9, w=13, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -142,7 +153,7 @@ def with_residual() -> Group:
 
 
 @pytest.mark.parametrize('in_turn', TURNS)
-@pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, epilogues])
+@pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, moving, epilogues])
 def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, in_turn, tools):
     for number, (group, schedule) in enumerate(taken(cases(isa), isa, in_turn)):
         arrays = arrays_of(group, number)

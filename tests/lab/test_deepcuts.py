@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tilewright.cli.main import invoke
-from tilewright_lab.figures import deepcuts_generation, deepcuts_speedup
+from tilewright.errors import InputError
+from tilewright_lab.figures import deepcuts_generation, deepcuts_speedup, deepcuts_training
 from tilewright_lab.figures.deepcuts import version_of
 from tilewright_lab.figures.figures import FIGURES, Options
 
@@ -75,6 +78,39 @@ def test_ratios_are_of_the_best_peer_and_missing_cells_stay_missing(data: Path) 
     ]  # fmt: skip
     assert cells(lines, 'mobilenet_v2', 16) == ['50.0', *'--------']
     assert '1.18' in deepcuts_speedup.markdown(found)
+
+
+def test_training_steps_stand_beside_the_decks_mean(data: Path) -> None:
+    """The fastest step of a workload counts; workloads without one say so."""
+    row = {'network': 'resnet50', 'batch': 16, 'right': True, 'gradient_error': 2e-5}
+    rows = {
+        'a': row | {'us': {'ours': 300.0, 'torch': 200.0}},
+        'b': row | {'us': {'ours': 100.0, 'torch': 210.0}},
+        'c': row | {'network': 'dlrm', 'batch': 128, 'stage': 'compiled'},
+    }
+    (data / 'training.json').write_text(json.dumps({'rows': rows}))
+    found = deepcuts_speedup.run(options('deepcuts-speedup', data))
+    assert found['training']['best_peer_over_ours'] == pytest.approx(2.1)
+    lines = [line.split() for line in deepcuts_speedup.text(found).splitlines()]
+    assert ['step', 'of', 'resnet50', '16', '100.0', '210.0', '2.10', '2.0e-05'] in lines
+    assert ['step', 'of', 'dlrm', '128', '-', '-', '-', 'not', 'timed'] in lines
+    assert any('1 of 16 workloads' in ' '.join(line) for line in lines)
+    (data / 'training.json').write_text('[]')
+    with pytest.raises(InputError, match=r'training\.json is not what gpu_training'):
+        deepcuts_speedup.run(options('deepcuts-speedup', data))
+
+
+def test_the_training_workloads_are_those_of_the_script() -> None:
+    """Read from its source: importing it takes PyTorch."""
+    spec = find_spec('tilewright_lab.scripts.gpu_training')
+    assert spec is not None
+    assert spec.origin is not None
+    lines = ast.parse(Path(spec.origin).read_text()).body
+    (batches,) = (
+        line.value for line in lines
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == 'BATCHES'
+    )  # fmt: skip
+    assert ast.literal_eval(batches) == deepcuts_training.WORKLOADS
 
 
 def test_seconds_are_marked_where_something_was_known_before(data: Path) -> None:

@@ -67,7 +67,7 @@ class Life:
 
 def plan(program: Program) -> Memory:
     """[Program] -> [Memory]"""
-    bound, copies = _bound(program)
+    bound, copies = bound_of(program)
     lives = lifetimes(program, bound)
     offsets = offsets_of(lives)
     places = {}
@@ -96,7 +96,7 @@ def lifetimes(program: Program, bound: Mapping[str, object]) -> dict[str, Life]:
         root, _ = program.place(value)
         if root in last:
             last[root] = len(program.tasks)
-    return {root: Life(first[root], last[root], _bytes(program, root)) for root in first}
+    return {root: Life(first[root], last[root], bytes_of(program, root)) for root in first}
 
 
 def offsets_of(lives: Mapping[str, Life]) -> dict[str, int]:
@@ -120,7 +120,7 @@ def offsets_of(lives: Mapping[str, Life]) -> dict[str, int]:
     return offsets
 
 
-def _bound(
+def bound_of(
     program: Program,
 ) -> tuple[dict[str, tuple[str, str]], tuple[tuple[str, str], ...]]:
     """root -> (kind, name) of memory outside the arena; and the results that must be copied.
@@ -133,7 +133,7 @@ def _bound(
     copies = []
     for name, value in program.outputs:
         root, element = program.place(value)
-        if root in bound or element or _bytes(program, root) != _bytes(program, value):
+        if root in bound or element or bytes_of(program, root) != bytes_of(program, value):
             copies.append((name, value))
         else:
             bound[root] = ('output', name)
@@ -152,7 +152,8 @@ def _item_bytes(program: Program, value: str) -> int:
     return np.dtype(DTYPES[program.values[value].dtype]).itemsize
 
 
-def _bytes(program: Program, value: str) -> int:
+def bytes_of(program: Program, value: str) -> int:
+    """Bytes of a value."""
     return math.prod(program.values[value].shape) * _item_bytes(program, value)
 
 

@@ -25,6 +25,7 @@ from tilewright.graph.lowering.operators import OPERATORS
 from tilewright.graph.lowering.result import MAX_FILLED, Named, Result
 from tilewright.graph.optimizer import Optimizer
 from tilewright.graph.program import Program
+from tilewright.graph.recompute import updates_early
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.functions import X, add
 from tilewright.ops.stage import const, whole
@@ -206,4 +207,4 @@ def step_program(trained: TrainedGraph, optimizer: Optimizer) -> tuple[Program, 
         made = emitter.name_of(result, emitter.fresh(f'{name}{NEXT}'), node)
         outputs.append((f'{name}{NEXT}', made))
     carried = {name: f'{name}{NEXT}' for name in new}
-    return replace(emitter.program(outputs), carried=carried), state
+    return updates_early(replace(emitter.program(outputs), carried=carried)), state

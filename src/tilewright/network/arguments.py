@@ -47,6 +47,22 @@ def check(
         raise InputError(f'{path} cannot be written: {path.parent} is not a directory')
 
 
+UNITS = {'kib': 2**10, 'mib': 2**20, 'gib': 2**30, 'kb': 1e3, 'mb': 1e6, 'gb': 1e9, 'b': 1}
+
+
+def size_of(name: str, given: object) -> int:
+    """Bytes of '2GB', '512MiB' or a number."""
+    text = str(given).strip().lower()
+    unit = next((u for u in UNITS if text.endswith(u)), '')
+    try:
+        found = float(text.removesuffix(unit)) * UNITS.get(unit, 1)
+    except ValueError:
+        found = 0.0
+    if isinstance(given, bool) or not 1 <= found < 2**63:
+        raise InputError(f'{name} is {given!r}; give a size such as "2GB", "512MiB", or bytes')
+    return int(found)
+
+
 def check_precision(
     precision: str, target: str, libraries: str = 'none', accuracy: object = None,
     samples: object = None,

@@ -46,6 +46,7 @@ from tilewright.graph.passes import (
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
 from tilewright.kernels.cpu.schemas.narrow.plan import why_not as why_not_narrow
+from tilewright.graph.recompute import within
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.network.arguments import (
@@ -58,6 +59,7 @@ from tilewright.network.arguments import (
     is_onnx,
     is_saved,
     is_zoo,
+    size_of,
     warn_without,
     with_fallback,
 )
@@ -122,6 +124,7 @@ def compile(
     fleet: str | Fleet | None = None,
     accuracy: Any = None,
     samples: Any = None,
+    memory: str | int | None = None,
     progress: Report | None = None,
 ) -> Network:
     """A network that is ready to run.
@@ -175,7 +178,11 @@ def compile(
     fleet    with tune='measure', workers that time kernels on devices of this host's kind:
              'tcp://HOST:PORT', 'local:N' or a scheduler file (docs/fleet.md). Groups are timed
              alone there, not in the network.
+    memory   '2GB', '512MiB' or bytes, on the CPU: the most that inputs, results and what lies
+             between tasks may take together. Values that wait long for a reader are computed
+             again where that is needed, the cheapest first by the model.
     """
+    limit = None if memory is None else size_of('memory', memory)
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
     check_precision(precision or 'fp32', target, libraries, accuracy, samples)
@@ -187,14 +194,14 @@ def compile(
     if fleet is not None and tune != 'measure':
         raise InputError(f"fleet={fleet!r} times kernels; ask for it with tune='measure'")
     if target != 'cpu':
-        check_gpu(target, threads=threads, machine=machine, fallback=fallback)
+        check_gpu(target, threads=threads, machine=machine, fallback=fallback, memory=memory)
     if is_saved(network):
         check_saved(
             network, shapes=shapes, constants=constants, example_inputs=example_inputs,
             passes=passes, fuse=fuse, trials=trials, save=save, fallback=fallback,
             tune=tune != 'model', algorithm=algorithm != 'auto', prune=prune,
             max_rel_err=max_rel_err != DEFAULT_LIMIT, libraries=libraries != 'none',
-            precision=precision not in (None, 'fp32'),
+            precision=precision not in (None, 'fp32'), memory=memory,
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
@@ -211,7 +218,10 @@ def compile(
             )  # fmt: skip
             return cast(Network, by_size(reader, ranges, one))
         refuse_with_ranges(
-            fallback=fallback, libraries=libraries != 'none', precision=precision in CPU_PRECISIONS
+            fallback=fallback,
+            libraries=libraries != 'none',
+            precision=precision in CPU_PRECISIONS,
+            memory=memory,
         )
         site = CpuSite.of(machine, threads)
         saved = plan_ranges(reader, ranges, site, asked, chosen_passes, progress)
@@ -270,6 +280,8 @@ def compile(
         program = site.ordered(prepare(network, shapes, chosen_passes, site.cost, site_passes))
     except UnsupportedError as error:
         raise (with_fallback(error) if from_onnx and target == 'cpu' else error) from None
+    if limit is not None:
+        program = within(program, limit, site.cost)
     clock.say(f'{program.name}: {len(program.tasks)} tasks of {len(distinct(program))} kinds')
     chosen = site.choose(program, asked, progress)
     clock.say('scheduled')

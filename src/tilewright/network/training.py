@@ -67,7 +67,8 @@ def compile_training(
     parameters  names of the constants that are learned; None: all. Of a module those that require
              gradients.
     check_nan  raise a CheckError at the step whose loss is not finite, with the task that made it.
-    options  of `compile`: target, tune, threads, algorithm, ..
+    options  of `compile`: target, tune, threads, algorithm, .. With memory='2GB' what the backward
+             pass reads of the forward pass is kept as far as that goes, and else computed again.
     """
     if is_module(network):
         if parameters is not None:

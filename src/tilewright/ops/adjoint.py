@@ -36,6 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.errors import SpecError
+from tilewright.ops.data_gradient import as_convolution
 from tilewright.ops.derivative import derivative, product
 from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group, Tensor
@@ -125,8 +126,18 @@ def adjoint(group: Group, number: int) -> tuple[MadeTensor, ...]:
     for by_masks in (False, True):
         found = spread.gathered(by_masks)
         if found is not None:
-            return (*made, *found)
+            return (*made, *_convolved(found))
     raise SpecError(f'{stage.name} reads {stage.reads[number].tensor} at indices with no inverse')
+
+
+def _convolved(found: tuple[MadeTensor, ...]) -> tuple[MadeTensor, ...]:
+    """A data gradient with stride 1 in the form of a convolution."""
+    if [len(step.parts) for step in found] != [1, 1]:
+        return found
+    made = as_convolution(*(step.parts[0] for step in found))
+    return found if made is None else tuple(
+        replace(step, parts=(group,)) for step, group in zip(found, made, strict=True)
+    )  # fmt: skip
 
 
 def _without_ones(stage: Stage) -> Stage:

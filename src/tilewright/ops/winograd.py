@@ -3,7 +3,7 @@
 Goes in: a convolution's group and the tile size m. Comes out: its `geometry`, and the stage of
 products (`matmul_stage`) of
 
-    U = G g G^T                  weights, transformed ahead of time       t | r s
+    U = G g G^T                  weights, ahead of time if constant       t | r s
     V = B^T d B                  input tiles, two passes of one dimension  t n c ph pw
     M[t] = V[t] U[t]             a matrix product for each point t         t n k ph pw | c
     Y = A^T M A                  output tiles, two passes, then cropped, then the epilogue
@@ -29,7 +29,6 @@ from tilewright.ops.tiles import (
     geometry_fields,
     product_stage,
     tile_of,
-    why_not_constant,
     why_not_plain,
 )
 from tilewright.ops.winograd_matrices import MANY, Transform, transform
@@ -82,7 +81,7 @@ def applies(group: Group, m: Tile) -> str:
         points = min(stride, r) * (size - 1) + r
         if r > 1 and points > MOST_POINTS:
             return f'F({size}, {r}) at stride {stride} has {points} points, more than {MOST_POINTS}'
-    return why_not_constant(group)
+    return ''
 
 
 @lru_cache(maxsize=1024)

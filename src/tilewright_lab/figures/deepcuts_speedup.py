@@ -2,7 +2,8 @@
 
 Goes in: files of `tilewright bench` (tilewright_lab/figures/deepcuts.py). Comes out: our time by
 network, batch size and version, the peers', best peer / ours, and geometric means beside the
-deck's, which are of a V100 and an RTX 2080 against cuDNN.
+deck's, which are of a V100 and an RTX 2080 against cuDNN. Training steps have a table of their own
+(deepcuts_training.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.report.grid import Grid
+from tilewright_lab.figures import deepcuts_training
 from tilewright_lab.figures.deepcuts import (
     FUSED,
     NONE,
@@ -56,6 +58,7 @@ def run(options: Options) -> dict[str, Any]:
         },
         'libraries_behind_the_better': max((b - 1 for b in behind if b), default=None),
         'missing': sum(name not in w.versions for w in found for name in VERSIONS),
+        'training': deepcuts_training.training(options),
     }  # fmt: skip
 
 
@@ -63,13 +66,16 @@ def text(found: Mapping[str, Any]) -> str:
     """The table by workload, then means beside the paper's."""
     return '\n'.join(
         [f'{found["device"]}, float32 with TF32 off, CUDA graphs; us', '',
-         _times(found).text(), '', _means(found).text(), '', *_notes(found)]
+         _times(found).text(), '', _means(found).text(), '', *_notes(found), '',
+         deepcuts_training.grid(found['training']).text(), '',
+         *deepcuts_training.notes(found['training'])]
     )  # fmt: skip
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Both tables for a page."""
-    return f'{_times(found).markdown()}\n\n{_means(found).markdown()}'
+    """The tables for a page."""
+    grids = _times(found), _means(found), deepcuts_training.grid(found['training'])
+    return '\n\n'.join(grid.markdown() for grid in grids)
 
 
 def _times(found: Mapping[str, Any]) -> Grid:

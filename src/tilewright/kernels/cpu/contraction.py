@@ -155,7 +155,9 @@ def _split_reductions(
     loop = max(plain, key=lambda d: stage.sizes[d]) if plain else ''
     rest = [d for d in stage.reduction if d != loop]
     steps, unrolled = 1, set()
-    for name in sorted(rest, key=lambda d: (d not in windows, stage.sizes[d])):
+    # Of windows of one size the last, whose points are neighbours in memory.
+    place = {name: -number for number, name in enumerate(rest)}
+    for name in sorted(rest, key=lambda d: (d not in windows, stage.sizes[d], place[d])):
         if steps * stage.sizes[name] <= MAX_UNROLLED:
             steps *= stage.sizes[name]
             unrolled.add(name)

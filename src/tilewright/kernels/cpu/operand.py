@@ -103,7 +103,7 @@ def packed_tile(schedule: Schedule, part: Mapping[str, int]) -> dict[str, int]:
 
 def lane_of(contraction: Contraction, schedule: Schedule) -> str:
     """The pixel dimension whose neighbours lie side by side in the packed tile ('' if none)."""
-    return max(contraction.pixels, key=lambda d: schedule.reg.tile[d], default='')
+    return max(reversed(contraction.pixels), key=lambda d: schedule.reg.tile[d], default='')
 
 
 def steps_of(contraction: Contraction) -> list[dict[str, int]]:

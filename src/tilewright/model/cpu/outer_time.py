@@ -59,6 +59,8 @@ PACK_BROKEN_CYCLES = 12.0  # one that is not whole: copied by a loop that asks e
 PACK_APART_CYCLES = 0.26  # one element that does not lie beside the one before
 PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
 PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
+PANEL_CYCLES = 0.2  # one element of panels that are packed in every call: copied
+PANEL_TURNED_CYCLES = 0.6  # the same where it is transposed
 VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
 IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
 ROW_CYCLES = 0.2  # the same where iterations walk along rows (a Xeon with AVX-512)
@@ -123,8 +125,8 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
     group, threads, isa = case.group, schedule.threads, ISAS[schedule.isa]
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     compute, store = _micro_cycles(case, isa)
-    pack = _pack_cycles(case)
-    pack += _pack_seconds(case, machine) / cycle_s
+    pack = _pack_cycles(case) + _panel_cycles(case)
+    pack += (_pack_seconds(case, machine) + _panel_seconds(case, machine)) / cycle_s
     compute += _page_cycles(case)
     result = group.main.write
     store += walk_cycles(result, group.tensor(result.tensor), *case.nest)
@@ -150,7 +152,8 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
     """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
     isa, threads = ISAS[schedule.isa], schedule.threads
-    cycles = sum(_micro_cycles(_Case.of(group, schedule), isa))
+    case = _Case.of(group, schedule)
+    cycles = sum(_micro_cycles(case, isa)) + _panel_cycles(case)
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
@@ -310,6 +313,27 @@ def _pack_seconds(case: _Case, machine: Machine) -> float:
     seconds = PACK_FROM * home_seconds(machine, threads, own, threads * read, 1)
     written = threads * made.elements
     return seconds + PACK_INTO * home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
+
+
+def _panel_floats(case: _Case) -> int:
+    """Elements of the panels that a thread packs in every call; none of constant weights."""
+    c = case.contraction
+    if case.group.tensor(c.b.tensor).role == 'constant':
+        return 0
+    own = math.prod(case.part[d] for d in (*c.batch, *c.columns, c.vector))
+    return own * math.prod(c.stage.sizes[d] for d in c.reduction)
+
+
+def _panel_cycles(case: _Case) -> float:
+    copied = case.stride(case.contraction.b, case.contraction.vector) == 1
+    return _panel_floats(case) * (PANEL_CYCLES if copied else PANEL_TURNED_CYCLES)
+
+
+def _panel_seconds(case: _Case, machine: Machine) -> float:
+    """Moving panels that are packed in every call: read once, allocated and written back."""
+    packed, threads = _panel_floats(case), case.schedule.threads
+    moved = threads * packed * (PACK_FROM + 2 * PACK_INTO)
+    return home_seconds(machine, threads, 2 * packed, moved, 1)
 
 
 def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:

@@ -69,6 +69,7 @@ class Work:
     k_block: int
     block: tuple[int, int, int]
     part: tuple[int, int, int, int, int]  # n, g, k, ph, pw
+    moving: bool = False  # weights are transformed in every call
 
     @property
     def width(self) -> int:
@@ -186,8 +187,21 @@ def work_of(group: Group, schedule: Schedule, model: PointsModel = WINOGRAD) -> 
     return Work(
         shape, isa, option(schedule, 'run'), schedule.reg.tile['k'] // isa.lanes,
         min(inner['k'], part['k']), (n, ph, pw),
-        (part['n'], part.get('g', 1), part['k'], part['ph'], part['pw']),
+        (part['n'], part.get('g', 1), part['k'], part['ph'], part['pw']), is_moving(group),
     )  # fmt: skip
+
+
+def is_moving(group: Group) -> bool:
+    """Whether weights are no constants."""
+    return group.tensor(group.main.reads[1].tensor).role != 'constant'
+
+
+def _filter_cycles(work: Work) -> float:
+    """Weights that are transformed in every call: turned into lanes, two passes, stored."""
+    shape, (_, g, k, _, _) = work.shape, work.part
+    taps = shape.down.r * shape.across.r
+    each = 3 * taps + 4 * shape.weights + 3 * shape.weights * shape.across.r // shape.across.m
+    return VECTOR_CYCLES * g * shape.c * -(-k // work.isa.lanes) * each
 
 
 def cycles(work: Work, machine: Machine, threads: int, model: PointsModel = WINOGRAD) -> Cycles:
@@ -211,6 +225,8 @@ def cycles(work: Work, machine: Machine, threads: int, model: PointsModel = WINO
                 below = model.output_row(work.shape, work.isa, work.width, columns, k)
                 transform_in += count * size_n * rows * above
                 transform_out += count * size_n * rows * below
+    if work.moving:
+        transform_in += _filter_cycles(work)
     if pw < work.shape.pw:
         transform_out += SHARED_LINE_CYCLES * n * g * k * ph * work.shape.down.m
     streams = tuple(
@@ -285,7 +301,8 @@ def _words(work: Work, machine: Machine, threads: int, blocks: int) -> tuple[Wor
                 border,
                 blocks * u if u + v + m > room else g * u if g > 1 or outermost else 0.0,
                 blocks * v * (1 + reads) if v + m > room else 0.0,
-                2.0 * blocks * m * passes if v + m > room else 0.0,
+                (2.0 * blocks * m * passes if v + m > room else 0.0)
+                + (3.0 * g * u if work.moving and g * u > room else 0.0),
                 0.0 if level else float(blocks * again * shape.c * k),
             )
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.isa.micro import registers_needed
@@ -26,6 +27,7 @@ from tilewright.model.cpu.winograd_time import (
     PointsModel,
     Work,
     cycles,
+    is_moving,
     lower_bound_winograd,
     predict_points,
     seconds,
@@ -111,9 +113,10 @@ def _price(
         ways = dict(cut)
         part = {d: -(-size // ways.get(d, 1)) for d, size in stage.sizes.items()}
         bound = lower_bound_winograd(group, m, machine, math.prod(ways.values()), model)
+        total_of = partial(_total, shape, isa, machine, part, ways, model, is_moving(group))
         usual = sorted(
             (
-                _total(shape, isa, machine, part, ways, (tile, USUAL_PANELS, block), model),
+                total_of((tile, USUAL_PANELS, block)),
                 tile,
                 block,
             )
@@ -123,15 +126,15 @@ def _price(
         for number, (total, tile, block) in enumerate(usual):
             found.append((max(total, bound), total, m, cut, tile, USUAL_PANELS, block))
             for held in OTHER_PANELS if number < CARRIED else ():
-                total = _total(shape, isa, machine, part, ways, (tile, held, block), model)
+                total = total_of((tile, held, block))
                 found.append((max(total, bound), total, m, cut, tile, held, block))
     return found
 
 
 def _total(
     shape: TileGeometry[Axis], isa: Isa, machine: Machine, part: Mapping[str, int],
-    ways: Mapping[str, int], choice: tuple[tuple[int, int], int, tuple[int, int, int]],
-    model: PointsModel,
+    ways: Mapping[str, int], model: PointsModel, moving: bool,
+    choice: tuple[tuple[int, int], int, tuple[int, int, int]],
 ) -> float:  # fmt: skip
     """Seconds of one choice of register tile, panels of k and block, the bound left aside."""
     tile, held, block = choice
@@ -140,7 +143,7 @@ def _total(
     k = min(-(-panels // ways.get('k', 1)) * width, shape.k)
     work = Work(
         shape, isa, *tile, min(held, panels) * width, block,
-        (part['n'], part.get('g', 1), k, part['ph'], part['pw']),
+        (part['n'], part.get('g', 1), k, part['ph'], part['pw']), moving,
     )  # fmt: skip
     threads = math.prod(ways.values())
     return seconds(cycles(work, machine, threads, model), isa, machine, threads).total

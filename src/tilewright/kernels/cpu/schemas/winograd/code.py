@@ -30,6 +30,7 @@ from tilewright.kernels.cpu.schemas.winograd.transform import (
     Class,
     Products,
     write_filter,
+    write_filters,
     write_input,
     write_output,
 )
@@ -78,7 +79,12 @@ def generate_points(p: PointsPlan, transforms: Transforms) -> str:
             _write_multiply(writer, p, item, vectors)
         transforms.output(writer, p, vectors)
     _write_store(writer, p)
-    transforms.filter(writer, p)
+    if p.moving:
+        shape = p.shape
+        assert isinstance(shape, Geometry)
+        write_filters(writer, shape, p.lanes)
+    else:
+        transforms.filter(writer, p)
     _write_packing(writer, p)
     _write_part(writer, p, transforms)
     return writer.text()
@@ -207,6 +213,9 @@ def _write_packing(writer: Writer, p: PointsPlan) -> None:
     names = [t.name for t in p.group.with_role('constant')]
     taps = shape.down.r * shape.across.r
     writer.open('void tw_pack(const float *const *constants, float *packed)')
+    if p.moving:
+        _close_packing(writer, p)
+        return
     writer.line(f'const float *filters = constants[{names.index(weights)}];')
     writer.line('float *to = packed;')
     writer.line(f'memset(to, 0, {p.packed_weights} * sizeof(float));')
@@ -230,6 +239,10 @@ def _write_packing(writer: Writer, p: PointsPlan) -> None:
     writer.close()
     writer.line(f'to += held * {shape.weights * shape.c};')
     writer.close(3)
+    _close_packing(writer, p)
+
+
+def _close_packing(writer: Writer, p: PointsPlan) -> None:
     packed = abi.write_constants(writer, p.group, constant_offsets(p), p.packed_weights)
     writer.close()
     writer.line()
@@ -262,6 +275,9 @@ def _write_part(writer: Writer, p: PointsPlan, transforms: Transforms) -> None:
         writer.line(f'const float *{item.name} = {source};')
     nest = Nest(p.stage, schedule, writer)
     nest.open_parts()
+    if p.moving:
+        writer.line(f'float *u_own = work + {abi.aligned(p.buffers.work_floats)};')
+        _write_own_weights(writer, p, nest, inputs[group.main.reads[1].tensor])
     l2, l3 = schedule.levels[2:]
     for name in nest.loops(l3):
         nest.open_loop(l3, name)
@@ -277,7 +293,7 @@ def _write_part(writer: Writer, p: PointsPlan, transforms: Transforms) -> None:
     first, last = at('k')
     writer.line(f'const long held = {_whole_lanes(f"{last} - {first}", p.lanes)};')
     place = total([scaled(g, p.group_floats), scaled(first, shape.weights * shape.c)])
-    writer.line(f'const float *weights = args->packed + {place};')
+    writer.line(f'const float *weights = {"u_own" if p.moving else "args->packed"} + {place};')
     transforms.products(writer, p, first, last)
     writer.open(f'for (long k = {first}; k < {last}; k += {p.width})')
     writer.line(f'const float *panel = m + (k - {first}) / {p.width} * {p.panel_floats};')
@@ -285,6 +301,27 @@ def _write_part(writer: Writer, p: PointsPlan, transforms: Transforms) -> None:
     writer.close()
     nest.close()
     writer.close()
+
+
+def _write_own_weights(writer: Writer, p: PointsPlan, nest: Nest, filters: str) -> None:
+    """Weights that are not constant, transformed by each thread as far as its part needs them."""
+    shape, held = p.shape, p.k_block * p.width
+    begin, end = nest.at('k')
+    taps = shape.down.r * shape.across.r
+    writer.open(f'for (long g = 0; g < {shape.g}; g++)')
+    writer.open(f'for (long first = {begin}; first < {end}; first += {held})')
+    writer.line(f'const long last = min_long(first + {held}, {end});')
+    writer.line(f'const long held = {_whole_lanes("last - first", p.lanes)};')
+    writer.line(f'float *to = u_own + g * {p.group_floats} + first * {shape.weights * shape.c};')
+    writer.open(f'for (long k = first; k < last; k += {p.lanes})')
+    writer.line(f'const long panel = (k - first) / {p.width} * {p.width};')
+    writer.line(f'const long width = min_long({p.width}, held - panel);')
+    writer.line(
+        f'transform_filters({filters} + (g * {shape.k} + k) * {shape.c * taps}, '
+        f'to + panel * {shape.c} + (k - first - panel), min_long({p.lanes}, last - k), width, '
+        f'{shape.c} * held);'
+    )
+    writer.close(3)
 
 
 def _write_class(

@@ -82,8 +82,18 @@ class PointsPlan:
         return padded * self.shape.weights * self.shape.c
 
     @property
-    def packed_weights(self) -> int:
+    def moving(self) -> bool:
+        """Whether weights are transformed in every call."""
+        return self.group.tensor(self.group.main.reads[1].tensor).role != 'constant'
+
+    @property
+    def weight_floats(self) -> int:
+        """All transformed weights."""
         return self.shape.g * self.group_floats
+
+    @property
+    def packed_weights(self) -> int:
+        return 0 if self.moving else self.weight_floats
 
     @property
     def v_floats(self) -> int:
@@ -101,7 +111,8 @@ class PointsPlan:
     @property
     def scratch_floats(self) -> int:
         parts = (self.v_floats, self.m_floats, self.row_floats, self.buffers.work_floats)
-        return sum(abi.aligned(part) for part in parts)
+        own = sum(abi.aligned(part) for part in parts)
+        return own + (abi.aligned(self.weight_floats) if self.moving else 0)
 
 
 def option(schedule: Schedule, name: str) -> int:

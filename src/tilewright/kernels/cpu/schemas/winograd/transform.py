@@ -565,3 +565,47 @@ def write_filter(writer: Writer, shape: Geometry) -> None:
     writer.line(f'to[(i * {across.kinds} + j) * step] = (float)sum;')
     writer.close(3)
     writer.line()
+
+
+def write_filters(writer: Writer, shape: Geometry, lanes: int) -> None:
+    """`transform_filters`: G g G^T of the filters of some output channels, one in each lane.
+
+    For all input channels; a weight of the next one lies `width` floats on, the next weight `step`.
+    """
+    down, across = shape.down, shape.across
+    taps = down.r * across.r
+    rows, columns = (
+        [f.g[p.first + i * p.shared] for p in f.parts for i in range(p.kinds)]
+        for f in (down, across)
+    )
+    apart = shape.c * taps
+    writer.open(
+        'static void transform_filters(const float *filters, float *to, long lanes, long width, '
+        'long step)'
+    )
+    writer.open(f'for (long c = 0; c < {shape.c}; c++)')
+    writer.line(f'float taps[{taps}][{lanes}] __attribute__((aligned(64)));')
+    writer.line(f'const float *from = filters + c * {taps};')
+    writer.line('long lane = 0;')
+    writer.open('for (; lane + 4 <= lanes; lane += 4)')
+    writer.line('long x = 0;')
+    writer.line(f'for (; x + 4 <= {taps}; x += 4)')
+    writer.line(f'    transpose4(from + lane * {apart} + x, {apart}, taps[x] + lane, {lanes}, 4);')
+    writer.line(f'for (; x < {taps}; x++)')
+    writer.line('    for (long i = lane; i < lane + 4; i++)')
+    writer.line(f'        taps[x][i] = from[i * {apart} + x];')
+    writer.close()
+    writer.line(f'for (; lane < {lanes}; lane++)')
+    writer.line(f'    for (long x = 0; x < {taps}; x++)')
+    writer.line(f'        taps[x][lane] = lane < lanes ? from[lane * {apart} + x] : 0.0f;')
+    writer.line('float *at = to + c * width;')
+    for i, row in enumerate(rows):
+        for s in range(across.r):
+            terms = [(x, f'*(const lanes_t *)taps[{r * across.r + s}]') for r, x in enumerate(row)]
+            writer.line(f'const lanes_t half_{i}_{s} = {combination(terms)};')
+        for j, column in enumerate(columns):
+            terms = [(x, f'half_{i}_{s}') for s, x in enumerate(column)]
+            place = f'{i * across.kinds + j} * step'
+            writer.line(f'*(lanes_t *)(at + {place}) = {combination(terms)};')
+    writer.close(2)
+    writer.line()

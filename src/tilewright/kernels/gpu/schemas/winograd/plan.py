@@ -18,7 +18,7 @@ from tilewright.kernels.gpu.schemas.patch import PATCH
 from tilewright.kernels.gpu.schemas.tiled import TILED
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
-from tilewright.ops.tiles import Axis, TileGeometry
+from tilewright.ops.tiles import Axis, TileGeometry, why_not_constant
 from tilewright.ops.winograd import Geometry, applies, geometry
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -62,7 +62,7 @@ WinogradPlan = PointsPlan[Geometry]
 
 def why_not(group: Group) -> str:
     """Why this schema cannot compute a group; '' where it can."""
-    reason = applies(group, TILES[0])
+    reason = applies(group, TILES[0]) or why_not_constant(group)
     if reason:
         return reason
     shape = geometry(group, TILES[0])

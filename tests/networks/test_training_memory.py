@@ -1,0 +1,74 @@
+"""A step within a memory limit: less is kept, and every number stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.errors import InputError
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.memory import plan
+from tilewright.graph.program import Program
+from tilewright.graph.recompute import held_outside, within
+from tilewright.graph.training import LOSS, RATE, step_program, trainable
+from tilewright.network.arguments import size_of
+from tilewright.network.compile import prepare
+
+
+def flops(group: Any) -> float:
+    return 1e-9 * (group.compulsory_bytes + sum(stage.flops for stage in group.stages))
+
+
+def step() -> tuple[Program, dict[str, np.ndarray]]:
+    """Three convolutions, each with an activation that reads its result twice."""
+    draw, nodes, x = np.random.default_rng(0), [], 'x'
+    constants = {f'w{i}': draw.standard_normal((3, 3, 3, 3)).astype(np.float32) for i in range(3)}
+    for i, weights in enumerate(constants):
+        nodes += [
+            Node('Conv', f'conv{i}', (x, weights), (f'y{i}',), {'pads': (1, 1, 1, 1)}),
+            Node('Sigmoid', f'gate{i}', (f'y{i}',), (f'g{i}',)),
+            Node('Mul', f'silu{i}', (f'g{i}', f'y{i}'), (f'z{i}',)),
+        ]
+        x = f'z{i}'
+    graph = Graph('net', (Value('x', (2, 3, 6, 6)),), (('out', x),), tuple(nodes), constants)
+    program, state = step_program(trainable(graph, 'mse'), tw.SGD(0.1, 0.9))
+    return prepare(program, None, ('fuse',), flops), state
+
+
+def test_less_memory_gives_the_same_numbers() -> None:
+    program, state = step()
+    draw, values = np.random.default_rng(0), program.values
+    given = {RATE: np.array([0.1], np.float32), **state}
+    for name in program.inputs:
+        if name not in given:
+            given[name] = draw.standard_normal(values[name].shape).astype(np.float32)
+    fixed, arena = held_outside(program), plan(program).arena_bytes
+    small = within(program, fixed + int(0.6 * arena), flops)
+    assert plan(small).arena_bytes <= 0.6 * arena
+    assert len(small.tasks) > len(program.tasks)
+    want, got = evaluate(program, given), evaluate(small, given)
+    assert np.isfinite(want[LOSS])
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_a_limit_that_cannot_be_kept_says_the_least_that_can() -> None:
+    program, _ = step()
+    with pytest.raises(InputError, match=r'memory is 1000 bytes, and .* needs at least \d+') as no:
+        within(program, 1000, flops)
+    least = int(str(no.value).partition('at least ')[2].split(',')[0])
+    kept = within(program, least, flops)
+    assert held_outside(kept) + plan(kept).arena_bytes <= least
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    assert [size_of('memory', text) for text in ('2GB', '1.5 MiB', 4096, '10b')] == [
+        2_000_000_000, 1_572_864, 4096, 10
+    ]  # fmt: skip
+    for wrong in ('much', '-1GB', True, 'nanGB'):
+        with pytest.raises(InputError, match='give a size such as'):
+            size_of('memory', wrong)
