@@ -45,8 +45,8 @@ from tilewright.graph.passes import (
 )
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
-from tilewright.kernels.cpu.schemas.narrow.plan import why_not as why_not_narrow
 from tilewright.graph.recompute import within
+from tilewright.kernels.cpu.schemas.narrow.plan import why_not as why_not_narrow
 from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.network.arguments import (
