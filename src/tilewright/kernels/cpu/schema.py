@@ -183,6 +183,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
     (
         f'{_FOLDERS}.outer:OUTER',
         f'{_FOLDERS}.dot:DOT',
+        f'{_FOLDERS}.narrow:NARROW',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.fft:FFT',
@@ -191,7 +192,6 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',
-        f'{_FOLDERS}.narrow:NARROW',
     ),
 )
 
