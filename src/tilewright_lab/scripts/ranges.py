@@ -112,8 +112,9 @@ def difference(got: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
 
 
 def reference_of(model: str) -> Callable[[Point, Ranges, Arrays], list[np.ndarray]]:
-    """What others compute: PyTorch for networks of the zoo, ONNX Runtime for files. One thread each,
-    since threads that spin wait for each other on a host that has other work.
+    """What others compute: PyTorch for networks of the zoo, ONNX Runtime for files.
+
+    One thread each, since threads that spin wait for each other on a host that has other work.
     """
     if os.path.exists(model):
         import onnxruntime as ort
