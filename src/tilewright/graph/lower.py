@@ -122,10 +122,7 @@ def walk(
                 if constants is not None:
                     constants |= made.constants
                 continue
-            key = None if alike is None else _alike(node, operator, found)
-            results = (alike or {}).get(key) or _results(node, operator, found)
-            if alike is not None and key is not None and not _any_known(results):
-                alike[key] = results
+            results = _remembered(node, operator, found, alike)
         except Unsupported as reason:
             unsupported.add(node, str(reason), owner)
             unsupported.add_unknown(node, owner)
@@ -177,6 +174,22 @@ def _results(node: Node, operator: Operator, found: dict[str, Result]) -> tuple[
     return made
 
 
+def _remembered(
+    node: Node, operator: Operator, found: dict[str, Result],
+    alike: dict[tuple, tuple[Result, ...]] | None,
+) -> tuple[Result, ...]:  # fmt: skip
+    """What a node's outputs are; where `alike` has an equal node, what those of that are."""
+    key = None if alike is None else _alike(node, operator, found)
+    if alike is None or key is None:
+        return _results(node, operator, found)
+    if key in alike:
+        return alike[key]
+    results = _results(node, operator, found)
+    if not any(isinstance(result, Known) for result in results):
+        alike[key] = results
+    return results
+
+
 def _alike(node: Node, operator: Operator, found: dict[str, Result]) -> tuple | None:
     """What the types of a node's outputs depend on; None where that is not plain.
 
@@ -198,10 +211,6 @@ def _alike(node: Node, operator: Operator, found: dict[str, Result]) -> tuple | 
     except TypeError:  # an attribute that is an array
         return None
     return key
-
-
-def _any_known(results: tuple[Result, ...]) -> bool:
-    return any(isinstance(result, Known) for result in results)
 
 
 def _identity(result: Result | None) -> object:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Exported:
     folder: Path
     name: str
     files: tuple[str, ...]
-    network: Network | RangedNetwork
+    network: Network
 
 
 def export(
@@ -180,7 +180,7 @@ def _written(
     )  # fmt: skip
     inputs = {value.name: example(value) for value in network.inputs}
     files = write_files(folder, net, [*inputs.values(), *network.run(inputs).values()])
-    return Exported(folder, name, files, network)
+    return Exported(folder, name, files, cast(Network, network))  # as far as callers go
 
 
 def write_files(

@@ -39,7 +39,7 @@ _CLOSING = re.compile(r'\} (\w+);')
 _ARGS = re.compile(r'typedef struct \{[^}]*\} tw_args;\n', re.DOTALL)
 _PROTOTYPES = re.compile(r'^(?:long|void) tw_\w+\([^)]*\);\n', re.MULTILINE)
 _CALLED = re.compile(r'^void tw_\w+\([^)]*\);\n', re.MULTILINE)
-# Tables have what these would return, for each size.
+# Tables have what these would return, for each size; what all sizes share is asked for.
 _SIZES = re.compile(r'^long tw_\w+\(void\) \{ return -1; \}\n', re.MULTILINE)
 HEAD = with_sizes(FIXED_HEAD)
 # Words of C, of its headers and of the files here, which no parameter of a function may be.

@@ -112,14 +112,20 @@ def difference(got: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
 
 
 def reference_of(model: str) -> Callable[[Point, Ranges, Arrays], list[np.ndarray]]:
-    """What others compute: PyTorch for networks of the zoo, ONNX Runtime for files."""
+    """What others compute: PyTorch for networks of the zoo, ONNX Runtime for files.
+
+    One thread each, since threads that spin wait for each other on a host that has other work.
+    """
     if os.path.exists(model):
         import onnxruntime as ort
 
-        session = ort.InferenceSession(model, providers=['CPUExecutionProvider'])
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(model, options, providers=['CPUExecutionProvider'])
         return lambda point, ranges, arrays: [np.asarray(a) for a in session.run(None, arrays)]
     import torch
 
+    torch.set_num_threads(1)
     drawn: Arrays = {}
 
     def answer(point: Point, ranges: Ranges, arrays: Arrays) -> list[np.ndarray]:

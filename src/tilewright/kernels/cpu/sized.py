@@ -140,11 +140,14 @@ class SizedSource:
 
     fixed    position of a number -> the number, where all sizes have the same
     places   for each number that a caller gives, the positions that it stands at
+    scratch  bytes of each part, where all sizes have the same: a compiler does not vectorise loops
+             that read scratch memory at a distance that it does not know
     """
 
     pieces: tuple[str, ...]
     fixed: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, ...], ...]
+    scratch: int | None = None
 
     @classmethod
     def of(cls, members: Sequence[SourceAtSize]) -> SizedSource:
@@ -156,7 +159,11 @@ class SizedSource:
                 fixed.append((at, column[0]))
             else:
                 columns.setdefault(column, []).append(at)
-        return cls(members[0].pieces, tuple(fixed), tuple(map(tuple, columns.values())))
+        rooms = {member.scratch_bytes for member in members}
+        return cls(
+            members[0].pieces, tuple(fixed), tuple(map(tuple, columns.values())),
+            rooms.pop() if len(rooms) == 1 else None,
+        )  # fmt: skip
 
     def numbers(self, member: SourceAtSize) -> tuple[int, ...] | None:
         """What the kernel is given to compute as this source does; the first is `scratch_bytes`.
@@ -164,6 +171,8 @@ class SizedSource:
         None: it cannot, because a number differs that it holds fixed.
         """
         have = member.numbers
+        if self.scratch not in (None, member.scratch_bytes):
+            return None
         if any(have[at] != number for at, number in self.fixed):
             return None
         if any(len({have[at] for at in some}) > 1 for some in self.places):
@@ -180,7 +189,10 @@ class SizedSource:
             for at in some:
                 words[at] = f'tw_n[{number}]'
         text = ''.join(a + b for a, b in zip(self.pieces, [*words, ''], strict=True))
-        return _handed_down(with_sizes(text))
+        if self.scratch is not None:
+            unknown = 'tw_scratch_bytes(void) { return -1; }'
+            text = text.replace(unknown, unknown.replace('-1', str(self.scratch)), 1)
+        return _handed_down(with_sizes(text), self.scratch is None)
 
 
 def with_sizes(head: str) -> str:
@@ -189,10 +201,12 @@ def with_sizes(head: str) -> str:
     return re.sub(r'(void tw_pack\()([^)]*\));', r'\1const long *tw_n, \2;', head, count=1)
 
 
-def _handed_down(text: str) -> str:
+def _handed_down(text: str, rooms_vary: bool) -> str:
     """Every function that needs numbers, or calls one that does, gets them."""
     found = list(_FUNCTION.finditer(text))
-    bodies = {f[1]: f[0].replace('tw_scratch_bytes()', 'tw_n[0]') for f in found}
+    bodies = {f[1]: f[0] for f in found}
+    if rooms_vary:
+        bodies = {n: body.replace('tw_scratch_bytes()', 'tw_n[0]') for n, body in bodies.items()}
     needy = {name for name, body in bodies.items() if 'tw_n[' in body} | {'tw_pack'}
     while True:
         called = re.compile(rf'\b({"|".join(sorted(needy - {*_ENTRIES}))})\(')

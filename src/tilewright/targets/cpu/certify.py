@@ -44,7 +44,7 @@ GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
 WORTH = 0.003  # the same for the kernel of one group, as a share of the network's time
 # What the model does not see: loops whose bounds are no constants, and tiles of equal price. The
 # largest share by which a size was measured to be slower than predicted; docs/ranges.md has it.
-UNSEEN = 0.08
+UNSEEN = 0.10
 
 
 def with_anchors(

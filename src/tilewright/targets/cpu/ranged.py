@@ -57,10 +57,11 @@ def best_moved(
     one: PlannedFamily, number: int, group: Group, machine: Machine
 ) -> tuple[Choice, Schedule]:
     """The same, and the schedule as its anchor has it."""
+    threads = max(choice.schedule.threads for choice in one.anchors[0].choices)
     found = {
         moved.schedule.digest: (moved, anchor.choices[number].schedule)
         for anchor in reversed(one.anchors)
-        for moved in _moved(anchor.choices[number], group, machine)
+        for moved in _moved(anchor.choices[number], group, machine, threads)
     }
     for choice, origin in sorted(found.values(), key=lambda pair: pair[0].predicted_s):
         try:
@@ -71,15 +72,17 @@ def best_moved(
     raise ScheduleError(f'{group.label}: no schedule of another size computes it')
 
 
-def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
+def _moved(choice: Choice, group: Group, machine: Machine, threads: int) -> Iterator[Choice]:
     """A choice for another size of its group: cut to it, and, some schemas ask for that, whole.
 
-    The general schema tiles nothing but what each thread gets, and so has a schedule of its own.
+    The general schema tiles nothing but what each thread gets, and so has schedules of its own: for
+    one thread and for all of them.
     """
-    ways = choice.schedule.threads
     if choice.schedule.schema == 'general':
         tiled, isa = tiled_form(group, choice.schedule.reg.tile), choice.schedule.isa
-        schedules = (general_schedule(tiled, isa, ways, len(choice.schedule.levels) - 1),)
+        caches = len(choice.schedule.levels) - 1
+        ways = dict.fromkeys((1, threads))
+        schedules = tuple(general_schedule(tiled, isa, count, caches) for count in ways)
     else:
         small = cut(choice.schedule, group)
         whole = small.schema != 'outer' and small is not choice.schedule
@@ -87,7 +90,7 @@ def _moved(choice: Choice, group: Group, machine: Machine) -> Iterator[Choice]:
     for schedule in schedules:
         said = _predicted(group, schedule, machine)
         if said is not None:
-            bound = max(bound_times(said.flops_done, said.moved, machine, ways).values())
+            bound = max(bound_times(said.flops_done, said.moved, machine, threads).values())
             yield Choice(schedule, said.seconds, bound, said.limit)
 
 
