@@ -49,7 +49,7 @@ PRODUCTS = [
     weight_gradient(n=3, c=16, h=9, w=9, k=32, r=3, s=3, pad=1, stride=2),
     weight_gradient(n=3, c=16, h=9, w=9, k=32, r=1, s=1, stride=2),
     weight_gradient(n=2, c=32, h=6, w=6, k=48, r=3, s=3, pad=1, groups=2),
-    weight_gradient(n=2, c=3, h=9, w=9, k=16, r=5, s=5, pad=2, stride=2),
+    weight_gradient(n=3, c=3, h=9, w=9, k=16, r=5, s=5, pad=2, stride=2),
 ]
 
 

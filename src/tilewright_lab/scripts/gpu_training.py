@@ -342,6 +342,8 @@ def _compared(
         print(f'losses {verdict["losses"]}, gradients off by {verdict["gradient_errors"]}')
     if not on_gpu:
         return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     timers: dict[str, Callable[[int], list[float]]] = {
         'ours': partial(net.time_again, copies=given.copies)
     }
