@@ -40,6 +40,7 @@ from tilewright.ops.winograd_error import (
 )
 from tilewright.ops.winograd_matrices import check, transform
 from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu import rank_winograd as rank_winograd_module
 from tilewright.search.cpu.rank_winograd import rank_winograd, tiles_within
 
 
@@ -290,6 +291,22 @@ def test_the_bound_is_that_of_the_algorithm():
     assert bound == pytest.approx(matmul_stage(GROUP, 4).flops / (1e9 * MACHINE.peak_one_gflops))
     for candidate in rank_winograd(GROUP, MACHINE, 1, 5):
         assert candidate.prediction.seconds > candidate.prediction.bound_s
+
+
+def test_a_shape_that_cannot_be_the_best_is_not_priced(monkeypatch):
+    """Its bound is above the best time so far by more than the model may be wrong."""
+    priced = []
+    price = rank_winograd_module._price
+
+    def counted(group, machine, isa, m, threads, model):
+        priced.append(m)
+        return price(group, machine, isa, m, threads, model)
+
+    monkeypatch.setattr(rank_winograd_module, '_price', counted)
+    monkeypatch.setattr(rank_winograd_module, 'HOPE', 0.0)
+    assert len(tiles_within(GROUP, 1e-4)) > 1
+    assert rank_winograd(GROUP, MACHINE, 1, 1)
+    assert len(priced) == 1
 
 
 WEIGHTS = conv2d(c=512, h=7, w=7, k=512, r=3, s=3, pad=1)  # transformed: 4 to 9 times 9.4 MB
