@@ -338,6 +338,10 @@ def test_the_users_cache_without_platformdirs(tmp_path, monkeypatch):
 
 def test_flags_of_gcc_are_for_gcc_alone() -> None:
     """Clang says what it is in front of its version, and does not know GCC's parameters."""
-    ours = ('gcc (Debian 12.2.0-14) 12.2.0', 'x86_64-linux-gnu-gcc-12 (Debian) 12', 'cc (Ubuntu) 11')
+    ours = (
+        'gcc (Debian 12.2.0-14) 12.2.0',
+        'x86_64-linux-gnu-gcc-12 (Debian) 12',
+        'cc (Ubuntu) 11',
+    )
     others = ('Debian clang version 14.0.6', 'clang version 18.1.8 (https://llvm.org)', '')
     assert [building.is_gcc(line) for line in (*ours, *others)] == [True] * 3 + [False] * 3

@@ -116,6 +116,17 @@ def test_a_concatenation_is_copies_into_one_result() -> None:
     np.testing.assert_array_equal(run(made, x=x, z=z)['y'], np.concatenate([x, z, x], -1))
 
 
+def test_long_windows_over_one_channel_are_cut_into_frames() -> None:
+    """Spectra: the frames are copied out, and what is left is a convolution of one tap."""
+    x, w = f32(2, 1, 200), f32(33, 1, 40)
+    made = graph([node('Conv', 'x w', strides=(5,), pads=(3, 2))], {'x': x.shape}, w=w)
+    assert [task.group.stages[0].name for task in lower(made).tasks][0] == 'frames'
+    padded = np.pad(x[:, 0], ((0, 0), (3, 2)))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, 40, axis=1)[:, ::5]
+    want = np.einsum('nft,kt->nkf', frames, w[:, 0])
+    np.testing.assert_allclose(run(made, x=x)['y'], want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('mode', ['reflect', 'edge', 'wrap'])
 @pytest.mark.parametrize('pads', [(3, 4), (0, 2), (2, -5)])
 def test_long_axes_are_padded_by_parts(
