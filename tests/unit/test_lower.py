@@ -120,7 +120,7 @@ def test_long_windows_over_one_channel_are_cut_into_frames() -> None:
     """Spectra: the frames are copied out, and what is left is a convolution of one tap."""
     x, w = f32(2, 1, 200), f32(33, 1, 40)
     made = graph([node('Conv', 'x w', strides=(5,), pads=(3, 2))], {'x': x.shape}, w=w)
-    assert [task.group.stages[0].name for task in lower(made).tasks][0] == 'frames'
+    assert lower(made).tasks[0].group.stages[0].name == 'frames'
     padded = np.pad(x[:, 0], ((0, 0), (3, 2)))
     frames = np.lib.stride_tricks.sliding_window_view(padded, 40, axis=1)[:, ::5]
     want = np.einsum('nft,kt->nkf', frames, w[:, 0])
