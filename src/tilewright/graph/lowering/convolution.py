@@ -21,6 +21,7 @@ from tilewright.graph.lowering.result import (
     view,
 )
 from tilewright.graph.lowering.windows import AUTO_PAD, check_windows, windows
+from tilewright.ops import moving
 from tilewright.ops.convolution_nd import (
     convolution,
     interleave,
@@ -28,8 +29,12 @@ from tilewright.ops.convolution_nd import (
     transposed_windows,
 )
 from tilewright.ops.integer import integer_products
-from tilewright.ops.stage import MAX_TABLE
+from tilewright.ops.stage import MAX_TABLE, affine, var
 from tilewright.ops.windows import Window
+
+# Filters, elements of a window and windows from which on a signal is cut into frames first, and
+# elements of all frames up to which that is little beside the products.
+MIN_FRAMED, MAX_FRAMED = 32, 1 << 22
 
 
 def convolve(
@@ -45,6 +50,8 @@ def convolve(
     With a `pad` it is one of whole numbers, and that is what lies outside the image.
     """
     if len(over) == 1:
+        if pad is None and groups == 1 and _pays_in_frames(x, kernel, over[0]):
+            x, kernel, over = _framed(x, kernel, over[0])
         row = Window(1, 1, 1, 1, 0, 0, 1)
         made = convolve(_row(x), _row(kernel), bias, (row, *over), groups, pad)
         return view(made, (*made.shape[:2], made.shape[3]))
@@ -54,6 +61,23 @@ def convolve(
         group = integer_products(group, pad)
     operands = {'In': x, 'Ker': kernel}
     return compute(group, operands if bias is None else {**operands, 'Bias': bias})
+
+
+def _pays_in_frames(x: Result, kernel: Result, window: Window) -> bool:
+    """Whether a long window over one channel, as in spectra, is better copied out: with nothing
+    else to add up, direct kernels read a pixel at a time, and each is used by all filters.
+    """
+    enough = min(kernel.shape[0], window.taps, window.out) >= MIN_FRAMED
+    return x.shape[1] == 1 and enough and window.out * window.taps <= MAX_FRAMED
+
+
+def _framed(x: Result, kernel: Result, window: Window) -> tuple[Result, Result, tuple[Window, ...]]:
+    """The same as a convolution of one tap, whose channels are the elements of the window."""
+    taps, out = window.taps, window.out
+    sizes = {'n': x.shape[0], 't': taps, 'f': out}
+    place = [var('n'), affine(), window.index('f', 't')]
+    frames = compute(moving.move('frames', x.shape, place, sizes, dtype=x.dtype), {'In': x})
+    return frames, view(kernel, (kernel.shape[0], taps, 1)), (Window(out, 1, 1, 1, 0, 0, out),)
 
 
 def _row(result: Result) -> Result:

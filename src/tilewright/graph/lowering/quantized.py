@@ -17,6 +17,7 @@ from tilewright.graph.lowering.build import flat, pointwise
 from tilewright.graph.lowering.convolution import convolve
 from tilewright.graph.lowering.elementwise import convert
 from tilewright.graph.lowering.matmul import stacked
+from tilewright.graph.lowering.moving import slices
 from tilewright.graph.lowering.reader import NodeReader, Operator, axis_of
 from tilewright.graph.lowering.result import Known, Result, Unsupported, compute, view
 from tilewright.graph.lowering.types import ELEMENT_TYPES
@@ -25,6 +26,7 @@ from tilewright.ops.functions import X, add, mul, sub
 from tilewright.ops.integer import requantised, saturated, without_zero
 from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.stage import Expr, call, cast, const, read, whole
+from tilewright.ops.windows import Window
 
 STORED = ('u8', 'i8', 'u16', 'i16')
 
@@ -175,8 +177,6 @@ def _integer_conv(
         assert isinstance(w, Known)
         bias = _bias(bias, _sum(w, tuple(range(1, len(w.shape))), zero))
         pad = 0 if zero is None else int(zero.array.item())  # type: ignore[union-attr]
-    else:
-        x = _centred(x, zero)
     groups = node.int('group', 1)
     if rank < 1 or len(w.shape) != rank + 2 or groups < 1 or x.shape[1] != w.shape[1] * groups:
         raise ModelError(
@@ -185,7 +185,52 @@ def _integer_conv(
     if w.shape[0] % groups or 0 in (*x.shape, *w.shape):
         raise ModelError(f'a kernel of {list(w.shape)} does not divide into {groups} groups')
     over = windows(node, x.shape[2:], w.shape[2:])
+    if not _keeps_zero(w, zero):
+        if isinstance(w, Known) and zero is not None and not zero.shape:
+            made = _moving_zero(x, zero, w.array.astype(np.int64), over, groups)
+            if made is not None:
+                lifted = bias and view(bias, (1, *bias.shape, *[1] * rank))
+                return pointwise('bias', add(X, read(1)), [made, lifted], 'i32') if lifted else made
+        x = _centred(x, zero)
     return convolve(x, w, bias, over, groups, pad)
+
+
+def _moving_zero(
+    x: Result, zero: Result, weights: np.ndarray, over: Sequence[Window], groups: int
+) -> Result | None:
+    """A convolution whose image has a zero point that only a run knows, by products of 8 bits.
+
+        sum (x - a) w  =  sum x v  +  d sum x  -  a sum w        w = v + d, v of 8 bits
+
+    over the taps inside the image. The sum of w is known; that of x is a further filter of ones.
+    None where no d makes the weights small.
+    """
+    low, high = int(weights.min()), int(weights.max())
+    shift = 0 if low >= -128 and high <= 127 else high - 127
+    if high - low > 255 or (shift and groups > 1):
+        return None
+    small = (weights - shift).astype(np.int8)
+    if shift:
+        small = np.concatenate([small, np.ones_like(small[:1])])
+    made = convolve(x, Known(small), None, over, groups, 0)
+    inside = weights.sum(1)
+    for window in over:  # [k, taps of this axis, ..] -> [k, .., positions of this axis]
+        inside = np.tensordot(inside, _taps_inside(window), (1, 1))
+    reads: list[Result] = [made, zero, Known(inside[None].astype(np.int32))]
+    sums = X
+    if shift:
+        count = len(weights)
+        reads[0] = slices(made, {1: range(count)})
+        reads.append(slices(made, {1: range(count, count + 1)}))
+        sums = add(X, mul(read(3), whole(shift)))
+    return pointwise('zero', sub(sums, mul(cast(read(1), 'i32'), read(2))), reads, 'i32')
+
+
+def _taps_inside(window: Window) -> np.ndarray:
+    """[position, tap]: 1 where it lies in the image."""
+    at = np.arange(window.out)[:, None] * window.stride - window.before
+    at = at + np.arange(window.taps) * window.dilation
+    return ((at >= 0) & (at < window.size)).astype(np.int64)
 
 
 def _conv_integer(node: NodeReader) -> Result:
