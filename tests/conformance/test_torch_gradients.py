@@ -41,7 +41,7 @@ PLAIN = (
 )  # fmt: skip
 OPERATORS = (*PLAIN, *(f'nn.functional.{name}' for name in FUNCTIONAL), *CONVOLUTIONS, *POOLINGS)
 QUICK = ('matmul', 'var', 'nn.functional.layer_norm', 'nn.functional.conv2d')
-MOST = 24  # samples of an operator in the slow run
+MOST = 16  # samples of an operator in the slow run
 LARGE = 4000  # elements of a tensor: beyond, the interpreter takes seconds
 
 
@@ -116,13 +116,17 @@ def test_a_few_samples_have_pytorchs_gradients(operators: dict[str, Any]) -> Non
 @pytest.mark.parametrize('name', OPERATORS)
 def test_samples_have_pytorchs_gradients(operators: dict[str, Any], name: str) -> None:
     """Calls that cannot be imported are refused as such; of each operator some can."""
-    found, done = usable(operators[name]), 0
+    found = usable(operators[name])
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        for sample in found[:: max(1, -(-len(found) // MOST))]:
-            try:
-                check([sample])
-                done += 1
-            except ModelError:
-                continue
-    assert done
+        assert _checked(found[:: max(1, -(-len(found) // MOST))])
+
+
+def _checked(found: Sequence[Sample]) -> int:
+    """How many can be imported and are right: in one trace, or each half by itself."""
+    try:
+        check(found)
+    except ModelError:
+        half = len(found) // 2
+        return _checked(found[:half]) + _checked(found[half:]) if half else 0
+    return len(found)
