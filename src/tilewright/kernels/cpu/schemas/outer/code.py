@@ -90,6 +90,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
         fetch=p.ahead.floats if p.ahead else 0,
+        b_ahead=p.stream_ahead,
     )
 
 
