@@ -120,6 +120,7 @@ CASES: dict[str, tuple[Group, Schedule]] = {
     ),
     'chain_pool': (CHAINED_POOL, nest_schedule(CHAINED_POOL, 'portable', {'h': 1})),
     'rows_ahead': (TALL, packed(TALL, 'avx2', 'j', {'i': 2, 'j': 1}, inner={'j': 8}, pack='')),
+    'rows_avx512': (TALL, packed(TALL, 'avx512', 'j', {'i': 2, 'j': 1}, inner={'j': 16}, pack='')),
     'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),
 }
 

@@ -117,7 +117,8 @@ def layouts(pixels: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], in
         'rows': (tuple(rows), (0, 1, 37), 111),
         # Offsets beyond the reach of an immediate, and not multiples of what is loaded.
         'far': (tuple(4099 * i + 1 for i in range(pixels)), (0, 17001, 5), 3),
-        'same': ((0,) * pixels, (0,), 1),
+        # Iterations walk along rows, several at a time on some instruction sets.
+        'along': (tuple(53 * i for i in range(pixels)), (0,), 1),
     }
 
 

@@ -39,8 +39,9 @@ SIGMOID, TANH = call('sigmoid', X), call('tanh', X)
 
 
 def lstm(**changes) -> Group:
-    given = {'kind': 'lstm', 'steps': 3, 'batch': 2, 'hidden': 20, 'backwards': (False,)}
-    return recurrence(Recurrent(**given, functions=((SIGMOID, TANH, TANH),), **changes))
+    given = {'kind': 'lstm', 'steps': 3, 'batch': 2, 'hidden': 20, 'backwards': (False,)} | changes
+    functions = ((SIGMOID, TANH, TANH),) * len(given['backwards'])
+    return recurrence(Recurrent(**given, functions=functions))
 
 
 def model(
@@ -278,12 +279,15 @@ def test_lengths_are_those_of_packed_sequences(seed: int) -> None:
 # Threads
 
 
-def test_threads_compute_what_one_does() -> None:
-    """Threads that share the units stay in step: the same bits, call after call."""
-    group = lstm()
+@pytest.mark.parametrize('backwards', [(False,), (False, True)])
+def test_threads_compute_what_one_does(backwards: tuple[bool, ...]) -> None:
+    """Threads that share the units stay in step: the same bits, call after call, whether two
+    directions take their steps together or one behind the other.
+    """
+    group = lstm(backwards=backwards)
     arrays = random_arrays(group, 0)
     chosen = list(recurrence_choices(group, host_isas()[0], 2, 1))
-    assert [schedule.threads for schedule in chosen] == [1, 2]
+    assert [schedule.threads for schedule in chosen] == [1, 2] * len(backwards)
     results = []
     for schedule in chosen:
         library = build(generate(group, schedule), flags=compiler_flags(schedule))

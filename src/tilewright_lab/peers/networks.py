@@ -91,7 +91,9 @@ def _torch_call(
         torch._dynamo.reset()
         inductor: Any = import_module('torch._inductor.config')
         inductor.freezing = settings['freezing']
-        return torch.compile(module, mode=settings['mode'], dynamic=False, fullgraph=True)
+        # Recurrent layers are calls that it leaves as they are, between the graphs around them.
+        whole = not any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+        return torch.compile(module, mode=settings['mode'], dynamic=False, fullgraph=whole)
     if settings['mode'] == 'eager':
         return module
     frozen = torch.jit.freeze(torch.jit.trace(module, given, check_trace=False))
@@ -144,8 +146,19 @@ def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
     shapes = {name: array.shape for name, array in job.inputs.items()}
     compiled = libraries.openvino_compiled(str(job.model), job.threads, settings, shapes)
     request = compiled.create_infer_request()
-    for name, array in (*job.inputs.items(), *job.outputs.items()):
+    for name, array in job.inputs.items():
         request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+    own = []  # results whose shape it only knows behind a call, which lie in memory of its own
+    for name, array in job.outputs.items():
+        try:
+            request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        except RuntimeError:
+            own.append(name)
+
+    def answers() -> Arrays:
+        return job.outputs | {
+            name: request.get_tensor(name).data.reshape(job.outputs[name].shape) for name in own
+        }
 
     def algorithm() -> str:
         """The primitives of the convolutions, the most frequent one first."""
@@ -154,7 +167,7 @@ def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
         return ', '.join(f'{count} x {primitive}' for primitive, count in ranked)
 
     run = libraries.openvino_run(request)
-    return NetworkVariant(job, run, lambda: job.outputs, algorithm)
+    return NetworkVariant(job, run, answers, algorithm)
 
 
 def tilewright_variants() -> NetworkVariants:

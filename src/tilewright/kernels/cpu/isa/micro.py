@@ -111,11 +111,11 @@ def prefetches(kernel: MicroKernel) -> list[int]:
     return [place for place in places if 4 * place <= REACH_BYTES]
 
 
-def vector_prefetches(kernel: MicroKernel) -> list[int]:
-    """Offsets in floats from `b` of the lines that are `b_ahead` behind those of an iteration."""
+def vector_prefetches(kernel: MicroKernel, times: int = 1) -> list[int]:
+    """Offsets in floats from `b` of the lines `b_ahead` behind those of so many iterations."""
     if not kernel.b_ahead:
         return []
-    read = len(kernel.steps) * kernel.vectors * kernel.lanes
+    read = times * len(kernel.steps) * kernel.vectors * kernel.lanes
     return list(range(kernel.b_ahead, kernel.b_ahead + read, LINE_FLOATS))
 
 

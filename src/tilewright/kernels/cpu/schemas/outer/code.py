@@ -91,6 +91,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         accumulation=p.schedule.accumulation,
         fetch=p.ahead.floats if p.ahead else 0,
         stored=p.stored,
+        b_ahead=p.stream_ahead,
     )
 
 

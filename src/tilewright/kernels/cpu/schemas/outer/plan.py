@@ -26,6 +26,8 @@ from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
+LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
+STREAM_AHEAD = 1024  # floats of such panels that a few rows ask for before they use them
 LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
@@ -110,6 +112,16 @@ class OuterPlan:
         """Floats of all panels."""
         sizes = self.group.main.sizes
         return math.prod(sizes[d] for d in self.loose) * self.panels.floats
+
+    @property
+    def stream_ahead(self) -> int:
+        """Floats of panels to ask for ahead, where a few rows read them once and wait for memory:
+        prefetchers stop at the end of a page.
+        """
+        few = self.ahead is None and not self.schedule.pack and not self.moving
+        large = 4 * self.panel_floats > LARGE_BYTES * self.schedule.threads
+        rows = few and large and operand.rows_in_place(self.group, self.contraction)
+        return STREAM_AHEAD if rows else 0
 
     @property
     def packed_floats(self) -> int:

@@ -3,7 +3,8 @@
 Goes in: a `RecurrencePlan`. Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
 
 A call is a row of rounds: the first one sets states and packs weights that are not constant, then
-come the phases of every step, the last one writes final states. Nobody begins a round before all
+come the phases of every step (of one direction after the other, where they are apart), the last one
+writes final states. Nobody begins a round before all
 blocks of the one before are done (team.py). In a phase, a block of units of one direction takes the
 products of all its gates, for a few sequences at a time, in registers; vectors lie along the units,
 so that a weight is loaded once for these sequences and states are broadcast. What follows are the
@@ -74,7 +75,7 @@ class _Unit:
         parts = -(-plan.scratch[1] // threads)
         abi.write_sizes(writer, threads, parts, plan.constants[1])
         writer.lines += TEAM.format(parts=threads).splitlines() if threads > 1 else []
-        rounds = 2 + self.steps.steps * len(self.steps.phases)
+        rounds = 2 + plan.rounds
         loop = ROUNDS_TOGETHER if threads > 1 else ROUNDS_ALONE
         writer.lines += loop.format(rounds=rounds).splitlines()
         return writer.text()
@@ -213,9 +214,10 @@ class _Unit:
         """Some blocks of a phase at step t."""
         plan, steps = self.plan, self.steps
         blocks, unit = plan.blocks(phase), plan.unit
-        items = steps.directions * blocks
+        items = blocks if plan.apart else steps.directions * blocks
         threads = plan.schedule.threads
-        out.open(f'static void phase_{number}(const tw_args *args, long t, long part)')
+        given = 'long t, long d, long part' if plan.apart else 'long t, long part'
+        out.open(f'static void phase_{number}(const tw_args *args, {given})')
         out.line(f'const long low = part * {items} / {threads};')
         out.line(f'const long high = (part + 1) * {items} / {threads};')
         for product in phase.products:
@@ -224,8 +226,12 @@ class _Unit:
             out.line(f'elem {name}_sums[{size}] __attribute__((aligned(64)));')
         out.open('for (long i = low; i < high; i++)')
         # To and fro: what the last step read last is still in a cache, and is read first.
-        out.line('const long item = t & 1 ? low + high - 1 - i : i;')
-        out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
+        if plan.apart:
+            out.line(f'const long item = d * {blocks} + (t & 1 ? low + high - 1 - i : i);')
+            out.line(f'const long first = item % {blocks} * {unit};')
+        else:
+            out.line('const long item = t & 1 ? low + high - 1 - i : i;')
+            out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
         out.line(f'const long units = min_long({unit}, {phase.width} - first);')
         for product in phase.products:
             self._calls(out, product)
@@ -397,12 +403,15 @@ class _Unit:
         out.open('static void run_round(const tw_args *args, long number, long part)')
         out.line('if (number == 0)')
         out.line('    begin(args, part);')
-        out.line(f'else if (number == {1 + steps * count})')
+        out.line(f'else if (number == {1 + self.plan.rounds})')
         out.line('    finish(args, part);')
         for phase in range(count):
             last = phase == count - 1
             out.line('else' if last else f'else if ((number - 1) % {count} == {phase})')
-            out.line(f'    phase_{phase}(args, (number - 1) / {count}, part);')
+            step = f'(number - 1) / {count}'
+            if self.plan.apart:
+                step = f'{step} % {steps}, (number - 1) / {count * steps}'
+            out.line(f'    phase_{phase}(args, {step}, part);')
         out.close()
         out.line()
 

@@ -56,6 +56,17 @@ class RecurrencePlan:
     def batch_tile(self) -> int:
         return self.schedule.reg.tile['n']
 
+    @property
+    def apart(self) -> bool:
+        """Whether one direction follows the other, so that caches hold more of its weights."""
+        return self.steps.directions > 1 and self.schedule.levels[-1].tile['d'] == 1
+
+    @property
+    def rounds(self) -> int:
+        """Phases of all steps, between which threads wait for each other."""
+        turns = self.steps.directions if self.apart else 1
+        return turns * self.steps.steps * len(self.steps.phases)
+
     def blocks(self, phase: Phase) -> int:
         """Blocks of one direction."""
         return -(-phase.width // self.unit)

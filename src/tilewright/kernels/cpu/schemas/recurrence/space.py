@@ -33,19 +33,27 @@ def why_no_recurrence(group: Group) -> str:
 
 
 def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
-    """One register tile, with one thread and with all of them."""
+    """One register tile, with one thread and with all of them, directions together or apart.
+
+    Where they are apart, blocks are as small as a vector, so that they can be dealt out evenly.
+    """
     row, stage = ISAS[isa], group.main
     lanes, sizes = row.vector_bytes // DTYPES[group.output.dtype], stage.sizes
     gates, batch = min(_tiles(sizes, row.registers - LEFT_FREE), key=lambda t: _cycles(sizes, *t))
     vectors = max(1, min(-(-sizes['h'] // lanes), IN_FLIGHT // (gates * batch)))
     reg = dict.fromkeys(sizes, 1) | {'g': gates, 'n': batch, 'h': vectors * lanes, 'k': sizes['k']}
-    whole = {d: max(1, -(-size // reg[d])) * reg[d] for d, size in sizes.items()}
     order = tuple(sizes)
-    outer = tuple(Level.of(name, order, whole) for name in CACHE_LEVELS[:levels])
-    blocks = sizes['d'] * -(-sizes['h'] // reg['h'])
-    for count in dict.fromkeys((1, min(threads, blocks))):
-        cut = (('h', count),) if count > 1 else ()
-        yield Schedule('recurrence', isa, 'h', (Level.of('reg', order, reg), *outer), cut)
+    kinds = [(reg, sizes['d'])]
+    if sizes['d'] > 1:
+        kinds.append((reg | {'h': lanes}, 1))
+    for tile, directions in kinds:
+        whole = {d: max(1, -(-size // tile[d])) * tile[d] for d, size in sizes.items()}
+        whole['d'] = directions
+        outer = tuple(Level.of(name, order, whole) for name in CACHE_LEVELS[:levels])
+        blocks = directions * -(-sizes['h'] // tile['h'])
+        for count in dict.fromkeys((1, min(threads, blocks))):
+            cut = (('h', count),) if count > 1 else ()
+            yield Schedule('recurrence', isa, 'h', (Level.of('reg', order, tile), *outer), cut)
 
 
 def _tiles(sizes: Mapping[str, int], room: int) -> Iterator[tuple[int, int]]:
@@ -71,13 +79,13 @@ def recurrence_lines(group: Group, schedule: Schedule) -> list[str]:
     plan = plan_recurrence(group, schedule)
     steps, tile = plan.steps, schedule.reg.tile
     shared = f', shared by {schedule.threads} threads in step' if schedule.threads > 1 else ''
-    lines = [f'for each of {steps.steps} steps{shared}:']
+    first = f'for each of {steps.directions} directions, ' if plan.apart else ''
+    lines = [f'{first}for each of {steps.steps} steps{shared}:']
     for number, phase in enumerate(steps.phases):
-        blocks = plan.blocks(phase)
-        lines.append(
-            f'  phase {number}: for each of {steps.directions} x {blocks} blocks of '
-            f'{plan.unit} units:'
-        )
+        blocks = f'{plan.blocks(phase)} blocks'
+        if not plan.apart:
+            blocks = f'{steps.directions} x {blocks}'
+        lines.append(f'  phase {number}: for each of {blocks} of {plan.unit} units:')
         for product in phase.products:
             lines.append(
                 f'    {plan.gate_tile(product)} of {product.gates} gates x {tile["n"]} of '
