@@ -35,7 +35,7 @@ EXACT = _names(
     'GatherElements GatherND GlobalMaxPool Greater GreaterOrEqual Hardmax Identity IsInf IsNaN '
     'Less LessOrEqual Max MaxPool Min Neg Not OneHot Or Pad Range ReduceMax ReduceMin Relu '
     'Reshape Round Shape Sign Size Slice SpaceToDepth Split Squeeze ThresholdedRelu Tile '
-    'Transpose Trilu Unsqueeze Where Xor ArgMax ArgMin'
+    'Transpose Trilu Unsqueeze Where Xor ArgMax ArgMin TopK'
 )
 # Sums, whose error is a share of their largest result. Winograd and TF32 may take 1e-4 of it.
 SUMS = _names(
@@ -43,7 +43,7 @@ SUMS = _names(
     'BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization '
     'LpNormalization MeanVarianceNormalization RMSNormalization ReduceSum ReduceMean ReduceL1 '
     'ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd CumSum CumProd Softmax '
-    'LogSoftmax Resize LSTM GRU RNN Attention RotaryEmbedding'
+    'LogSoftmax Resize LSTM GRU RNN Attention RotaryEmbedding STFT ScatterElements'
 )
 PRODUCTS = _names('ReduceProd CumProd ReduceSumSquare')
 # Computed in float32 whatever their elements are: statistics (attribute stash_type), attributes.
@@ -52,7 +52,7 @@ SINGLE = _names(
     'LeakyRelu Swish'
 )
 # Their results are int64, whatever they look at.
-PLACES = _names('ArgMax ArgMin MaxPool Shape Size OneHot Cast CastLike EyeLike')
+PLACES = _names('ArgMax ArgMin TopK MaxPool Shape Size OneHot Cast CastLike EyeLike')
 NOISE = {'float32': 1e-6, 'float64': 1e-13}
 NOISE_OF_SUMS = {'float32': 2e-5, 'float64': 1e-12}
 

@@ -212,7 +212,7 @@ def _changed(**changes) -> Schedule:
 SMALL = depthwise(4, 8, 6, 9)
 PRODUCT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 CUT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'w': 4}, rows=2, lanes=4)
-TURNED = product_schedule(SMALL, 'portable', {'h': 2, 'w': 2, 'k': 4}, {'h': 2}, rows=2, lanes=4)
+TURNED = product_schedule(SMALL, 'portable', {'h': 2, 'w': 1, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 EXPANDED = expanded(3, 6, 8, 6, 9, 2)
 SEVERAL = product_schedule(EXPANDED, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 FOUR = depthwise(4, 8, 6, 6, before=tied(conv(2, 6, 3, 1), conv(3, 6, 4, 1)))

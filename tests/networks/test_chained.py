@@ -289,7 +289,7 @@ def test_what_is_fused_follows_from_one_word():
     assert passes_of(None, None, 'cuda') == passes_of(None, 'elementwise')
     assert passes_of(['chain']) == {'chain'}
     assert list(PROGRAM_PASSES) == [
-        'attention', 'fuse', 'prologue', 'concat', 'chain', 'layout', 'channels_last',
+        'attention', 'fuse', 'prologue', 'channels_last', 'concat', 'chain', 'layout',
     ]  # fmt: skip
     assert list(GPU_PASSES) == ['attention', 'fuse', 'prologue', 'concat', 'chain']
     unfused = prepare(separable(), passes=passes_of(None, 'none'))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewright import knobs
-from tilewright.cli.compile import read_shapes
 from tilewright.cli.optimize import check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.cli.zoo import ONNX as SUFFIX
@@ -63,6 +62,8 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
 
 def _sizes(texts: Sequence[str]) -> list[Mapping[str, Sequence[int]] | None]:
     """The shapes at which a network is compared: of ranges some, with both ends of each."""
+    from tilewright.cli.compile import read_shapes  # it needs onnx
+
     shapes = read_shapes(texts)
     ranges = find_ranges(shapes)
     if ranges is None:

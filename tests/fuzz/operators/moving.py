@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..draw import ANY, FLOATS, MOST_ELEMENTS, Draw, MisfitError, Row, Step
+from ..draw import ANY, FLOATS, MOST_ELEMENTS, NUMBERS, Draw, MisfitError, Row, Step
 
 
 def _plain(draw: Draw, x: str) -> Step:
@@ -274,6 +274,40 @@ def _gather_elements(draw: Draw, x: str) -> Step:
     return Step([x, _indices(draw, rng.integers(0, size, shape), size)], {'axis': axis})
 
 
+def _top_k(draw: Draw, x: str) -> Step:
+    array = draw.values[x]
+    if not array.ndim or draw.opset < 10 or np.isnan(np.asarray(array, float)).any():
+        raise MisfitError('no dimensions, an attribute instead of a count, or no order')
+    axis = draw.int(0, array.ndim - 1)
+    count = draw.constant(np.array([draw.int(1, array.shape[axis])]))
+    attributes = {'axis': axis - array.ndim * draw.int(0, 1)}
+    if draw.opset >= 11:
+        attributes |= {'largest': draw.int(0, 1), 'sorted': 1}
+    return Step([x, count], attributes, 2)
+
+
+def _scatter_elements(draw: Draw, x: str) -> Step:
+    """Every element at most once, unless they are added up."""
+    array = draw.values[x]
+    if not array.ndim or draw.opset < 11:
+        raise MisfitError('no dimensions, or no such operator')
+    axis = draw.int(0, array.ndim - 1)
+    shape = [draw.int(1, s) if draw.chance(0.3) else s for s in array.shape]
+    size = array.shape[axis]
+    rng = np.random.default_rng(draw.rng.getrandbits(32))
+    lines = rng.permuted(
+        np.broadcast_to(np.arange(size), (*shape[:axis], *shape[axis + 1 :], size)), axis=-1
+    )
+    positions = np.moveaxis(lines[..., : shape[axis]], -1, axis)
+    attributes: dict[str, object] = {'axis': axis}
+    kind = str(array.dtype)
+    if draw.opset >= 16 and kind in FLOATS and draw.chance(0.5):
+        attributes['reduction'] = 'add'
+        positions = rng.integers(0, size, shape)
+    updates = draw.operand(shape, kind)
+    return Step([x, _indices(draw, positions, size), updates], attributes)
+
+
 def _gather_nd(draw: Draw, x: str) -> Step:
     array = draw.values[x]
     if not array.ndim:
@@ -353,5 +387,7 @@ ROWS = (
     Row('Gather', ANY, _gather),
     Row('GatherElements', ANY, _gather_elements),
     Row('GatherND', ANY, _gather_nd),
+    Row('TopK', NUMBERS, _top_k),
+    Row('ScatterElements', ANY, _scatter_elements),
     Row('Resize', ANY, _resize),
 )

@@ -270,6 +270,20 @@ def _arg(draw: Draw, x: str) -> Step:
     return Step([x], {**step.attributes, **more})
 
 
+def _stft(draw: Draw, x: str) -> Step:
+    array = draw.values[x]
+    if array.ndim != 2 or array.shape[1] < 2 or draw.opset < 17:
+        raise MisfitError('no signals, or no such operator')
+    kind, size = str(array.dtype), draw.int(2, array.shape[1])
+    step = draw.constant(np.array(draw.int(1, size)))
+    window = draw.constant(draw.data((size,), kind)) if draw.chance(0.5) else ''
+    length = '' if window and draw.chance(0.5) else draw.constant(np.array(size))
+    inputs = [x, step, window, length]
+    while not inputs[-1]:
+        inputs.pop()
+    return Step(inputs, {'onesided': draw.int(0, 1)})
+
+
 def _reduction(since: int):
     """Over axes, which were an attribute before this opset."""
 
@@ -327,6 +341,7 @@ ROWS = (
     Row('Einsum', NUMBERS, _einsum),
     *(Row(name, FLOATS, _axis) for name in ('Softmax', 'LogSoftmax', 'Hardmax')),
     *(Row(name, NUMBERS, _arg) for name in ('ArgMax', 'ArgMin')),
+    Row('STFT', FLOATS, _stft),
     Row('ReduceSum', NUMBERS, _reduction(13)),
     *(
         Row(f'Reduce{name}', NUMBERS, _reduction(18))

@@ -39,8 +39,9 @@ def _gather(node: NodeReader) -> Result:
             return view(slices(x, {axis: run}), shape)
         if count <= MAX_TABLE:
             return view(take(x, axis, positions), shape)
-    # A table stays as it is, so that its gradient is one.
-    rows = x if axis == 0 and len(x.shape) == 2 else merged(x, before, (size,), after)
+    # A table stays as it is, so that its gradient is one; of one image what follows has its shape.
+    plain = axis == 0 and len(x.shape) == 2 and shape[0] != 1
+    rows = x if plain else merged(x, before, (size,), after)
     group = moving.gather(rows.shape, count, x.dtype, indices.dtype)
     chosen = view(flat(indices), (count,))
     return view(compute(group, {'In': rows, 'Indices': chosen}), shape)
