@@ -19,9 +19,11 @@ from tilewright.ops.adjoint import adjoint
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.normalise import batch_moments
+from tilewright.ops.recurrence import Recurrent, reverse_recurrence
 from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
 from tilewright.ops.scatter import rows_at_once
+from tilewright.ops.stage import call, read
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
@@ -116,6 +118,23 @@ def test_rows_that_a_list_names_are_added_in_its_order(shape: tuple[int, ...]) -
             got = Runner(module, device(target), {})(**arrays)
             assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
     assert search(group, known_gpu('h200'), 1, 1e-4)[0].schedule.schema == 'scatter'
+
+
+@pytest.mark.parametrize('kind', ['lstm', 'gru'])
+@pytest.mark.parametrize(
+    'schedule',
+    [
+        GpuSchedule.of('recurrence', threads=32, lanes=4, batch=2, wide=1),
+        GpuSchedule.of('persistent', per=2, kept=1, batch=2),
+    ],
+    ids=lambda s: s.schema,
+)
+def test_gradients_of_recurrent_layers_have_no_last_states(
+    kind: str, schedule: GpuSchedule
+) -> None:
+    functions = (call('sigmoid', read(0)), call('tanh', read(0)), call('tanh', read(0)))
+    layer = Recurrent(kind, 5, 3, 8, (False,), (functions,), linear_before_reset=kind == 'gru')
+    check(reverse_recurrence(layer, kind == 'gru'), schedule)
 
 
 def test_the_model_gives_depthwise_weight_gradients_to_them() -> None:

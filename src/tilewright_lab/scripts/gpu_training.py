@@ -23,6 +23,7 @@ import copy
 import fcntl
 import json
 import math
+import os
 import statistics
 import time
 from collections import Counter
@@ -81,15 +82,23 @@ class Workload:
         given = zoo.inputs(zoo.network(name, batch=batch, **sizes))
         self.inputs = [torch.from_numpy(array) for array in given.values()]
         torch.manual_seed(0)
-        with torch.no_grad():
-            found = copy.deepcopy(self.module)(*self.inputs)
-        self.scores = found[0] if isinstance(found, tuple) else found
+        self.scores = self._scores()
         images = name in zoo.NAMES
         self.loss: Callable = torch.nn.functional.cross_entropy if images else _squares
         self.target = (
             torch.randint(0, self.scores.shape[1], (batch,)) if images
             else torch.randn(self.scores.shape)
         )  # fmt: skip
+
+    def _scores(self) -> Any:
+        """What the network returns, without its numbers if possible: its shape is asked for."""
+        module = copy.deepcopy(self.module)
+        with torch.no_grad():
+            try:
+                found = copy.deepcopy(module).to('meta')(*(x.to('meta') for x in self.inputs))
+            except (RuntimeError, NotImplementedError):
+                found = module(*self.inputs)
+        return found[0] if isinstance(found, tuple) else found
 
 
 def _squares(scores: Any, target: Any) -> Any:
@@ -284,7 +293,9 @@ class Journal:
             with _turn(self.path.with_suffix('.lock')):  # other processes have rows of their own
                 self.rows = self._read() | {self.key: row}
                 said = {'versions': versions(), 'rows': self.rows}
-                self.path.write_text(json.dumps(said, indent=1) + '\n')
+                fresh = self.path.with_suffix(f'.{os.getpid()}')
+                fresh.write_text(json.dumps(said, indent=1) + '\n')
+                fresh.replace(self.path)  # whole, for those who read it meanwhile
 
 
 def run(given: argparse.Namespace, batch: int) -> None:

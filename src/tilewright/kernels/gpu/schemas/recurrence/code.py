@@ -56,11 +56,11 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
         Step.of(PhaseKernel(steps, number, threads, lanes, batch, wide == 1).kernel())
         for number in range(len(steps.phases))
     ]
-    begin, finish = Step.of(Begin(steps).kernel()), Step.of(Finish(steps).kernel())
+    begin = Step.of(Begin(steps).kernel())
     own = own_buffers(steps, (*steps.carried, *steps.kept))
     turn = Buffer(TURN, ('turn',), (2,), 'i32', zeroed=True)
     buffers = (*tensor_buffers(group), *own, turn)
-    return Module(group, buffers, (begin, *phases * steps.steps, finish))
+    return Module(group, buffers, (begin, *phases * steps.steps, *finished(steps)))
 
 
 def own_buffers(steps: StepPlan, names: Iterable[str]) -> list[Buffer]:
@@ -387,6 +387,13 @@ class Finish(_Texts):
             reads.append((f'({there} ? {state} : ({C_TYPES[dtype]})0)', dtype))
         body.append(self.store('r', reads))
         return self.launched('recurrence_last', body, math.prod(sizes))
+
+
+def finished(steps: StepPlan) -> tuple[Step, ...]:
+    """What writes the rows behind the steps, where there are any: gradients have none."""
+    if steps.final.sizes['r'] == steps.steps:
+        return ()
+    return (Step.of(Finish(steps).kernel()),)
 
 
 def _point_lines(sizes: Sequence[int], names: Sequence[str]) -> list[str]:

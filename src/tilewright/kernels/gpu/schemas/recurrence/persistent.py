@@ -32,8 +32,8 @@ from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.schemas.recurrence.code import (
     AT_ONCE,
     Begin,
-    Finish,
     PhaseKernel,
+    finished,
     own_buffers,
 )
 from tilewright.kernels.gpu.schemas.recurrence.code import propose as propose_steps
@@ -131,10 +131,10 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     main = _AllSteps(p).kernel()
-    begin, finish = Step.of(_Start(p).kernel()), Step.of(Finish(p.steps).kernel())
+    begin = Step.of(_Start(p).kernel())
     sent = [Buffer(a.name, a.dims, a.sizes) for a in map(_sent(p), _sources(p))]
     buffers = (*tensor_buffers(group), *own_buffers(p.steps, p.steps.carried), *sent)
-    return Module(group, buffers, (begin, Step.of(main), finish))
+    return Module(group, buffers, (begin, Step.of(main), *finished(p.steps)))
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
