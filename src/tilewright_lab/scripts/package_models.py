@@ -263,7 +263,9 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [f'| {" | ".join(HEADINGS)} |', '|---' * len(HEADINGS) + '|']
     for name, row in rows.items():
         cpu, gpu = (row.get('right', {}).get(target, {}) for target in TARGETS)
-        alone = 'alone' if not cpu.get('fallback') else f'{cpu["theirs"]} nodes by ONNX Runtime'
+        count = cpu.get('theirs', 0)
+        theirs = f'{count} node{"s" if count != 1 else ""} by ONNX Runtime'
+        alone = theirs if cpu.get('fallback') else 'alone'
         whose = alone if cpu.get('status') in ('ok', 'wrong') else 'no'
         times = row.get('ms', {})
         missing = 'refuses' if 'openvino' in row else '-'
