@@ -57,7 +57,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self._values
 
     def __getitem__(self, name: str) -> T:
-        value = self._load()[name]
+        value: Any = self._load()[name]
         if isinstance(value, str):
             value = self._shipped[name] = self._values[name] = resolve(value)
         return value

@@ -183,7 +183,7 @@ def _stft(node: NodeReader) -> Result:
     bins = size // 2 + 1 if node.int('onesided', 1) else size
     turns = np.outer(np.arange(bins), np.arange(size)) % size
     waves = np.exp(-2j * np.pi * turns / size) * (1 if window is None else window)
-    kernel = np.concatenate([waves.real, waves.imag])[:, None].astype(DTYPES[x.dtype])
+    kernel = np.concatenate([np.real(waves), np.imag(waves)])[:, None].astype(DTYPES[x.dtype])
     frames = (length - size) // step + 1
     over = Window(length, size, step, 1, 0, 0, frames)
     made = convolve(view(x, (count, 1, length)), Known(kernel), None, (over,), 1)

@@ -90,6 +90,6 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         split *= 2
     run = {'run': RUN} if p.has_runs else {}
     return tuple(
-        GpuSchedule.of(NAME, threads=threads, owners=owners, split=n, **run)
+        GpuSchedule.of(NAME, 'fma', threads=threads, owners=owners, split=n, **run)
         for n in dict.fromkeys((split, max(split // 2, 1)))
     )
