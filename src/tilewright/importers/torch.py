@@ -297,7 +297,7 @@ def _exported(
     if before or training:  # what `torch.export` made cannot be asked to change
         module.train(training)
     try:
-        # Traced by PyTorch 2.11, last states of recurrent layers had four dimensions: 2.13 is right.
+        # Last states of recurrent layers had four dimensions in PyTorch 2.11; 2.13 is right.
         plain = torch.backends.mkldnn.flags(enabled=False)
         with _quiet(), torch.no_grad(), plain:
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))

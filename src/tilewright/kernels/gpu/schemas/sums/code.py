@@ -124,7 +124,7 @@ def plan(group: Group, schedule: GpuSchedule) -> SumsPlan:
     loops = [loop for loop in piece.parallel if loop not in kept]
     p = SumsPlan(
         group, piece, tables, tuple(used), kept, tuple(outside_in(piece, loops, [piece.write])),
-        tuple(reductions(piece)), *(schedule[n] for n in ('threads', 'owners', 'split')),
+        tuple(reductions(piece)), schedule['threads'], schedule['owners'], schedule['split'],
         dict(schedule.tiles).get('run', 1),
     )  # fmt: skip
     numbers = (p.threads, p.owners, p.split)
