@@ -297,7 +297,9 @@ def _exported(
     if before or training:  # what `torch.export` made cannot be asked to change
         module.train(training)
     try:
-        with _quiet(), torch.no_grad():
+        # Last states of recurrent layers had four dimensions in PyTorch 2.11; 2.13 is right.
+        plain = torch.backends.mkldnn.flags(enabled=False)
+        with _quiet(), torch.no_grad(), plain:
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
     except ModelError:
         raise

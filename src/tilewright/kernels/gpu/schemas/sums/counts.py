@@ -88,8 +88,8 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     terms = p.length // RUN if p.has_runs else p.length
     while blocks * split < wanted and terms // (2 * split) >= 2 * threads // owners:
         split *= 2
-    run = {'run': RUN} if p.has_runs else {}
+    run = RUN if p.has_runs else 1
     return tuple(
-        GpuSchedule.of(NAME, 'fma', threads=threads, owners=owners, split=n, **run)
+        GpuSchedule.of(NAME, threads=threads, owners=owners, split=n, run=run)
         for n in dict.fromkeys((split, max(split // 2, 1)))
     )
