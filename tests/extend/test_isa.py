@@ -151,7 +151,9 @@ def test_a_set_for_a_dtype_that_no_schema_offers_is_refused():
     double = ISAS.register(replace(BASE, name='double', dtype='f64', accumulation='f64'))
     try:
         assert double.lanes == BASE.lanes // 2
-        with pytest.raises(InputError, match=r'f64 on double .*offered are f32 \(outer, narrow, general'):
+        with pytest.raises(
+            InputError, match=r'f64 on double .*offered are f32 \(outer, narrow, general'
+        ):
             tw.optimize(PRODUCT, machine_with(double), measure=False, threads=1)
         with pytest.raises(ScheduleError, match='adds in f32; double offers f64'):
             micro.MicroKernel('double', (0,), 1, (0,), 1, (0,), 'mk_double_p1_v1')
