@@ -10,8 +10,8 @@ and every other pixel is broadcast by the multiply-adds themselves:
 
     vfmadd231ps pixel{1to16}, w0, acc_p0 ; vfmadd231ps pixel{1to16}, w1, acc_p1
 
-which loads it once for each vector, but starts fewer instructions: of all tiles that fit, with
-everything in the first cache, 0.71 -> 0.79 of the peak of a Xeon (9 x 3 vectors).
+which loads it once for each vector, but starts fewer instructions: with everything in the first
+cache 0.70 -> 0.78 of the peak of a busy Xeon (9 x 3 vectors).
 
 Small whole numbers come four or two in a word, and a word is broadcast as a float is:
 
