@@ -393,6 +393,14 @@ def test_a_batch_of_nothing(name):
     assert network(np.zeros(shape, np.float32)).shape[0] == 0
 
 
+def test_a_network_of_the_zoo_at_other_sizes():
+    """Sizes that are given are not dropped: a call of another size than was asked for."""
+    net = tw.compile('squeezenet', shapes={'image': [2, 3, 32, 32]}, threads=1)
+    assert net.inputs[0].shape == (2, 3, 32, 32)
+    with pytest.raises(ModelError, match="squeezenet has the input 'image'; shapes gives x"):
+        tw.compile('squeezenet', shapes={'x': (1, 3, 64, 64)})
+
+
 def test_a_network_of_the_zoo_by_its_name(monkeypatch):
     small = zoo.graph('squeezenet', image=32, width=8)
     monkeypatch.setattr(zoo, 'graph', lambda name: small if name == 'squeezenet' else None)

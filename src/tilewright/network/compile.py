@@ -250,7 +250,9 @@ def compile(
         shapes = constants = example_inputs = precision = None
     if is_zoo(network):
         # No ONNX model, which a fallback would need: all of it is ours.
-        network, fallback = zoo.graph(network), None
+        sized = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        made = reader_of(network, read)(sized) if sized else zoo.graph(network)
+        network, fallback, shapes = made, None, None
     clock = _Clock()
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
