@@ -8,9 +8,9 @@ import pytest
 
 from tilewright.kernels.cpu.schemas.stencil import cover as stencil_cover
 from tilewright.kernels.cpu.schemas.stencil.cover import Axis, cover_columns
-from tilewright.kernels.cpu.schemas.winograd import transform as winograd_transform
+from tilewright.kernels.cpu.schemas.winograd import linear as winograd_linear
+from tilewright.kernels.cpu.schemas.winograd.linear import operations
 from tilewright.kernels.cpu.schemas.winograd.space import ONE_OR_MORE
-from tilewright.kernels.cpu.schemas.winograd.transform import operations
 from tilewright.ops import winograd, winograd_matrices
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.winograd import MOST_POINTS, applies, geometry
@@ -79,8 +79,8 @@ def test_each_transform_is_proved_once(calls):
 def test_lines_are_compared_only_with_those_of_the_same_numbers(calls):
     counted, count = calls
     f = transform(7, 16, stride=8)
-    count(winograd_transform, '_mirrored')
-    count(winograd_transform, '_opposed')
+    count(winograd_linear, '_mirrored')
+    count(winograd_linear, '_opposed')
     operations(f.bt)
     operations(f.at)
     every = f.t * (f.t - 1) // 2

@@ -11,9 +11,9 @@ from winograd_stages import lower, matrices
 
 from tilewright.errors import InputError, SpecError
 from tilewright.kernels.cpu.generate import generate
+from tilewright.kernels.cpu.schemas.winograd.linear import linear, operations
 from tilewright.kernels.cpu.schemas.winograd.plan import tile
 from tilewright.kernels.cpu.schemas.winograd.space import winograd_schedule
-from tilewright.kernels.cpu.schemas.winograd.transform import linear, operations
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
 from tilewright.model.cpu.outer_time import step_cycles

@@ -124,10 +124,10 @@ class _Moment:
             held[life.first] += life.bytes
             held[life.last + 1] -= life.bytes
         best = total = at = 0
-        for now, change in enumerate(held):
+        for number, change in enumerate(held):
             total += change
             if total > best:
-                best, at = total, now
+                best, at = total, number
         return at, best
 
     def best(self) -> _Again | None:

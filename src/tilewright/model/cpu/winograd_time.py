@@ -29,8 +29,8 @@ from functools import lru_cache
 from typing import Any
 
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.winograd.linear import operations
 from tilewright.kernels.cpu.schemas.winograd.plan import option, split_runs, tile, transform_lanes
-from tilewright.kernels.cpu.schemas.winograd.transform import operations
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import step_cycles

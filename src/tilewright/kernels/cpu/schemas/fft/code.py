@@ -19,8 +19,8 @@ from fractions import Fraction
 
 from tilewright.kernels.cpu.schemas.fft.plan import FftBuffers
 from tilewright.kernels.cpu.schemas.winograd.code import Transforms, generate_points, write_panels
+from tilewright.kernels.cpu.schemas.winograd.linear import combination
 from tilewright.kernels.cpu.schemas.winograd.plan import PointsPlan
-from tilewright.kernels.cpu.schemas.winograd.transform import combination
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.ops.fft import FftGeometry
 from tilewright.ops.fft_programs import (

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from tilewright.kernels.cpu.schemas.winograd.transform import linear
+from tilewright.kernels.cpu.schemas.winograd.linear import linear
 from tilewright.kernels.gpu import pieces
 from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
