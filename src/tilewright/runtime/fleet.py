@@ -227,9 +227,7 @@ class Fleet:
             ) from None
         try:
             found: Any = self.client.run(_introduce, self.describe, self.target, on_error='return')
-        except (
-            Exception
-        ) as error:  # of dask, where versions cannot talk
+        except Exception as error:  # of dask, where versions cannot talk
             found = {'every worker': error}
         wrong = {worker: why for worker, said in found.items() if (why := self._why_not(said))}
         right = {worker: said for worker, said in found.items() if worker not in wrong}

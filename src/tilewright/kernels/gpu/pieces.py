@@ -15,7 +15,7 @@ cut, multiplied   operands of matrix instructions in fp32 precision, and their t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides
 from tilewright.kernels.cpu.writer import scaled, total
@@ -244,6 +244,28 @@ def cut(name: str, place: str, value: str) -> list[str]:
         f'    low_{name}[{place}] = FLOAT_BITS(whole - BITS_FLOAT(high));',
         '}',
     ]
+
+
+def fragments(
+    depth: int, down: int, across: int, x: Callable[[int], str], y: Callable[[int], str]
+) -> list[str]:
+    """The head of the loop over a piece's depth, and what a lane holds of both operands there, cut
+    into parts: `x(q)` of column block j, `y(q)` of row block i, by the number of a register.
+    """
+    lines = [
+        '#pragma unroll',
+        f'for (int e = 0; e < {depth}; e += 8) {{',
+        f'    unsigned high_x[{across}][2], low_x[{across}][2];',
+        f'    unsigned high_y[{down}][4], low_y[{down}][4];',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {across}; j++) {{',
+    ]
+    for q in range(2):
+        lines += cut('x', f'j][{q}', x(q))
+    lines += ['    }', '#pragma unroll', f'    for (int i = 0; i < {down}; i++) {{']
+    for q in range(4):
+        lines += cut('y', f'i][{q}', y(q))
+    return [*lines, '    }']
 
 
 def multiplied(

@@ -133,21 +133,12 @@ def _multiplied(p: InnerPlan) -> list[str]:
         f'(my_{side} + lane / 4) * {pitch} + lane % 4;'
         for side, _, count in p.sides
     ]
-    lines += [
-        '#pragma unroll',
-        f'for (int e = 0; e < {p.kb}; e += 8) {{',
-        f'    unsigned high_x[{across}][2], low_x[{across}][2];',
-        f'    unsigned high_y[{down}][4], low_y[{down}][4];',
-        '#pragma unroll',
-        f'    for (int j = 0; j < {across}; j++) {{',
-    ]
-    for q in range(2):
-        lines += pieces.cut('x', f'j][{q}', f'x[j * {8 * pitch} + e + {4 * q}]')
-    lines += ['    }', '#pragma unroll', f'    for (int i = 0; i < {down}; i++) {{']
-    for q in range(4):
-        value = f'y[(i * 16 + {q % 2 * 8}) * {pitch} + e + {q // 2 * 4}]'
-        lines += pieces.cut('y', f'i][{q}', value)
-    return [*lines, '    }', *pieces.multiplied(down, across), '}']
+    lines += pieces.fragments(
+        p.kb, down, across,
+        lambda q: f'x[j * {8 * pitch} + e + {4 * q}]',
+        lambda q: f'y[(i * 16 + {q % 2 * 8}) * {pitch} + e + {q // 2 * 4}]',
+    )  # fmt: skip
+    return [*lines, *pieces.multiplied(down, across), '}']
 
 
 def _store(p: InnerPlan) -> list[str]:

@@ -216,20 +216,13 @@ def _matrix(p: TiledPlan) -> list[str]:
         f'+ {first_row};',
         f'const SHARED float *const b = b_tile + {slot} * {p.kb * wide} + lane % 4 * {wide} '
         f'+ {first_column};',
-        '#pragma unroll',
-        f'for (int e = 0; e < {p.kb}; e += 8) {{',
-        f'    unsigned high_x[{across}][2], low_x[{across}][2];',
-        f'    unsigned high_y[{down}][4], low_y[{down}][4];',
-        '#pragma unroll',
-        f'    for (int j = 0; j < {across}; j++) {{',
-    ]
-    for q in range(2):
-        lines += pieces.cut('x', f'j][{q}', f'a[(e + {4 * q}) * {long} + j * 8]')
-    lines += ['    }', '#pragma unroll', f'    for (int i = 0; i < {down}; i++) {{']
-    for q in range(4):
-        value = f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]'
-        lines += pieces.cut('y', f'i][{q}', value)
-    lines += ['    }', *pieces.multiplied(down, across)]
+        *pieces.fragments(
+            p.kb, down, across,
+            lambda q: f'a[(e + {4 * q}) * {long} + j * 8]',
+            lambda q: f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]',
+        ),
+        *pieces.multiplied(down, across),
+    ]  # fmt: skip
     return [*lines, '}']
 
 
