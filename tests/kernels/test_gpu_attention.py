@@ -25,11 +25,11 @@ from tilewright.targets.gpu.choose import search
 SMALL = {'bi': 4, 'bj': 16, 'ti': 2, 'lanes': 8, 'wide': 1}
 
 
-def scheduled(tiles: dict[str, int]) -> GpuSchedule:
+def scheduled(tiles: dict[str, int], matrix: str = 'mma_tf32x3') -> GpuSchedule:
     """Matrix instructions where a warp has rows: ti is 16 or 32."""
     if tiles.get('ti', 0) < 16:
         return GpuSchedule.of('attention', **(SMALL | tiles))
-    return GpuSchedule.of('attention', 'mma_tf32x3', **(SMALL | {'lanes': 32} | tiles))
+    return GpuSchedule.of('attention', matrix, **(SMALL | {'lanes': 32} | tiles))
 
 
 def computed(group: Group, arrays: dict[str, np.ndarray], **tiles: int) -> np.ndarray:
@@ -140,14 +140,35 @@ def test_what_is_chosen_for_a_gpu_and_what_is_refused():
 )
 def test_operands_of_16_bits_are_widened(dtype, tiles):
     """Queries, keys, values and the result; what is between stays float32."""
+    compare_halves(dtype, sized(1, 2, 17, 40, 8, 12), scheduled(tiles))
+
+
+@pytest.mark.parametrize('dtype', ['f16', pytest.param('bf16', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ('sizes', 'tiles'),
+    [
+        ((1, 1, 1, 1), {'bi': 16, 'ti': 16}),
+        ((15, 17, 7, 9), {'bi': 16, 'bj': 16, 'ti': 16}),
+        ((33, 40, 16, 40), {'bi': 32, 'bj': 48, 'ti': 32}),
+        ((17, 50, 24, 8), {'bi': 32, 'bj': 32, 'ti': 16, 'share': 2}),
+    ],
+    ids=str,
+)
+def test_products_of_16_bits(dtype, sizes, tiles):
+    compare_halves(dtype, sized(1, 2, *sizes), scheduled(tiles, 'mma_half'))
+    with pytest.raises(ScheduleError, match='operands of one half type'):
+        plan(attention(sized(1, 2, *sizes)), scheduled(tiles, 'mma_half'))
+
+
+def compare_halves(dtype, sizes, schedule):
     pytest.importorskip('ml_dtypes')
-    plain = attention(sized(1, 2, 17, 40, 8, 12))
+    plain = attention(sizes)
     ends = {t.name for t in plain.tensors if t.role in ('input', 'output')}
     tensors = tuple(replace(t, dtype=dtype) if t.name in ends else t for t in plain.tensors)
     group = replace(plain, tensors=tensors)
     arrays = {n: a.astype(NUMPY[dtype]) for n, a in arrays_of(plain).items() if n in ends}
     on = device('host')
-    with Runner(generate(group, scheduled(tiles)), on, {}) as runner:
+    with Runner(generate(group, schedule), on, {}) as runner:
         got = runner(**{t.name: arrays[t.name] for t in group.with_role('input')})
     want = reference(group, arrays)
     apart = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()

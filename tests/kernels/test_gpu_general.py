@@ -74,6 +74,7 @@ PARTS = [
     row_norm('layernorm', (3, 50)),
     channel_norm('groupnorm', (2, 3, 2, 35), 6),
 ]
+WIDE_ROWS = {g.label: g for g in (row_norm('layernorm', (3, 52)), PARTS[1])}
 FUNCTIONS = (
     'exp expm1 tanh sigmoid sqrt abs floor ceil round sign log log1p erf sin cos tan asin acos '
     'atan sinh cosh asinh atanh neg isnan isinf'
@@ -143,6 +144,17 @@ def test_all_parts_in_one_kernel(group: Group) -> None:
     check(group, ROWS)
 
 
+@pytest.mark.parametrize('run', [1, 4])
+@pytest.mark.parametrize('group', [PARTS[0], PARTS[2], *WIDE_ROWS.values()], ids=lambda g: g.label)
+def test_a_warp_for_each_row(group: Group, run: int) -> None:
+    """Two rows of a block, of which the last may be none; neighbours at once where they lie so."""
+    schedule = GpuSchedule.of('rows', threads=64, lanes=32, run=run)
+    (step,) = generate(group, schedule).steps
+    assert ('LOAD4' in step.kernel.body) == (run == 4 and group.label in WIDE_ROWS)
+    assert 'BARRIER' not in step.kernel.body
+    check(group, schedule)
+
+
 @pytest.mark.parametrize('dtype', ['f32', 'f64'])
 def test_functions_of_floats(dtype: str) -> None:
     """All of them at once, added up: NaN where one of them is."""
@@ -166,6 +178,10 @@ def test_what_does_not_go_together() -> None:
         generate(copy((3, 4)), ROWS)
     with pytest.raises(ScheduleError, match='power of two'):
         generate(softmax((3, 5)), GpuSchedule.of('rows', threads=96))
+    with pytest.raises(ScheduleError, match='16 lanes of a row, runs of 3'):
+        generate(softmax((3, 5)), GpuSchedule.of('rows', threads=64, lanes=16, run=3))
+    with pytest.raises(ScheduleError, match='exchange f32, not f64'):
+        generate(softmax((3, 5), dtype='f64'), GpuSchedule.of('rows', threads=64, lanes=32))
     with pytest.raises(ScheduleError, match='float32 at affine indices only'):
         generate(copy((300,), 'i64'), GpuSchedule.of('transposed', side=8, rows=4))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,14 @@ import tilewright as tw
 from tilewright.errors import ScheduleError
 from tilewright.graph.half import half_group
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.quick import QUICK_OPS
 from tilewright.ops.dtypes import HALVES, NUMPY
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
+from tilewright.ops.normalise import row_norm
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import call, const, read
 from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import compare, random_arrays
@@ -99,6 +104,12 @@ def test_plain_loops_and_vectors(name: str, dtype: str) -> None:
         _run(made, GpuSchedule.of('vector', run=8, threads=64), name)
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_a_warp_for_each_row(dtype: str) -> None:
+    made = half_group(row_norm('layernorm', (5, 48)), dtype)
+    _run(made, GpuSchedule.of('rows', threads=128, lanes=32, run=8))
+
+
 @pytest.mark.parametrize('name', ['host', 'opencl'])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_every_number_is_converted_as_numpy_does(name: str, dtype: str) -> None:
@@ -161,3 +172,33 @@ def test_vectors_compile_for_every_gpu() -> None:
         module = generate(pooled, GpuSchedule.of('vector', run=8, threads=64))
         _, _, resources = compile_cubin(module.steps[0].kernel, architecture)
         assert resources.spill_bytes == 0
+
+
+def _in_float64(op: str, x: np.ndarray) -> np.ndarray:
+    """What an operator gives, one number at a time."""
+    if op in ('div', 'sigmoid'):
+        return x / 3 if op == 'div' else 1 / (1 + np.exp(-x))
+    return np.vectorize(math.erf)(x) if op == 'erf' else getattr(np, op)(x)
+
+
+@pytest.mark.parametrize('op', sorted(QUICK_OPS))
+@pytest.mark.parametrize('name', ['host', 'opencl'])
+def test_quick_functions_are_exact_enough_for_halves(name: str, op: str) -> None:
+    """From f16 to float32, so that nothing is rounded behind them; NaN and infinities included."""
+    x = np.concatenate([np.linspace(-9, 9, 997), [np.nan, np.inf, -np.inf]]).astype(np.float16)
+    if op == 'sqrt':
+        x = np.abs(x)
+    plain = elementwise(call(op, *[read(0), const(3.0)][: 1 + (op == 'div')]), (8, 125), name=op)
+    tensors = tuple(replace(t, dtype='f16') if t.role == 'input' else t for t in plain.tensors)
+    module = generate(replace(plain, tensors=tensors), GpuSchedule.of('general', threads=64))
+    assert f'quick_{op}(' in module.steps[0].kernel.body
+    (given,) = plain.with_role('input')
+    with Runner(module, device(name), {}) as runner:
+        got = runner(**{given.name: x.reshape(8, 125)}).astype(np.float64)
+    with np.errstate(all='ignore'):
+        want = _in_float64(op, x.astype(np.float64)).reshape(8, 125)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    assert np.array_equal(got[np.isinf(want)], want[np.isinf(want)])
+    there = np.isfinite(want)
+    got, want = got[there], want[there]
+    assert (np.abs(got - want) <= 1e-6 * np.maximum(np.abs(want), 1)).all()

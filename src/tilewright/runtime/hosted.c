@@ -301,6 +301,18 @@ void tw_mma_half(int wide, float *d, const unsigned *a, const unsigned *b)
     wait_in(AT_WARP);
 }
 
+/* Four tiles of 8 x 8 halves, keys down and columns across, two down before two across; a lane gets
+   two neighbours down column g of each (PTX ISA, ldmatrix with .trans). `pitch` counts words. */
+void tw_columns4(unsigned *x, const float *place, int pitch)
+{
+    const int lane = tw_thread % WARP, g = lane / 4, t = lane % 4;
+    const unsigned short *const first = (const unsigned short *)place;
+    for (int q = 0; q < 4; q++) {
+        const unsigned short *const at = first + (8 * (q % 2) + 2 * t) * 2 * pitch + 8 * (q / 2) + g;
+        x[q] = (unsigned)at[0] | (unsigned)at[2 * pitch] << 16;
+    }
+}
+
 /* A word of row `row` of a tile in shared memory whose rows of kb elements are swizzled. */
 static unsigned swizzled(const float *tile, int kb, int row, int word)
 {

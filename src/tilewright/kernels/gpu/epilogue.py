@@ -19,7 +19,7 @@ from tilewright.ops.stage import Expr
 
 def gpu_epilogue(group: Group) -> Epilogue:
     """[Group] -> [Epilogue]; a main stage without a sum has its functions in it, too."""
-    typed = GpuTyped()
+    typed = GpuTyped.of(group)
     planned = plan_epilogue(group, lambda stage, texts: device_text(typed, stage.expr, texts))
     if group.main.combiner is None:
         device_text(typed, group.main.expr, [''] * len(group.main.reads))
@@ -28,7 +28,7 @@ def gpu_epilogue(group: Group) -> Epilogue:
 
 def gpu_front(group: Group) -> Front | None:
     """[Group] -> [Front]; None where nothing comes before the main stage."""
-    return plan_front(group, GpuTyped(), device_text)
+    return plan_front(group, GpuTyped.of(group), device_text)
 
 
 def device_text(typed: Typed, expr: Expr, operands: list[str]) -> str:

@@ -24,6 +24,11 @@ MMA_TF32 = (
 MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
 
+# Four tiles of 8 x 8 halves at the address %4 of each lane's row, turned: a lane has two neighbours
+# down a column of each.
+COLUMNS4 = 'ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];'
+
+
 def copy(size: int, near: bool = False) -> str:
     """%0 in shared memory, %1 in global memory, %2 bytes that are read; the rest become zeros.
 

@@ -14,7 +14,9 @@ from tilewright.kernels.cpu.expression import Typed
 from tilewright.kernels.cpu.functions import INLINE, write_functions
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.kernels.gpu.half import CONVERSIONS
+from tilewright.kernels.gpu.quick import QUICK, QUICK_OPS
 from tilewright.ops.dtypes import HALVES, is_float
+from tilewright.ops.group import Group
 
 # Kernels of one source may each bring what they need: what is there already is not defined again.
 TYPES = """\
@@ -80,13 +82,26 @@ _WIDE = re.compile(r'\b(\d+)(u?)ll\b')
 
 
 class GpuTyped(Typed):
-    """C texts for devices; `helpers` defines what they call."""
+    """C texts for devices; `helpers` defines what they call.
+
+    quick   functions of floats as exact as results of half types need (quick.py)
+    """
+
+    def __init__(self, quick: bool = False) -> None:
+        super().__init__()
+        self.quick = quick
+
+    @classmethod
+    def of(cls, group: Group) -> GpuTyped:
+        return cls(quick=bool(group.half))
 
     def _of_floats(self, op: str, dtype: str, args: list[str]) -> str:
         if op == 'isnan':
             return f'({args[0]} != {args[0]})'
         if op == 'isinf':
             return f'(fabs({args[0]}) == INFINITY)'
+        if self.quick and dtype == 'f32' and op in QUICK_OPS:
+            return self._function(f'quick_{op}', args)
         if op in ('add', 'sub', 'mul', 'div', 'neg'):
             return super()._of_floats(op, dtype, args)
         if op in _OWN:
@@ -110,6 +125,8 @@ class GpuTyped(Typed):
 def definitions(functions: Iterable[str]) -> str:
     """Types, and the functions of these names, what others need first."""
     names = list(functions)
+    quick = any(n.startswith('quick_') for n in names)
+    names = [n for n in names if not n.startswith('quick_')]
     halves = [dtype for dtype in HALVES if {f'from_{dtype}', f'to_{dtype}'} & {*names}]
     names = [n for n in names if n.partition('_')[2] not in halves]
     floats = sorted({n[-3:] for n in names if is_float(n[-3:])})
@@ -117,7 +134,7 @@ def definitions(functions: Iterable[str]) -> str:
     lines = Writer()
     write_functions(lines, whole)
     texts = [TYPES]
-    texts += [CONVERSIONS[dtype] for dtype in halves]
+    texts += [CONVERSIONS[dtype] for dtype in halves] + [QUICK] * quick
     if 'lookup' in names:
         texts.append(_LOOKUP)
     texts += [_FLOATS.format(kind=kind, type=_KINDS[kind]) for kind in floats]

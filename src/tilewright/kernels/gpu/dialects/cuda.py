@@ -163,10 +163,22 @@ static __device__ __forceinline__ void {name}(float *to, const float *from, bool
 """
 
 
+# Tiles of 16 x 16 halves whose rows are `pitch` words apart, turned for a matrix instruction.
+_COLUMNS4 = f"""\
+static __device__ __forceinline__ void COLUMNS4(unsigned *x, const float *place, int pitch)
+{{
+    const int lane = threadIdx.x % 32;
+    const float *const mine = place + lane % 16 * pitch + lane / 16 * 4;
+    asm volatile("{ptx.COLUMNS4}"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(mine)) : "memory");
+}}
+"""
 # Copies that leave what they read in the first cache, for windows that overlap.
 _COMMON_HALF = f"""\
 #if __CUDA_ARCH__ >= 800
-{_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}{_warp_half('f16')}{_warp_half('bf16')}#endif
+{_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}
+{_warp_half('f16')}{_warp_half('bf16')}{_COLUMNS4}#endif
 """
 
 

@@ -16,10 +16,10 @@ all -inf has a total of 0, and is NaN as a softmax is, or 0 where it is guarded.
 
     bi bj   rows and keys of a block            ti    rows of a thread, or of a warp
     lanes   threads that share a row: each has its keys of a block, then its columns
-    wide    1: operands are copied four floats at a time where they lie side by side
+    wide    1: operands are copied 16 bytes at a time where they lie side by side
     share   warps that have the same rows, each its keys of a block; 1 for `fma`
 
-The intrinsic is `fma`, or `mma_tf32x3` (matrix.py), whose lanes are 32.
+The intrinsic is `fma`, or `mma_tf32x3` (matrix.py) or `mma_half` (halves.py), whose lanes are 32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import half, pieces
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
-from tilewright.kernels.gpu.schemas.attention import matrix
+from tilewright.kernels.gpu.schemas.attention import halves, matrix
 from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of, stored_at
 from tilewright.kernels.gpu.schemas.attention.plan import FOUR, AttentionPlan, plan
 from tilewright.kernels.gpu.typed import GpuTyped
@@ -39,6 +39,11 @@ from tilewright.ops.stage import Access
 from tilewright.schedule.gpu import GpuSchedule
 
 PARTS = ('x', 'y', 'z', 'w')
+NEEDS: dict[str, frozenset[str]] = {
+    'fma': frozenset(),
+    'mma_tf32x3': frozenset({'mma_tf32', 'lane_xor'}),
+    'mma_half': frozenset({'mma_half', 'lane_xor'}),
+}
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
@@ -48,7 +53,8 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 
 def kernel(p: AttentionPlan) -> Kernel:
-    typed = GpuTyped()
+    typed = GpuTyped.of(p.group)
+    typed.functions |= {'quick_exp': None} if p.halves else {}
     if p.group.half:
         typed.functions |= {f'from_{p.group.half}': None, f'to_{p.group.half}': None}
     body = [
@@ -57,6 +63,7 @@ def kernel(p: AttentionPlan) -> Kernel:
         *copied(p, 'q_tile', 'q_at', p.form.queries, p.rows, (ROW, DEPTH), 'i_block'),
         *_keys(p, '0'),
         'COPY_COMMIT;',
+        *(['COPY_WAIT(0);', 'BARRIER;', *halves.queries(p)] if p.halves else []),
         f'for (int j_block = 0; j_block < end; j_block += {p.keys}) {{',
         *pieces.indented(_turn(p, typed)),
         '}',
@@ -68,8 +75,9 @@ def kernel(p: AttentionPlan) -> Kernel:
         if t.role != 'inner'
     )
     return Kernel(
-        'attention', args, '\n'.join(body), (p.blocks, 1, 1), p.threads, p.shared, typed.helpers(),
-        frozenset({'mma_tf32', 'lane_xor'} if p.matrix else ()),
+        'attention', args, '\n'.join(body), (p.blocks, 1, 1), p.threads, p.shared,
+        typed.helpers(),
+        NEEDS[p.intrinsic],
     )  # fmt: skip
 
 
@@ -125,14 +133,16 @@ def copied(
     values = along == COLUMN
     length, pitch = (p.columns, p.column_pitch) if values else (p.depth, p.depth_pitch)
     strides, _ = p.strides(access)
-    run = FOUR if p.is_wide(access, along) else 1
+    run = p.copied(access, along)
     each = length // run
     tests = [f'{first} + r < {p.size(row)}'] if p.size(row) % rows or first != 'i_block' else []
     tests += [f'c < {p.size(along)}'] if length > p.size(along) else []
     at = total([scaled(f'({first} + r)', strides[row]), scaled('c', strides[along])])
     there = ' && '.join(tests) or 'true'
     body = [f'const int r = at / {each}, c = {scaled(f"(at % {each})", run)};']
-    if p.dtype(access) in HALVES:  # widened on the way
+    if p.halves:
+        body += halves.copied(to, f'{source} + {at}', f'({there})', run, pitch)
+    elif p.dtype(access) in HALVES:  # widened on the way
         body += [
             f'float x[{run}] = {{{", ".join(["0.0f"] * run)}}};',
             f'if ({there}) {{',

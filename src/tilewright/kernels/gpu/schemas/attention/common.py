@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import half, pieces
-from tilewright.kernels.gpu.schemas.attention.plan import AttentionPlan
+from tilewright.kernels.gpu.schemas.attention.plan import KEYS, ROWS, AttentionPlan
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
 from tilewright.ops.attention import COLUMN, KEY, ROW
 from tilewright.ops.dtypes import HALVES, computed
@@ -20,6 +20,11 @@ def each(name: str, count: int, body: Sequence[str]) -> list[str]:
         *pieces.indented(body),
         '}',
     ]
+
+
+def tiles(p: AttentionPlan) -> tuple[int, int, int]:
+    """Tiles of rows, of keys and of columns of a warp."""
+    return p.own // ROWS, p.keys // p.sharing // KEYS, p.columns // KEYS
 
 
 def between(p: AttentionPlan, typed: GpuTyped, score: str) -> list[str]:

@@ -8,6 +8,7 @@ from tilewright.kernels.gpu.language import padded
 from tilewright.kernels.gpu.schemas.attention.plan import EIGHT, FOUR, AttentionPlan, plan
 from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
+from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -51,7 +52,7 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     masks = sum(a.tensor not in _inner(p) for s in p.form.between for a in s.reads)
     other = per.other + scores * (WEIGHT_INSTRUCTIONS + functions + 2 * masks)
     run = {
-        access.tensor: FOUR if p.is_wide(access, along) else 1
+        access.tensor: p.copied(access, along)
         for access, along in (
             (p.form.queries, DEPTH), (p.form.keys, DEPTH), (p.form.columns, COLUMN)
         )
@@ -59,7 +60,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     copies = turns * p.keys * (p.depth / run[p.form.keys.tensor] +
                                p.columns / run[p.form.columns.tensor])  # fmt: skip
     copies += p.rows * p.depth / run[p.form.queries.tensor]
-    copied = 4.0 * (turns * p.keys * (p.size(DEPTH) + p.size(COLUMN)) + p.rows * p.size(DEPTH))
+    size = DTYPES[p.dtype(p.form.queries)]
+    copied = size * (turns * p.keys * (p.size(DEPTH) + p.size(COLUMN)) + p.rows * p.size(DEPTH))
     copied += 4.0 * masks * turns * p.rows * p.keys
     return Work(
         wanted.blocks, 1, p.threads, registers or wanted.registers, wanted.shared_bytes, 2,
@@ -95,12 +97,19 @@ def _plain(p: AttentionPlan) -> _Turn:
 
 
 def _matrix(p: AttentionPlan) -> _Turn:
-    """Three instructions for each product of tiles; both operands are cut, weights in registers."""
+    """Three instructions for each product of tiles; both operands are cut, weights in registers.
+
+    Halves are not cut: one instruction does twice the depth.
+    """
     down, keys = p.own / 16, p.keys / p.sharing / EIGHT
     deep, columns = p.depth / EIGHT, p.columns / EIGHT
     reads = deep * (4 * down + 2 * keys) + 2 * keys * columns
     cuts = reads + 4 * down * keys
     rows = 2 * down * (ROW_INSTRUCTIONS + 2 * columns)
+    if p.halves:
+        matrix, rounded = down * keys * (deep + columns) / 2, 2 * down * keys
+        reads = keys * (deep + columns) / 2
+        return _Turn(0.0, matrix, reads, 2 * reads, rounded + rows)
     matrix = 3 * down * keys * (deep + columns)
     return _Turn(0.0, matrix, reads, reads, CUT_INSTRUCTIONS * cuts + rows)
 

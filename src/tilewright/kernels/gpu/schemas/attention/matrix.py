@@ -1,13 +1,13 @@
 """The attention schema by matrix instructions: a warp has 16 or 32 rows and all keys of a block.
 
-Goes in: a plan whose intrinsic is `mma_tf32x3`. Comes out: lines of a kernel, between the copies
-that code.py writes. Lane 4 g + t holds rows g and g + 8 of a tile, and of its 8 keys or columns
-2 t and 2 t + 1 (PTX ISA, m16n8k8). So scores never leave registers: as operand of the second
-product a lane holds keys 2 t and 2 t + 1 where the instruction means depths t and t + 4, and reads
-the values of these two keys; the order of terms of a sum does not matter. The maximum and the total
-of a row are joined by the four lanes that share it. Several warps may share the rows, each with its
-keys of every block: where there are few rows, they are what keeps a multiprocessor busy. Their sums
-are joined in the end.
+Goes in: a plan whose intrinsic is `mma_tf32x3` or `mma_half` (whose products are in halves.py).
+Comes out: lines of a kernel, between the copies that code.py writes. Lane 4 g + t holds rows g and
+g + 8 of a tile, and of its 8 keys or columns 2 t and 2 t + 1 (PTX ISA, m16n8k8). So scores never
+leave registers: as operand of the second product a lane holds keys 2 t and 2 t + 1 where the
+instruction means depths t and t + 4, and reads the values of these two keys; the order of terms of
+a sum does not matter. The maximum and the total of a row are joined by the four lanes that share
+it. Several warps may share the rows, each with its keys of every block: where there are few rows,
+they are what keeps a multiprocessor busy. Their sums are joined in the end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of, stored_at
-from tilewright.kernels.gpu.schemas.attention.plan import AttentionPlan
+from tilewright.kernels.gpu.schemas.attention import halves
+from tilewright.kernels.gpu.schemas.attention.common import (
+    between,
+    each,
+    place_of,
+    stored_at,
+    tiles,
+)
+from tilewright.kernels.gpu.schemas.attention.plan import KEYS, ROWS, AttentionPlan
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.attention import COLUMN, ROW
 
-ROWS, KEYS, DEPTHS = 16, 8, 8  # of one instruction
+DEPTHS = 8  # of one instruction
 # Products of parts that make one of floats; f16 and bf16 have no lower parts.
 THREE = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
 RIGHT = (('low_y', 'high_x'), ('high_y', 'high_x'))
@@ -32,16 +39,10 @@ TOGETHER = 4  # tiles of keys or columns that are multiplied in turns: sums wait
 def begin(p: AttentionPlan) -> list[str]:
     """Where this lane reads, and its sums."""
     down, across, columns = tiles(p)
-    own = p.keys // p.sharing
     return [
         f'const int lane = THREAD % {WARP}, warp = THREAD / {WARP * p.sharing};',
         f'const int part = THREAD / {WARP} % {p.sharing};',
-        f'const SHARED float *const q_mine = q_tile + (warp * {p.own} + lane / 4) * '
-        f'{p.depth_pitch} + lane % 4;',
-        f'const SHARED float *const k_mine = k_tile + (part * {own} + lane / 4) * '
-        f'{p.depth_pitch} + lane % 4;',
-        f'const SHARED float *const v_mine = v_tile + (part * {own} + lane % 4 * 2) * '
-        f'{p.column_pitch} + lane / 4;',
+        *(halves.places(p) if p.halves else _places(p)),
         f'float sums[{down}][{columns}][4], score[{down}][{across}][4];',
         f'float peak[{down}][2], added[{down}][2];',
         *each(
@@ -55,13 +56,22 @@ def begin(p: AttentionPlan) -> list[str]:
     ]
 
 
-def tiles(p: AttentionPlan) -> tuple[int, int, int]:
-    """Tiles of rows, of keys and of columns of a warp."""
-    return p.own // ROWS, p.keys // p.sharing // KEYS, p.columns // KEYS
+def _places(p: AttentionPlan) -> list[str]:
+    own = p.keys // p.sharing
+    return [
+        f'const SHARED float *const q_mine = q_tile + (warp * {p.own} + lane / 4) * '
+        f'{p.depth_pitch} + lane % 4;',
+        f'const SHARED float *const k_mine = k_tile + (part * {own} + lane / 4) * '
+        f'{p.depth_pitch} + lane % 4;',
+        f'const SHARED float *const v_mine = v_tile + (part * {own} + lane % 4 * 2) * '
+        f'{p.column_pitch} + lane / 4;',
+    ]
 
 
 def scores(p: AttentionPlan) -> list[str]:
     """Rows by keys, eight depths at a time."""
+    if p.halves:
+        return halves.scores(p)
     down, across, _ = tiles(p)
     rows = [
         line
@@ -122,8 +132,9 @@ def weights(p: AttentionPlan, typed: GpuTyped) -> list[str]:
         'score[m][n][2 * r + s] = value;',
         'most = value > most ? value : most;',
     ]
+    exp = 'quick_exp' if p.halves else 'expf'
     summed = [
-        'const float weight = expf(score[m][n][2 * r + s] - by);',
+        f'const float weight = {exp}(score[m][n][2 * r + s] - by);',
         'score[m][n][2 * r + s] = weight;',
         'own += weight;',
     ]
@@ -149,6 +160,8 @@ def _row(p: AttentionPlan) -> str:
 
 def added_up(p: AttentionPlan) -> list[str]:
     """Weights by values, eight keys at a time."""
+    if p.halves:
+        return halves.added_up(p)
     down, across, columns = tiles(p)
     rows = [
         line

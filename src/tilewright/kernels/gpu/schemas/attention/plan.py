@@ -21,7 +21,10 @@ from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'attention'
 FOUR, EIGHT = 4, 8
-INTRINSICS = ('fma', 'mma_tf32x3')
+# Depths of one step: of a float4, or of a matrix instruction.
+STEPS = {'fma': FOUR, 'mma_tf32x3': EIGHT, 'mma_half': 16}
+INTRINSICS = tuple(STEPS)
+ROWS, KEYS = 16, 8  # of a tile of scores of a matrix instruction; columns are as many as keys
 LARGEST_HEAD = 256  # depth or columns: sums of a row stay in registers
 
 
@@ -30,7 +33,8 @@ class AttentionPlan:
     """Blocks of `rows` by `keys`; `lanes` threads share a row, a thread has `own` rows.
 
     sharing  warps that have the same rows, each its share of the keys of a block
-    wide   operands are copied, and results stored, four at a time where they lie side by side
+    wide   operands are copied, and results stored, four (halves: eight) at a time where they lie
+           side by side
     """
 
     group: Group
@@ -40,8 +44,17 @@ class AttentionPlan:
     own: int
     lanes: int
     wide: bool
-    matrix: bool
+    intrinsic: str
     sharing: int
+
+    @property
+    def matrix(self) -> bool:
+        return self.intrinsic != 'fma'
+
+    @property
+    def halves(self) -> bool:
+        """Whether operands lie in shared memory as they are, two halves in each word."""
+        return self.intrinsic == 'mma_half'
 
     def size(self, name: str) -> int:
         return self.form.sizes[name]
@@ -78,7 +91,7 @@ class AttentionPlan:
     @property
     def depth(self) -> int:
         """Numbers of a row of queries or keys, zeros behind it included."""
-        unit = EIGHT if self.matrix else FOUR
+        unit = STEPS[self.intrinsic]
         return -(-self.size(DEPTH) // unit) * unit
 
     @property
@@ -89,16 +102,19 @@ class AttentionPlan:
     @property
     def columns(self) -> int:
         if self.matrix:
-            return -(-self.size(COLUMN) // EIGHT) * EIGHT
+            unit = STEPS[self.intrinsic]
+            return -(-self.size(COLUMN) // unit) * unit
         return self.fours * FOUR * self.lanes
 
     @property
     def depth_pitch(self) -> int:
-        return spread(self.depth)
+        """Words from one row of queries or keys to the next."""
+        return spread(self.depth // 2 if self.halves else self.depth)
 
     @property
     def column_pitch(self) -> int:
-        return spread(self.columns) if self.matrix else self.columns
+        words = self.columns // 2 if self.halves else self.columns
+        return spread(words) if self.matrix else words
 
     @property
     def share(self) -> str:
@@ -144,13 +160,18 @@ class AttentionPlan:
         found, const = access_strides(self.group, access)
         return {name: found.get(name, 0) for name in (*self.form.sizes,)}, const
 
-    def is_wide(self, access: Access, along: str) -> bool:
-        """Whether rows of an operand, or of the result, may be moved four at a time."""
+    def is_wide(self, access: Access, along: str, run: int = FOUR) -> bool:
+        """Whether rows of an operand, or of the result, may be moved `run` elements at a time."""
         return (
             self.wide
-            and self.size(along) % FOUR == 0
-            and pieces.aligned(self.group, access, along, FOUR)
+            and self.size(along) % run == 0
+            and pieces.aligned(self.group, access, along, run)
         )
+
+    def copied(self, access: Access, along: str) -> int:
+        """Elements of an operand that a thread copies at once."""
+        run = EIGHT if self.halves else FOUR
+        return run if self.is_wide(access, along, run) else 1
 
 
 def spread(floats: int) -> int:
@@ -166,7 +187,10 @@ def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
     except SpecError as error:
         raise ScheduleError(f'{error}; use another schema') from None
     bi, bj, ti, lanes, wide = (schedule[n] for n in ('bi', 'bj', 'ti', 'lanes', 'wide'))
-    matrix, share = schedule.intrinsic == 'mma_tf32x3', dict(schedule.tiles).get('share', 1)
+    share = dict(schedule.tiles).get('share', 1)
+    step = STEPS.get(schedule.intrinsic, FOUR)
+    matrix, halves = step > FOUR, schedule.intrinsic == 'mma_half'
+    operands = {group.tensor(a.tensor).dtype for a in (form.queries, form.keys, form.columns)}
     head = max(form.sizes[DEPTH], form.sizes[COLUMN])
     require(
         group,
@@ -178,11 +202,12 @@ def plan(group: Group, schedule: GpuSchedule) -> AttentionPlan:
             ('ti divides bi', ti >= 1 and bi >= 1 and bi % ti == 0),
             ('lanes is a power of two from 4 on', lanes >= FOUR and not lanes & (lanes - 1)),
             (
-                'lanes divides bj, and 8 its shares for matrix instructions',
-                bj >= FOUR and bj % (EIGHT * max(share, 1) if matrix else max(lanes, 1)) == 0,
+                'lanes divides bj, and the depth of a matrix instruction its shares',
+                bj >= FOUR and bj % (step * max(share, 1) if matrix else max(lanes, 1)) == 0,
             ),
+            ('mma_half takes operands of one half type', not halves or operands == {group.half}),
             ('wide is 0 or 1', wide in (0, 1)),
             ('rows are shared by 1, 2 or 4 warps', share in ((1, 2, 4) if matrix else (1,))),
         ],
     )
-    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1, matrix, share)
+    return AttentionPlan(group, form, bi, bj, ti, lanes, wide == 1, schedule.intrinsic, share)

@@ -24,6 +24,8 @@ def table(group: Group, intrinsic: str) -> Table:
     if why_no_attention(group):
         return {}
     rows = read_attention(group).sizes[ROW]
+    if intrinsic == 'mma_half' and not group.half:
+        return {}
     if intrinsic != 'fma':
         return each(
             bi=[n for n in (16, 32, 64, 128) if n < rows + 16], bj=(16, 32, 64, 128), ti=(16, 32),

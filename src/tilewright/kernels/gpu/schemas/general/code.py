@@ -74,7 +74,7 @@ def _lanes(group: Group, schedule: GpuSchedule) -> int:
 
 def kernel(group: Group, threads: int, lanes: int = 1) -> Kernel:
     """The main stage with its epilogue."""
-    tables, typed = Tables(), GpuTyped()
+    tables, typed = Tables(), GpuTyped.of(group)
     used: list[str] = []
 
     def pointer(tensor: str, access: Access) -> tuple[str, tuple[int, ...]]:

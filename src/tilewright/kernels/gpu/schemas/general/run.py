@@ -94,7 +94,7 @@ class RunPoint(Point):
 
 def run_kernel(group: Group, threads: int) -> Kernel:
     """The main stage with its epilogue, four points to a thread."""
-    tables, typed, used = Tables(), GpuTyped(), []
+    tables, typed, used = Tables(), GpuTyped.of(group), []
     piece = _piece(group, tables, used)
     loops = outside_in(piece, piece.parallel, [piece.write])
     inner, points = loops[-1], math.prod(loop.size for loop in loops)

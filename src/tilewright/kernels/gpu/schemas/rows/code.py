@@ -10,6 +10,8 @@ What lies between the parts stays in shared memory. A part with a single point l
 all threads together, halves upon halves; others are dealt out, a point to a thread. Decisions:
 
     threads   of a block, a power of two
+    lanes     32: a warp for each row (lanes.py); unsaid: the whole block
+    run       neighbours that a lane moves at once: 1, 2, 4 or 8
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
 from tilewright.kernels.gpu.schemas.general import code as general
+from tilewright.kernels.gpu.schemas.rows import lanes as by_lanes
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES
@@ -40,6 +43,9 @@ from tilewright.schedule.gpu import GpuSchedule
 NAME = 'rows'
 MOST_SHARED = 8192  # floats between the parts that a block keeps
 LONGEST_ROW = 1 << 16  # elements that one block walks sooner than several kernels start
+THREADS_OF_LANES = 128
+LONGEST_OF_LANES = 4096  # elements that one warp walks sooner than a block
+_OWN = frozenset({'here', 'made'})
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class RowsPlan:
     """Parts with shared dimensions under one name each; `local` tensors are in shared memory.
 
     local   tensor -> (elements, strides)
+    teams   rows of a block: 1, or one for each warp      run   neighbours that a lane moves
     """
 
     ahead: tuple[Group, ...]
@@ -54,6 +61,12 @@ class RowsPlan:
     shared: tuple[tuple[str, int], ...]
     local: Mapping[str, tuple[int, tuple[int, ...]]]
     threads: int
+    teams: int
+    run: int
+
+    @property
+    def rows(self) -> int:
+        return math.prod(size for _, size in self.shared)
 
 
 def plan(group: Group, schedule: GpuSchedule) -> RowsPlan:
@@ -61,6 +74,14 @@ def plan(group: Group, schedule: GpuSchedule) -> RowsPlan:
     found, threads = parts(group), schedule['threads']
     if threads < 1 or threads & (threads - 1):
         raise ScheduleError(f'{group.label}: {threads} threads of a block; give a power of two')
+    lanes, run = (
+        dict(schedule.tiles).get(n, value) for n, value in (('lanes', threads), ('run', 1))
+    )
+    if lanes not in (threads, by_lanes.LANES) or threads % lanes or run not in by_lanes.RUNS:
+        raise ScheduleError(
+            f'{group.label}: {lanes} lanes of a row, runs of {run}; give {by_lanes.LANES} lanes '
+            f'that divide the {threads} threads, and one of {by_lanes.RUNS}'
+        )
     needed = (*depends_on_inputs(group)[:-1], True)
     running = tuple(part for part, runs in zip(found, needed, strict=True) if runs)
     ahead = tuple(part for part, runs in zip(found, needed, strict=True) if not runs)
@@ -76,18 +97,19 @@ def plan(group: Group, schedule: GpuSchedule) -> RowsPlan:
         shape = part.output.shape
         count = math.prod(kept.get(axis, extent) for axis, extent in enumerate(shape))
         local[part.output.name] = count, local_strides(shape, kept)
-    if sum(count for count, _ in local.values()) > MOST_SHARED:
+    teams = threads // lanes
+    if sum(count * teams for count, _ in local.values()) > MOST_SHARED:
         raise ScheduleError(
             f'{group.label}: more than {MOST_SHARED} elements lie between its parts; use '
             f'{general.NAME}'
         )
-    return RowsPlan(ahead, renamed, sizes, local, threads)
+    return RowsPlan(ahead, renamed, sizes, local, threads, teams, run)
 
 
 def _renamed(part: Group, number: int, shared: Sequence[Shared], names: Sequence[str]) -> Group:
     """The part with shared dimensions under their common names, the others under safe ones."""
     own = {item.names[number]: name for item, name in zip(shared, names, strict=True)}
-    safe = safe_iterators(part, RESERVED)[1]
+    safe = safe_iterators(part, RESERVED | _OWN)[1]
     mapping = {d.name: own.get(d.name) or safe[d.name] for d in part.main.dims}
     stages = tuple(rename_stage(s, mapping) if s is part.main else s for s in part.stages)
     return replace(part, stages=stages)
@@ -104,15 +126,18 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 
 def kernel(group: Group, p: RowsPlan) -> Kernel:
-    tables, typed = Tables(), GpuTyped()
+    tables, typed = Tables(), GpuTyped.of(group)
     used: dict[str, None] = {}
-    body = pieces.decode('BLOCK_X', p.shared)
-    arrays = [('joined', p.threads * 2)]
+    body, arrays = _place(p), [('joined', p.threads * 2)] * (p.teams == 1)
     for name, (count, _) in p.local.items():
         dtype = group.tensor(name).dtype
-        arrays.append((f'{name}_kept', -(-count * DTYPES[dtype] // 4)))
-        kind = C_TYPES[dtype]
-        body.append(f'SHARED {kind} *const {name}_here = (SHARED {kind} *){name}_kept;')
+        kind, place = C_TYPES[dtype], f'{name}_kept'
+        if p.teams > 1 and count == 1:
+            body.append(f'{kind} {name}_here[1];')
+            continue
+        arrays.append((place, -(-p.teams * count * DTYPES[dtype] // 4)))
+        mine = f' + THREAD / {by_lanes.LANES} * {count}' if p.teams > 1 else ''
+        body.append(f'SHARED {kind} *const {name}_here = (SHARED {kind} *){place}{mine};')
     for number, part in enumerate(p.running):
 
         def pointer(tensor: str, access: Access, part: Group = part) -> tuple[str, tuple[int, ...]]:
@@ -122,8 +147,10 @@ def kernel(group: Group, p: RowsPlan) -> Kernel:
             return tensor, part.tensor(tensor).strides
 
         piece = piece_of(part, tables, pointer, {}, [name for name, _ in p.shared])
-        body += ['{', *(f'    {line}' for line in _part(Point(piece, typed), p.threads)), '}']
-        if number < len(p.running) - 1:
+        point = Point(piece, typed)
+        lines = by_lanes.part(point, p.run) if p.teams > 1 else _part(point, p.threads)
+        body += ['{', *pieces.indented(lines), '}']
+        if number < len(p.running) - 1 and arrays:
             body.append('BARRIER;')
     written = group.output.name
     args = tuple(
@@ -134,11 +161,25 @@ def kernel(group: Group, p: RowsPlan) -> Kernel:
         f'rows_{group.main.name}',
         args,
         '\n'.join(body),
-        (math.prod(size for _, size in p.shared), 1, 1),
+        (-(-p.rows // p.teams), 1, 1),
         p.threads,
         tuple(arrays),
         '\n'.join(filter(None, [typed.helpers(), table_lines(tables)])),
+        frozenset({'lane_xor'} if p.teams > 1 else ()),
     )
+
+
+def _place(p: RowsPlan) -> list[str]:
+    """Which row this block, or this warp, has; warps behind the last one repeat it."""
+    if p.teams == 1:
+        return pieces.decode('BLOCK_X', p.shared)
+    row = f'BLOCK_X * {p.teams} + THREAD / {by_lanes.LANES}'
+    if p.rows % p.teams:
+        row = f'min({row}, {p.rows - 1})'
+    return [
+        f'const int lane = THREAD % {by_lanes.LANES}, row = {row};',
+        *pieces.decode('row', p.shared),
+    ]
 
 
 def _part(point: Point, threads: int) -> list[str]:
@@ -189,10 +230,18 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         return ()
     schedule = GpuSchedule.of(NAME, threads=min(256, machine.threads_per_block))
     try:
-        blocks = math.prod(size for _, size in plan(group, schedule).shared)
+        rows = plan(group, schedule).rows
     except ScheduleError:
         return ()
-    length = max(stage.points for stage in group.stages)
-    if length / blocks > LONGEST_ROW and blocks < machine.multiprocessors:
+    length = max(stage.points for stage in group.stages) / rows
+    if length > LONGEST_ROW and rows < machine.multiprocessors:
         return ()
-    return (schedule,)
+    # Lanes exchange values on NVIDIA's alone. A few long rows need all threads for each.
+    few = rows < machine.multiprocessors and length > by_lanes.LANES * max(by_lanes.RUNS)
+    if machine.capability < (7, 0) or length > LONGEST_OF_LANES or few:
+        return (schedule,)
+    of_lanes = (
+        GpuSchedule.of(NAME, threads=THREADS_OF_LANES, lanes=by_lanes.LANES, run=run)
+        for run in (8 if group.half else 4, 1)
+    )
+    return (*of_lanes, schedule)

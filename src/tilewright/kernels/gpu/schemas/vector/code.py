@@ -115,11 +115,11 @@ def _along(piece: Piece, run: int) -> Loop | None:
     )
     # What is summed up lies side by side; other operands may be gathered, point by point.
     summed = piece.reads if piece.stage.combiner else ()
-    beside = all(_is_beside(p, name, run) for p in (piece.write, *summed))
+    beside = all(is_beside(p, name, run) for p in (piece.write, *summed))
     return found[0] if plain and beside else None
 
 
-def _is_beside(place: Place, name: str, run: int) -> bool:
+def is_beside(place: Place, name: str, run: int) -> bool:
     """Whether `run` neighbours along a loop are neighbours in memory, aligned, or all the same."""
     if any(name in t.at.names for t in place.tests):
         return False
@@ -132,7 +132,7 @@ def _is_beside(place: Place, name: str, run: int) -> bool:
 def _kernel(
     group: Group, piece: Piece, used: Sequence[str], loop: Loop, run: int, threads: int
 ) -> Kernel:
-    typed = GpuTyped()
+    typed = GpuTyped.of(group)
     loops = outside_in(piece, [p for p in piece.parallel if p is not loop], [piece.write])
     sizes = [(p.name, p.size) for p in loops]
     points = loop.size // run * math.prod(size for _, size in sizes)
@@ -224,7 +224,7 @@ def _each(run: int, text: str) -> list[str]:
 
 def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tuple[list[str], str]:
     """(lines that load an operand, its text at point `q`)."""
-    if not _is_beside(place, loop.name, run):
+    if not is_beside(place, loop.name, run):
         return _gathered(place, name, loop, run, pad_value), f'{name}[q]'
     tests = [f'(unsigned)({affine_text(t.at)}) < {t.extent}u' for t in place.tests]
     moving = place.strides.get(loop.name, 0) == 1
