@@ -8,6 +8,11 @@
 #define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
+#if __CUDA_ARCH__ >= 900
+#define GRID_BEGINS asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory")
+#else
+#define GRID_BEGINS
+#endif
 
 #if __CUDA_ARCH__ >= 800
 static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)

@@ -62,6 +62,7 @@ tw_wgmma_32(float (&d)[16], const unsigned (&a)[4], unsigned long long b)
 extern "C" __global__ void __launch_bounds__(256)
 patch_pack(const float *__restrict__ Ker, float *Ker_packed)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 29184)
         return;
@@ -97,6 +98,7 @@ patch_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(128)
 patch_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, float *Out)
 {
+    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 2176;

@@ -43,6 +43,7 @@ static __device__ __forceinline__ float quarters_f32(float x, int quarters)
 extern "C" __global__ void __launch_bounds__(256)
 tiled_pack(const float *__restrict__ Ker, float *Ker_packed)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 4608)
         return;
@@ -59,6 +60,7 @@ tiled_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(64)
 tiled_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, const float *__restrict__ e0, float *Out)
 {
+    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 640;

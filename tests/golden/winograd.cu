@@ -43,6 +43,7 @@ static __device__ __forceinline__ float quarters_f32(float x, int quarters)
 extern "C" __global__ void __launch_bounds__(256)
 winograd_filter(const float *__restrict__ Ker, float *Ker_points)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 320)
         return;
@@ -89,6 +90,7 @@ winograd_filter(const float *__restrict__ Ker, float *Ker_points)
 extern "C" __global__ void __launch_bounds__(256)
 tiled_pack(const float *__restrict__ Ker_points, float *Ker_points_packed)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 8192)
         return;
@@ -104,6 +106,7 @@ tiled_pack(const float *__restrict__ Ker_points, float *Ker_points_packed)
 extern "C" __global__ void __launch_bounds__(256)
 winograd_input(const float *__restrict__ In, float *In_points)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 384)
         return;
@@ -192,6 +195,7 @@ winograd_input(const float *__restrict__ In, float *In_points)
 extern "C" __global__ void __launch_bounds__(32)
 tiled_points(const float *__restrict__ In_points, const float *__restrict__ Ker_points_packed, float *Acc0_points)
 {
+    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 512;
@@ -283,6 +287,7 @@ tiled_points(const float *__restrict__ In_points, const float *__restrict__ Ker_
 extern "C" __global__ void __launch_bounds__(256)
 winograd_output(const float *__restrict__ Acc0_points, const float *__restrict__ e0, float *Out)
 {
+    GRID_BEGINS;
     const int flat = (int)blockIdx.x * 256 + (int)threadIdx.x;
     if (flat >= 480)
         return;

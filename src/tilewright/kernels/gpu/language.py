@@ -238,6 +238,7 @@ def _function(kernel: Kernel, dialect: Dialect) -> str:
     lines = [
         dialect.entry(kernel, ', '.join(_parameters(kernel, dialect))),
         '{',
+        *([f'    {dialect.begin}'] if dialect.begin else []),
         *(f'    {line}' for line in dialect.shared(kernel)),
         *(f'    {line}' if line else '' for line in body.strip('\n').splitlines()),
         '}',

@@ -24,6 +24,10 @@ MMA_TF32 = (
 MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
 
+# The next kernel may start its blocks; this one goes on when those before it have ended and what
+# they wrote can be seen (runtime/gpu/recorded.py). Nothing happens where a launch does not ask.
+GRID_BEGINS = 'griddepcontrol.launch_dependents; griddepcontrol.wait;'
+
 # Four tiles of 8 x 8 halves at the address %4 of each lane's row, turned: a lane has two neighbours
 # down a column of each.
 COLUMNS4 = 'ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];'

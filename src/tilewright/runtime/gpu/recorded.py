@@ -19,6 +19,8 @@ from tilewright.runtime.gpu.device import Call, Device
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 
 Waits = Sequence[Sequence[int]]
+OVERLAPS = (9, 0)  # the compute capability from which a kernel starts while another one ends
+OVERLAP = True
 
 
 class Recorded(abc.ABC):
@@ -77,7 +79,11 @@ class _OpenCLStream(Recorded):
 
 
 class _CudaGraph(Recorded):
-    """A graph of kernel nodes with the edges that the memory they touch asks for."""
+    """A graph of kernel nodes with the edges that the memory they touch asks for.
+
+    From Hopper on a kernel of ours may start while the one before it ends: its blocks are placed,
+    then wait (`GRID_BEGINS` of the CUDA dialect), and starting up costs no time of its own.
+    """
 
     def __init__(self, device: CudaDevice, calls: Sequence[Call], waits: Waits) -> None:
         self.device, cu = device, device.cu
@@ -86,13 +92,30 @@ class _CudaGraph(Recorded):
         try:
             nodes: list[Any] = []
             for launch, earlier in zip(launches, waits, strict=True):
-                before = [nodes[number] for number in earlier]
+                early = [n for n in earlier if self._overlaps(launches[n], launch)]
+                before = [nodes[n] for n in earlier if n not in early]
                 nodes.append(self._added(graph, before, launch))
+                self._tie(graph, [nodes[n] for n in early], nodes[-1])
             self.instance = checked(cu.cuGraphInstantiate(graph, 0))
         finally:
             checked(cu.cuGraphDestroy(graph))
         self._close = weakref.finalize(self, cu.cuGraphExecDestroy, self.instance)
         self._close.atexit = False  # the driver may have ended before we do
+
+    def _overlaps(self, first: Launch, second: Launch) -> bool:
+        """Whether the second may start before the first has ended: both are plain kernels."""
+        plain = not any(one.run or one.together for one in (first, second))
+        return OVERLAP and plain and self.device.machine.capability >= OVERLAPS
+
+    def _tie(self, graph: Any, early: Sequence[Any], node: Any) -> None:
+        """Edges from kernels that end while this one starts."""
+        cu = self.device.cu
+        for one in early:
+            edge = cu.CUgraphEdgeData()
+            edge.type = cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+            edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+            made = cu.cuGraphAddDependencies(graph, [one], [node], [edge], 1)
+            checked(made, ' while a graph was made')
 
     def _added(self, graph: Any, before: Sequence[Any], launch: Launch) -> Any:
         """The node of one launch; what a library starts is captured as a graph inside."""

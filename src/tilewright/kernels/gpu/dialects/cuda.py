@@ -39,6 +39,11 @@ HEAD = f"""\
 #define EACH_TURN(i, first, total, step) for (int i = first; i < total; i += step)
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
+#if __CUDA_ARCH__ >= 900
+#define GRID_BEGINS asm volatile("{ptx.GRID_BEGINS}" ::: "memory")
+#else
+#define GRID_BEGINS
+#endif
 
 #if __CUDA_ARCH__ >= 800
 static __device__ __forceinline__ void COPY1(float *to, const float *from, bool there)
@@ -280,5 +285,5 @@ CUDA = Dialect(
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
         'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
-    }), extra=_extra,
+    }), extra=_extra, begin='GRID_BEGINS;',
 )  # fmt: skip

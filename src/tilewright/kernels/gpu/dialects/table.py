@@ -64,6 +64,7 @@ class Dialect:
                   (lanes of a warp exchange values), 'resident_grid' (all blocks run together)
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
+    begin         the first line of every kernel
     """
 
     name: str
@@ -76,6 +77,7 @@ class Dialect:
     capabilities: frozenset[str] = frozenset()
     extra: Callable[[Sequence[Kernel]], str] = _nothing
     tail: Callable[[Kernel], str] = _nothing
+    begin: str = ''
 
 
 _FOLDER = 'tilewright.kernels.gpu.dialects'
