@@ -9,7 +9,7 @@
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
 #if __CUDA_ARCH__ >= 900
-#define GRID_BEGINS asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory")
+#define GRID_BEGINS asm volatile("griddepcontrol.wait;" ::: "memory")
 #else
 #define GRID_BEGINS
 #endif
