@@ -13,9 +13,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 
 from tilewright.errors import InputError, MissingError
@@ -130,6 +131,8 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
             facts, peak_all = describe_host(smt=True), every
     first = facts.cpus[:1]
     peak_one = probe.rates(_FMA, first, [0], effort)[0]
+    if peak_all < _LEAST_SCALING * facts.cores * peak_one and facts.quota is None:
+        facts = describe_host(affinity=_core_cpus(probe, facts.cpus, effort))
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     curve = _sweep(probe, facts, effort)
@@ -153,6 +156,40 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         dot_all_gops=_rounded(dot_all / 1e9),
     )
     return Record(machine, curve)
+
+
+def core_cpus(effort: Effort | None = None) -> tuple[int, ...]:
+    """One CPU of this host for each core that is really there, whatever the system says."""
+    facts = describe_host()
+    return _core_cpus(Probe(ISAS[best_isa(facts.isas)]), facts.cpus, effort or Effort())
+
+
+def _core_cpus(probe: Probe, cpus: tuple[int, ...], effort: Effort) -> tuple[int, ...]:
+    one = probe.rates(_FMA, cpus[:1], [0], effort)[0]
+    return one_per_pipeline(cpus, lambda pair: probe.rates(_FMA, pair, [0], effort)[0], one)
+
+
+def one_per_pipeline(
+    cpus: tuple[int, ...], rate: Callable[[tuple[int, int]], float], peak_one: float
+) -> tuple[int, ...]:
+    """One of every two CPUs that share a core although the system says that they do not.
+
+    Virtual machines often hide it. Numbers of such a pair are neighbours, or half of all apart.
+    `rate` is what two CPUs reach together. Where pairs do not share, or CPUs of different pairs do,
+    the host was busy, and all of them count; two CPUs alone do not tell one from the other.
+    """
+
+    def share(pair: tuple[int, int]) -> bool:
+        return rate(pair) < _REAL_CORE_GAIN * peak_one
+
+    half = len(cpus) // 2
+    if len(cpus) < 4 or len(cpus) % 2:
+        return cpus
+    for firsts, seconds in ((cpus[::2], cpus[1::2]), (cpus[:half], cpus[half:])):
+        pairs = zip(firsts, seconds, strict=True)
+        if all(map(share, pairs)) and not any(map(share, pairwise(firsts))):
+            return firsts
+    return cpus
 
 
 def _dot_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float]:
