@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 from tilewright.cli.optimize import check_early
@@ -79,9 +80,14 @@ def _calibrated(machine: Machine, seconds: float, seed: int, out: Output) -> Mac
     """Calibrate and keep it, with lines that say how far it is."""
     from tilewright.targets.cpu.calibrate import calibrate as fit_host
 
-    result = fit_host(machine, seconds, out.warn, seed)
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    result = fit_host(machine, seconds, tell, seed)
     machine, path = keep_calibration(result.constants, result.to_json())
-    out.warn(f'kept in {path}, and used from now on')
+    tell(f'kept in {path}, and used from now on')
+    if result.doubtful:
+        out.warn(f'the calibration is doubtful: {result.doubtful}; repeat it on a quiet host')
     return machine
 
 

@@ -25,7 +25,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 NAMES = tuple(TimeConstants.__dataclass_fields__)
-PULLS = (0.3, 0.03, 0.003)
+PULLS = (0.3, 0.03, 0.003, 0.0003)
 FOLDS = 4
 WEIGHT = 2.0  # (time / best of its layer) ** -WEIGHT
 COMMON_SHARE = 0.1  # of the squared mean of a layer, beside the variance
