@@ -67,6 +67,9 @@ KNOBS = (
     Knob('cache_dir', Path, None, 'directory for compiled code, machine files and the store'),
     Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable'),
     Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
+    Knob(
+        'cpus', str, '', 'CPUs that kernels run on, such as 0-7 or 0,2,4,6 [those of the process]'
+    ),
     Knob('jobs', _whole, 0, 'searches and compilations at the same time (0: all usable cores)'),
     Knob('spin_us', _whole, 200, 'microseconds that idle threads look for work before they sleep'),
     Knob('debug', _whole, 0, '1 stages and times, 2 candidates, 3 schedules, 4 source'),

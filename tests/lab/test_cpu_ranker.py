@@ -14,9 +14,9 @@ from tilewright.machine.measure import load_machine
 from tilewright.model.cpu.predict import predict
 from tilewright.ops.convolution import conv2d
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright.search.cpu.sample import take
 from tilewright_lab.figures.cpu_ranker import MODELS, Rows, scores_without
 from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder
-from tilewright_lab.figures.sample import take
 from tilewright_lab.train.cpu_features import CPU_FEATURES, CPU_NAMES, cpu_matrix
 
 MACHINE = load_machine('i7-9700k', measure=False)[0]

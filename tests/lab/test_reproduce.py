@@ -20,6 +20,7 @@ from tilewright.machine.known import known_machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.ops.convolution import conv2d
+from tilewright.search.cpu.sample import log_uniform, schedules, take
 from tilewright_lab.compare.results import Contestant, LayerResult
 from tilewright_lab.figures import dataset, mopt_fig5, mopt_fig6, mopt_fig7, pictures
 from tilewright_lab.figures.collect import _batches, _wants_turn, covering
@@ -27,7 +28,6 @@ from tilewright_lab.figures.dataset import DataSet, LayerData, Recorder, Sample
 from tilewright_lab.figures.evaluate import decided_times, deciding, evaluate, spearman
 from tilewright_lab.figures.figures import FIGURES, Options, figure_of
 from tilewright_lab.figures.measured import price
-from tilewright_lab.figures.sample import log_uniform, schedules, take
 
 MACHINE = known_machine('i7-9700k')
 DENSE = conv2d(c=24, h=20, w=20, k=40, r=3, s=3, pad=1)

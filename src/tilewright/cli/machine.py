@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 from tilewright.cli.optimize import check_early
@@ -12,10 +13,18 @@ from tilewright.machine.detect import HostFacts, describe_host
 from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.isa import best_isa
 from tilewright.machine.machine import Machine
-from tilewright.machine.measure import curve, load_machine, machine_file
+from tilewright.machine.measure import (
+    calibration,
+    curve,
+    keep_calibration,
+    load_machine,
+    machine_file,
+)
 from tilewright.report.machine_page import boundary_names, machine_text, plot_curve
 from tilewright.runtime.gpu.bandwidth import described
 from tilewright.runtime.gpu.session import TARGETS, device_names, open_device
+
+CALIBRATION_S = 300.0
 
 
 def run(
@@ -26,17 +35,25 @@ def run(
     remeasure: bool,
     threads: int | None,
     seed: int | None,
+    calibrate: bool = False,
+    seconds: float | None = None,
 ) -> int:
     """Print the page, record it, draw the plot; comes out: the exit code."""
-    if machine is not None and remeasure:
-        raise InputError(f'--remeasure measures this host; leave out --machine {machine}')
+    for given, asked in (('--remeasure', remeasure), ('--calibrate', calibrate)):
+        if machine is not None and asked:
+            raise InputError(f'{given} measures this host; leave out --machine {machine}')
+    if seconds is not None and not calibrate:
+        raise InputError(f'--seconds {seconds:g} is how long --calibrate takes; give it as well')
     if threads is not None:
         check_early(machine, threads)
     facts = describe_host() if machine is None else None
     found, warning = _remeasured(facts) if facts and remeasure else load_machine(machine)
+    if calibrate:
+        found = _calibrated(found, seconds or CALIBRATION_S, seed or 0, out)
     _check_threads(threads, found)
+    how = calibration() if facts else {}
     points = curve() if facts else []
-    out.say(machine_text(found, facts, warning))
+    out.say(machine_text(found, facts, warning, how))
     if threads is not None:
         out.say('\n' + _threads_text(found, threads))
     if plot is not None:
@@ -47,6 +64,7 @@ def run(
             'seed': seed,
             'machine': found.to_json(),
             'warning': warning,
+            'calibration': dict(how) or None,
             'curve': [
                 {'bytes_per_core': size, 'one_core_gbps': one, 'all_cores_gbps': every}
                 for size, one, every in points
@@ -56,6 +74,21 @@ def run(
         }
     )
     return 0
+
+
+def _calibrated(machine: Machine, seconds: float, seed: int, out: Output) -> Machine:
+    """Calibrate and keep it, with lines that say how far it is."""
+    from tilewright.targets.cpu.calibrate import calibrate as fit_host
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    result = fit_host(machine, seconds, tell, seed)
+    machine, path = keep_calibration(result.constants, result.to_json())
+    tell(f'kept in {path}, and used from now on')
+    if result.doubtful:
+        out.warn(f'the calibration is doubtful: {result.doubtful}; repeat it on a quiet host')
+    return machine
 
 
 def run_target(out: Output, *, target: str, seed: int | None) -> int:

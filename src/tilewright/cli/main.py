@@ -93,6 +93,7 @@ def top_level(
 @app.command(
     epilog=examples(
         'tilewright machine', 'tilewright machine --plot bandwidth.png',
+        'tilewright machine --calibrate',
         'tilewright machine --machine i9-10980xe --json -', 'tilewright machine --target cuda',
     )
 )  # fmt: skip
@@ -105,6 +106,17 @@ def machine(
     remeasure: Annotated[
         bool, typer.Option('--remeasure', help='Measure this host again, on a quiet machine.')
     ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            '--calibrate',
+            help='Fit the time model to random schedules on this host, which must be quiet.',
+        ),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option('--seconds', metavar='S', help='Of calibrating, at most [300].', min=10),
+    ] = None,
     target: Target = 'cpu',
     threads: Threads = None,
     json: Json = None,
@@ -115,11 +127,13 @@ def machine(
     from tilewright.cli.output import Output
 
     if target != 'cpu':
-        refuse(target, given(ctx, 'plot', 'machine', 'remeasure', 'threads'))
+        refuse(
+            target, given(ctx, 'plot', 'machine', 'remeasure', 'calibrate', 'seconds', 'threads')
+        )
         return verb.run_target(Output('machine', json), target=target, seed=seed)
     return verb.run(
         Output('machine', json), machine=machine, plot=plot, remeasure=remeasure, threads=threads,
-        seed=seed,
+        seed=seed, calibrate=calibrate, seconds=seconds,
     )  # fmt: skip
 
 

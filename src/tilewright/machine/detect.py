@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright import knobs
 from tilewright.machine.isa import host_arch, host_isas
 from tilewright.machine.machine import Cache
 
@@ -95,9 +96,10 @@ def describe_host(
 
 
 def _own_affinity() -> Iterable[int]:
-    if hasattr(os, 'sched_getaffinity'):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
+    """CPUs of this process, and of them those that TILEWRIGHT_CPUS names, if any is one."""
+    every = range(os.cpu_count() or 1)
+    own = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else set(every)
+    return own & set(parse_cpu_list(knobs.get('cpus'))) or own
 
 
 def _read(path: Path) -> str:

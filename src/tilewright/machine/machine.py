@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from tilewright.errors import InputError
+from tilewright.machine.constants import TimeConstants, default_constants
 from tilewright.machine.isa import ISAS, Dot
 
 
@@ -66,7 +67,8 @@ class Machine:
 
     `dot_dtype` is what its products of small whole numbers multiply ('' for what every machine with
     its instruction set has), their peaks are in G operations/s, two for each product; 0 where they
-    were not measured.
+    were not measured. `constants` are those of the time model that were fitted on it, None where it
+    was not calibrated (`time_constants`).
     """
 
     name: str
@@ -84,6 +86,7 @@ class Machine:
     dot_dtype: str = ''
     dot_one_gops: float = 0.0
     dot_all_gops: float = 0.0
+    constants: TimeConstants | None = None
 
     def __post_init__(self) -> None:
         for name in ('name', 'fingerprint'):
@@ -112,6 +115,10 @@ class Machine:
 
     def _refuse(self, field: str, limit: str) -> NoReturn:
         raise InputError(f'machine {self.name}: {field} is {getattr(self, field)!r}; {limit}')
+
+    @property
+    def time_constants(self) -> TimeConstants:
+        return self.constants or default_constants(self.isa)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
@@ -159,7 +166,9 @@ class Machine:
         try:
             caches = tuple(Cache(**c) for c in data['caches'])
             rest = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-            return cls(**{**rest, 'caches': caches})
+            fitted = data.get('constants')
+            constants = None if fitted is None else TimeConstants.from_json(fitted)
+            return cls(**{**rest, 'caches': caches, 'constants': constants})
         except (KeyError, TypeError) as error:
             raise InputError(
                 f'a machine file is incomplete or has an unknown field: {error}'

@@ -13,14 +13,17 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from tilewright.errors import InputError, MissingError
+from tilewright.errors import InputError, MissingError, StoreError
 from tilewright.files import replacing
 from tilewright.machine.compiler import build, cache_dir
+from tilewright.machine.constants import TimeConstants
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
 from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot
@@ -38,14 +41,18 @@ _LEAST_SCALING = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A measured machine and the curve that it was derived from: what the cache file holds."""
+    """A measured machine and the curve that it was derived from: what the cache file holds.
+
+    `calibration` says how well its time constants rank schedules, empty where it has none.
+    """
 
     machine: Machine
     curve: tuple[Point, ...]
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
     def dumps(self) -> str:
         data = {'format': FORMAT, 'machine': self.machine.to_json(), 'curve': self.curve}
-        return json.dumps(data, indent=1) + '\n'
+        return json.dumps(data | {'calibration': dict(self.calibration)}, indent=1) + '\n'
 
     @classmethod
     def loads(cls, text: str) -> Record:
@@ -55,7 +62,9 @@ class Record:
             if data['format'] != FORMAT:
                 raise InputError(f'machine file format {data["format"]!r} is not {FORMAT}')
             points = tuple((int(b), float(one), float(every)) for b, one, every in data['curve'])
-            return cls(Machine.from_json(data['machine']), points)
+            return cls(
+                Machine.from_json(data['machine']), points, dict(data.get('calibration') or {})
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f'a machine file is corrupt: {error!r}') from None
 
@@ -130,6 +139,8 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
             facts, peak_all = describe_host(smt=True), every
     first = facts.cpus[:1]
     peak_one = probe.rates(_FMA, first, [0], effort)[0]
+    if peak_all < _LEAST_SCALING * facts.cores * peak_one and facts.quota is None:
+        facts = describe_host(affinity=_core_cpus(probe, facts.cpus, effort))
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     curve = _sweep(probe, facts, effort)
@@ -153,6 +164,40 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         dot_all_gops=_rounded(dot_all / 1e9),
     )
     return Record(machine, curve)
+
+
+def core_cpus(effort: Effort | None = None) -> tuple[int, ...]:
+    """One CPU of this host for each core that is really there, whatever the system says."""
+    facts = describe_host()
+    return _core_cpus(Probe(ISAS[best_isa(facts.isas)]), facts.cpus, effort or Effort())
+
+
+def _core_cpus(probe: Probe, cpus: tuple[int, ...], effort: Effort) -> tuple[int, ...]:
+    one = probe.rates(_FMA, cpus[:1], [0], effort)[0]
+    return one_per_pipeline(cpus, lambda pair: probe.rates(_FMA, pair, [0], effort)[0], one)
+
+
+def one_per_pipeline(
+    cpus: tuple[int, ...], rate: Callable[[tuple[int, int]], float], peak_one: float
+) -> tuple[int, ...]:
+    """One of every two CPUs that share a core although the system says that they do not.
+
+    Virtual machines often hide it. Numbers of such a pair are neighbours, or half of all apart.
+    `rate` is what two CPUs reach together. Where pairs do not share, or CPUs of different pairs do,
+    the host was busy, and all of them count; two CPUs alone do not tell one from the other.
+    """
+
+    def share(pair: tuple[int, int]) -> bool:
+        return rate(pair) < _REAL_CORE_GAIN * peak_one
+
+    half = len(cpus) // 2
+    if len(cpus) < 4 or len(cpus) % 2:
+        return cpus
+    for firsts, seconds in ((cpus[::2], cpus[1::2]), (cpus[:half], cpus[half:])):
+        pairs = zip(firsts, seconds, strict=True)
+        if all(map(share, pairs)) and not any(map(share, pairwise(firsts))):
+            return firsts
+    return cpus
 
 
 def _dot_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float]:
@@ -260,6 +305,28 @@ def curve(*, measure: bool = True) -> list[Point]:
     facts = describe_host()
     record, _ = _host_record(facts, best_isa(facts.isas), measure)
     return list(record.curve) if record else []
+
+
+def calibration() -> Mapping[str, Any]:
+    """How well this host was calibrated; empty where it was not."""
+    facts = describe_host()
+    record, _ = _host_record(facts, best_isa(facts.isas), False)
+    return record.calibration if record else {}
+
+
+def keep_calibration(constants: TimeConstants, report: Mapping[str, Any]) -> tuple[Machine, str]:
+    """Write constants that were fitted on this host into its file; (the machine, where it is)."""
+    facts = describe_host()
+    isa = best_isa(facts.isas)
+    path = machine_file(facts, isa)
+    record, _ = _host_record(facts, isa, True)
+    assert record is not None, 'a host that may be measured has a record'
+    machine = replace(record.machine, constants=constants)
+    with _lock(path):
+        trouble = _write(path, replace(record, machine=machine, calibration=dict(report)))
+    if trouble:
+        raise StoreError(trouble)
+    return machine, str(path)
 
 
 def _host_record(facts: HostFacts, isa: str, measure: bool) -> tuple[Record | None, str | None]:

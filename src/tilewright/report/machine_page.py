@@ -5,9 +5,10 @@ Goes in: a `Machine`, what the host reports, a curve. Comes out: text, or a file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import InputError
 from tilewright.machine.detect import HostFacts
@@ -29,8 +30,9 @@ def aligned(rows: Table) -> list[str]:
 
 
 def machine_text(
-    machine: Machine, facts: HostFacts | None = None, warning: str | None = None
-) -> str:
+    machine: Machine, facts: HostFacts | None = None, warning: str | None = None,
+    calibration: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """The page: what was found (`facts`, for this host only) and what was measured."""
     how = 'measured' if machine.measured else 'nominal figures, not measured'
     lines = [f'{machine.name}: {_count(machine.cores, "core")}, {machine.isa} ({how})']
@@ -40,11 +42,27 @@ def machine_text(
     lines.append(
         f'  clock {machine.clock_ghz:.4g} GHz, fork and join {machine.fork_join_us:.3g} us'
     )
+    if calibration:
+        lines += _calibration_lines(calibration)
     if machine.fingerprint:
         lines.append(f'  fingerprint {machine.fingerprint}')
     if warning:
         lines += ['', f'warning: {warning}']
     return '\n'.join(lines)
+
+
+def _calibration_lines(found: Mapping[str, Any]) -> list[str]:
+    def told(name: str) -> str:
+        score = found[name]
+        return f'rank correlation {score["rank"]:.3f}, top-1 loss {100 * score["loss"]:.1f}%'
+
+    after, trained = found['after'], found['trained']
+    lines = [
+        f'  time model fitted to {trained["schedules"]} schedules of {trained["layers"]} layers; '
+        f'{after["schedules"]} of {after["layers"]} others:',
+        f'    {told("after")} (with the defaults {told("before")})',
+    ]
+    return lines + ([f'    doubtful: {found["doubtful"]}'] if found['doubtful'] else [])
 
 
 def _count(number: int, noun: str) -> str:

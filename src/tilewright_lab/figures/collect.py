@@ -29,9 +29,9 @@ from tilewright.runtime.measure import conditions
 from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.worker import LEAST_CALLS, WARM_UP_CALLS, Answer, Worker
 from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.sample import take
 from tilewright_lab.figures.dataset import LayerData, Records, Sample
 from tilewright_lab.figures.figures import Reporter
-from tilewright_lab.figures.sample import take
 
 ROUNDS = 3
 TURN_MS = 20.0  # calls of one turn

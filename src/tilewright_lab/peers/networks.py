@@ -190,7 +190,7 @@ def _tilewright(job: NetworkJob) -> NetworkVariant:
     ranged = read_shapes(options.pop('shapes', ()))
     network = compile_network(
         job.zoo['name'] if job.zoo and ranged else job.model,
-        threads=job.threads,
+        threads=options.pop('threads', job.threads),
         shapes=ranged or {name: array.shape for name, array in job.inputs.items()},
         check=False,  # answers are compared with the peers'
         progress=tell,

@@ -36,10 +36,10 @@ from tilewright.ops.suites import expand
 from tilewright.runtime.child import package_paths
 from tilewright.runtime.fleet import Fleet, open_fleet
 from tilewright.schedule.choice import Choice
+from tilewright.search.cpu.sample import take
 from tilewright.store.records import Store, open_store, package_version
 from tilewright.targets.fleet import plans
 from tilewright.targets.target import Wanted
-from tilewright_lab.figures.sample import take
 from tilewright_lab.simulate.fleet import LOG, ROUNDS, TARGET, TURN_S, devices
 
 CANDIDATES = 2

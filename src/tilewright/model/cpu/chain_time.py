@@ -32,13 +32,7 @@ from tilewright.machine.machine import Machine
 from tilewright.model.cpu import stencil_time
 from tilewright.model.cpu.copies import copies_of
 from tilewright.model.cpu.general_time import stage_cycles
-from tilewright.model.cpu.outer_time import (
-    PACK_CALL_CYCLES,
-    PACK_INTO,
-    home_seconds,
-    predict_outer,
-    step_cycles,
-)
+from tilewright.model.cpu.outer_time import home_seconds, predict_outer, step_cycles
 from tilewright.model.cpu.prediction import MARGIN, Prediction, bound_times
 from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.group import Group
@@ -77,7 +71,7 @@ def block_cycles(plan: SlidingPlan, isa: Isa, count: int) -> float:
 def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     schedule, outer, sliding = plan.schedule, plan.outer, plan.sliding
     threads, isa, last = schedule.threads, ISAS[schedule.isa], outer.group
-    made = predict_outer(last, schedule, machine)
+    made, k = predict_outer(last, schedule, machine), machine.time_constants
     part = part_extents(last.main, schedule)
     buffer = operand.buffer_of(outer.contraction, schedule, part)
     copied = copies_of(outer.contraction, schedule, part, buffer)
@@ -87,7 +81,7 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     height = operand.packed_tile(schedule, part)[_row(plan)]
     planes = copied.rows / height
     cycles = blocks * block_cycles(sliding, isa, count)
-    cycles += planes * stencil_time.FILTER_CYCLES + copied.calls * PACK_CALL_CYCLES
+    cycles += planes * stencil_time.FILTER_CYCLES + copied.calls * k.pack_call_cycles
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     down, across = sliding.shape.down, sliding.shape.across
     reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
@@ -106,7 +100,7 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
         fill += home_seconds(machine, threads, near, threads * again, 1)
         held = before.region_floats
     fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * read, 1)
-    fill += PACK_INTO * home_seconds(
+    fill += k.pack_into * home_seconds(
         machine, threads, 2 * buffer.size, 2 * threads * copied.elements, 2
     )
     total = made.compute_s + made.store_s + fill + made.fork_s

@@ -10,9 +10,8 @@ Goes in: a group, a schedule, a machine. Comes out: a `Prediction` with the time
 
 Caches are warm: a cache that holds everything a thread touches is not filled again.
 MOpt takes the maximum over levels: transfers overlap perfectly. Here times add up, of a transfer
-only the share that computing does not hide (`EXPOSED`): nearly nothing of what comes from the next
-cache, nearly all of what comes from memory. The slowest thread's part is what is timed, which
-prices load imbalance.
+only the share that computing does not hide (`exposed`). Constants are those of the machine
+(machine/constants.py). The slowest thread's part is what is timed, which prices load imbalance.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from functools import cached_property
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.copies import Copies, copies_of, pieces_of, tile_counts
-from tilewright.model.cpu.pages import PAGE_BYTES, call_cycles, walk_cycles
+from tilewright.model.cpu.pages import PAGE_BYTES, first_misses, second_misses
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.model.cpu.traffic import footprint
 from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
@@ -37,55 +37,29 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
 from tilewright.schedule.schedule import Schedule
 
-# Fitted to random and to ranked schedules on a Neoverse-N1
-# (src/tilewright_lab/scripts/fit_time_model.py); docs/model.md has the figures, and those of layers
-# that were left out of the fit.
-EXPOSED = (0.077, 0.217, 0.114)  # shares of the time to fill each cache that nothing hides
-CALL_CYCLES = 6.0  # entering and leaving a micro-kernel
-ACCUMULATOR_CYCLES = 0.44  # clearing and storing one accumulator
-TILE_CYCLES = 21.0  # finding a register tile's place, asking for the lines it will be stored to
-SWITCH_CYCLES = 11.7  # a call of another micro-kernel than the most frequent: a branch not foreseen
-RESUME_CYCLES = 1.5  # storing an accumulator and loading it again
-RESUME_PIXEL_CYCLES = 0.8  # the same for a pixel: its accumulators are lines from its neighbour's
-STORE_CYCLES = 0.58  # one result element: transposed, through the epilogue, stored
-STORE_TURNED_CYCLES = 0.25  # the same, where micro-kernels keep pixels across vectors
-STORE_APART_CYCLES = 0.77  # beside that, where pixels of a tile are not neighbours in the result
 STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
-PACK_CALL_CYCLES = 74.0  # one input tile copied, whatever its size
-PACK_CYCLES = 0.53  # one element of an input tile copied, beside moving it between caches
-PACK_ROW_CYCLES = 9.4  # one row of it, where there are no strips
-PACK_STRIP_CYCLES = 0.27  # one strip of such a row
-PACK_BROKEN_CYCLES = 12.0  # one that is not whole: copied by a loop that asks everything
-PACK_APART_CYCLES = 0.26  # one element that does not lie beside the one before
-PACK_FROM = 0.64  # share of the time to bring in the lines that are copied from
-PACK_INTO = 0.48  # share of the time to bring in and write back those that are copied to
-PANEL_CYCLES = 0.2  # one element of panels that are packed in every call: copied
-PANEL_TURNED_CYCLES = 0.6  # the same where it is transposed
-VECTOR_CYCLES = 0.2  # one load of weights, beside the units that are busiest: they come from afar
-IN_PLACE_CYCLES = 0.46  # one load of pixels in place: rows of channels are lines and pages apart
-ROW_CYCLES = 0.2  # the same where iterations walk along rows (a Xeon with AVX-512)
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
-WRITTEN = 1.2  # what a line of results counts beside one that is read: it moves twice
-RESUMED = 8.8  # a line of accumulators that are taken up again: the next step waits for it
 
 
 @dataclass(frozen=True)
 class _Case:
     """A group with one schedule, and what several terms of its time need, each found once.
 
-    `part` is what the slowest thread owns.
+    `part` is what the slowest thread owns, `k` the constants of the machine.
     """
 
     group: Group
     schedule: Schedule
     contraction: Contraction
     part: Mapping[str, int]
+    k: TimeConstants
 
     @classmethod
-    def of(cls, group: Group, schedule: Schedule) -> _Case:
+    def of(cls, group: Group, schedule: Schedule, machine: Machine) -> _Case:
         group = tiled_form(group, schedule.reg.tile)
         contraction = contract(group, schedule.vector)
-        return cls(group, schedule, contraction, part_extents(group.main, schedule))
+        part = part_extents(group.main, schedule)
+        return cls(group, schedule, contraction, part, machine.time_constants)
 
     @cached_property
     def lane(self) -> str:
@@ -121,7 +95,7 @@ class _Case:
 
 def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
-    case = _Case.of(group, schedule)
+    case = _Case.of(group, schedule, machine)
     group, threads, isa = case.group, schedule.threads, ISAS[schedule.isa]
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     compute, store = _micro_cycles(case, isa)
@@ -129,7 +103,8 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
     pack += (_pack_seconds(case, machine) + _panel_seconds(case, machine)) / cycle_s
     compute += _page_cycles(case)
     result = group.main.write
-    store += walk_cycles(result, group.tensor(result.tensor), *case.nest)
+    missed = second_misses(result, group.tensor(result.tensor), *case.nest)
+    store += case.k.walk_cycles * missed
     boundaries = _traffic(case, machine)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
     total = (compute + store + pack) * cycle_s + sum(b.seconds for b in boundaries[1:]) + fork
@@ -152,12 +127,15 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
     """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
     isa, threads = ISAS[schedule.isa], schedule.threads
-    case = _Case.of(group, schedule)
+    case = _Case.of(group, schedule, machine)
     cycles = sum(_micro_cycles(case, isa)) + _panel_cycles(case)
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
-def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1) -> float:
+def step_cycles(
+    isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1,
+    k: TimeConstants = COMMON,
+) -> float:  # fmt: skip
     """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
 
     Where multiply-adds take a lane, up to four neighbours are loaded at once and each further row
@@ -175,7 +153,7 @@ def step_cycles(isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1) -
         (fmas + loads + addresses + (isa.loop_instructions + rows) / steps) / ISSUE_PER_CYCLE,
         isa.fma_chain_cycles,
     )
-    return busiest + VECTOR_CYCLES * vectors
+    return busiest + k.vector_cycles * vectors
 
 
 def _lane_loads(run: int) -> int:
@@ -185,7 +163,7 @@ def _lane_loads(run: int) -> int:
 
 def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     """(cycles in micro-kernels, cycles in stores) of the largest part."""
-    contraction, schedule, part = case.contraction, case.schedule, case.part
+    contraction, schedule, part, k = case.contraction, case.schedule, case.part, case.k
     sizes = contraction.stage.sizes
     points = math.prod(sizes[d] for d in contraction.reduction)
     calls = math.prod(
@@ -212,10 +190,10 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     several = sum(schedule.reg.tile[d] > 1 for d in contraction.pixels) > 1
     strips = several and schedule.pack and case.strips
     along_rows = case.stride(contraction.a, contraction.loop) == 1
-    in_place = ROW_CYCLES if along_rows else IN_PLACE_CYCLES
-    each_result = STORE_CYCLES
+    in_place = k.row_cycles if along_rows else k.in_place_cycles
+    each_result = k.store_cycles
     if not _stored_together(case):
-        each_result += STORE_APART_CYCLES
+        each_result += k.store_apart_cycles
     turned = _turned(case)
     compute = store = 0.0
     alike = every = 0
@@ -224,18 +202,18 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             pixels = math.prod(extents)
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
-            each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps)
+            each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps, k)
             if not schedule.pack:
                 each += points * in_place * (pixels // run) * _lane_loads(run)
-            each += calls * CALL_CYCLES + ACCUMULATOR_CYCLES * accumulators
-            each += (calls - 1) * (RESUME_CYCLES * accumulators + RESUME_PIXEL_CYCLES * pixels)
+            each += calls * k.call_cycles + k.accumulator_cycles * accumulators
+            each += (calls - 1) * (k.resume_cycles * accumulators + k.resume_pixel_cycles * pixels)
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
-            result = STORE_TURNED_CYCLES if turned and run % STORE_RUN == 0 else each_result
-            store += outside * tiles * count * (TILE_CYCLES + stored * result)
+            result = k.store_turned_cycles if turned and run % STORE_RUN == 0 else each_result
+            store += outside * tiles * count * (k.tile_cycles + stored * result)
             alike = max(alike, tiles * count)
             every += tiles * count
-    compute += outside * calls * (every - alike) * SWITCH_CYCLES
+    compute += outside * calls * (every - alike) * k.switch_cycles
     return compute, store
 
 
@@ -281,13 +259,14 @@ def _pack_cycles(case: _Case) -> float:
     """Copying every tile of the broadcast operand that the pack level asks for."""
     if not case.schedule.pack:
         return 0.0
-    lane, made, each = case.lane, case.copies, PACK_CYCLES
+    k = case.k
+    lane, made, each = case.lane, case.copies, k.pack_cycles
     if lane and case.stride(case.contraction.a, lane) != 1:
-        each += PACK_APART_CYCLES
-    cycles = made.calls * PACK_CALL_CYCLES + made.elements * each
+        each += k.pack_apart_cycles
+    cycles = made.calls * k.pack_call_cycles + made.elements * each
     if lane in case.buffer.strips:
-        return cycles + made.strips * PACK_STRIP_CYCLES + made.broken * PACK_BROKEN_CYCLES
-    return cycles + made.rows * PACK_ROW_CYCLES
+        return cycles + made.strips * k.pack_strip_cycles + made.broken * k.pack_broken_cycles
+    return cycles + made.rows * k.pack_row_cycles
 
 
 def _pack_seconds(case: _Case, machine: Machine) -> float:
@@ -298,7 +277,7 @@ def _pack_seconds(case: _Case, machine: Machine) -> float:
     """
     if not case.schedule.pack:
         return 0.0
-    contraction, threads = case.contraction, case.schedule.threads
+    contraction, threads, k = case.contraction, case.schedule.threads, case.k
     buffer, made, tile = case.buffer, case.copies, case.packed
     own = sum(footprint(a, case.part) for a in contraction.stage.accesses)
     line_words = machine.caches[0].line_bytes // 4
@@ -310,9 +289,9 @@ def _pack_seconds(case: _Case, machine: Machine) -> float:
     )
     read = whole * made.elements / each
     # The copy is allocated and written back, and shares its cache with what is copied.
-    seconds = PACK_FROM * home_seconds(machine, threads, own, threads * read, 1)
+    seconds = k.pack_from * home_seconds(machine, threads, own, threads * read, 1)
     written = threads * made.elements
-    return seconds + PACK_INTO * home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
+    return seconds + k.pack_into * home_seconds(machine, threads, 2 * buffer.size, 2 * written, 2)
 
 
 def _panel_floats(case: _Case) -> int:
@@ -325,14 +304,14 @@ def _panel_floats(case: _Case) -> int:
 
 
 def _panel_cycles(case: _Case) -> float:
-    copied = case.stride(case.contraction.b, case.contraction.vector) == 1
-    return _panel_floats(case) * (PANEL_CYCLES if copied else PANEL_TURNED_CYCLES)
+    copied, k = case.stride(case.contraction.b, case.contraction.vector) == 1, case.k
+    return _panel_floats(case) * (k.panel_cycles if copied else k.panel_turned_cycles)
 
 
 def _panel_seconds(case: _Case, machine: Machine) -> float:
     """Moving panels that are packed in every call: read once, allocated and written back."""
-    packed, threads = _panel_floats(case), case.schedule.threads
-    moved = threads * packed * (PACK_FROM + 2 * PACK_INTO)
+    packed, threads, k = _panel_floats(case), case.schedule.threads, case.k
+    moved = threads * packed * (k.pack_from + 2 * k.pack_into)
     return home_seconds(machine, threads, 2 * packed, moved, 1)
 
 
@@ -376,7 +355,7 @@ def _page_cycles(case: _Case) -> float:
     calls = math.prod(
         sum(tile_counts(schedule, d, part[d]).values()) for d in contraction.stage.parallel
     )
-    return call_cycles(
+    return case.k.page_cycles * first_misses(
         channels,
         4 * source.strides.get(contraction.loop, 0),
         1 + 4 * (max(source.steps) - min(source.steps)) / PAGE_BYTES,
@@ -386,7 +365,7 @@ def _page_cycles(case: _Case) -> float:
 
 def _traffic(case: _Case, machine: Machine) -> tuple[Boundary, ...]:
     """Bytes and seconds over every boundary, for all threads."""
-    schedule, part, threads = case.schedule, case.part, case.schedule.threads
+    schedule, part, threads, k = case.schedule, case.part, case.schedule.threads, case.k
     loops, nested = case.nest
     line_words = machine.caches[0].line_bytes // 4
     accesses = [(a, _rows(case, a)) for a in case.group.main.accesses]
@@ -423,7 +402,7 @@ def _traffic(case: _Case, machine: Machine) -> tuple[Boundary, ...]:
                 read += size * math.prod(loop.trips for loop in outside)
         if resumed and not stays:
             written, again = words(result, part, plain, line_words), written
-        weighted = read + WRITTEN * written + RESUMED * again
+        weighted = read + k.written * written + k.resumed * again
         moved = read + 2 * (written + again)  # a line that is written is brought in before
         boundaries.append(_boundary(machine, number + 1, moved, threads, weighted))
     return tuple(boundaries)
@@ -466,7 +445,8 @@ def _boundary(
     machine: Machine, number: int, words: float, threads: int, weighted: float | None = None
 ) -> Boundary:
     """`words` of one thread cross; `weighted` are those that their time is counted by."""
-    exposed = EXPOSED[min(number, len(EXPOSED)) - 1] if number else 1.0
+    shares = machine.time_constants.exposed
+    exposed = shares[min(number, len(shares)) - 1] if number else 1.0
     timed = 4.0 * threads * (words if weighted is None else weighted)
     seconds = exposed * timed / (1e9 * machine.bandwidth_gbps(number, threads))
     return Boundary(machine.boundaries[number], 4.0 * words * threads, seconds)

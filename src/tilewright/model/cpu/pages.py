@@ -1,6 +1,6 @@
 """Address translations: what a nest costs because memory comes in pages.
 
-Goes in: a nest, as loops and boxes (model/cpu/working_set.py). Comes out: cycles of one thread.
+Goes in: a nest, as loops and boxes (model/cpu/working_set.py). Comes out: misses of one thread.
 
 A translation buffer is a cache of pages, so the rules for caches hold: the largest box whose pages
 it holds stays translated, and loops around it bring in what is new. Two levels matter:
@@ -21,12 +21,10 @@ from tilewright.ops.stage import Access
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 4
 FIRST_PAGES = 40  # a first-level TLB, less what weights and results take of it
-FIRST_CYCLES = 0.65  # one miss in it
 SECOND_PAGES = 1024  # a second-level TLB, less what everything else takes of it
-WALK_CYCLES = 15.0  # one miss in it, mostly hidden: the walk goes through caches
 
 
-def call_cycles(channels: float, channel_bytes: float, own_pages: float, walks: float) -> float:
+def first_misses(channels: float, channel_bytes: float, own_pages: float, walks: float) -> float:
     """First-level misses: `walks` calls that each walk over `channels`, `channel_bytes` apart.
 
     The next call walks over nearly the same pages: they all hit while one walk stays within the
@@ -34,10 +32,10 @@ def call_cycles(channels: float, channel_bytes: float, own_pages: float, walks: 
     it alone.
     """
     pages = channels * min(own_pages, channel_bytes / PAGE_BYTES)
-    return walks * pages * FIRST_CYCLES if pages > FIRST_PAGES else 0.0
+    return walks * pages if pages > FIRST_PAGES else 0.0
 
 
-def walk_cycles(
+def second_misses(
     access: Access, tensor: Tensor, loops: list[Loop], nested: list[dict[str, int]]
 ) -> float:
     """Second-level misses of a tensor that is visited by `loops`; `nested` as of `boxes`."""
@@ -53,7 +51,7 @@ def walk_cycles(
     held = pages(access, tensor, box)
     fresh = pages(access, tensor, box | {last.name: 2 * box[last.name]}) - held
     visits = held + (last.trips - 1) * fresh
-    return WALK_CYCLES * visits * math.prod(loop.trips for loop in outside[:-1])
+    return visits * math.prod(loop.trips for loop in outside[:-1])
 
 
 def pages(access: Access, tensor: Tensor, box: Mapping[str, int]) -> float:

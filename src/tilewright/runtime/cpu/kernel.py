@@ -20,6 +20,7 @@ import numpy as np
 from tilewright import knobs
 from tilewright.errors import ArrayError, CheckError
 from tilewright.machine.compiler import build
+from tilewright.machine.detect import describe_host
 from tilewright.ops.dtypes import NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
 from tilewright.runtime.array_state import State, state_of
@@ -50,7 +51,14 @@ def pool() -> ctypes.CDLL:
     ]  # fmt: skip
     library.tw_pool_time.restype = None
     library.tw_pool_spin(knobs.get('spin_us'))
+    _place()
     return library
+
+
+def _place() -> None:
+    """Keep this thread, and those of the pool, which it starts, on the CPUs of TILEWRIGHT_CPUS."""
+    if knobs.get('cpus') and hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, describe_host().allowed)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:

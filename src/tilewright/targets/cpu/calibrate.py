@@ -1,0 +1,214 @@
+"""`tilewright machine --calibrate`: time constants of this host, from random schedules on it.
+
+Goes in: a measured machine, seconds to spend. Comes out: `Calibration`, constants with their score.
+
+The protocol, which is fixed: schedules of TRAINING are drawn at random (search/cpu/sample.py), and
+the best that the model ranks join them; constants are fitted to those alone, the strength of the
+fit chosen by leaving some of them out (model/cpu/fit.py). The score is that of schedules of
+HELD_OUT, which nothing was fitted to or chosen by. None is a layer of a suite that we report on.
+
+Every measurement is appended to a file beside the machine's own at once, so that an interrupted
+calibration goes on from there. A busy host is said, and marks the result as doubtful.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import MissingError, TilewrightError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.machine.compiler import build, cache_dir
+from tilewright.machine.constants import TimeConstants
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.fit import Score, TimedSchedule, fit, score
+from tilewright.ops.group import Group
+from tilewright.ops.specs import parse_conv
+from tilewright.runtime.measure import LOAD_MOVED, Measurement, measure_all
+from tilewright.runtime.worker import Worker
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.choose import choose
+from tilewright.search.cpu.sample import schedules
+
+# Channels, image, results, filter, stride: what networks consist of, none taken from a suite.
+TRAINING = (
+    'ic96ih28oc96oh28kh3ph1', 'ic32ih56oc48oh56kh3ph1', 'ic192ih14oc192oh14kh3ph1',
+    'ic384ih7oc320oh7kh3ph1', 'ic96ih28oc192oh28kh1', 'ic288ih14oc288oh14kh1',
+    'ic40ih56oc160oh56kh1', 'ic640ih7oc128oh7kh1', 'ic48ih56oc96oh28kh3sh2ph1',
+    'ic3ih96oc48oh48kh5sh2ph2', 'ic160ih28oc320oh14kh1sh2', 'ic24ih112oc24oh112kh3ph1',
+)  # fmt: skip
+HELD_OUT = (
+    'ic80ih20oc112oh20kh3ph1', 'ic144ih17oc240oh17kh1', 'ic56ih42oc88oh21kh3sh2ph1',
+    'ic448ih10oc192oh10kh3ph1', 'ic16ih72oc72oh72kh1', 'ic12ih64oc40oh64kh5ph2',
+)  # fmt: skip
+BATCH, RANKED = 4, 2  # schedules of a layer at a time; of the first batch, those the model ranks
+MOST_EACH = 24  # of a layer
+ROUNDS, TURN_MS = 3, 4.0
+MEASURING = 0.8  # share of the seconds; the rest is for the fit
+LEAST_EACH = 4  # of a layer, below which nothing is fitted
+MOST_DISTURBED = 0.25  # share of measurements
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants, with the score on layers that were not used: before, as defaults have it, and
+    after. `doubtful` says why figures may be wrong, '' where nothing was seen.
+    `pull` is how strong the start was held; None where no fit explained layers left out better.
+    """
+
+    constants: TimeConstants
+    before: Score
+    after: Score
+    trained: Score
+    pull: float | None
+    doubtful: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {'training': list(TRAINING), 'held_out': list(HELD_OUT)}
+
+
+class Samples:
+    """What was measured so far on one machine, kept in a file of JSON lines."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.path: Path = cache_dir() / 'machine' / f'{machine.fingerprint}.samples.jsonl'
+        self.rows: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError):
+            for line in self.path.read_text().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError, TilewrightError):
+                    row = json.loads(line)
+                    Schedule.from_json(row['schedule'])
+                    self.rows.append({name: row[name] for name in _FIELDS})
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with contextlib.suppress(OSError):  # it cannot be resumed then, but it can be made
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open('a') as file:
+                file.write(json.dumps(row) + '\n')
+
+    def of(self, layer: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row['layer'] == layer]
+
+    def timed(self, layers: Sequence[str]) -> list[TimedSchedule]:
+        """The samples of some layers that were timed."""
+        groups = {layer: group_of(layer) for layer in layers}
+        return [
+            TimedSchedule(layer, group, Schedule.from_json(row['schedule']), 1e-3 * min(times))
+            for layer, group in groups.items()
+            for row in self.of(layer)
+            if (times := row['samples_ms'])
+        ]
+
+
+_FIELDS = ('layer', 'schedule', 'samples_ms', 'disturbed')
+
+
+def group_of(layer: str) -> Group:
+    return parse_conv(f'mb1{layer}')
+
+
+def calibrate(machine: Machine, seconds: float, tell: Tell, seed: int = 0) -> Calibration:
+    """Measure for most of `seconds`, then fit. An interrupt while measuring fits what there is."""
+    samples = Samples(machine)
+    doubts = [_busy(machine)]
+    if samples.rows:
+        tell(f'{len(samples.rows)} schedules were measured before; going on from {samples.path}')
+    try:
+        collect(machine, samples, time.monotonic() + MEASURING * seconds, tell, seed)
+    except KeyboardInterrupt:
+        if not _enough(samples):
+            raise
+        tell('interrupted: fitting what was measured so far; the same command goes on from there')
+    disturbed = sum(row['disturbed'] for row in samples.rows) / max(len(samples.rows), 1)
+    if disturbed > MOST_DISTURBED:
+        doubts.append(f'clock or load moved during {disturbed:.0%} of the measurements')
+    return fitted(machine, samples, '; '.join(filter(None, doubts)), tell)
+
+
+def fitted(machine: Machine, samples: Samples, doubtful: str, tell: Tell) -> Calibration:
+    """[samples] -> [Calibration]"""
+    start = replace(machine, constants=None)
+    known, unseen = samples.timed(TRAINING), samples.timed(HELD_OUT)
+    if not _enough(samples):
+        raise MissingError(
+            f'{len(known)} schedules were measured, fewer than {LEAST_EACH} of some layer; '
+            f'run the same command again, it goes on from there'
+        )
+    tell(f'fitting {len(known)} schedules of {len(TRAINING)} layers')
+    constants, pull = fit(known, start)
+    after = replace(machine, constants=constants)
+    return Calibration(
+        constants, score(unseen, start), score(unseen, after), score(known, after), pull, doubtful
+    )
+
+
+def _enough(samples: Samples) -> bool:
+    return all(len(samples.of(layer)) >= LEAST_EACH for layer in (*TRAINING, *HELD_OUT))
+
+
+def _busy(machine: Machine) -> str:
+    load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0.0
+    if load <= LOAD_MOVED:
+        return ''
+    return f'the host was busy: its load average was {load:.1f} before anything was measured'
+
+
+def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: int) -> None:
+    """A few schedules of every layer, and again, until the time is over."""
+    draws = {layer: drawn(layer, machine, seed) for layer in (*TRAINING, *HELD_OUT)}
+    with Worker(seed=seed) as worker:
+        for number in range(MOST_EACH // BATCH):
+            for layer, draw in draws.items():
+                known = {Schedule.from_json(r['schedule']).digest for r in samples.of(layer)}
+                missing = (number + 1) * BATCH - len(known)
+                if missing <= 0:
+                    continue
+                if time.monotonic() > until:
+                    return
+                unknown = (schedule for schedule in draw if schedule.digest not in known)
+                _measure(layer, list(islice(unknown, missing)), worker, samples)
+            tell(
+                f'{len(samples.rows)} of {MOST_EACH * len(draws)} schedules measured, '
+                f'{max(0.0, until - time.monotonic()):.0f} s left'
+            )
+
+
+def drawn(layer: str, machine: Machine, seed: int) -> Iterator[Schedule]:
+    """What the model ranks first, then schedules at random, none of them twice."""
+    group = group_of(layer)
+    seen = set()
+    for ranked in choose(group, machine, 1, RANKED, 'direct'):
+        seen.add(ranked.schedule.digest)
+        yield ranked.schedule
+    for schedule in schedules(group, machine, 1, seed):
+        if schedule.digest not in seen:
+            yield schedule
+
+
+def _measure(layer: str, fresh: Sequence[Schedule], worker: Worker, samples: Samples) -> None:
+    group = group_of(layer)
+    by_key = {schedule.digest: schedule for schedule in fresh}
+
+    def make(schedule: Schedule) -> Callable[[], Path]:
+        return lambda: build(generate(group, schedule), compiler_flags(schedule))
+
+    found: list[Measurement] = measure_all(
+        group, [(key, make(schedule)) for key, schedule in by_key.items()], worker=worker,
+        rounds=ROUNDS, min_ms=TURN_MS, cutoff=float('inf'),
+    )  # fmt: skip
+    for one in found:
+        samples.add(
+            {
+                'layer': layer, 'schedule': by_key[one.key].to_json(),
+                'samples_ms': list(one.samples_ms) if one.ok else [], 'disturbed': one.disturbed,
+            }
+        )  # fmt: skip
