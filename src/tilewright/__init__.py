@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from tilewright.network.export import export
     from tilewright.network.training import TrainingStep, compile_training
     from tilewright.ops.blocked import blocked, from_blocked, to_blocked
-    from tilewright.ops.convolution import conv2d
+    from tilewright.ops.convolution import conv1d, conv2d, conv3d
+    from tilewright.ops.convolution_transposed import (
+        conv_transpose1d,
+        conv_transpose2d,
+        conv_transpose3d,
+    )
     from tilewright.ops.matmul import matmul
     from tilewright.ops.suites import parse
     from tilewright.pipeline import optimize
@@ -41,7 +46,12 @@ __all__ = [
     'blocked',
     'compile',
     'compile_training',
+    'conv1d',
     'conv2d',
+    'conv3d',
+    'conv_transpose1d',
+    'conv_transpose2d',
+    'conv_transpose3d',
     'export',
     'from_blocked',
     'load',
@@ -66,7 +76,12 @@ _MODULES = {
     'blocked': 'ops.blocked',
     'compile': 'network.compile',
     'compile_training': 'network.training',
+    'conv1d': 'ops.convolution',
     'conv2d': 'ops.convolution',
+    'conv3d': 'ops.convolution',
+    'conv_transpose1d': 'ops.convolution_transposed',
+    'conv_transpose2d': 'ops.convolution_transposed',
+    'conv_transpose3d': 'ops.convolution_transposed',
     'export': 'network.export',
     'from_blocked': 'ops.blocked',
     'load': 'network.compile',

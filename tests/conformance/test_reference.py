@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tilewright.errors import SpecError
-from tilewright.ops.convolution import Conv2d, conv2d, describe
+from tilewright.ops.convolution import Convolution, conv2d, describe
 from tilewright.ops.matmul import matmul
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.reference import reference
@@ -27,13 +27,11 @@ def problems(draw):
     small = st.integers(1, 4)
     groups = draw(st.integers(1, 3))
     try:
-        return Conv2d.of(
-            n=draw(st.integers(1, 2)), c=groups * draw(small), k=groups * draw(small),
-            groups=groups, h=draw(st.integers(1, 9)), w=draw(st.integers(1, 9)),
-            r=draw(small), s=draw(small), stride=(draw(small), draw(small)),
-            dilation=(draw(st.integers(1, 3)), draw(st.integers(1, 3))),
-            pad=tuple(draw(st.integers(0, 4)) for _ in range(4)),
-            bias=draw(st.booleans()), activation=None,
+        return Convolution(
+            draw(st.integers(1, 2)), groups * draw(small), groups * draw(small),
+            (draw(st.integers(1, 9)), draw(st.integers(1, 9))), (draw(small), draw(small)),
+            (draw(small), draw(small)), tuple(draw(st.integers(0, 4)) for _ in range(4)),
+            (draw(st.integers(1, 3)), draw(st.integers(1, 3))), groups, draw(st.booleans()),
         )  # fmt: skip
     except SpecError:
         assume(False)
@@ -52,7 +50,7 @@ def onnx_answer(conv, arrays):
 
     names = ['In', 'Ker', 'Bias'] if conv.bias else ['In', 'Ker']
     node = helper.make_node(
-        'Conv', names, ['Out'], kernel_shape=[conv.r, conv.s], strides=list(conv.stride),
+        'Conv', names, ['Out'], kernel_shape=list(conv.taps), strides=list(conv.stride),
         pads=list(conv.pad), dilations=list(conv.dilation), group=conv.groups,
     )  # fmt: skip
     inputs = [

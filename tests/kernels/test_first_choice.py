@@ -42,8 +42,8 @@ def test_every_operation_of_boda_is_in_a_network() -> None:
     assert len(layers) == 43
     for layer in layers:
         conv = layer.conv
-        connected = ('fc', conv.c * conv.h * conv.w, conv.k)
-        whole = conv.out_h == conv.out_w == 1
+        connected = ('fc', conv.c * conv.size[0] * conv.size[1], conv.k)
+        whole = conv.out == (1, 1)
         assert conv.label in found or (whole and connected in found), layer.name
 
 

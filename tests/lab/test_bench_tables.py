@@ -84,7 +84,7 @@ def test_kinds_of_the_papers_table():
     assert set(kinds) <= set(KINDS)
     assert kinds.count('depthwise') == 9
     by_hand = [
-        (c.r, c.s, c.stride) == (3, 3, (1, 1)) and c.groups == 1 and c.c > 4
+        (c.taps, c.stride) == ((3, 3), (1, 1)) and c.groups == 1 and c.c > 4
         for c in (entry.conv for entry in suite('mopt'))
     ]
     assert kinds.count('dense 3x3 stride 1') == sum(by_hand)

@@ -20,7 +20,7 @@ from tilewright import certificate
 from tilewright.cli.main import invoke
 from tilewright.errors import CheckError, InputError
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.report.certificate import certificate_of
 
 STORED = Path(__file__).parents[2] / 'bench' / 'results' / 'mopt_certificates.json'
@@ -59,7 +59,7 @@ def fails(data: dict) -> bool:
 
 def test_certificates_of_all_layers_of_mopt_hold() -> None:
     """The 32 stored certificates follow from their own numbers, and are those of the suite."""
-    suite = {name: group for name, group, _ in expand_all('mopt').layers}
+    suite = {name: group for name, group, _ in expand('mopt')}
     assert set(LAYERS) == set(suite)
     assert len(LAYERS) == 32
     for name, data in LAYERS.items():
@@ -196,6 +196,6 @@ def test_the_command_certifies(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize('name', sorted(LAYERS))
 def test_certificates_of_mopt_made_anew(name: str) -> None:
     """Every layer of MOpt certified on this checkout's models."""
-    ((_, group, _),) = expand_all(name).layers
+    ((_, group, _),) = expand(name)
     made = certificate_of(tw.optimize(group, 'i9-10980xe', 2, False))
     assert certificate.check(json.loads(json.dumps(made)))

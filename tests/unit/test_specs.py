@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tilewright import knobs
 from tilewright.errors import SpecError
-from tilewright.ops.convolution import Conv2d, conv2d, describe
+from tilewright.ops.convolution import Convolution, conv1d, conv2d, conv3d, describe
+from tilewright.ops.convolution_transposed import conv_transpose2d, conv_transpose3d
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.specs import (
     Options,
-    RankError,
     describe_line,
     parse_conv,
     read_layer,
@@ -36,9 +36,9 @@ def _shared(folder: str) -> Path:
 
 def test_short_form_is_square_with_batch_two():
     conv = read_layer('ic64ih56oc32oh56kh3ph1').conv
-    assert conv == Conv2d(
-        n=2, c=64, h=56, w=56, k=32, r=3, s=3, stride=(1, 1), pad=(1, 1, 1, 1),
-        dilation=(1, 1), groups=1, bias=False, activation=None,
+    assert conv == Convolution(
+        n=2, c=64, k=32, size=(56, 56), taps=(3, 3), stride=(1, 1), pad=(1, 1, 1, 1),
+        dilation=(1, 1),
     )  # fmt: skip
 
 
@@ -48,11 +48,11 @@ def test_every_field_of_two_dimensions():
     # Height: the filter spans 4 rows, 3 windows at stride 3 read 10 = 1 + 9 rows: none below.
     # Width: the filter spans 5 columns, 6 windows at stride 2 read 15 = 2 + 12 + 1 columns; with
     # two columns on both sides there would be (12 + 4 - 5) // 2 + 1 = 6 outputs as well.
-    assert conv == Conv2d(
-        n=3, c=4, h=9, w=12, k=6, r=2, s=3, stride=(3, 2), pad=(1, 2, 1, 2),
-        dilation=(3, 2), groups=2, bias=False, activation=None,
+    assert conv == Convolution(
+        n=3, c=4, k=6, size=(9, 12), taps=(2, 3), stride=(3, 2), pad=(1, 2, 1, 2),
+        dilation=(3, 2), groups=2,
     )  # fmt: skip
-    assert (conv.out_h, conv.out_w) == (3, 6)
+    assert conv.out == (3, 6)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,23 @@ def test_every_field_of_two_dimensions():
         ('ic3ih224oc4kh7sh2oh112', (2, 3), (112, 112)),  # 222 + 7 rows are read, 5 of them padding
         ('ic3ih13oc4kh3ph0oh12', (0, 1), (12, 12)),  # as in benchdnn's tails: asymmetric
         ('ic3ih8oc4kh3sh2ph1oh4', (1, 1), (4, 4)),
+        ('ic3ih7oc4kh1sh2oh3', (0, -2), (3, 3)),  # the last row that a window fits is left out
+        ('ic3ih8oc4kh3ph1oh12', (1, 5), (12, 12)),  # the last windows hold padding alone
+        ('deconv:ic3ih8oc4kh4sh2ph1', (1, 1), (16, 16)),
+        ('deconv:ic3ih8oc4kh3sh2oh16', (0, 1), (16, 16)),  # 17 rows, one of them cut off
+        ('deconv:ic3ih8oc4kh3sh2ph1oh16', (1, 0), (16, 16)),  # output padding of one row
     ],
 )
 def test_output_and_padding_are_derived(text, pad, out):
     conv = read_layer(text).conv
     assert (conv.pad[0], conv.pad[2]) == pad
-    assert (conv.out_h, conv.out_w) == out
+    assert conv.out == out
 
 
 def test_a_given_width_is_derived_on_its_own():
     # benchdnn's dilated_conv1d:15: ow is not written; the filter spans 7 of 8 columns.
     conv = read_layer('mb20ic16ih1iw8oc6oh1kh1kw3sh1pw0ph0sw1dh0dw2').conv
-    assert (conv.out_h, conv.out_w) == (1, 2)
+    assert conv.out == (1, 2)
     # sw is 1 by default, whatever sh is.
     assert read_layer('ic1ih8iw8oc1kh1kw1sh2').conv.stride == (2, 1)
 
@@ -122,7 +127,10 @@ def test_suffixes(suffix, name, count, bias, activation):
         ('g2ic3ih5oc4kh3', 'groups=2 does not divide c=3'),
         ('ic3ih5oc4kh9', 'spans 9 in h but the padded image has only 5'),
         ('ic3ih56oc4oh28kh3ph1', 'oh is 56'),  # leaves half of the image unread
-        ('ic3ih56oc4oh65kh3ph1', 'oh is 56'),  # two figures swapped
+        ('ic3iw5oc4', 'lacks kw'),
+        ('ic3id5iw5kw1oc4kd3', 'gives a height or a width but lacks ih'),
+        ('deconv:ic3ih8oc4kh3sh2oh40', 'oh is 17, and at most 1 more'),
+        ('deconv:ic3ih2oc4kh3ph2', 'cuts off all of the 4 outputs'),
         ('ic3ih5oc4kh3+rleu', "position 12, '+rleu' is no suffix"),
         ('ic3ih5oc4kh3+relu+bias', "position 17, '+bias'"),
         ('ic3ih5oc4kh3+bias+bias', "position 17, '+bias'"),
@@ -139,21 +147,28 @@ def test_a_typo_says_which_part(text, said):
 
 
 @pytest.mark.parametrize(
-    ('text', 'said'),
+    ('text', 'group'),
     [
-        ('ic3oc16_id5od5kd3pd1', '3-D'),
-        ('ic3oc4id2ih4iw4kd1kh1kw1', '3-D'),
-        ('ic3oc16_iw5ow5kw3pw1', '1-D'),
+        ('ic3oc16_iw5ow5kw3pw1', conv1d(n=2, c=3, w=5, k=16, s=3, pad=1)),
+        ('ic3oc16_id5od5kd3pd1', conv3d(n=2, c=3, d=5, h=5, w=5, k=16, t=3, r=3, s=3, pad=1)),
+        (
+            'mb1ic2oc2id1ih2iw3od1kd1kh2kw1pd0dd0',
+            conv3d(c=2, d=1, h=2, w=3, k=2, t=1, r=2, s=1),
+        ),
+        (
+            'deconv:mb1ic4ih5oc6oh10kh3sh2ph1+bias',
+            conv_transpose2d(c=4, h=5, w=5, k=6, r=3, s=3, stride=2, pad=1, output_padding=1,
+                             bias=True),
+        ),
+        (
+            'deconv:g2mb1ic4id3oc6kd2sd2',
+            conv_transpose3d(c=4, d=3, h=3, w=3, k=6, t=2, r=2, s=2, stride=2, groups=2),
+        ),
     ],
-)
-def test_other_ranks_are_refused(text, said):
-    with pytest.raises(RankError, match=said):
-        parse_conv(text)
-
-
-def test_a_depth_of_one_is_two_dimensional():
-    flat = parse_conv('mb2ic16ih2iw3oc16kh2kw1')
-    assert parse_conv('mb2ic16id1ih2iw3oc16od1kd1kh2kw1pd0dd0').digest == flat.digest
+)  # fmt: skip
+def test_every_rank_is_read(text, group):
+    assert parse_conv(text) == group
+    assert parse_conv(group.label).digest == group.digest
 
 
 @st.composite
@@ -161,12 +176,13 @@ def problems(draw):
     small = st.integers(1, 5)
     groups = draw(st.integers(1, 3))
     try:
-        return Conv2d.of(
-            n=draw(small), c=groups * draw(small), k=groups * draw(small), groups=groups,
-            h=draw(st.integers(1, 20)), w=draw(st.integers(1, 20)), r=draw(small), s=draw(small),
-            stride=(draw(small), draw(small)), dilation=(draw(small), draw(small)),
-            pad=tuple(draw(st.integers(0, 12)) for _ in range(4)),
-            bias=draw(st.booleans()), activation=draw(st.sampled_from([None, *ACTIVATIONS])),
+        rank = draw(st.integers(1, 3))
+        each = st.tuples(*[small] * rank)
+        return Convolution(
+            draw(small), groups * draw(small), groups * draw(small),
+            draw(st.tuples(*[st.integers(1, 20)] * rank)), draw(each), draw(each),
+            draw(st.tuples(*[st.integers(0, 12)] * 2 * rank)), draw(each), groups,
+            draw(st.booleans()), draw(st.sampled_from([None, *ACTIVATIONS])),
         )  # fmt: skip
     except SpecError:
         assume(False)
@@ -230,11 +246,11 @@ def test_shape_list_files_include_others(tmp_path):
         '# a list\n\n--mb=3\n--batch=inner.txt\nic3oc16_iw5ow5kw3pw1\nic5ih4oc4kh1n"outer"*2\n'
     )
     shapes = read_shapes(tmp_path / 'outer.txt')
-    assert [(x.name, x.conv.n, x.count) for x in shapes.layers] == [
-        ('inner', 3, 1),
-        ('outer', 3, 2),
+    assert [(x.name, x.conv.n, x.conv.rank, x.count) for x in shapes] == [
+        ('inner', 3, 2, 1),
+        ('', 3, 1, 1),
+        ('outer', 3, 2, 2),
     ]
-    assert [(s.line, s.text) for s in shapes.skipped] == [(5, 'ic3oc16_iw5ow5kw3pw1')]
 
 
 def test_shape_list_errors_name_the_line(tmp_path):
@@ -253,22 +269,22 @@ def test_shape_list_errors_name_the_line(tmp_path):
 
 
 def test_real_shape_lists():
-    """Every line of benchdnn's own lists is read or named as 1-D or 3-D; counts worked by hand."""
+    """Every line of benchdnn's own lists is read; counts worked by hand."""
     folder = _shared('benchdnn')
     found = {path.stem: read_shapes(path) for path in sorted(folder.glob('*.txt'))}
     for path in folder.glob('*.txt'):
         lines = [line for line in path.read_text().splitlines() if line.strip()]
         shapes = found[path.stem]
-        assert len(shapes.layers) + len(shapes.skipped) == len(lines)
-        for layer in shapes.layers:
+        assert len(shapes) == len(lines)
+        for layer in shapes:
             assert parse_conv(layer.conv.label).digest == layer.group.digest
     # The published depths: 53 convolutions in ResNet-50, 16 in VGG-19, 5 in AlexNet.
-    assert sum(layer.count for layer in found['resnet_50'].layers) == 53
-    assert sum(layer.count for layer in found['vgg_19'].layers) == 16
-    assert len(found['alexnet'].layers) == 5
+    assert sum(layer.count for layer in found['resnet_50']) == 53
+    assert sum(layer.count for layer in found['vgg_19']) == 16
+    assert len(found['alexnet']) == 5
     # basic.txt holds the same eighteen problems in 1-D, 2-D and 3-D.
-    assert (len(found['basic'].layers), len(found['basic'].skipped)) == (18, 36)
+    assert [layer.conv.rank for layer in found['basic']] == 18 * [1] + 18 * [2] + 18 * [3]
     # ResNet-50's lines state oh: the convolution that is described has that many rows.
     lines = (folder / 'resnet_50.txt').read_text().splitlines()
     stated = [int(re.search('oh([0-9]+)', line).group(1)) for line in lines]
-    assert [layer.conv.out_h for layer in found['resnet_50'].layers] == stated
+    assert [layer.conv.out[0] for layer in found['resnet_50']] == stated

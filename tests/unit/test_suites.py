@@ -6,7 +6,7 @@ import pytest
 
 from tilewright.errors import SpecError
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.suites import SUITES, expand, expand_all, parse, suite
+from tilewright.ops.suites import SUITES, expand, parse, suite
 
 # Boda, Table 1: filter size, stride, output channels, image size, input channels, FLOPs as printed.
 BODA = """
@@ -45,8 +45,8 @@ def test_boda_agrees_with_its_printed_flops():
     assert len(rows) == 43
     for layer, (size, stride, k, image, c, flops) in zip(suite('boda'), rows, strict=True):
         conv = layer.conv
-        assert (conv.r, conv.s, conv.stride) == (int(size), int(size), (int(stride), int(stride)))
-        assert (conv.n, conv.c, conv.k, conv.h, conv.w) == (
+        assert (*conv.taps, conv.stride) == (int(size), int(size), (int(stride), int(stride)))
+        assert (conv.n, conv.c, conv.k, *conv.size) == (
             5,
             int(c),
             int(k),
@@ -59,10 +59,10 @@ def test_boda_agrees_with_its_printed_flops():
 
 def test_mopt_corrections():
     layers = {layer.name: layer.conv for layer in suite('mopt')}
-    assert (layers['R8'].r, layers['R8'].stride, layers['R8'].out_h) == (1, (2, 2), 14)
+    assert (layers['R8'].taps[0], layers['R8'].stride, layers['R8'].out[0]) == (1, (2, 2), 14)
     assert layers['Y23'].k == 28269
     for name, conv in layers.items():
-        assert conv.pad == (conv.r // 2,) * 4
+        assert conv.pad == (conv.taps[0] // 2,) * 4
         assert conv.is_depthwise == name.startswith('M')
         assert conv.n == 1
     strided = {name for name, conv in layers.items() if conv.stride == (2, 2)}
@@ -75,9 +75,9 @@ def test_mopt_corrections():
 
 def test_cnnopt_corrections():
     layers = {layer.name: layer.conv for layer in suite('cnnopt')}
-    assert (layers['R10'].c, layers['R10'].h, layers['R10'].out_h) == (256, 14, 7)
+    assert (layers['R10'].c, layers['R10'].size[0], layers['R10'].out[0]) == (256, 14, 7)
     for conv in layers.values():
-        assert conv.out_h == conv.h // conv.stride[0]
+        assert conv.out[0] == conv.size[0] // conv.stride[0]
     assert {name for name, conv in layers.items() if conv.stride[0] == 2} == {
         'R1',
         'R4',
@@ -113,10 +113,10 @@ def test_expand_takes_lists(tmp_path):
         ('mb2ic4ih4iw4oc4oh4ow4kh1kw1sh1sw1ph0pw0dh0dw0', 1),
         ('a', 2),
         ('a#2', 1),
+        ('mb2ic3iw5oc16ow5kw3sw1pw1dw0', 1),
         ('x,y/z', 1),
     ]
     assert {group.tensor('In').shape[0] for _, group, _ in expand(text, batch=3)} == {3}
-    assert [line.text for line in expand_all(text).skipped] == ['ic3oc16_iw5ow5kw3pw1']
     assert [name for name, _, _ in expand('mopt')][:2] == ['mopt/Y0', 'mopt/Y2']
 
 
@@ -137,7 +137,7 @@ def test_shape_lists_are_found_by_name(tmp_path, monkeypatch):
         ('reznet18', 'did you mean resnet18?'),
         ('xyz', 'known: mopt, cnnopt, boda, resnet18'),
         ('mopt', 'names 32 layers'),
-        ('', 'names no 2-D convolution'),
+        ('', 'names no convolution'),
         ('benchdnn:none.txt', 'cannot be read'),
         (64, 'not by 64'),
     ],

@@ -33,8 +33,9 @@ class CertifyOptions:
 
 def run(options: CertifyOptions, out: Output) -> int:
     """Certify every layer that `spec` names, and check each certificate before it is handed out."""
-    from tilewright.cli.optimize import check_early, layers_of, machine_of
+    from tilewright.cli.optimize import check_early, machine_of
     from tilewright.machine.gpu import known_gpu, known_gpus
+    from tilewright.ops.suites import expand
     from tilewright.pipeline import optimize
     from tilewright.report.certificate import certificate_text
 
@@ -46,7 +47,7 @@ def run(options: CertifyOptions, out: Output) -> int:
             options.machine, options.threads, algorithm=options.algorithm,
             max_rel_err=options.max_rel_err, seed=options.seed,
         )  # fmt: skip
-    layers = layers_of(options.spec, out).layers
+    layers = expand(options.spec)
     if target == 'cpu':
         machine: Any = machine_of(options.machine, options.measure, out)
     else:

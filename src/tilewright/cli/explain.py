@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.cli.optimize import check_early, layer_json, layers_of, machine_of
+from tilewright.cli.optimize import check_early, layer_json, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.cli.zoo import networks_of
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.machine.machine import Machine
+from tilewright.ops.suites import expand
 from tilewright.pipeline import optimize
 from tilewright.report.dfg_picture import check_suffix, write_dfg
 from tilewright.report.explain import explain_plan, explanation
@@ -135,7 +136,7 @@ def _cpu_layers(options: ExplainOptions, out: Output) -> Explained:
         options.machine, options.threads, algorithm=options.algorithm,
         max_rel_err=options.max_rel_err, seed=options.seed,
     )  # fmt: skip
-    layers = layers_of(options.spec, out).layers
+    layers = expand(options.spec)
     machine = machine_of(options.machine, False, out)
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:
@@ -152,7 +153,7 @@ def _cpu_layers(options: ExplainOptions, out: Output) -> Explained:
 
 
 def _gpu_layers(options: ExplainOptions, out: Output) -> Explained:
-    layers = layers_of(options.spec, out).layers
+    layers = expand(options.spec)
     machine = known_gpu(str(options.machine))
 
     def explain(number: int, bar: Bar) -> tuple[str, dict]:

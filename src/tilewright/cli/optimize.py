@@ -17,7 +17,7 @@ from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.ops.dtypes import PRECISIONS
 from tilewright.ops.group import Group
-from tilewright.ops.suites import Expansion, expand_all
+from tilewright.ops.suites import expand
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.pipeline import check_options, fleet_kinds, optimize, optimize_on_fleet
 from tilewright.report.tables import OPTIMIZED, Columns, figures, optimized_row
@@ -26,14 +26,6 @@ from tilewright.targets import target_of
 from tilewright.targets.plan import Plan
 
 INTERRUPTED = 130
-
-
-def layers_of(spec: str, out: Output) -> Expansion:
-    """The layers that a spec names; lines of shape lists that were left out are reported."""
-    expansion = expand_all(spec)
-    for skipped in expansion.skipped:
-        out.warn(f'line {skipped.line} is left out: {skipped.reason}')
-    return expansion
 
 
 def check_early(
@@ -109,12 +101,12 @@ def run(
         check_early(
             machine, threads, top=top, algorithm=algorithm, max_rel_err=max_rel_err, seed=seed
         )  # fmt: skip
-        layers = layers_of(spec, out).layers
+        layers = expand(spec)
         place = None if fleet else machine_of(machine, measure, out)
         seed = secrets.randbits(32) if measure and seed is None else seed
     else:
         target_of(target)
-        layers = layers_of(spec, out).layers
+        layers = expand(spec)
         place = None if machine is None else known_gpu(machine)
     shown = None if fleet else (place or _device(target, device))
     store = open_store() if measure else None

@@ -164,7 +164,8 @@ def _traced(path: Path) -> dict[str, float]:
 
 
 def _layers(spec: str, options: ReportOptions, out: Output, bar: Bar) -> Page:
-    from tilewright.cli.optimize import check_early, layers_of, machine_of
+    from tilewright.cli.optimize import check_early, machine_of
+    from tilewright.ops.suites import expand
     from tilewright.pipeline import optimize
     from tilewright.report.page.gather import page_of
 
@@ -174,7 +175,7 @@ def _layers(spec: str, options: ReportOptions, out: Output, bar: Bar) -> Page:
         check_early(options.machine, options.threads, max_rel_err=options.max_rel_err)
         machine = machine_of(options.machine, options.measure, out)
     kinds = []
-    for name, group, count in layers_of(spec, out).layers:
+    for name, group, count in expand(spec):
         plan = optimize(
             group, machine, 3, options.measure, options.threads, progress=bar.report,
             max_rel_err=options.max_rel_err, target='cuda' if on_gpu else 'cpu', seed=options.seed,

@@ -1,10 +1,8 @@
 """Convolutions over any number of axes, and transposed ones, whose work is a dense convolution.
 
-Two axes are `ops.convolution`, which has the fastest schemas, and one is two, of which one has one
-row; more are a nest of their own:
-
-    n g k d h w | c t r s
-      Out[n, g*K + k, d, h, w] += In[n, g*C + c, D, H, W] * Ker[g*K + k, c, t, r, s]
+These are descriptions for networks; layers are described in `ops.convolution` and
+`ops.convolution_transposed`. One axis is two, of which one has one row, since two have the fastest
+schemas.
 
 A transposed convolution is a dense one followed by a rearrangement. With o + p = s*q + a, output o
 has the taps r with r*d = a modulo s, which read input q - (r*d - a) / s: for every residue a a
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ops.convolution import conv2d
+from tilewright.ops.convolution import Convolution, describe
 from tilewright.ops.describe import Shape, group_of, label_of, typed
 from tilewright.ops.group import Group
 from tilewright.ops.moving import positions
@@ -34,52 +32,14 @@ def convolution(
     dtype: str = 'f32',
 ) -> Group:
     """An image [n, c, ..] of two axes or more by so many filters, with a window for each axis."""
-    if len(over) > 2:
-        return _nest(shape, filters, over, groups, bias, dtype)
-    h, w = over
-    group = conv2d(
-        n=shape[0], c=shape[1], h=h.size, w=w.size, k=filters, r=h.taps, s=w.taps,
-        stride=(h.stride, w.stride), dilation=(h.dilation, w.dilation),
-        pad=(h.before, w.before, h.after, w.after), groups=groups, bias=bias,
-    )  # fmt: skip
-    return typed(group, dtype)
-
-
-def _nest(
-    shape: Shape, filters: int, over: Sequence[Window], groups: int, bias: bool, dtype: str
-) -> Group:
-    image, taps = axis_names(len(over))
-    c, k = shape[1] // groups, filters // groups
-    pixels = tuple(Dim(d, w.out) for d, w in zip(image, over, strict=True))
-    reduced = tuple(Dim(d, w.taps, 'reduction') for d, w in zip(taps, over, strict=True))
-    channel = (Dim('g', groups), Dim('k', k)) if groups > 1 else (Dim('k', k),)
-    out_k = affine(('g', k), ('k', 1)) if groups > 1 else var('k')
-    in_c = affine(('g', c), ('c', 1)) if groups > 1 else var('c')
-    inside = (w.index(o, t) for w, o, t in zip(over, image, taps, strict=True))
-    here = tuple(map(var, image))
-    stages = [
-        Stage(
-            'convolution',
-            (Dim('n', shape[0]), *channel, *pixels, Dim('c', c, 'reduction'), *reduced),
-            Access('Acc0' if bias else 'Out', (var('n'), out_k, *here)),
-            (Access('In', (var('n'), in_c, *inside)),
-             Access('Ker', (out_k, var('c'), *map(var, taps)))),
-            call('mul', read(0), read(1)),
-            'sum',
-        )
-    ]  # fmt: skip
-    shapes = {'In': shape, 'Ker': (filters, c, *(w.taps for w in over))}
-    if bias:
-        shapes['Bias'] = (filters,)
-        stages.append(Stage(
-            'bias', (Dim('n', shape[0]), Dim('k', filters), *pixels),
-            Access('Out', (var('n'), var('k'), *here)),
-            (Access('Acc0', (var('n'), var('k'), *here)), Access('Bias', (var('k'),))),
-            call('add', read(0), read(1)),
-        ))  # fmt: skip
-    numbers = ','.join(f'k{w.taps}s{w.stride}p{w.before}d{w.dilation}' for w in over)
-    label = f'{label_of(f"conv{len(over)}d", shape)}to{filters}g{groups}-{numbers}'
-    return group_of(label, stages, shapes, dtype)
+    around = (*(w.before for w in over), *(w.after for w in over))
+    size, taps, stride, dilation = (
+        tuple(getattr(w, name) for w in over) for name in ('size', 'taps', 'stride', 'dilation')
+    )
+    conv = Convolution(
+        shape[0], shape[1], filters, size, taps, stride, around, dilation, groups, bias
+    )
+    return typed(describe(conv), dtype)
 
 
 def transposed_taps(

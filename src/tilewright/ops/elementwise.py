@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.errors import SpecError
-from tilewright.ops.convolution import _whole
+from tilewright.ops.convolution import whole_number
 from tilewright.ops.describe import Shape, broadcast, dims_of, group_of, label_of
 from tilewright.ops.dtypes import dtype_of
 from tilewright.ops.group import Group
@@ -30,7 +30,7 @@ def elementwise(
     name           what the stage is called, in place of the function
     shape          of the result, where that is more than the inputs broadcast to
     """
-    given = [tuple(_whole('a size', size, 1) for size in own) for own in shapes]
+    given = [tuple(whole_number('a size', size, 1) for size in own) for own in shapes]
     if not given and not shape:
         raise SpecError('an element-wise operator needs the shape of at least one input')
     if isinstance(function, str):

@@ -7,7 +7,7 @@ The input is flat; an image in memory, [n, c, h, w], is the same bytes as [n, c*
 
 from __future__ import annotations
 
-from tilewright.ops.convolution import _whole
+from tilewright.ops.convolution import whole_number
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.pointwise import ACTIVATIONS, check_activation, pointwise
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
@@ -17,7 +17,7 @@ def fully_connected(
     *, n: int = 1, c: int, k: int, bias: bool = False, activation: str | None = None
 ) -> Group:
     """`c` features in, `k` out; weights in [k, c] order, as frameworks store them."""
-    n, c, k = _whole('n', n, 1), _whole('c', c, 1), _whole('k', k, 1)
+    n, c, k = whole_number('n', n, 1), whole_number('c', c, 1), whole_number('k', k, 1)
     check_activation(activation)
     flat = (Dim('n', n), Dim('k', k))
     here = (var('n'), var('k'))

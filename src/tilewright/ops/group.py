@@ -78,12 +78,15 @@ class Group:
 
     `storage` asks for a place of some inner tensors: kernels that cannot keep them there are not
     chosen, and where there are none the group is refused (kernels/cpu/schema.py).
+    `given`: constants that are made of what callers give, by groups that take that as their input,
+    once, before anything is packed.
     """
 
     label: str
     tensors: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
     storage: tuple[tuple[str, str], ...] = field(default=())
+    given: tuple[tuple[str, Group], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -243,6 +246,11 @@ class Group:
                 for s in self.stages
             ],
             'storage': [list(pair) for pair in self.storage],
+            **(
+                {'given': [[name, group.to_json()] for name, group in self.given]}
+                if self.given
+                else {}
+            ),
         }
 
     @classmethod
@@ -266,14 +274,15 @@ class Group:
                 for s in data['stages']
             )
             storage = tuple((name, level) for name, level in data['storage'])
-            return cls(data['label'], tensors, stages, storage)
+            given = tuple((name, cls.from_json(group)) for name, group in data.get('given', ()))
+            return cls(data['label'], tensors, stages, storage, given)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f'a stored group cannot be read: {error}') from None
 
     @cached_property
     def digest(self) -> str:
         """Hash of what is computed; the label does not enter, so equal problems share records."""
-        body = {k: v for k, v in self.to_json().items() if k != 'label'}
+        body = {k: v for k, v in self.to_json().items() if k not in ('label', 'given')}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tilewright.ops.convolution import _whole
+from tilewright.ops.convolution import whole_number
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, call, read, var
 
 
 def matmul(*, m: int, n: int, k: int) -> Group:
     """C (m x n) = A (m x k) times constant B (k x n)."""
-    m, n, k = _whole('m', m, 1), _whole('n', n, 1), _whole('k', k, 1)
+    m, n, k = whole_number('m', m, 1), whole_number('n', n, 1), whole_number('k', k, 1)
     stage = Stage(
         'matmul',
         (Dim('i', m), Dim('j', n), Dim('k', k, 'reduction')),

@@ -1,9 +1,12 @@
-"""benchdnn's convolution notation, and ours: text in, `Conv2d` and `Group` out.
+"""benchdnn's convolution notation, and ours: text in, `Convolution` and `Group` out.
 
     mb1ic64ih56oc64oh56kh3ph1                       the short form: the width is like the height
+    mb1ic64iw56oc64ow56kw3pw1                       widths alone: one axis
+    mb1ic64id8oc64od8kd3pd1                         with a depth: three, here of the same size
+    deconv:mb1ic64ih28oc32oh56kh4sh2ph1             a transposed convolution
     g2mb1_ic96oc256_ih27oh27kh5sh1dh0ph2_iw27...    '_' separates and means nothing
     ...n"alexnet:conv2*3"                           a name, and how often the layer occurs
-    ...+bias+relu*3                                 our suffixes, as `Conv2d.label` writes them
+    ...+bias+relu*3                                 our suffixes, as `Convolution.label` writes them
 
 Sizes that are missing are derived as benchdnn derives them: batch 2, one group, stride 1, dilation
 0 (which means dense), output from the padding, padding from the output. Bottom and right padding
@@ -13,13 +16,14 @@ follow from the output sizes. docs/specs.md is the reference for users.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.errors import SpecError
 from tilewright.files import read_regular
-from tilewright.ops.convolution import Conv2d, describe
+from tilewright.ops.convolution import DECONV, Convolution, describe
+from tilewright.ops.convolution_transposed import describe_transposed
 from tilewright.ops.group import Group
 from tilewright.ops.pointwise import ACTIVATIONS
 from tilewright.ops.windows import Window
@@ -35,21 +39,17 @@ _EPILOGUE = re.compile(r'\+(bias|' + '|'.join(sorted(ACTIVATIONS, key=len, rever
 _POST_OPS = {'relu': 'relu', 'tanh': 'tanh', 'logistic': 'sigmoid'}
 
 
-class RankError(SpecError):
-    """The spec is a 1-D or 3-D convolution: readable, but not one that this package computes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One line of a shape list: a convolution, what it is called, how often it occurs."""
 
-    conv: Conv2d
+    conv: Convolution
     name: str = ''
     count: int = 1
 
     @property
     def group(self) -> Group:
-        return describe(self.conv)
+        return describe_transposed(self.conv) if self.conv.transposed else describe(self.conv)
 
     def with_batch(self, batch: int | None) -> Layer:
         """The same layer at another batch size (None: unchanged)."""
@@ -61,29 +61,13 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A line of a shape list that is no 2-D convolution, and why."""
-
-    line: int
-    text: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeList:
-    """What a shape-list file holds: the 2-D layers, and the lines that were left out."""
-
-    layers: tuple[Layer, ...]
-    skipped: tuple[Skipped, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """The benchdnn options in force for the lines that follow them."""
 
     batch: int | None = None
     bias: bool = False
     activation: str | None = None
+    transposed: bool = False
 
     def apply(self, layer: Layer) -> Layer:
         conv = layer.conv
@@ -96,48 +80,71 @@ NO_OPTIONS = Options()
 
 
 def parse_conv(text: str) -> Group:
-    """[benchdnn notation] -> [Group]; the inverse of `Conv2d.label`."""
+    """[benchdnn notation] -> [Group]; the inverse of `Convolution.label`."""
     return read_layer(text).group
 
 
-def read_layer(text: str) -> Layer:
-    """[benchdnn notation] -> [Layer]. Every refusal names the spec, the place and the remedy."""
+def read_layer(text: str, transposed: bool = False) -> Layer:
+    """[benchdnn notation] -> [Layer]. Every refusal names the spec, the place and the remedy.
+
+    transposed: also without `deconv:`, as in lists of such problems
+    """
     text = text.strip()
-    body, end = _read_fields(text)
+    start = len(DECONV) if text.startswith(DECONV) else 0
+    transposed = transposed or start > 0
+    body, end = _read_fields(text, start)
     name, count, bias, activation = _read_suffixes(text, end)
-    _check_rank(text, body)
-    for required in ('ic', 'oc', 'ih', 'kh'):
-        if required not in body:
-            raise SpecError(f'spec {text!r} lacks {required}; ic, oc, ih and kh are always needed')
-    height = _axis(text, body, 'h')
-    if any(field[-1] == 'w' for field in body):
-        for required in ('iw', 'kw'):
-            if required not in body:
-                raise SpecError(
-                    f'spec {text!r} gives a width but lacks {required}; give iw and kw, or leave '
-                    f'every width out for a square image and filter'
-                )
-        width = _axis(text, body, 'w')
-    else:
-        width = height
+    letters = _letters(text, body)
+    axes = [(_spread if transposed else _axis)(text, body, letter) for letter in letters]
+    if len(letters) < _rank(body):
+        axes *= _rank(body)
+    size, taps, stride, dilation, before, after = (
+        tuple(getattr(axis, name) for axis in axes)
+        for name in ('size', 'taps', 'stride', 'dilation', 'before', 'after')
+    )
     try:
-        conv = Conv2d.of(
-            n=body.get('mb', 2), c=body['ic'], k=body['oc'], groups=body.get('g', 1),
-            h=height.size, w=width.size, r=height.taps, s=width.taps,
-            stride=(height.stride, width.stride), dilation=(height.dilation, width.dilation),
-            pad=(height.before, width.before, height.after, width.after),
-            bias=bias, activation=activation,
+        conv = Convolution(
+            body.get('mb', 2), body['ic'], body['oc'], size, taps, stride, (*before, *after),
+            dilation, body.get('g', 1), bias, activation, transposed,
         )  # fmt: skip
     except SpecError as error:
         raise SpecError(f'spec {text!r}: {error}') from None
-    canonical = text[:end].replace('_', '') == conv.label.split('+')[0]
-    for axis, letter in ((height, 'h'), (width, 'w')):
-        if axis.after >= axis.span and axis.out != axis.symmetric and not canonical:
-            raise SpecError(
-                f'spec {text!r} says o{letter}{axis.out}, whose last windows lie wholly in the '
-                f'padding; with p{letter}{axis.before} on both sides o{letter} is {axis.symmetric}'
-            )
     return Layer(conv, name, count)
+
+
+def _rank(body: dict[str, int]) -> int:
+    """Axes of the image: three with a depth, two with a height, else one."""
+    given = {field[-1] for field in body if len(field) == 2 and field[-1] in 'dhw'}
+    return 3 if 'd' in given else 2 if 'h' in given or not given else 1
+
+
+def _letters(text: str, body: dict[str, int]) -> str:
+    """The axes that are given, the first of them alone where the others are like it.
+
+    As in benchdnn: a height may stand for the width, a depth for both of the others.
+    """
+    whole = 'dhw'[3 - _rank(body) :]
+    first, *others = whole
+    for required in ('ic', 'oc', f'i{first}', f'k{first}'):
+        if required not in body:
+            raise SpecError(
+                f'spec {text!r} lacks {required}; ic, oc, i{first} and k{first} are always needed'
+            )
+    if not any(field[-1] in others for field in body if len(field) == 2 and field[0] in 'ioksdp'):
+        return first
+    for letter in others:
+        for required in (f'i{letter}', f'k{letter}'):
+            if required not in body:
+                raise SpecError(
+                    f'spec {text!r} gives {_and(others)} but lacks {required}; give '
+                    f'{" ".join(f"i{a} k{a}" for a in others)}, or leave all of them out for an '
+                    f'image and a filter of the same size along every axis'
+                )
+    return whole
+
+
+def _and(letters: Sequence[str]) -> str:
+    return 'a width' if len(letters) == 1 else 'a height or a width'
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +180,52 @@ def _axis(text: str, body: dict[str, int], letter: str) -> _Axis:
     if before is None:
         before = max(0, needed - size) // 2
     after = needed - size - before
-    if after <= -stride:
+    if after < -stride:
         fits = _Axis(size, taps, stride, dilation, before, 0, out).symmetric
         raise SpecError(
             f'spec {text!r} says o{letter}{out}, which leaves {-after} rows or columns of the '
             f'image unread; with i{letter}{size} k{letter}{taps} s{letter}{stride} '
             f'p{letter}{before} d{letter}{dilation - 1} o{letter} is {fits}'
         )
-    axis = _Axis(size, taps, stride, dilation, before, max(0, after), out)
+    # One window less than fit needs padding below 0; fewer rows of padding change nothing.
+    axis = _Axis(
+        size, taps, stride, dilation, before, after if after == -stride else max(0, after), out
+    )
     return replace(axis, after=before) if axis.symmetric == out else axis
 
 
-def _read_fields(text: str) -> tuple[dict[str, int], int]:
+def _spread(text: str, body: dict[str, int], letter: str) -> _Axis:
+    """The same of a transposed convolution: of `whole` outputs the padding is cut off.
+
+    before = (whole - out) / 2 and after = whole - out - before; below 0, zeros are added.
+    """
+    size, taps = body[f'i{letter}'], body[f'k{letter}']
+    stride, dilation = body.get(f's{letter}', 1), body.get(f'd{letter}', 0) + 1
+    whole = (size - 1) * stride + (taps - 1) * dilation + 1
+    out, before = body.get(f'o{letter}'), body.get(f'p{letter}')
+    if out is None:
+        before = before or 0
+        out = whole - 2 * before
+        if out < 1:
+            raise SpecError(
+                f'spec {text!r}: p{letter}{before} on both sides cuts off all of the {whole} '
+                f'outputs; enlarge i{letter}, or use a smaller p{letter}'
+            )
+    if before is None:
+        before = max(0, whole - out) // 2
+    after, most = whole - out - before, max(stride, dilation)
+    if after <= before - most or after > before + most:
+        raise SpecError(
+            f'spec {text!r} says o{letter}{out}; with i{letter}{size} k{letter}{taps} '
+            f's{letter}{stride} p{letter}{before} d{letter}{dilation - 1} o{letter} is '
+            f'{max(0, whole - 2 * before)}, and at most {most - 1} more'
+        )
+    return _Axis(size, taps, stride, dilation, before, after, out)
+
+
+def _read_fields(text: str, at: int) -> tuple[dict[str, int], int]:
     """(field values, where the fields end)"""
     body: dict[str, int] = {}
-    at = 0
     while at < len(text) and text[at] not in '+*':
         if text[at] == '_':
             at += 1
@@ -249,19 +287,6 @@ def _read_suffixes(text: str, at: int) -> tuple[str, int, bool, str | None]:
     return name or '', count or 1, bias, activation
 
 
-def _check_rank(text: str, body: dict[str, int]) -> None:
-    has = {letter: any(f[-1] == letter and len(f) == 2 for f in body) for letter in 'dhw'}
-    flat = all(body.get(f, 1) == 1 for f in ('id', 'od', 'kd')) and body.get('pd', 0) == 0
-    if has['d'] and not (flat and has['h']):
-        raise RankError(
-            f'spec {text!r} is a 3-D convolution (id, kd); only 2-D convolutions are supported'
-        )
-    if has['w'] and not has['h']:
-        raise RankError(
-            f'spec {text!r} is a 1-D convolution; write it as a 2-D one with ih1 oh1 kh1 ph0'
-        )
-
-
 def _typo(text: str, at: int, piece: str, problem: str) -> SpecError:
     return SpecError(f'spec {text!r}: at position {at}, {piece!r} {problem}')
 
@@ -270,15 +295,16 @@ def describe_line(line: str, options: Options = NO_OPTIONS) -> tuple[Options, tu
     """One line of a shape list -> the options in force after it, and the layers on it.
 
     '#' starts a comment. `--mb=N`, `--dir=FWD_B` (adds a bias), `--dir=FWD_D` or `FWD_I` (none),
-    `--attr-post-ops=relu|tanh|logistic` and `--reset` are honoured. Options that would change what
-    is computed in a way we cannot follow are refused; the others do not matter and are ignored.
+    `--attr-post-ops=relu|tanh|logistic`, `--deconv`, `--conv` and `--reset` are honoured.
+    Options that would change what is computed in a way we cannot follow are refused; the others do
+    not matter and are ignored.
     """
     layers = []
     for word in _words(line):
         if word.startswith('--'):
             options = _option(word, options)
         else:
-            layers.append(options.apply(read_layer(word)))
+            layers.append(options.apply(read_layer(word, options.transposed)))
     return options, tuple(layers)
 
 
@@ -295,6 +321,8 @@ def _option(word: str, options: Options) -> Options:
     value = value.strip('"\'')
     if key == 'reset':
         return NO_OPTIONS
+    if key in ('conv', 'deconv'):
+        return replace(options, transposed=key == 'deconv')
     if key == 'mb':
         if not value.isdigit():
             raise SpecError(f'option {word!r} needs a whole number; --mb=0 keeps each batch')
@@ -314,19 +342,15 @@ def _option(word: str, options: Options) -> Options:
     return options
 
 
-def read_shapes(path: Path, options: Options = NO_OPTIONS) -> ShapeList:
+def read_shapes(path: Path, options: Options = NO_OPTIONS) -> tuple[Layer, ...]:
     """A shape-list file, with the files that it includes by `--batch=FILE` (beside it)."""
-    layers, skipped = [], []
-    _read_into(path, options, layers, skipped, ())
-    return ShapeList(tuple(layers), tuple(skipped))
+    layers: list[Layer] = []
+    _read_into(path, options, layers, ())
+    return tuple(layers)
 
 
 def _read_into(
-    path: Path,
-    options: Options,
-    layers: list[Layer],
-    skipped: list[Skipped],
-    outer: tuple[Path, ...],
+    path: Path, options: Options, layers: list[Layer], outer: tuple[Path, ...]
 ) -> Options:
     if path.resolve() in outer:
         raise SpecError(f'shape list {path} includes itself; remove that --batch')
@@ -340,12 +364,10 @@ def _read_into(
             try:
                 if word.startswith('--batch='):
                     inner = path.parent / word[len('--batch=') :]
-                    options = _read_into(inner, options, layers, skipped, (*outer, path.resolve()))
+                    options = _read_into(inner, options, layers, (*outer, path.resolve()))
                     continue
                 options, found = describe_line(word, options)
                 layers.extend(found)
-            except RankError as error:
-                skipped.append(Skipped(number, word, str(error)))
             except SpecError as error:
                 if word.startswith('--batch='):
                     raise

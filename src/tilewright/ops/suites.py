@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -22,8 +21,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.specs import (
     FIELDS,
     Layer,
-    ShapeList,
-    Skipped,
     describe_line,
     read_layer,
     read_shapes,
@@ -33,14 +30,6 @@ SUITES = ('mopt', 'cnnopt', 'boda', 'resnet18')
 _FILE = 'benchdnn:'
 _SPEC = re.compile(f'_*({"|".join(FIELDS)})[0-9]')
 _EXAMPLE = 'mb1ic64ih56oc64oh56kh3ph1'
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """(name, group, count) of every layer, and the lines of shape lists that were left out."""
-
-    layers: tuple[tuple[str, Group, int], ...]
-    skipped: tuple[Skipped, ...] = ()
 
 
 @cache
@@ -62,31 +51,22 @@ def parse(text: str) -> Group:
 
 def expand(text: str, batch: int | None = None) -> list[tuple[str, Group, int]]:
     """(name, group, count) of every layer that `text` names. `batch` overrides each batch size."""
-    return list(expand_all(text, batch).layers)
-
-
-def expand_all(text: str, batch: int | None = None) -> Expansion:
-    """As `expand`, with the lines of shape lists that are no 2-D convolutions."""
     if not isinstance(text, str):
         raise SpecError(f'a layer is named by text, not by {text!r}; an example: {_EXAMPLE}')
     named: list[tuple[str, Layer]] = []
-    skipped: list[Skipped] = []
     for piece in _pieces(text):
         if piece.startswith(_FILE):
-            shapes = _shape_list(piece[len(_FILE) :])
-            named += [(layer.name, layer) for layer in shapes.layers]
-            skipped += shapes.skipped
+            named += [(layer.name, layer) for layer in _shape_list(piece[len(_FILE) :])]
         else:
             named += _layers(piece)
     if not named:
-        raise SpecError(f'{text!r} names no 2-D convolution; an example: mopt/R2')
+        raise SpecError(f'{text!r} names no convolution; an example: mopt/R2')
     names = _distinct([name or layer.conv.label for name, layer in named])
-    layers = (
+    return [
         (name, changed.group, changed.count)
         for name, (_, layer) in zip(names, named, strict=True)
         for changed in (layer.with_batch(batch),)
-    )
-    return Expansion(tuple(layers), tuple(skipped))
+    ]
 
 
 def _pieces(text: str) -> list[str]:
@@ -112,7 +92,7 @@ def _layers(piece: str) -> list[tuple[str, Layer]]:
     return [(layer.name, layer)]
 
 
-def _shape_list(name: str) -> ShapeList:
+def _shape_list(name: str) -> tuple[Layer, ...]:
     """A shape list by path, or by name in the directory of data sets (TILEWRIGHT_SHARED)."""
     path = Path(name)
     shared = knobs.get('shared')

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.kernel import Kernel, aligned_empty
+from tilewright.ops.reference import reference
+from tilewright.runtime.cpu.kernel import Kernel, aligned_empty, as_operand
+
+
+def made_of(group: Group, constants: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Constants as kernels take them, of those that a caller gives (`Group.given`)."""
+    made = dict(constants)
+    for name, source in group.given:
+        if name in made:
+            (tensor,) = source.with_role('input')
+            array = as_operand(replace(tensor, name=name), made[name])
+            made[name] = reference(source, {tensor.name: array}).astype(NUMPY[tensor.dtype])
+    return made
 
 
 class Bound:
@@ -24,7 +37,7 @@ class Bound:
             raise ArrayError(
                 f'{group.label} has no constant {sorted(unknown)}; it takes {sorted(wanted)}'
             )
-        self._constants = dict(constants)
+        self._constants = made_of(group, constants)
         self._missing = sorted(wanted - set(constants))
 
     def _check(self, inputs: Sequence[np.ndarray], constants: Mapping[str, np.ndarray]) -> None:
@@ -67,7 +80,7 @@ class BuiltGroup(Bound):
             return out
         self._check(inputs, constants)
         if packed is None:
-            packed = self._kernel.pack({**self._constants, **constants})
+            packed = self._kernel.pack({**self._constants, **made_of(self.group, constants)})
         if out is None:
             out = aligned_empty(self.group.output.shape, NUMPY[self.group.output.dtype])
         self._kernel.run(dict(zip(self._inputs, inputs, strict=True)), packed, out)

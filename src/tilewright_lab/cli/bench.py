@@ -24,7 +24,6 @@ from tilewright.machine.detect import describe_host
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import measure_host
 from tilewright.network.arguments import TUNES, check_precision
-from tilewright.ops.suites import expand_all
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.store.records import package_version
 from tilewright_lab.compare.journal import Journal
@@ -118,17 +117,6 @@ def run(
     what = 'layers' if networks is None else 'networks'
     verb: Any = import_module(f'tilewright_lab.cli.{"gpu_" if on_gpu else ""}{what}')
     return verb.run(options, out) if networks is None else verb.run(networks, options, out)
-
-
-def layers_of(options: BenchOptions, out: Output) -> tuple[tuple[str, Any, int], ...]:
-    """The layers that a spec names, at another batch size if one is given.
-
-    Lines of shape lists that are no 2-D convolutions are reported.
-    """
-    expansion = expand_all(options.spec, options.batch)
-    for skipped in expansion.skipped:
-        out.warn(f'line {skipped.line} is left out: {skipped.reason}')
-    return expansion.layers
 
 
 def words_of(against: str) -> list[str]:

@@ -15,7 +15,6 @@ from tilewright.cli.optimize import (
     check_early,
     interrupted,
     layer_json,
-    layers_of,
     machine_of,
     no_candidate,
     not_working,
@@ -23,6 +22,7 @@ from tilewright.cli.optimize import (
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError
 from tilewright.machine.detect import describe_host
+from tilewright.ops.suites import expand
 from tilewright.pipeline import optimize
 from tilewright.report.machine_page import machine_text
 from tilewright.report.tables import OPTIMIZED, Columns, optimized_cells
@@ -40,7 +40,7 @@ def run(out: Output, *, threads: int | None, seed: int | None) -> int:
     """Print one row for each layer as it is done; comes out: the exit code."""
     check_early(None, threads, seed=seed)
     began = time.monotonic()
-    layers = layers_of(SUITE, out).layers
+    layers = expand(SUITE)
     machine = machine_of(None, True, out)
     seed = secrets.randbits(32) if seed is None else seed
     out.say(machine_text(machine, describe_host()))

@@ -8,8 +8,9 @@ from tilewright.cli.machine import peak_text
 from tilewright.cli.optimize import INTERRUPTED
 from tilewright.cli.output import Output
 from tilewright.errors import CheckError, MissingError, TilewrightError
+from tilewright.ops.suites import expand
 from tilewright.store.records import open_store
-from tilewright_lab.cli.bench import BenchOptions, layers_of, progress, words_of
+from tilewright_lab.cli.bench import BenchOptions, progress, words_of
 from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
 from tilewright_lab.compare.gpu_results import GpuLayer, GpuTable, geometric_mean
 
@@ -32,7 +33,7 @@ def run(options: BenchOptions, out: Output) -> int:
     wanted.check()
     layers = [
         (name if batch is None else f'{name}@{batch}', group)
-        for name, group, _ in layers_of(options, out)
+        for name, group, _ in expand(options.spec, options.batch)
     ]
     drawn = options.drawn_seed
     done: list[GpuLayer] = []

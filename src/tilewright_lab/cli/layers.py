@@ -20,13 +20,13 @@ from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
+from tilewright.ops.suites import expand
 from tilewright.pipeline import optimize, tune_ahead
 from tilewright.store.records import Store, open_store
 from tilewright.targets.plan import Candidate, Plan
 from tilewright_lab.cli.bench import (
     BenchOptions,
     Resumed,
-    layers_of,
     missing_code,
     peaks_now,
     peers_of,
@@ -56,7 +56,7 @@ def run(options: BenchOptions, out: Output) -> int:
     if options.flush and options.caches == 'warm':
         options = replace(options, caches='flushed')
     names = peers_of(options.against, 'layer')
-    layers = layers_of(options, out)
+    layers = expand(options.spec, options.batch)
     machine = machine_of(None, True, out)
     resumed = Resumed('layers', [name for name, _, _ in layers], options, machine, out, peers=names)
     with open_store() as store, Bar(len(layers)) as bar, ExitStack() as stack:

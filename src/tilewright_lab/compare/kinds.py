@@ -7,7 +7,7 @@ memory in depthwise ones. So a mean over all layers may hide a kind that loses.
 
 from __future__ import annotations
 
-from tilewright.ops.convolution import Conv2d
+from tilewright.ops.convolution import Convolution
 
 DENSE_3X3 = 'dense 3x3 stride 1'
 STRIDED_OR_FIRST = 'strided and first'
@@ -19,14 +19,16 @@ KINDS = (DENSE_3X3, STRIDED_OR_FIRST, POINTWISE, DEPTHWISE, OTHER)
 FIRST_CHANNELS = 4
 
 
-def kind_of(conv: Conv2d) -> str:
-    """[Conv2d] -> one of `KINDS`; a depthwise layer stays one when it is strided."""
+def kind_of(conv: Convolution) -> str:
+    """[Convolution] -> one of `KINDS`; a depthwise layer stays one when it is strided."""
     if conv.groups > 1 and conv.groups == conv.c:
         return DEPTHWISE
+    if conv.rank != 2 or conv.transposed:
+        return OTHER
     if conv.stride != (1, 1) or conv.c <= FIRST_CHANNELS:
         return STRIDED_OR_FIRST
-    if conv.groups == 1 and (conv.r, conv.s) == (1, 1):
+    if conv.groups == 1 and conv.taps == (1, 1):
         return POINTWISE
-    if conv.groups == 1 and (conv.r, conv.s) == (3, 3) and conv.dilation == (1, 1):
+    if conv.groups == 1 and conv.taps == (3, 3) and conv.dilation == (1, 1):
         return DENSE_3X3
     return OTHER

@@ -27,9 +27,10 @@ from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
 from tilewright.ops.specs import parse_conv
 from tilewright.runtime import verify
+from tilewright.runtime.callable import made_of
 from tilewright_lab.compare.results import Contestant, LayerResult
 from tilewright_lab.compare.rounds import Rounds
-from tilewright_lab.peers.contestants import OURS, table_of
+from tilewright_lab.peers.contestants import OURS, layer_arrays, table_of
 from tilewright_lab.peers.peers import Peer, PeerError, check_names
 
 # A contestant tries its settings for as long as this rate allows, beside the usual limit.
@@ -156,10 +157,10 @@ class _Run:
         if not _is_convolution(group):
             raise InputError(
                 f'{group.label} is not a convolution in benchdnn notation, which is what the peers '
-                f'are given; make the group with conv2d or parse'
+                f'are given; make the group with conv1d, conv2d, conv3d or parse'
             )
         self.group, self.arena, self.seed, self.progress = group, arena, seed, progress
-        self.want = reference(group, verify.random_arrays(group, seed))
+        self.want = reference(group, made_of(group, layer_arrays(group, seed)))
         self.limit_s = knobs.get('time_limit') + group.flops / SLOW_FLOPS_PER_S
         self.estimate_ms: dict[str, float] = {}
         best, *others = entries

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.ops.convolution import Conv2d, describe
+from tilewright.ops.convolution import Convolution
 from tilewright.ops.group import Group
+from tilewright.ops.specs import Layer
 from tilewright.runtime import verify
 
 Arrays = dict[str, np.ndarray]
@@ -34,6 +35,14 @@ OURS = 'tilewright'
 ORACLE = 'oracle'
 # Tells a wrong answer from one that was rounded in fp16 or bf16 on a long way.
 REDUCED_TOLERANCE = 0.1
+
+
+def layer_arrays(group: Group, seed: int) -> Arrays:
+    """Random data of a layer as callers give it."""
+    arrays = verify.random_arrays(group, seed)
+    for name, source in group.given:
+        (arrays[name],) = verify.random_arrays(source, seed).values()
+    return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Job:
     A peer that tunes has `options`, and tells `progress` (what, done, of how many).
     """
 
-    conv: Conv2d
+    conv: Convolution
     group: Group
     arrays: dict[str, np.ndarray]
     out: np.ndarray
@@ -55,10 +64,10 @@ class Job:
     progress: Callable[[str, int, int], object] = lambda what, done, total: None
 
     @classmethod
-    def of(cls, conv: Conv2d, seed: int, threads: int, **more: Any) -> Job:
+    def of(cls, conv: Convolution, seed: int, threads: int, **more: Any) -> Job:
         """A job on random data; `more`: library, algorithm, options, progress."""
-        group = describe(conv)
-        arrays = verify.random_arrays(group, seed)
+        group = Layer(conv).group
+        arrays = layer_arrays(group, seed)
         out = verify.guarded_empty(group.output.shape)
         return cls(conv, group, arrays, out, threads, **more)
 

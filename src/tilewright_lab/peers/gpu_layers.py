@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.errors import CompilerError, InputError
-from tilewright.ops.convolution import Conv2d
+from tilewright.ops.convolution import Convolution
 from tilewright.ops.pointwise import LEAKY_SLOPE
 from tilewright.ops.specs import read_layer
 from tilewright.runtime.gpu.session import open_device
@@ -98,7 +98,7 @@ def _settings(tf32: bool) -> dict[str, Any]:
 
 
 def _fastest_choice(
-    torch: Any, name: str, conv: Conv2d, arrays: dict, layout: str, settings: dict
+    torch: Any, name: str, conv: Convolution, arrays: dict, layout: str, settings: dict
 ) -> Entrant:
     x, w, bias, more = _tensors(torch, conv, arrays, layout)
     tries = []
@@ -118,8 +118,12 @@ def _graph(torch: Any, name: str, run: Callable[[], Any], settings: dict) -> Ent
     return replayed(torch, name, run, settings, calls=CALLS, replays=1)
 
 
-def _tensors(torch: Any, conv: Conv2d, arrays: dict, layout: str) -> tuple[Any, Any, Any, dict]:
+def _tensors(
+    torch: Any, conv: Convolution, arrays: dict, layout: str
+) -> tuple[Any, Any, Any, dict]:
     """(input, filter, bias, further arguments of conv2d) on the device."""
+    if conv.rank != 2 or conv.transposed:
+        raise InputError(f'{conv.label}: cuDNN is timed on 2-D convolutions only; leave it out')
     top, left, bottom, right = conv.pad
     if (top, left) != (bottom, right):
         raise InputError(f'{conv.label}: cuDNN is timed with the same padding on both sides only')
@@ -134,7 +138,7 @@ def _tensors(torch: Any, conv: Conv2d, arrays: dict, layout: str) -> tuple[Any, 
     return x, w, bias, more
 
 
-def _run(torch: Any, conv: Conv2d, x: Any, w: Any, bias: Any, more: dict) -> Any:
+def _run(torch: Any, conv: Convolution, x: Any, w: Any, bias: Any, more: dict) -> Any:
     y = torch.nn.functional.conv2d(x, w, bias, **more)
     return _activated(torch.nn.functional, y, conv.activation)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.errors import InputError
+from tilewright.ops.convolution import Convolution
 from tilewright.ops.pointwise import LEAKY_SLOPE
 from tilewright.runtime.callable import BuiltGroup
 from tilewright.runtime.cpu.kernel import Kernel, pool
@@ -46,15 +48,15 @@ def _torch_parts(job: Job) -> tuple[Any, Any, Any, dict[str, Any], Callable[[Any
     conv = job.conv
     x, weight = (torch.from_numpy(job.arrays[name]) for name in ('In', 'Ker'))
     bias = torch.from_numpy(job.arrays['Bias']) if conv.bias else None
-    top, left, bottom, right = conv.pad
-    symmetric = (top, left) == (bottom, right)
-    arguments = {
+    before, after = conv.pad[: conv.rank], conv.pad[conv.rank :]
+    symmetric = before == after
+    arguments: dict[str, Any] = {
         'stride': conv.stride,
-        'padding': (top, left) if symmetric else (0, 0),
+        'padding': before if symmetric or conv.transposed else (0,) * conv.rank,
         'dilation': conv.dilation,
         'groups': conv.groups,
     }
-    after = {
+    activate = {
         None: lambda y: y,
         'relu': torch.relu_,
         'relu6': lambda y: functional.hardtanh(y, 0.0, 6.0, inplace=True),
@@ -63,9 +65,29 @@ def _torch_parts(job: Job) -> tuple[Any, Any, Any, dict[str, Any], Callable[[Any
         'tanh': torch.tanh_,
         'silu': lambda y: functional.silu(y, inplace=True),
     }[conv.activation]
-    if not symmetric:
-        arguments['pad'] = (left, right, top, bottom)
-    return x, weight, bias, arguments, after
+    if conv.transposed:
+        arguments['output_padding'] = output_padding(conv)
+    elif not symmetric:  # PyTorch names the last axis first
+        arguments['pad'] = [p for pair in zip(before[::-1], after[::-1], strict=True) for p in pair]
+    return x, weight, bias, arguments, activate
+
+
+def output_padding(conv: Convolution) -> tuple[int, ...]:
+    """What is added behind the output of a transposed convolution that both sides are cut off."""
+    before, after = conv.pad[: conv.rank], conv.pad[conv.rank :]
+    extra = tuple(b - a for b, a in zip(before, after, strict=True))
+    if min(extra) < 0:
+        raise InputError(
+            f'{conv.label} cuts off {after} behind its output and {before} before it; PyTorch and '
+            f'ONNX Runtime are given the same or less behind it'
+        )
+    return extra
+
+
+def _convolve(conv: Convolution) -> Callable[..., Any]:
+    """PyTorch's function."""
+    functional: Any = import_module('torch.nn.functional')
+    return getattr(functional, f'conv{"_transpose" * conv.transposed}{conv.rank}d')
 
 
 def _torch_variant(job: Job, call: Callable[[], Any]) -> Variant:
@@ -81,30 +103,32 @@ def _padded(arguments: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def _torch_plain(job: Job) -> Variant:
-    functional: Any = import_module('torch.nn.functional')
-
     x, weight, bias, arguments, after = _torch_parts(job)
-    pad = _padded(arguments)
-    return _torch_variant(job, lambda: after(functional.conv2d(pad(x), weight, bias, **arguments)))
+    pad, convolve = _padded(arguments), _convolve(job.conv)
+    return _torch_variant(job, lambda: after(convolve(pad(x), weight, bias, **arguments)))
 
 
 def _torch_channels_last(job: Job) -> Variant:
     torch: Any = import_module('torch')
-    functional = torch.nn.functional
+    if job.conv.rank == 1:
+        raise InputError(f'{job.conv.label}: PyTorch has channels_last for 2-D and 3-D images')
 
     x, weight, bias, arguments, after = _torch_parts(job)
-    pad, layout = _padded(arguments), torch.channels_last
+    convolve, pad = _convolve(job.conv), _padded(arguments)
+    layout = torch.channels_last if job.conv.rank == 2 else torch.channels_last_3d
     weight = weight.contiguous(memory_format=layout)
 
     def call() -> Any:
         blocked = pad(x).contiguous(memory_format=layout)
-        return after(functional.conv2d(blocked, weight, bias, **arguments))
+        return after(convolve(blocked, weight, bias, **arguments))
 
     return _torch_variant(job, call)
 
 
 def _torch_prepacked(job: Job) -> Variant:
     torch: Any = import_module('torch')
+    if job.conv.rank != 2 or job.conv.transposed:
+        raise InputError(f'{job.conv.label}: PyTorch reorders weights of 2-D convolutions')
 
     x, weight, bias, arguments, after = _torch_parts(job)
     pad = _padded(arguments)
@@ -129,10 +153,9 @@ def _torch_prepacked(job: Job) -> Variant:
 
 def _torch_frozen(job: Job) -> Variant:
     torch: Any = import_module('torch')
-    functional = torch.nn.functional
 
     x, weight, bias, arguments, after = _torch_parts(job)
-    pad = _padded(arguments)
+    pad, convolve = _padded(arguments), _convolve(job.conv)
 
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
@@ -141,7 +164,7 @@ def _torch_frozen(job: Job) -> Variant:
             self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
 
         def forward(self, x: Any) -> Any:
-            return after(functional.conv2d(pad(x), self.weight, self.bias, **arguments))
+            return after(convolve(pad(x), self.weight, self.bias, **arguments))
 
     traced = torch.jit.trace(Layer().eval(), x, check_trace=False)
     frozen: Any = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
@@ -176,10 +199,14 @@ def onnx_model(job: Job) -> bytes:
     conv = job.conv
     names = ['x', 'w', 'b'] if conv.bias else ['x', 'w']
     last = 'y' if conv.activation is None else 'acc'
+    pads, more = list(conv.pad), {}
+    if conv.transposed:
+        pads, more = list(2 * conv.pad[: conv.rank]), {'output_padding': output_padding(conv)}
     nodes = [
         helper.make_node(
-            'Conv', names, [last], kernel_shape=[conv.r, conv.s], strides=list(conv.stride),
-            pads=list(conv.pad), dilations=list(conv.dilation), group=conv.groups,
+            'ConvTranspose' if conv.transposed else 'Conv', names, [last],
+            kernel_shape=list(conv.taps), strides=list(conv.stride), pads=pads,
+            dilations=list(conv.dilation), group=conv.groups, **more,
         )
     ]  # fmt: skip
     weights = [numpy_helper.from_array(job.arrays['Ker'], 'w')]

@@ -133,9 +133,10 @@ def _overhead(job: Job, make: Callable[[Job], Variant]) -> float | None:
     """Milliseconds of a call with one multiplication to do; None where every shape is tuned for."""
     if job.library is not None or job.options:
         return None
+    one = (1,) * job.conv.rank
     conv = replace(
-        job.conv, n=1, c=1, h=1, w=1, k=1, r=1, s=1, groups=1,
-        stride=(1, 1), pad=(0, 0, 0, 0), dilation=(1, 1),
+        job.conv, n=1, c=1, k=1, size=one, taps=one, groups=1, stride=one,
+        pad=(0,) * (2 * job.conv.rank), dilation=one,
     )  # fmt: skip
     tiny = make(Job.of(conv, 0, job.threads))
     return 1e3 * estimate(tiny.run)

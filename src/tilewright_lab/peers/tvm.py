@@ -21,8 +21,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewright.ops.convolution import Conv2d
+from tilewright.errors import InputError
+from tilewright.ops.convolution import Convolution
 from tilewright.ops.pointwise import LEAKY_SLOPE
+from tilewright.ops.windows import axis_names
 from tilewright_lab.peers.contestants import Job, Variant
 
 BATCH = 64
@@ -82,37 +84,40 @@ def key_of(label: str, target: dict[str, Any], trials: int) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def workload(conv: Conv2d, shape: tuple[int, ...]) -> Any:
+def workload(conv: Convolution, shape: tuple[int, ...]) -> Any:
     """The layer by its definition, NCHW in and out, as TVM's tensor expressions.
 
     Out[n,k,h,w] = sum of In[n, g*Cg + c, h*sh + r*dh - pt, w*sw + s*dw - pl] * Ker[k,c,r,s]
     """
+    if conv.transposed:
+        raise InputError(f'{conv.label}: TVM is given convolutions, none transposed; leave it out')
     te: Any = import_module('tvm.te')
     topi: Any = import_module('tvm.topi')
 
     per_group, outputs_per_group = conv.c // conv.groups, conv.k // conv.groups
-    image = te.placeholder((conv.n, conv.c, conv.h, conv.w), 'float32', name='In')
-    filters = te.placeholder((conv.k, per_group, conv.r, conv.s), 'float32', name='Ker')
-    top, left, bottom, right = conv.pad
+    image = te.placeholder((conv.n, conv.c, *conv.size), 'float32', name='In')
+    filters = te.placeholder((conv.k, per_group, *conv.taps), 'float32', name='Ker')
+    before, after = conv.pad[: conv.rank], conv.pad[conv.rank :]
     padded = image
     if any(conv.pad):
-        padded = topi.nn.pad(image, [0, 0, top, left], [0, 0, bottom, right], name='padded')
+        padded = topi.nn.pad(image, [0, 0, *before], [0, 0, *after], name='padded')
     c = te.reduce_axis((0, per_group), name='c')
-    r, s = te.reduce_axis((0, conv.r), name='r'), te.reduce_axis((0, conv.s), name='s')
-    (sh, sw), (dh, dw) = conv.stride, conv.dilation
+    names = axis_names(conv.rank)[1]
+    taps = [te.reduce_axis((0, t), name=d) for d, t in zip(names, conv.taps, strict=True)]
 
-    def product(n: Any, k: Any, h: Any, w: Any) -> Any:
+    def product(n: Any, k: Any, *place: Any) -> Any:
         channel = c if conv.groups == 1 else k // outputs_per_group * per_group + c
-        value = padded[n, channel, h * sh + r * dh, w * sw + s * dw]
-        return te.sum(value * filters[k, c, r, s], axis=[c, r, s])
+        axes = zip(place, conv.stride, taps, conv.dilation, strict=True)
+        value = padded[(n, channel, *(h * s + r * d for h, s, r, d in axes))]
+        return te.sum(value * filters[(k, c, *taps)], axis=[c, *taps])
 
     out = te.compute(shape, product, name='conv')
     arguments = [image, filters]
     if conv.bias:
         bias = te.placeholder((conv.k,), 'float32', name='Bias')
         arguments.append(bias)
-        before = out
-        out = te.compute(shape, lambda n, k, h, w: before[n, k, h, w] + bias[k], name='biased')
+        sums = out
+        out = te.compute(shape, lambda n, k, *at: sums[(n, k, *at)] + bias[k], name='biased')
     after = {
         None: lambda y: y,
         'relu': topi.nn.relu,

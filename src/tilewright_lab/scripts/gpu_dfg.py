@@ -29,7 +29,7 @@ from tilewright.kernels.gpu.schemas.dfg.space import decisions
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import Moves
@@ -182,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     until = time.monotonic() + options.seconds
     try:
-        layers = {name: group for name, group, _ in expand_all(options.layers).layers}
+        layers = {name: group for name, group, _ in expand(options.layers)}
         found = run(
             layers, options.target, options.trials, until, options.json, options.looked
         )  # fmt: skip

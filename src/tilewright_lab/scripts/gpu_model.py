@@ -45,7 +45,7 @@ from tilewright.model.gpu.pul import bound_of, pul_of
 from tilewright.model.gpu.time import COSTS, Costs, predict_gpu, time_of
 from tilewright.model.gpu.transactions import work
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.problems import Problem, layers
 from tilewright_lab.collect.rows import read_rows
@@ -362,7 +362,7 @@ def searched(path: Path) -> list[dict]:
     machine, found = GpuMachine.from_json(data['machine']), []
     for layer in data['layers']:
         name, _, batch = layer['name'].partition('@')
-        ((_, group, _),) = expand_all(name, int(batch) if batch else data['batch']).layers
+        ((_, group, _),) = expand(name, int(batch) if batch else data['batch'])
         rows = []
         for one in layer.get('candidates', ()):
             schedule = GpuSchedule.from_json(one['schedule'])

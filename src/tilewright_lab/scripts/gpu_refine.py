@@ -17,7 +17,7 @@ import re
 import sys
 from pathlib import Path
 
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.store.records import open_store
 from tilewright_lab.compare.gpu_layers import GpuBench, GpuOptions
@@ -68,7 +68,7 @@ def main() -> int:
     written = [schedule_of(text) for text in options.schedule]
     layers = [
         (name if options.batch is None else f'{name}@{options.batch}', group)
-        for name, group, _ in expand_all(options.spec, options.batch).layers
+        for name, group, _ in expand(options.spec, options.batch)
     ]
     names = tuple(options.against.split(','))
     table = GpuTable([name for name, _ in layers], names)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tilewright import rank
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.rank.files import SEARCHED, load_model, save_model
 from tilewright.rank.gat_files import load_gat
 from tilewright.rank.rankers import ranker_for
@@ -83,7 +83,7 @@ def shipped(name: str, machine: GpuMachine, layer: str) -> dict:
     (path,) = (
         Path(folder) / 'known' / f'{machine.name}-{name}{suffix}' for folder in rank.__path__
     )
-    ((_, group, _),) = expand_all(layer).layers
+    ((_, group, _),) = expand(layer)
     space, rng = moves(group, machine), random.Random(0)
     begin = time.perf_counter()
     drawn = {}

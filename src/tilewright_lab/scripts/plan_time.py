@@ -30,7 +30,7 @@ from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.targets.cpu.choose import Question, core, search
 from tilewright.targets.cpu.cost import CpuCost
@@ -175,7 +175,7 @@ def main() -> None:
     )
     problems: list[tuple[str, Callable[[], list[Group]]]] = []
     if given.lists:
-        layers = expand_all(given.lists).layers
+        layers = expand(given.lists)
         problems += [(name, lambda group=group: [group]) for name, group, _ in layers]
     for name, graph in draw(given.random, given.seed):
         problems.append((name, lambda graph=graph: groups_of(graph)))

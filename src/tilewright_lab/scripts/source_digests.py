@@ -29,7 +29,7 @@ from tilewright.machine.gpu import known_gpu
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
 from tilewright.ops.group import Group
-from tilewright.ops.suites import expand_all
+from tilewright.ops.suites import expand
 from tilewright.pipeline import optimize
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.cpu.choose import source_of
@@ -47,7 +47,7 @@ GPU_NETWORKS = ('resnet18', 'mobilenet_v2', 'squeezenet')
 
 
 def layers() -> Iterator[tuple[str, str]]:
-    for name, group, _ in expand_all('mopt').layers:
+    for name, group, _ in expand('mopt'):
         plan = optimize(group, MACHINE, measure=False, threads=THREADS)
         for number, candidate in enumerate(plan.candidates):
             yield f'{name}/{number}', plan.source(candidate)
@@ -56,7 +56,7 @@ def layers() -> Iterator[tuple[str, str]]:
 def winners() -> Iterator[tuple[str, str]]:
     for file in WINNERS:
         data = json.loads((RESULTS / 'h200' / f'{file}.json').read_text())
-        groups = {g.digest: g for _, g, _ in expand_all(data['spec'], data['batch']).layers}
+        groups = {g.digest: g for _, g, _ in expand(data['spec'], data['batch'])}
         for layer in data['layers']:
             group, best = groups[layer['digest']], GpuSchedule.from_json(layer['schedule'])
             yield f'{file}/{layer["name"]}', cuda(group, best)

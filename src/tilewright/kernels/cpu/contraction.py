@@ -93,7 +93,7 @@ def vector_candidates(group: Group, *, moving: bool = False) -> tuple[str, ...]:
         return ()
     columns = [d for d in stage.parallel if d in b.names and d not in a.names]
     last = stage.write.index[-1]
-    return tuple(sorted(columns, key=lambda d: (last.coefficient(d) != 1, -stage.sizes[d])))
+    return tuple(sorted(columns, key=lambda d: (last.terms != ((d, 1),), -stage.sizes[d])))
 
 
 def _operands(group: Group) -> tuple[Access, Access]:

@@ -25,11 +25,13 @@ _CONVOLUTION = {
     'pw': ('column of tiles', 'columns of tiles'),
     't': ('point', 'points'),
 }
+_DEPTH = {'d': ('output plane', 'output planes'), 't': ('filter plane', 'filter planes')}
 
 
 def quantity(group: Group, name: str, count: int) -> str:
     """'8 output channels (k)'; for operators without words '8 of j'."""
-    words = _CONVOLUTION.get(name) if group.main.name == 'conv2d' else None
+    known = {'conv1d': _CONVOLUTION, 'conv2d': _CONVOLUTION, 'conv3d': _CONVOLUTION | _DEPTH}
+    words = known.get(group.main.name, {}).get(name)
     if words is None:
         return f'{count} of {name}'
     return f'{count} {words[count != 1]} ({name})'
