@@ -4,10 +4,18 @@
    compare-and-swap on the claim, which fails for anybody who is late and still thinks of an older
    epoch; so nobody has to wait for a worker that was asleep, only for parts that were taken.
    One run at a time: a second caller runs all of its parts itself. After fork the child starts
-   with an empty pool. */
+   with an empty pool.
 
+   A kernel may wake a worker on the processor that its caller computes on, where the two would take
+   turns of milliseconds: such a worker moves to another one first, and who waits for long gives its
+   processor to whoever needs it. */
+
+#if defined(__linux__)
+#define _GNU_SOURCE /* processors of threads */
+#endif
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +24,7 @@
 
 typedef void (*part_fn)(const void *args, long part);
 
-enum { MAX_WORKERS = 255 };
+enum { MAX_WORKERS = 255, PATIENCE = 1024 /* turns of waiting before a processor is offered */ };
 
 static struct {
     _Alignas(64) _Atomic uint64_t claim;
@@ -26,6 +34,7 @@ static struct {
     const void *args;
     _Atomic long parts;
     _Atomic int parked;
+    _Atomic int cpu; /* where the caller was when it woke workers */
     int workers;
     pthread_mutex_t owner; /* held by the caller whose job runs */
     pthread_mutex_t lock;  /* guards parking */
@@ -53,6 +62,33 @@ static inline void relax(void)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
+#endif
+}
+
+/* The processor that this thread runs on; -1 where nobody says. */
+static int this_cpu(void)
+{
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/* Leave the caller's processor, if there is another one: for a moment it is not allowed. */
+static void step_aside(void)
+{
+#if defined(__linux__)
+    const int cpu = atomic_load_explicit(&pool.cpu, memory_order_relaxed);
+    cpu_set_t allowed, others;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || cpu != this_cpu())
+        return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    others = allowed;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+        sched_setaffinity(0, sizeof allowed, &allowed);
 #endif
 }
 
@@ -94,6 +130,7 @@ static void *work(void *unused)
                 pthread_cond_wait(&pool.wake, &pool.lock);
             atomic_fetch_sub(&pool.parked, 1);
             pthread_mutex_unlock(&pool.lock);
+            step_aside();
         }
         seen = epoch;
         take_parts(epoch);
@@ -152,13 +189,17 @@ void tw_pool_run(part_fn fn, const void *args, long parts)
     atomic_store_explicit(&pool.claim, (uint64_t)epoch << 32, memory_order_release);
     atomic_store(&pool.epoch, epoch);
     if (atomic_load(&pool.parked) > 0) {
+        atomic_store_explicit(&pool.cpu, this_cpu(), memory_order_relaxed);
         pthread_mutex_lock(&pool.lock);
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
     take_parts(epoch);
-    while (atomic_load_explicit(&pool.done, memory_order_acquire) < parts)
+    for (long spins = 1; atomic_load_explicit(&pool.done, memory_order_acquire) < parts; spins++) {
         relax();
+        if (spins % PATIENCE == 0)
+            sched_yield();
+    }
     pthread_mutex_unlock(&pool.owner);
 }
 
