@@ -22,8 +22,15 @@ from tilewright.rank.rankers import ranker_for
 from tilewright.rank.trees import Settings
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.datasets import Measured, digest_of, group_of, read_data, rows_in
-from tilewright_lab.train.evaluate import cross_validate, judged, means
-from tilewright_lab.train.forest import RECIPES, Recipe, calibrated, table_of, train
+from tilewright_lab.train.evaluate import (
+    Ranking,
+    choose,
+    cross_validate,
+    judged,
+    means,
+    ranking_of,
+)
+from tilewright_lab.train.forest import RECIPES, Member, Recipe, calibrated, table_of, train
 
 MACHINE = known_gpu('rtx2080ti')
 RS = 'K,H,W,C,R,TK,TH,TW,BK,BH,BW,CMult,Time\n'
@@ -146,9 +153,12 @@ def measured(seed: int = 0) -> list[Measured]:
 
 
 SMALL = Recipe(
-    'small', time=Settings(trees=30, leaves=8, least=3),
-    rank=Settings('ranked', trees=20, leaves=8, least=3),
-)  # fmt: skip
+    'small',
+    (
+        Member('time', Settings(trees=30, leaves=8, least=3)),
+        Member('rank', Settings('ranked', trees=20, leaves=8, least=3)),
+    ),
+)
 
 
 @pytest.fixture(scope='module')
@@ -160,7 +170,7 @@ def test_learning_beats_the_analytical_order_on_problems_not_seen() -> None:
     table = table_of(measured(), MACHINE)
     problems = judged(table)
     assert len(problems) == 6
-    learned = means(cross_validate(table, SMALL, problems))
+    learned = means(cross_validate(table, [SMALL], problems)['small'])
     blind = [
         float(np.argmax(table.slower[rows][np.argsort(table.base[rows])] <= 1.05)) + 1
         for rows in (np.flatnonzero(table.group == p) for p in problems)
@@ -187,7 +197,7 @@ def test_a_few_measurements_correct_a_model_of_another_machine(model: LearnedMod
 def test_validation_needs_enough_problems() -> None:
     table = table_of(measured()[:2], MACHINE)
     with pytest.raises(InputError, match='too few for 3 folds'):
-        cross_validate(table, SMALL, judged(table))
+        cross_validate(table, [SMALL], judged(table))
 
 
 def test_too_few_rows_are_refused() -> None:
@@ -303,9 +313,37 @@ def test_own_models_are_found_and_others_fall_back(
 
 
 def test_every_recipe_can_be_made() -> None:
-    assert set(RECIPES) >= {'black box', 'forest', 'boosted', 'ranked', 'mixed'}
-    with pytest.raises(InputError, match='time, rank or both'):
+    assert set(RECIPES) >= {'black box', 'plain', 'forest', 'boosted', 'ranked', 'mixed', 'blend'}
+    with pytest.raises(InputError, match='give members'):
         Recipe('nothing')
+    with pytest.raises(InputError, match="not 'oracle'"):
+        Recipe('unknown', ('oracle',))
+    with pytest.raises(InputError, match='only rank needs ranked trees'):
+        Member('rank', Settings('boosted'))
+
+
+def ranked(*costs: float) -> list[Ranking]:
+    """Problems of a recipe, each with its cost."""
+    return [Ranking(((1, 0.0), (10, 0.0), (30, 0.0)), 1, 1, cost, 9) for cost in costs]
+
+
+def test_the_blend_is_taken_unless_one_recipe_is_better_by_more_than_noise() -> None:
+    near = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.2, 0.2, 0.21)})
+    assert near.name == 'blend'
+    assert 'the best single recipe (plain) 20.00%' in near.why
+    far = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.3, 0.5, 0.41)})
+    assert far.name == 'plain'
+    assert choose({'plain': ranked(0.2), 'forest': ranked(0.1)}).name == 'forest'
+    with pytest.raises(InputError, match='no recipes'):
+        choose({})
+
+
+def test_a_layer_that_goes_wrong_costs_by_its_logarithm() -> None:
+    seconds = np.array([8.0, 1.0, 2.0])
+    right, wrong = (ranking_of(np.array(s), seconds) for s in ([2, 0, 1], [0, 1, 2]))
+    assert right.cost == 0.0
+    counts = sum(1 / n for n in range(1, 31))
+    assert wrong.cost == pytest.approx(np.log(8) / counts)
 
 
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,11 +36,11 @@ from tilewright.targets.gpu.tuning import SEARCHES, How
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.datasets import Measured, read_data
 from tilewright_lab.figures.cnnopt_table8 import online_trials
-from tilewright_lab.train.forest import Recipe, train
+from tilewright_lab.train.forest import Member, Recipe, train
 
 MACHINE = known_gpu('h200')
 LAYER = conv2d(c=16, h=16, w=16, k=32, r=3, s=3, pad=1)
-SMALL = Recipe('small', time=Settings('boosted', trees=10, leaves=8, least=2))
+SMALL = Recipe('small', (Member('time', Settings('boosted', trees=10, leaves=8, least=2)),))
 KNOWN = Path(files.__file__).parent / 'known'
 
 
@@ -104,7 +104,7 @@ def test_kernels_that_a_model_has_not_seen_are_ranked_by_the_time_model() -> Non
 def test_a_model_that_only_ranks_cannot_be_compared_with_times() -> None:
     seen = [s for s in drawn(200) if s.schema == 'tiled']
     model = model_of(seen, np.linspace(1e-6, 2e-6, len(seen)).tolist())
-    ranker = Learned(LAYER, MACHINE, LearnedModel(None, model.time, model.header))
+    ranker = Learned(LAYER, MACHINE, LearnedModel(rank=model.time, header=model.header))
     other = next(s for s in drawn(200) if s.schema != 'tiled')
     with pytest.raises(InputError, match='knows no times'):
         ranker([*seen[:3], other])

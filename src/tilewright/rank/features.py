@@ -8,6 +8,7 @@ its formula and the function that computes it; `tilewright model show` prints th
     tiles        outputs of a thread, lanes of a warp, warps of a block, outputs of a block
     analytical   transactions at each level, resident blocks, waves and tail, registers, intensity,
                  times at each limit, and DeepCuts' ratios (PUL)
+    device       figures of the GPU; a model of one GPU alone leaves them out
 
 Times are logarithms (base 2) of microseconds; products of trees with sizes are avoided in this way.
 `analytical_s` is the model that learned ones start from: they learn its logarithmic error.
@@ -31,7 +32,7 @@ from tilewright.model.gpu.pul import SHARED_LATENCY
 from tilewright.ops.group import Group
 from tilewright.rank.counts import count
 
-VERSION = 1  # of the table's meaning: a model of another version is refused
+VERSION = 2  # of the table's meaning: a model of another version is refused
 # By kind, a schedule whose features are written into models.
 _PROBES = {
     kind_name(schema.name, probe.intrinsic): (schema, probe)
@@ -223,6 +224,25 @@ def _share(name: str, formula: str, of: Callable[[View], Array]) -> Feature:
     return Feature(name, 'analytical', formula, of)
 
 
+# Features of the device: fields of `GpuMachine`.
+_FIGURES = {
+    'multiprocessors': 'multiprocessors', 'clock_ghz': 'clock in GHz',
+    'fp32_lanes': 'multiply-adds of a multiprocessor in a cycle',
+    'machine_threads': 'threads that are resident on a multiprocessor',
+    'machine_shared': 'bytes of shared memory of a multiprocessor',
+    'l2_bytes': 'bytes of L2', 'global_gbps': 'bandwidth of memory, GB/s',
+    'l2_gbps': 'bandwidth of L2, GB/s', 'shared_gbps': 'bandwidth of shared memory, GB/s',
+}  # fmt: skip
+_FIELDS = {'machine_threads': 'threads', 'machine_shared': 'shared_bytes'}
+
+
+def _device(name: str, formula: str) -> Feature:
+    field = _FIELDS.get(name, name)
+    return Feature(
+        name, 'device', formula, lambda v: np.full(len(v.batch), float(getattr(v.machine, field)))
+    )
+
+
 FEATURES: tuple[Feature, ...] = (
     *(_problem(name) for name in ('k', 'h', 'w', 'c', 'r', 'stride')),
     *(_tile(name) for name in TILE_FIELDS),
@@ -312,8 +332,10 @@ FEATURES: tuple[Feature, ...] = (
     _share('result_share', 'result_us / fma_us', lambda v: v.result_us / v.fma_us),
     _share('memory_share', 'memory_us / fma_us', lambda v: v.memory_us / v.fma_us),
     _share('idle_share', 'fma_us / least_us', lambda v: v.fma_us / v.least_us),
+    *(_device(name, formula) for name, formula in _FIGURES.items()),
 )  # fmt: skip
 NAMES = tuple(f.name for f in FEATURES)
+DEVICE = tuple(f.name for f in FEATURES if f.group == 'device')
 
 
 def matrix_of(batch: Batch, machine: GpuMachine) -> tuple[Array, Array]:

@@ -27,13 +27,12 @@ from tilewright.errors import InputError
 from tilewright.files import open_regular, replacing
 from tilewright.machine.compiler import cache_dir
 from tilewright.rank.features import NAMES, VERSION, probe
-from tilewright.rank.model import LearnedModel
+from tilewright.rank.model import PARTS, LearnedModel
 from tilewright.rank.trees import Ensemble
 
-FORMAT = 1
+FORMAT = 2
 SEARCHED = 'search'  # instead of a kind: all kernels that a search proposes
 LARGEST_BYTES = 64 << 20
-_PARTS = ('time', 'rank')
 _ARRAYS = {
     'roots': np.int32, 'feature': np.int16, 'threshold': np.float32, 'left': np.int32,
     'value': np.float32,
@@ -73,11 +72,11 @@ def load_model(path: Path) -> LearnedModel:
     """Read a file; raises InputError for anything that is not a whole model of these features."""
     arrays = _arrays(path)
     header = _header(path, arrays)
-    ensembles = {part: _ensemble(path, arrays, header, part) for part in _PARTS}
-    if ensembles['time'] is None and ensembles['rank'] is None:
+    ensembles = {part: _ensemble(path, arrays, header, part) for part in PARTS}
+    if not any(ensembles.values()):
         raise InputError(f'{path} holds no trees; train the model again')
     own = {key: value for key, value in header.items() if key not in ('format', 'offsets', 'probe')}
-    return LearnedModel(ensembles['time'], ensembles['rank'], own)
+    return LearnedModel(header=own, **ensembles)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -143,7 +142,7 @@ def _ensemble(
 
 
 def _ensembles(model: LearnedModel) -> dict[str, Ensemble]:
-    pairs = (('time', model.time), ('rank', model.rank))
+    pairs = ((part, getattr(model, part)) for part in PARTS)
     return {part: ensemble for part, ensemble in pairs if ensemble is not None}
 
 

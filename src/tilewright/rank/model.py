@@ -12,23 +12,33 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.rank.counts import Array, Batch
 from tilewright.rank.features import NAMES, matrix_of
 from tilewright.rank.trees import Ensemble
 
+PARTS = ('time', 'plain', 'rank')
+
 
 @dataclass(frozen=True)
 class LearnedModel:
-    """Trees and what they were learned from. `header` holds plain values (JSON) only:
+    """Trees of the error of the analytical time, of the time itself and of the order, as far as a
+    recipe has them (tilewright_lab/train/forest.py), and what they were learned from. `header`
+    holds plain values (JSON) only:
 
     recipe, features, feature_version, machine, kinds, rows, problems, data_sha256, seed,
     validation (scores of grouped cross-validation, where it was done)
     """
 
-    time: Ensemble | None = field(repr=False)
-    rank: Ensemble | None = field(repr=False)
-    header: Mapping[str, Any]
+    time: Ensemble | None = field(default=None, repr=False)
+    plain: Ensemble | None = field(default=None, repr=False)
+    rank: Ensemble | None = field(default=None, repr=False)
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_times(self) -> bool:
+        return self.time is not None or self.plain is not None
 
     @property
     def features(self) -> list[int]:
@@ -43,21 +53,29 @@ class LearnedModel:
 
     def scores_of(self, x: Array, base: Array) -> Array:
         """The same for features that are there already (`features.matrix_of`)."""
-        x = x[:, self.features]
-        parts = []
-        if self.time is not None:
-            parts.append(self.time(x) + (base if self.header['recipe']['analytical'] else 0.0))
-        if self.rank is not None:
-            parts.append(self.rank(x))
-        return parts[0] if len(parts) == 1 else np.sum([_standard(part) for part in parts], 0)
+        columns = x[:, self.features]
+        found = {kind: self._answer(kind, columns, base) for kind in PARTS if getattr(self, kind)}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        weights = self.header['recipe'].get('weights', {})
+        return np.sum([weights.get(kind, 1) * _standard(s) for kind, s in found.items()], 0)
+
+    def _answer(self, kind: str, columns: Array, base: Array) -> Array:
+        return getattr(self, kind)(columns) + (base if kind == 'time' else 0.0)
+
+    def log_seconds(self, x: Array, base: Array) -> Array:
+        """Predicted times, comparable between lists; raises InputError where it ranks only."""
+        kinds = [kind for kind in PARTS if kind != 'rank' and getattr(self, kind)]
+        if not kinds:
+            raise InputError('a model that only ranks knows no times; train one that has them')
+        weights = self.header['recipe'].get('weights', {})
+        shares = [weights.get(kind, 1) for kind in kinds]
+        found = [self._answer(kind, x[:, self.features], base) for kind in kinds]
+        return np.average(found, axis=0, weights=shares)
 
     def seconds(self, batch: Batch, machine: GpuMachine) -> Array | None:
         """Predicted times; None where the model ranks only."""
-        if self.time is None:
-            return None
-        x, base = matrix_of(batch, machine)
-        start = base if self.header['recipe']['analytical'] else 0.0
-        return np.exp(self.time(x[:, self.features]) + start)
+        return np.exp(self.log_seconds(*matrix_of(batch, machine))) if self.has_times else None
 
 
 def _standard(values: Array) -> Array:

@@ -107,15 +107,9 @@ class Learned(_Fixed):
         scores = Predicted(self.group, self.machine)(schedules)
         if known.any():
             mine = [s for s, there in zip(schedules, known, strict=True) if there]
-            scores[known] = self._log_seconds(*features_of(self.group, self.machine, mine))
+            x, base = features_of(self.group, self.machine, mine)
+            scores[known] = self.model.log_seconds(x, base)
         return scores
-
-    def _log_seconds(self, x: Array, base: Array) -> Array:
-        """Times that compare with those of the time model."""
-        if self.model.time is None:
-            raise InputError('a model that only ranks knows no times; train one that has them')
-        start = base if self.model.header['recipe']['analytical'] else 0.0
-        return self.model.time(x[:, self.model.features]) + start
 
 
 @dataclass(frozen=True)

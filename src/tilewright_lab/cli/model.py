@@ -24,12 +24,16 @@ from tilewright.rank.files import (
 from tilewright.rank.gat_files import SUFFIX, shipped_gats
 from tilewright.rank.model import LearnedModel
 from tilewright_lab.collect.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
-from tilewright_lab.figures.cnnopt import has_few_rows, load_gpu, recipe_for
+from tilewright_lab.figures.cnnopt import (
+    CHOSEN_FROM,
+    has_few_rows,
+    load_gpu,
+    recipe_for,
+    validated,
+)
 from tilewright_lab.train.evaluate import (
     TOPS,
     Ranking,
-    choose,
-    cross_validate,
     judged,
     means,
     ranking_of,
@@ -37,7 +41,6 @@ from tilewright_lab.train.evaluate import (
 from tilewright_lab.train.forest import RECIPES, table_of, train
 
 AUTO = 'auto'
-CANDIDATES = ('forest', 'boosted', 'ranked', 'mixed')
 
 
 def run_train(
@@ -54,16 +57,12 @@ def run_train(
         raise InputError(f'{", ".join(map(str, data))}: no training problems of kind {kind!r}')
     table = table_of(sets, gpu)
     problems = judged(table)
-    few = has_few_rows(sets)
-    if recipe == AUTO:
-        # Kernels of different kinds are compared by their times, which ranking alone has not.
-        names = [n for n in CANDIDATES if kind != SEARCHED or RECIPES[n].time is not None]
-        recipes = [recipe_for(name, few) for name in names]
-        chosen, scores = choose(table, recipes, problems, seed=seed)
-    else:
-        chosen = recipe_for(recipe, few)
-        scores = {recipe: means(cross_validate(table, chosen, problems, seed=seed))}
-    validation = {'problems': len(problems), 'recipes': scores}
+    # Kernels of different kinds are compared by their times, which ranking alone has not.
+    asked = CHOSEN_FROM if recipe == AUTO else (recipe,)
+    names = [n for n in asked if kind != SEARCHED or RECIPES[n].has_times]
+    found = validated(table, names, problems, few=has_few_rows(sets), seed=seed)
+    chosen = recipe_for(found.name, rows_in(sets))
+    validation = {'problems': len(problems), 'why': found.why, 'recipes': dict(found.scores)}
     model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
     path = output or own_folder() / f'{name_of(gpu.name, [kind])}.npz'
     save_model(model, path)
@@ -182,7 +181,7 @@ def _said(data: Data, out: Output) -> Data:
 
 def _text(model: LearnedModel) -> str:
     h = model.header
-    trees = sum(len(e.roots) for e in (model.time, model.rank) if e is not None)
+    trees = sum(len(e.roots) for e in (model.time, model.plain, model.rank) if e)
     lines = [
         f'{h["recipe"]["name"]} for {", ".join(h["kinds"])} kernels on {h["machine"]}: {trees} '
         f'trees, {len(h["features"])} features (version {h["feature_version"]})',

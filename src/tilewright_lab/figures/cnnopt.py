@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,23 +24,33 @@ from tilewright.errors import InputError
 from tilewright.machine.compiler import cache_dir
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.rank.features import probe
-from tilewright_lab.collect.datasets import Data, Measured, digest_of, read_data, shape_text
+from tilewright_lab.collect.datasets import (
+    Data,
+    Measured,
+    digest_of,
+    read_data,
+    rows_in,
+    shape_text,
+)
 from tilewright_lab.collect.problems import layers as suite_layers
 from tilewright_lab.figures.cnnopt_volumes import volumes
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.pictures import canvas, save
 from tilewright_lab.figures.remembered import remembered
-from tilewright_lab.train.evaluate import choose, judged
-from tilewright_lab.train.forest import RECIPES, Recipe, Table, fit, table_of
+from tilewright_lab.train.evaluate import Choice, Ranking, choose, cross_validate, judged
+from tilewright_lab.train.forest import BLEND, RECIPES, Recipe, Table, fit, table_of
 
 KERNELS = ('rs', 's')
-SEEDS = 5
-CHOSEN_FROM = ('forest', 'boosted', 'ranked', 'mixed')
+SEEDS = 3
+CHOSEN_FROM = ('plain', 'forest', 'boosted', 'ranked', 'mixed', BLEND)
 LEAST_PROBLEMS = 10  # training problems below which a kernel and stride has no model of its own
-# Rows of a problem, in the middle, below which strides are learned together, by several ensembles
-# whose mean is taken, and recipes are judged by more than one division into folds.
+# Rows of a problem, in the middle, below which strides are learned together, and recipes are judged
+# by more than one division into folds.
 FEW_ROWS = 10
-BAGS, DIVISIONS = 4, 3
+DIVISIONS = 3
+# Ensembles of each member whose mean is taken, by the most training rows that have as many: the
+# fewer rows, the more they differ, and the less they take.
+BAGS = ((5_000, 4), (50_000, 2), (math.inf, 1))
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Part:
     few: bool = False
 
     def recipe(self, name: str) -> Recipe:
-        return recipe_for(name, self.few)
+        return recipe_for(name, rows_in(self.train))
 
     @property
     def name(self) -> str:
@@ -69,9 +80,22 @@ def has_few_rows(sets: Sequence[Measured]) -> bool:
     return bool(sets) and statistics.median(map(len, sets)) < FEW_ROWS
 
 
-def recipe_for(name: str, few: bool) -> Recipe:
-    """A recipe by its name, with more ensembles where problems have few rows."""
-    return replace(RECIPES[name], bags=BAGS) if few else RECIPES[name]
+def recipe_for(name: str, rows: int) -> Recipe:
+    """A recipe by its name, with more ensembles where there are few rows."""
+    return replace(RECIPES[name], bags=next(bags for most, bags in BAGS if rows <= most))
+
+
+def validated(
+    table: Table, names: Sequence[str], problems: Sequence[int], *, few: bool = False, seed: int = 0
+) -> Choice:
+    """The chosen recipe of several by cross-validation, all by one ensemble of each member."""
+    recipes = [RECIPES[name] for name in names]
+    rankings: dict[str, list[Ranking]] = {name: [] for name in names}
+    for division in range(DIVISIONS if few else 1):
+        found = cross_validate(table, recipes, problems, seed=seed + division)
+        for name in names:
+            rankings[name] += found[name]
+    return choose(rankings)
 
 
 def machine_of(options: Options) -> GpuMachine:
@@ -187,25 +211,18 @@ class Training:
         return self._table
 
     def chosen(self, say: Callable[[str], None]) -> tuple[Recipe, dict[str, Any]]:
-        """(recipe, scores of each): grouped cross-validation on training problems alone."""
-        scores = {}
+        """(recipe, why and the scores of each): by cross-validation on training problems alone."""
         largest = max(m.batch.group.flops for _, m in self.part.layers)
-        for name in CHOSEN_FROM:
-            recipe = self.part.recipe(name)
 
-            def validate(recipe: Recipe = recipe) -> dict:
-                say(f'{self.part.name}: validating {recipe.name}')
-                problems = judged(self.table, largest)
-                found = [
-                    choose(self.table, [recipe], problems, seed=seed)[1][recipe.name]
-                    for seed in range(DIVISIONS if self.part.few else 1)
-                ]
-                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
-                return means | {'problems': len(problems)}
+        def validate() -> dict[str, Any]:
+            say(f'{self.part.name}: validating {", ".join(CHOSEN_FROM)}')
+            problems = judged(self.table, largest)
+            found = validated(self.table, CHOSEN_FROM, problems, few=self.part.few)
+            return asdict(found) | {'problems': len(problems)}
 
-            scores[name] = self.memory.get({'validate': asdict(recipe)}, validate)
-        best = min(CHOSEN_FROM, key=lambda name: scores[name]['area'])
-        return self.part.recipe(best), scores
+        kept = self.memory.get({'validate': list(CHOSEN_FROM)}, validate)
+        say(f'{self.part.name}: {kept["name"]} is chosen; {kept["why"]}')
+        return self.part.recipe(kept['name']), kept
 
     def scores(self, recipe: Recipe, seed: int) -> list[list[float]]:
         """Scores of every layer's configurations by a model of a seed."""
@@ -214,7 +231,7 @@ class Training:
             model = fit(self.table, recipe, seed)
             return [model.scores([m.batch], self.machine)[0].tolist() for _, m in self.part.layers]
 
-        return self.memory.get({'recipe': asdict(recipe), 'seed': seed}, make)
+        return self.memory.get({'recipe': recipe.to_json(), 'seed': seed}, make)
 
 
 def table_json(

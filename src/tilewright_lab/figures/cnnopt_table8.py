@@ -9,8 +9,7 @@ taken on. Comes out: for every layer the trials of
     random   in any order: what is expected, exactly
 
 with the paper's figures of Ansor (in its own space, 2,000 trials) and CNNOpt beside, on the same
-GPU or, where it has none, on a V100. Figures of ours are means over five seeds, those of the online
-search over three.
+GPU or, where it has none, on a V100. Figures are means over three seeds.
 """
 
 from __future__ import annotations

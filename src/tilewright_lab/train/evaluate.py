@@ -3,6 +3,10 @@
 Goes in: measured times in the order in which a model would try them. Comes out: losses at the first
 n, trials until within 5% of the best and until the best. Cross-validation is grouped: all rows of a
 problem are on one side, since ranking a problem that one has seen is easy.
+
+Recipes are chosen by `choose` (docs/learned.md, "The protocol"): criterion is the `cost` of a
+ranking, and `blend`, the mean of all kinds of trees, is taken unless a single recipe is better by
+more than twice the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import numpy as np
 
 from tilewright.errors import InputError
 from tilewright.rank.counts import Array
-from tilewright_lab.train.forest import Recipe, Table, fit
+from tilewright.rank.model import LearnedModel
+from tilewright_lab.train.forest import BLEND, Recipe, Table, fit_all
 
 TOPS = (1, 10, 30)
 WITHIN = 1.05
@@ -23,20 +28,23 @@ FOLDS = 3
 # Rows of a problem that validation looks at; the second where too few problems have as many.
 LEAST_TO_JUDGE = (30, 5)
 ENOUGH = 12  # problems
-FIRST = 10  # trials over which losses are averaged to choose a recipe
+FIRST = 30  # trials that the criterion looks at
+SURE = 2.0  # standard errors by which a single recipe has to be better
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """One problem ranked: losses by n (0.1 is 10%), trials, and how many there were to choose from.
 
-    area    mean loss over the first ten trials: what recipes are chosen by
+    cost    mean over the first 30 trials, the n-th counting 1/n, of the logarithm of what is best
+            so far over the best: what recipes are chosen by. Half of it is the first four trials,
+            and by the logarithm one layer that goes wrong does not decide alone
     """
 
     losses: tuple[tuple[int, float], ...]
     trials_95: int
     trials_100: int
-    area: float
+    cost: float
     size: int
 
     def loss(self, n: int) -> float:
@@ -56,8 +64,15 @@ def ranking_of(scores: Array, seconds: Array) -> Ranking:
     return Ranking(
         tuple((n, float(best[i] - 1)) for n, i in zip(TOPS, at, strict=True)),
         int(np.argmax(best <= WITHIN)) + 1, int(np.argmax(best <= 1.0)) + 1,
-        float(np.mean(best[:FIRST]) - 1), len(best),
+        _cost(best), len(best),
     )  # fmt: skip
+
+
+def _cost(best: Array) -> float:
+    """`best` is the best so far over the best of all, trial by trial; behind the end it is 1."""
+    found = np.log(best[:FIRST])
+    counts = 1 / np.arange(1, FIRST + 1)
+    return float((found * counts[: len(found)]).sum() / counts.sum())
 
 
 def means(rankings: Iterable[Ranking]) -> dict[str, float]:
@@ -67,7 +82,7 @@ def means(rankings: Iterable[Ranking]) -> dict[str, float]:
         **{f'loss_{n}': statistics.fmean(r.loss(n) for r in found) for n in TOPS},
         'trials_95': statistics.fmean(r.trials_95 for r in found),
         'trials_100': statistics.fmean(r.trials_100 for r in found),
-        'area': statistics.fmean(r.area for r in found),
+        'cost': statistics.fmean(r.cost for r in found),
     }
 
 
@@ -92,40 +107,63 @@ def judged(table: Table, largest_flops: float | None = None) -> list[int]:
 
 
 def cross_validate(
-    table: Table, recipe: Recipe, problems: Sequence[int], *, folds: int = FOLDS, seed: int = 0
-) -> list[Ranking]:
-    """Rankings of problems, each by a model that has seen none of its rows."""
+    table: Table, recipes: Sequence[Recipe], problems: Sequence[int], *, folds: int = FOLDS,
+    seed: int = 0,
+) -> dict[str, list[Ranking]]:  # fmt: skip
+    """Rankings of problems by each recipe, each by a model that has seen none of its rows."""
     if len(problems) < folds:
         raise InputError(
             f'{len(problems)} problems with at least {LEAST_TO_JUDGE[-1]} rows each are too few '
             f'for {folds} folds; measure more'
         )
     fold = np.random.default_rng(seed).permutation(len(table.problems)) % folds
-    found = []
+    found: dict[str, list[Ranking]] = {recipe.name: [] for recipe in recipes}
     for number in range(folds):
         out = [p for p in problems if fold[p] == number]
         if not out:
             continue
-        model = fit(table.take(np.flatnonzero(fold[table.group] != number)), recipe, seed)
-        for problem in out:
-            rows = np.flatnonzero(table.group == problem)
-            scores = model.scores_of(table.x[rows], table.base[rows])
-            found.append(ranking_of(scores, table.slower[rows]))
+        models = fit_all(table.take(np.flatnonzero(fold[table.group] != number)), recipes, seed)
+        for name, model in models.items():
+            found[name] += rankings_of(model, table, out)
     return found
 
 
-def choose(
-    table: Table, recipes: Iterable[Recipe], problems: Sequence[int], *, folds: int = FOLDS,
-    seed: int = 0,
-) -> tuple[Recipe, dict[str, Mapping[str, float]]]:  # fmt: skip
-    """The recipe with the least mean loss over the first trials, and the scores of all."""
-    scores: dict[str, Mapping[str, float]] = {}
-    best: tuple[float, Recipe] | None = None
-    for recipe in recipes:
-        found = means(cross_validate(table, recipe, problems, folds=folds, seed=seed))
-        scores[recipe.name] = found
-        if best is None or found['area'] < best[0]:
-            best = found['area'], recipe
-    if best is None:
+def rankings_of(model: LearnedModel, table: Table, problems: Iterable[int]) -> list[Ranking]:
+    """Rankings of some problems of a table."""
+    found = []
+    for problem in problems:
+        rows = np.flatnonzero(table.group == problem)
+        scores = model.scores_of(table.x[rows], table.base[rows])
+        found.append(ranking_of(scores, table.slower[rows]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The name of a recipe, why it is that one, and the scores of all."""
+
+    name: str
+    why: str
+    scores: Mapping[str, Mapping[str, float]]
+
+
+def choose(rankings: Mapping[str, Sequence[Ranking]]) -> Choice:
+    """`blend`, unless a single recipe costs less by more than `SURE` standard errors of that."""
+    if not rankings:
         raise InputError('there are no recipes to choose from')
-    return best[1], scores
+    costs = {name: np.array([r.cost for r in found]) for name, found in rankings.items()}
+    scores = {name: means(found) for name, found in rankings.items()}
+    singles = [name for name in costs if name != BLEND]
+    best = min(singles or costs, key=lambda name: float(costs[name].mean()))
+    if BLEND not in costs or not singles:
+        return Choice(best, f'the least cost: {100 * costs[best].mean():.2f}%', scores)
+    more = costs[BLEND] - costs[best]
+    noise = float(more.std(ddof=1) / len(more) ** 0.5) if len(more) > 1 else 0.0
+    taken = BLEND if more.mean() <= SURE * noise else best
+    sides = f'costs {100 * costs[BLEND].mean():.2f}%, the best single recipe ({best})'
+    return Choice(
+        taken,
+        f'{BLEND} {sides} {100 * costs[best].mean():.2f}%; the standard error of the difference is '
+        f'{100 * noise:.2f}% on {len(more)} problems',
+        scores,
+    )

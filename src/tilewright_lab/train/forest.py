@@ -2,21 +2,25 @@
 4.1).
 
 Goes in: measured problems and a machine. Comes out: a `LearnedModel` that scores the schedules of a
-problem, the lowest first. A `Recipe` says how it is made:
+problem, the lowest first. A `Recipe` names the members it is made of; a `Member` says what its
+trees predict:
 
-    time     trees that predict the logarithm of measured over analytical seconds, so that they
-             learn what the analytical model leaves out, and need not extrapolate sizes. Rows are
-             weighted by best / time: what is slow anyway need not be known exactly
-    rank     trees that learn which of a problem's schedules come first (LambdaRank); the gain of a
-             row is (best / time)^2
+    time     the logarithm of measured over analytical seconds, so that they learn what the
+             analytical model leaves out, and need not extrapolate sizes
+    plain    the logarithm of the seconds themselves: what a wrong figure of the machine, or a
+             kernel that the analytical model does not fit, does not mislead
+    rank     which of a problem's schedules come first (LambdaRank); the gain of a row is
+             (best / time)^2
 
-With both, the score is the sum of the two, each standardised over the schedules that compete.
+Rows are weighted by best / time unless a member says otherwise: what is slow anyway need not be
+known exactly. Members of one kind are averaged; the score is the sum of the kinds, each
+standardised over the schedules that compete, times its number of members (`rank/model.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,53 +28,99 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.rank.counts import Array
-from tilewright.rank.features import FEATURES, NAMES, VERSION, matrix_of
+from tilewright.rank.features import DEVICE, FEATURES, NAMES, VERSION, matrix_of
 from tilewright.rank.model import LearnedModel
 from tilewright.rank.trees import Ensemble, Settings, grow
 from tilewright_lab.collect.datasets import LEAST_ROWS, Measured, digest_of
 
 GAIN = 2.0
-BLACK_BOX = tuple(f.name for f in FEATURES if f.group != 'analytical')
-FOREST = Settings('forest', trees=60, leaves=4000, least=3, bag=0.63, features=0.33)
+BLACK_BOX = tuple(f.name for f in FEATURES if f.group in ('problem', 'tiles'))
+FOREST = Settings('forest', trees=40, leaves=2000, least=3, bag=0.63, features=0.33)
 BOOSTED = Settings('boosted', trees=200, leaves=31, least=10, rate=0.08, features=0.4)
 RANKED = Settings(
     'ranked', trees=150, leaves=63, least=5, rate=0.1, features=0.4, weight_decay=0.01
 )
+KINDS = ('time', 'plain', 'rank')
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Trees of one kind. `weighted`: fast rows count more."""
+
+    kind: str
+    settings: Settings
+    weighted: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or (self.kind == 'rank') != (self.settings.kind == 'ranked'):
+            raise InputError(
+                f'a member predicts one of {", ".join(KINDS)}, not {self.kind!r} by trees that are '
+                f'{self.settings.kind}; only rank needs ranked trees'
+            )
+
+
+MEMBERS: Mapping[str, Member] = {
+    'plain': Member('plain', FOREST, weighted=False),
+    'forest': Member('time', FOREST),
+    'boosted': Member('time', BOOSTED),
+    'boosted plain': Member('plain', BOOSTED),
+    'ranked': Member('rank', RANKED),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a model is made.
 
-    analytical   learn from all features and start from the analytical time; else problem and tiles
-                 alone, and the time itself: the paper's black box
-    bags         ensembles of each kind with seeds of their own, whose mean is taken
+    members      names of `MEMBERS`, or members of one's own
+    analytical   learn from all features; else problem and tiles alone, the paper's black box
+    bags         ensembles of each member with seeds of their own, whose mean is taken
     windows      learn from problems with windows alone, where there are such: 1x1 convolutions of a
                  training set behave differently
     """
 
     name: str
-    time: Settings | None = None
-    rank: Settings | None = None
+    members: tuple[str | Member, ...] = ()
     analytical: bool = True
     bags: int = 1
     windows: bool = True
 
     def __post_init__(self) -> None:
-        if self.time is None and self.rank is None:
-            raise InputError(f'recipe {self.name}: give settings for time, rank or both')
+        unknown = [m for m in self.members if isinstance(m, str) and m not in MEMBERS]
+        if not self.members or unknown:
+            raise InputError(
+                f'recipe {self.name}: give members, each one of {", ".join(MEMBERS)}'
+                + (f', not {unknown[0]!r}' if unknown else '')
+            )
+
+    @property
+    def made_of(self) -> tuple[Member, ...]:
+        return tuple(MEMBERS[m] if isinstance(m, str) else m for m in self.members)
+
+    @property
+    def has_times(self) -> bool:
+        return any(member.kind != 'rank' for member in self.made_of)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe with the settings of its members, and how many there are of each kind."""
+        kinds = [member.kind for member in self.made_of]
+        return {
+            'name': self.name, 'analytical': self.analytical, 'bags': self.bags,
+            'windows': self.windows, 'members': [asdict(member) for member in self.made_of],
+            'weights': {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
+        }  # fmt: skip
 
 
 CALIBRATION = Settings('boosted', trees=40, leaves=6, least=4, rate=0.1, bag=1.0)
+PLAIN, BLEND = 'plain', 'blend'
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe('black box', time=FOREST, analytical=False, windows=False),
-        Recipe('forest', time=FOREST),
-        Recipe('boosted', time=BOOSTED),
-        Recipe('ranked', rank=RANKED),
-        Recipe('mixed', time=BOOSTED, rank=RANKED),
+        Recipe('black box', ('plain',), analytical=False, windows=False),
+        *(Recipe(name, (name,)) for name in ('plain', 'forest', 'boosted', 'ranked')),
+        Recipe('mixed', ('boosted', 'ranked')),
+        Recipe(BLEND, tuple(MEMBERS)),
     )
 }
 
@@ -123,18 +173,16 @@ def train(
     """[measured problems, machine, recipe] -> [LearnedModel]; `table` spares computing features."""
     table = table_of(sets, machine) if table is None else table
     model = fit(table, recipe, seed)
-    return LearnedModel(
-        model.time, model.rank,
-        {
-            **model.header, 'machine': machine.name, 'kinds': sorted({m.kind for m in sets}),
-            'rows': len(table), 'problems': len(table.problems), 'data_sha256': digest_of(sets),
-            'validation': dict(validation or {}),
-        },
-    )  # fmt: skip
+    known = {
+        'machine': machine.name, 'kinds': sorted({m.kind for m in sets}), 'rows': len(table),
+        'problems': len(table.problems), 'data_sha256': digest_of(sets),
+        'validation': dict(validation or {}),
+    }  # fmt: skip
+    return replace(model, header={**model.header, **known})
 
 
-def fit(table: Table, recipe: Recipe, seed: int) -> LearnedModel:
-    """[Table, Recipe] -> [LearnedModel], its header without what is known of the data."""
+def to_learn_from(table: Table, recipe: Recipe) -> Table:
+    """The rows that a recipe takes; raises InputError where they are too few."""
     window = np.array([problem[4] > 1 for problem in table.problems])[table.group]
     if recipe.windows and window.any():
         table = table.take(np.flatnonzero(window))
@@ -142,21 +190,53 @@ def fit(table: Table, recipe: Recipe, seed: int) -> LearnedModel:
         raise InputError(
             f'{len(table)} measured rows are too few to learn from; give at least {LEAST_ROWS}'
         )
+    return table
+
+
+def columns_of(table: Table, recipe: Recipe) -> list[str]:
+    """Features that a recipe uses: figures of the device where rows are of several."""
     names = NAMES if recipe.analytical else BLACK_BOX
-    x = table.x[:, [NAMES.index(name) for name in names]]
-    target = table.log_seconds - (table.base if recipe.analytical else 0.0)
-    weights = 1 / table.slower
-    time = rank = None
-    seeds = [1000 * seed + bag for bag in range(recipe.bags)]
-    if recipe.time is not None:
-        time = mean_of([grow(x, target, recipe.time, weights=weights, seed=s) for s in seeds])
-    if recipe.rank is not None:
-        gain = table.slower**-GAIN
-        rank = mean_of([grow(x, gain, recipe.rank, groups=table.group, seed=s) for s in seeds])
-    header = {
-        'recipe': asdict(recipe), 'features': list(names), 'feature_version': VERSION, 'seed': seed,
-    }  # fmt: skip
-    return LearnedModel(time, rank, header)
+    device = [NAMES.index(name) for name in DEVICE]
+    several = bool((table.x[:, device] != table.x[:1, device]).any())
+    return [name for name in names if several or name not in DEVICE]
+
+
+def grown(x: Array, table: Table, member: Member, seed: int) -> Ensemble:
+    """The trees of one member on features that were chosen before."""
+    if member.kind == 'rank':
+        return grow(x, table.slower**-GAIN, member.settings, groups=table.group, seed=seed)
+    target = table.log_seconds - (table.base if member.kind == 'time' else 0.0)
+    weights = 1 / table.slower if member.weighted else None
+    return grow(x, target, member.settings, weights=weights, seed=seed)
+
+
+def fit(table: Table, recipe: Recipe, seed: int) -> LearnedModel:
+    """[Table, Recipe] -> [LearnedModel], its header without what is known of the data."""
+    return fit_all(table, [recipe], seed)[recipe.name]
+
+
+def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, LearnedModel]:
+    """Models of several recipes by name; members that they share are grown once."""
+    kept: dict[tuple, Ensemble] = {}
+    models = {}
+    for recipe in recipes:
+        mine = to_learn_from(table, recipe)
+        names = columns_of(mine, recipe)
+        x = mine.x[:, [NAMES.index(name) for name in names]]
+        made: dict[str, list[Ensemble]] = {}
+        for member in recipe.made_of:
+            key = member, recipe.bags, recipe.windows, recipe.analytical
+            if key not in kept:
+                bags = [grown(x, mine, member, 1000 * seed + bag) for bag in range(recipe.bags)]
+                kept[key] = mean_of(bags)
+            made.setdefault(member.kind, []).append(kept[key])
+        header = {
+            'recipe': recipe.to_json(), 'features': names, 'feature_version': VERSION,
+            'seed': seed,
+        }  # fmt: skip
+        parts = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
+        models[recipe.name] = LearnedModel(header=header, **parts)
+    return models
 
 
 def calibrated(
@@ -165,15 +245,19 @@ def calibrated(
     """A model of another machine after some measurements on this one: small trees learn by how much
     its times are wrong. What only ranks is left as it is.
     """
-    if model.time is None:
+    if not model.has_times:
         raise InputError('a model that only ranks cannot be calibrated; train one with times')
     table = table_of(sets, machine)
     x = table.x[:, model.features]
-    start = table.base if model.header['recipe']['analytical'] else 0.0
-    error = table.log_seconds - start - model.time(x)
-    trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
     header = {**model.header, 'calibrated_on': machine.name, 'calibrated_rows': len(table)}
-    return LearnedModel(sum_of([model.time, trees]), model.rank, header)
+    better = {}
+    for kind, start in (('time', table.base), ('plain', 0.0)):
+        ensemble = getattr(model, kind)
+        if ensemble is not None:
+            error = table.log_seconds - start - ensemble(x)
+            trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
+            better[kind] = sum_of([ensemble, trees])
+    return replace(model, header=header, **better)
 
 
 def sum_of(ensembles: Sequence[Ensemble], share: float = 1.0) -> Ensemble:

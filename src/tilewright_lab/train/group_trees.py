@@ -47,12 +47,11 @@ class GroupTrees:
 
 def fit_trees(table: GroupTable, recipe: Recipe, seed: int) -> GroupTrees:
     """[GroupTable, Recipe] -> [GroupTrees]; rows count by best / time of their group."""
-    assert recipe.time is not None
-    slower = table.slower
+    slower, made = table.slower, {member.kind: member.settings for member in recipe.made_of}
     time = grow(
-        table.x, table.log_seconds - table.base, recipe.time, weights=1 / slower, seed=1000 * seed
+        table.x, table.log_seconds - table.base, made['time'], weights=1 / slower, seed=1000 * seed
     )
-    if recipe.rank is None:
+    if 'rank' not in made:
         return GroupTrees(time, None)
-    rank = grow(table.x, slower**-GAIN, recipe.rank, groups=table.which, seed=1000 * seed)
+    rank = grow(table.x, slower**-GAIN, made['rank'], groups=table.which, seed=1000 * seed)
     return GroupTrees(time, rank)
