@@ -86,12 +86,14 @@ def as_driver_says(name: str) -> GpuMachine:
     )
 
 
-def on_paper(program: Program, machine: GpuMachine) -> tuple[GpuNetwork, Paper]:
-    """What `tilewright.compile` makes of a program on such a GPU, without options."""
+def on_paper(
+    program: Program, machine: GpuMachine, max_rel_err: float = DEFAULT_LIMIT
+) -> tuple[GpuNetwork, Paper]:
+    """What `tilewright.compile` makes of a program on such a GPU, without other options."""
     wanted = passes_of(None, None, 'cuda')
     program = by_levels(apply_passes(program, wanted, GpuCost(machine), GPU_PASSES))
     groups = {task.group.digest: task.group for task in program.tasks}
-    chosen = chosen_by_model(groups, machine, KEPT, DEFAULT_LIMIT)
+    chosen = chosen_by_model(groups, machine, KEPT, max_rel_err)
     paper = Paper(machine)
     best = {digest: found[0] for digest, found in chosen.items()}
-    return bound(program, best, paper, DEFAULT_LIMIT), paper
+    return bound(program, best, paper, max_rel_err), paper

@@ -43,6 +43,7 @@ from tilewright.graph.training import TrainedGraph, step_program
 from tilewright.importers.torch import import_training
 from tilewright.network.training import TrainingStep
 from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.recorded import recorded
 from tilewright_lab.compare.on_paper import as_driver_says, on_paper
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
@@ -216,7 +217,7 @@ def planned(given: argparse.Namespace, batch: int) -> None:
     say('imported')
     program, _ = step_program(trained, tw.SGD(RATE, MOMENTUM))
     say(f'{len(program.tasks)} tasks')
-    net, paper = on_paper(program, as_driver_says(given.plan))
+    net, paper = on_paper(program, as_driver_says(given.plan), given.max_rel_err)
     say(
         f'{len(net.gpu_tasks)} tasks, {len(net.calls)} kernels, {len(paper.kernels)} distinct, '
         f'{len(net.launches[0])} launches, {net.arena_bytes / 2**20:.0f} MB, '
@@ -286,6 +287,8 @@ class Journal:
 
 def run(given: argparse.Namespace, batch: int) -> None:
     key = f'{given.network}-b{batch}-{given.tune}-{given.libraries}'
+    if given.max_rel_err != DEFAULT_LIMIT:
+        key += f'-{given.max_rel_err:g}'
     journal = Journal(given.json, key)
     if journal.done and not given.again:
         print(f'{key}: measured already')
@@ -305,11 +308,15 @@ def _measured(given: argparse.Namespace, journal: Journal, key: str, batch: int)
     trained, rule = workload.imported(), tw.SGD(RATE, MOMENTUM)
     journal.put('imported')
     if given.ahead:
-        on_paper(step_program(trained, rule)[0], as_driver_says(given.ahead))[1].built()
+        program, _ = step_program(trained, rule)
+        on_paper(program, as_driver_says(given.ahead), given.max_rel_err)[1].built()
         journal.put('prepared')
     with _turn(given.turn):
         journal.put('begins')
-        options = {'target': given.target, 'tune': given.tune, 'libraries': given.libraries}
+        options = {
+            'target': given.target, 'tune': given.tune, 'libraries': given.libraries,
+            'max_rel_err': given.max_rel_err,
+        }  # fmt: skip
         step = TrainingStep(trained, rule, False, options)
         net: Any = step.network
         schemas = Counter(task.schedule.schema for task in net.gpu_tasks)
@@ -397,6 +404,7 @@ def main() -> None:
     parser.add_argument('--tune', default='model', choices=['model', 'measure'])
     parser.add_argument('--libraries', default='none', choices=['none', 'auto', 'only'])
     parser.add_argument('--target', default='cuda', choices=['cuda', 'opencl', 'host'])
+    parser.add_argument('--max-rel-err', type=float, default=DEFAULT_LIMIT)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--copies', type=int, default=3, help='steps in one sample')
     parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
