@@ -13,6 +13,7 @@ as long as any of them.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,18 +106,17 @@ def offsets_of(lives: Mapping[str, Life]) -> dict[str, int]:
     Of equally large ones the earlier comes first, so that the plan is the same every time.
     """
     offsets: dict[str, int] = {}
-    during: dict[int, list[str]] = {}  # task -> values that are placed and live then
+    placed: list[tuple[int, str, Life]] = []  # by offset
     for value in sorted(lives, key=lambda v: (-lives[v].bytes, lives[v].first, v)):
         life, at = lives[value], 0
-        tasks = range(life.first, life.last + 1)
-        met = {other for task in tasks for other in during.get(task, ())}
-        for offset, other in sorted((offsets[other], other) for other in met):
-            if at + life.bytes <= offset:
-                break
-            at = max(at, _rounded(offset + lives[other].bytes))
+        first, last = life.first, life.last
+        for offset, _, other in placed:
+            if other.first <= last and first <= other.last:
+                if at + life.bytes <= offset:
+                    break
+                at = max(at, _rounded(offset + other.bytes))
         offsets[value] = at
-        for task in tasks:
-            during.setdefault(task, []).append(value)
+        insort(placed, (at, value, life), key=lambda one: one[:2])
     return offsets
 
 

@@ -202,7 +202,12 @@ class Program:
 
     def is_output(self, value: str) -> bool:
         """Whether callers see the memory of this value."""
-        return any(self.place(name)[0] == self.place(value)[0] for _, name in self.outputs)
+        return self.place(value)[0] in self._seen
+
+    @cached_property
+    def _seen(self) -> frozenset[str]:
+        """The values whose memory callers see."""
+        return frozenset(self.place(name)[0] for _, name in self.outputs)
 
     def with_tasks(self, tasks: tuple[Task, ...]) -> Program:
         return replace(self, tasks=tasks)

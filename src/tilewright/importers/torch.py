@@ -297,9 +297,7 @@ def _exported(
     if before or training:  # what `torch.export` made cannot be asked to change
         module.train(training)
     try:
-        # Last states of recurrent layers had four dimensions in PyTorch 2.11; 2.13 is right.
-        plain = torch.backends.mkldnn.flags(enabled=False)
-        with _quiet(), torch.no_grad(), plain:
+        with _quiet(), torch.no_grad(), _without_onednn(torch):
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
     except ModelError:
         raise
@@ -308,6 +306,21 @@ def _exported(
     finally:
         for part in before:
             part.training = True
+
+
+@contextlib.contextmanager
+def _without_onednn(torch: Any) -> Iterator[None]:
+    """Last states of recurrent layers by oneDNN had four dimensions in PyTorch 2.11; 2.13 is right.
+
+    Some decompositions ask whether it is enabled, older ones whether it is there.
+    """
+    before = torch._C._has_mkldnn
+    try:
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch._C._has_mkldnn = False
+            yield
+    finally:
+        torch._C._has_mkldnn = before
 
 
 @contextlib.contextmanager

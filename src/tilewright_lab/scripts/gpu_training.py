@@ -9,11 +9,11 @@ A step is forward, loss, backward and SGD with momentum, in fp32 with TF32 off. 
 CUDA graph whose data, parameters and momenta stay on the device. Before anything is timed, the loss
 and the gradients (momenta after one step from zero) are compared with PyTorch's in float64, and
 PyTorch's own in float32 with them (`TIMES_THEIRS`; --no-check leaves that out). Dropout drops
-nothing on either side. --prepare only fills the cache with schedules and kernels, so that several
-workloads may do that at once; --turn FILE locks a file while the GPU is used, so that several
-processes may import and compile meanwhile. A JSON file holds one row for each workload and way of
-tuning: rows that are there and complete are not measured again (--again does), and a row says how
-far it got.
+nothing on either side. --turn FILE locks a file while the GPU is used; with --ahead h200 schedules
+are chosen and kernels compiled before that, so that several processes may do so meanwhile
+(gpu_training_all.py starts them). A JSON file holds one row for each workload and way of tuning:
+rows that are there and complete are not measured again (--again does), and a row says how far it
+got, and what went wrong.
 """
 
 from __future__ import annotations
@@ -39,19 +39,13 @@ import torch
 import tilewright as tw
 from tilewright import zoo
 from tilewright.cli.output import versions
-from tilewright.graph.levels import by_levels
-from tilewright.graph.passes import GPU_PASSES, apply_passes, passes_of
-from tilewright.graph.training import step_program
+from tilewright.graph.training import TrainedGraph, step_program
 from tilewright.importers.torch import import_training
-from tilewright.machine.gpu import known_gpu
 from tilewright.network.training import TrainingStep
 from tilewright.ops.group import Group
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.recorded import recorded
-from tilewright.targets.gpu.assemble import chosen_by_model, works_of
-from tilewright.targets.gpu.code import cubins
-from tilewright.targets.gpu.cost import GpuCost
-from tilewright.targets.gpu.place import place
+from tilewright_lab.compare.on_paper import as_driver_says, on_paper
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
 
 # Batches of the training workloads; `image` of networks of words is their length.
@@ -89,6 +83,9 @@ class Workload:
             torch.randint(0, self.scores.shape[1], (batch,)) if images
             else torch.randn(self.scores.shape)
         )  # fmt: skip
+
+    def imported(self) -> TrainedGraph:
+        return import_training(self.module, self.loss, (*self.inputs, self.target))
 
     def _scores(self) -> Any:
         """What the network returns, without its numbers if possible: its shape is asked for."""
@@ -210,35 +207,25 @@ def print_tasks(rows: list[dict]) -> None:
 
 def planned(given: argparse.Namespace, batch: int) -> None:
     """The tasks of a step on a GPU that is not here, their schedules and predicted times."""
-    machine, begin = known_gpu(given.plan), time.process_time()
+    begin = time.process_time()
 
     def say(text: str) -> None:
         print(f'{text} after {time.process_time() - begin:.1f} s of this process', flush=True)
 
     workload = Workload(given.network, batch, given.small)
-    trained = import_training(
-        workload.module, workload.loss, (*workload.inputs, workload.target)
-    )  # fmt: skip
+    trained = workload.imported()
     say('imported')
     program, _ = step_program(trained, tw.SGD(RATE, MOMENTUM))
     say(f'{len(program.tasks)} tasks')
-    wanted = passes_of(None, None, 'cuda')
-    program = apply_passes(program, wanted, GpuCost(machine), GPU_PASSES)
-    program = by_levels(program, late=True)
-    groups = {task.group.digest: task.group for task in program.tasks}
-    say(f'passes: {len(program.tasks)} tasks of {len(groups)} kinds')
-    chosen = chosen_by_model(groups, machine, 1, DEFAULT_LIMIT)
-    say('scheduled')
-    works = works_of(program, {d: c[0] for d, c in chosen.items()}, machine, DEFAULT_LIMIT)
-    kernels = [step.kernel for work in works for step in (*work.module.ahead, *work.module.steps)]
-    placement = place(program, [work.module for work in works])
+    net, paper = on_paper(program, as_driver_says(given.plan), given.max_rel_err)
     say(
-        f'{len(kernels)} kernels, {len(set(kernels))} distinct, '
-        f'{placement.arena_bytes / 2**20:.0f} MB, {len(placement.replaced)} in place'
+        f'{len(net.gpu_tasks)} tasks, {len(net.calls)} kernels, {len(paper.kernels)} distinct, '
+        f'{len(net.launches[0])} launches, {net.arena_bytes / 2**20:.0f} MB, '
+        f'{len(net.carried)} in place'
     )
     rows: dict[str, dict] = {}
-    for work in works:
-        _add(rows, work, work.task.name, work.task.group, work.predicted_s)
+    for task in net.gpu_tasks:
+        _add(rows, task, task.name, task.group, task.predicted_s)
     ordered = sorted(rows.values(), key=lambda row: -row['us'])
     total = Counter[str]()
     for row in ordered:
@@ -248,7 +235,7 @@ def planned(given: argparse.Namespace, batch: int) -> None:
         print(f'{us:10.0f} us {kind}')
     print_tasks(ordered)
     if given.build:
-        made = cubins(dict.fromkeys(kernels), 'sm_90a')
+        made = paper.built()
         spilling = [k.name for k, (_, found) in made.items() if found.spill_bytes]
         say(f'NVRTC compiled {len(made)} kernels, {len(spilling)} of them spill')
 
@@ -300,33 +287,48 @@ class Journal:
 
 def run(given: argparse.Namespace, batch: int) -> None:
     key = f'{given.network}-b{batch}-{given.tune}-{given.libraries}'
-    journal = Journal(None if given.prepare else given.json, key)
+    if given.max_rel_err != DEFAULT_LIMIT:
+        key += f'-{given.max_rel_err:g}'
+    journal = Journal(given.json, key)
     if journal.done and not given.again:
         print(f'{key}: measured already')
         return
-    journal.rows.pop(key, None)
+    if not given.no_check:  # what was checked before stays
+        journal.rows.pop(key, None)
+    try:
+        _measured(given, journal, key, batch)
+    except Exception as error:
+        journal.put('failed', error=f'{type(error).__name__}: {error}')
+        raise
+
+
+def _measured(given: argparse.Namespace, journal: Journal, key: str, batch: int) -> None:
     workload = Workload(given.network, batch, given.small)
     journal.put('drawn', network=given.network, batch=batch)
-    examples = (*workload.inputs, workload.target)
-    step = tw.compile_training(
-        workload.module, workload.loss, tw.SGD(RATE, MOMENTUM), examples, target=given.target,
-        tune=given.tune, libraries=given.libraries, check=False,
-    )  # fmt: skip
-    net: Any = step.network
-    schemas = Counter(task.schedule.schema for task in net.gpu_tasks)
-    journal.put(
-        'compiled', tasks=len(net.gpu_tasks), kernels=len(net.calls),
-        launches=len(net.launches[0]), schemas=dict(schemas),
-        arena_mb=net.arena_bytes / 2**20, in_place=len(net.carried),
-        predicted_us=1e6 * sum(task.predicted_s for task in net.gpu_tasks),
-    )  # fmt: skip
-    on_gpu = given.target == 'cuda'
-    if on_gpu:
-        torch_on_gpu()
-        torch.set_grad_enabled(True)
-    if given.prepare:
-        return
+    trained, rule = workload.imported(), tw.SGD(RATE, MOMENTUM)
+    journal.put('imported')
+    if given.ahead:
+        program, _ = step_program(trained, rule)
+        on_paper(program, as_driver_says(given.ahead), given.max_rel_err)[1].built()
+        journal.put('prepared')
     with _turn(given.turn):
+        journal.put('begins')
+        options = {
+            'target': given.target, 'tune': given.tune, 'libraries': given.libraries,
+            'max_rel_err': given.max_rel_err,
+        }  # fmt: skip
+        step = TrainingStep(trained, rule, False, options)
+        net: Any = step.network
+        schemas = Counter(task.schedule.schema for task in net.gpu_tasks)
+        journal.put(
+            'compiled', tasks=len(net.gpu_tasks), kernels=len(net.calls),
+            launches=len(net.launches[0]), schemas=dict(schemas),
+            arena_mb=net.arena_bytes / 2**20, in_place=len(net.carried),
+            predicted_us=1e6 * sum(task.predicted_s for task in net.gpu_tasks),
+        )  # fmt: skip
+        if given.target == 'cuda':
+            torch_on_gpu()
+            torch.set_grad_enabled(True)
         _compared(given, journal, key, workload, step)
 
 
@@ -362,10 +364,13 @@ def _compared(
     timers['torch'] = replayed(torch, 'torch', theirs, {}, 1, given.copies).time
     if given.inductor:
         begin = time.perf_counter()
-        quick = Theirs(workload, 'cuda', compiled=True)
-        quick()
-        timers['inductor'] = replayed(torch, 'inductor', quick, {}, 1, given.copies).time
-        journal.put('inductor', inductor_s=time.perf_counter() - begin)
+        try:
+            quick = Theirs(workload, 'cuda', compiled=True)
+            quick()
+            timers['inductor'] = replayed(torch, 'inductor', quick, {}, 1, given.copies).time
+            journal.put('inductor', inductor_s=time.perf_counter() - begin)
+        except Exception as error:  # whatever it raises: the others are timed
+            journal.put('inductor', inductor_error=f'{type(error).__name__}: {error}'[:500])
     journal.put('captured', torch_mb=torch.cuda.max_memory_allocated() / 2**20)
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(given.rounds):
@@ -399,6 +404,7 @@ def main() -> None:
     parser.add_argument('--tune', default='model', choices=['model', 'measure'])
     parser.add_argument('--libraries', default='none', choices=['none', 'auto', 'only'])
     parser.add_argument('--target', default='cuda', choices=['cuda', 'opencl', 'host'])
+    parser.add_argument('--max-rel-err', type=float, default=DEFAULT_LIMIT)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--copies', type=int, default=3, help='steps in one sample')
     parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
@@ -410,8 +416,8 @@ def main() -> None:
     parser.add_argument('--list', action='store_true')
     parser.add_argument('--no-check', action='store_true', help='compare no gradients')
     parser.add_argument('--turn', type=Path, help='a file that is locked while the GPU is used')
-    parser.add_argument('--prepare', action='store_true',
-                        help='choose and compile into the cache, time nothing')  # fmt: skip
+    parser.add_argument('--ahead', metavar='GPU',
+                        help='choose and compile for this GPU before it is opened')  # fmt: skip
     given = parser.parse_args()
     if given.list or given.network is None:
         for name, batches in BATCHES.items():

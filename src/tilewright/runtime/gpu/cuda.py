@@ -53,21 +53,28 @@ def nvrtc_version() -> tuple[int, int]:
     return tuple(checked(_bindings('nvrtc').nvrtcVersion()))
 
 
-def compile_cubin(kernel: Kernel, architecture: str) -> tuple[bytes, str, Resources]:
+def compile_cubin(
+    kernel: Kernel, architecture: str, careful: bool = False
+) -> tuple[bytes, str, Resources]:
     """[Kernel] -> (machine code, source, resources) for an architecture such as 'sm_90'."""
-    binary, source, resources = compile_cubins((kernel,), architecture)
+    binary, source, resources = compile_cubins((kernel,), architecture, careful)
     return binary, source, resources[kernel.name]
 
 
 def compile_cubins(
-    kernels: Sequence[Kernel], architecture: str
+    kernels: Sequence[Kernel], architecture: str, careful: bool = False
 ) -> tuple[bytes, str, dict[str, Resources]]:
-    """[Kernel] -> (machine code of all, source, resources by name): the compiler starts once."""
+    """[Kernel] -> (machine code of all, source, resources by name): the compiler starts once.
+
+    `careful`: with few optimisations of the assembler.
+    """
     nvrtc = _bindings('nvrtc')
     source, names = lower_all(kernels, CUDA), ', '.join(kernel.name for kernel in kernels)
     options = [
         f'--gpu-architecture={architecture}'.encode(), b'--ptxas-options=-v', b'--std=c++17',
     ]  # fmt: skip
+    if careful:
+        options.append(b'--ptxas-options=-O1')
     if nvrtc_version() >= CACHING:
         options.append(b'--no-cache')  # what comes from there has no report of registers
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tilewright.errors import TilewrightError
+from tilewright.errors import MissingError, TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
@@ -26,7 +26,7 @@ from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
 from tilewright.runtime.gpu.device import Device, Program, Resources
-from tilewright.runtime.pool import each
+from tilewright.runtime.pool import Pool, usable_cores
 from tilewright.schedule.gpu import GpuSchedule
 
 MOST_FILES = 20_000
@@ -72,19 +72,26 @@ def cubins(
 def _compiled(
     left: Mapping[str, Kernel], architecture: str, report: Report | None
 ) -> dict[str, Code]:
+    """In processes, even one alone: the assembler of CUDA 13.0 dies of some kernels, which are
+    compiled again with fewer optimisations.
+    """
     made: dict[str, Code] = {}
-    codes = each(_compile, [(kernel, architecture) for kernel in left.values()])
-    for key, code in zip(left, codes, strict=True):
-        made[key] = code
-        _keep(key, code)
-        if report is not None:
-            report(left[key].name, len(made), len(left))
+    with Pool(min(usable_cores(), len(left))) as pool:
+        waiting = {key: pool.submit(_compile, kernel, architecture) for key, kernel in left.items()}
+        for key, future in waiting.items():
+            try:
+                made[key] = future.result()
+            except MissingError:
+                made[key] = pool.submit(_compile, left[key], architecture, True).result()
+            _keep(key, made[key])
+            if report is not None:
+                report(left[key].name, len(made), len(left))
     return made
 
 
-def _compile(kernel: Kernel, architecture: str) -> Code:
+def _compile(kernel: Kernel, architecture: str, careful: bool = False) -> Code:
     """The work of one process."""
-    binary, _, resources = compile_cubin(kernel, architecture)
+    binary, _, resources = compile_cubin(kernel, architecture, careful)
     return binary, resources
 
 
