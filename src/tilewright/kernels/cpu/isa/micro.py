@@ -43,6 +43,8 @@ class MicroKernel:
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
+    Where that `varies`, it is the most that an iteration may ask for, and the function is also told
+    how many bytes lie between what two iterations ask for.
 
     `stored` is what vectors of `b` are in memory: those of f16 or bf16 are widened as they are
     loaded, and offsets in them count such numbers.
@@ -61,6 +63,7 @@ class MicroKernel:
     dtype: str = 'f32'
     accumulation: str = 'f32'
     fetch: int = 0
+    varies: bool = False
     stored: str = 'f32'
 
     def __post_init__(self) -> None:
@@ -158,9 +161,11 @@ def emit(kernel: MicroKernel) -> str:
 def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
     weight = WEIGHT_TYPES[kernel.stored]
+    more = f', const {weight} *next' if kernel.fetch else ''
+    more += ', long stride' if kernel.varies else ''
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const {weight} *b, '
-        f'float *acc, long count, long resume{f", const {weight} *next" if kernel.fetch else ""})'
+        f'float *acc, long count, long resume{more})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

@@ -22,7 +22,8 @@ def emit(kernel: micro.MicroKernel) -> str:
         f'b += {len(kernel.steps) * vectors * lanes}) {{',
     ]
     if kernel.fetch:
-        body.append(f'    __builtin_prefetch(next, 0, 2), next += {kernel.fetch};')
+        step = 'stride / (long)sizeof *next' if kernel.varies else kernel.fetch
+        body.append(f'    __builtin_prefetch(next, 0, 2), next += {step};')
     for number, step in enumerate(kernel.steps):
         body.append('    {')
         for v in range(vectors):

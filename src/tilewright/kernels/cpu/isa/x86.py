@@ -107,7 +107,8 @@ def emit(kernel: micro.MicroKernel) -> str:
         if kernel.fetch:  # a line that is on its way already is not asked for again
             asked = range(0, times * kernel.fetch, LINE_FLOATS) if times > 1 else (0,)
             found += [f'prefetcht1 {item * place or ""}(%[next])' for place in asked]
-            found.append(f'add ${item * times * kernel.fetch}, %[next]')
+            step = f'add ${item * times * kernel.fetch}, %[next]'
+            found.append(f'lea (%[next],%[stride],{times}), %[next]' if kernel.varies else step)
         for time in range(times):
             for number, step in enumerate(kernel.steps, time * len(kernel.steps)):
                 found += step_lines(number, step + time * kernel.a_step)
@@ -127,4 +128,5 @@ def emit(kernel: micro.MicroKernel) -> str:
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     operands += ', [next] "+r"(next)' if kernel.fetch else ''
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    inputs += ', [stride] "r"(stride)' if kernel.varies else ''
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))

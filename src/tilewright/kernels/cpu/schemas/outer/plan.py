@@ -38,7 +38,8 @@ class Ahead:
 
     A piece serves all tiles of the pixel dimension `dim` from `start` on, `tile` pixels each, and
     every tile asks for its share of the next one, which lies `distance` floats behind: `floats` in
-    an iteration. Else the first tile would wait for memory, and all others for nothing.
+    an iteration. Else the first tile would wait for memory, and all others for nothing. Kernels for
+    many sizes are told how many, since that depends on the number of tiles; `most` is the largest.
     """
 
     dim: str
@@ -46,6 +47,8 @@ class Ahead:
     tile: int
     distance: int
     floats: int
+    most: int
+    varies: bool
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ def _ahead(
     """What to ask for ahead of its use; None where rows are copied, or few tiles share a piece."""
     constant = group.tensor(contraction.b.tensor).role == 'constant'
     many_sizes = any(name.startswith(EVERY) for name, _ in schedule.options)
-    if schedule.pack or many_sizes or not constant or contraction.outer:
+    if schedule.pack or not constant or contraction.outer:
         return None
     if ISAS[schedule.isa].by_lane or not operand.rows_in_place(group, contraction):
         return None
@@ -268,7 +271,9 @@ def _ahead(
     if loops[-1][0] == contraction.loop:
         points = schedule.levels[1].tile[contraction.loop]
     floats = -(-panels.width // tiles)
-    return Ahead(name, start, schedule.reg.tile[name], points * panels.width, floats)
+    most = -(-panels.width // LEAST_TILES) if many_sizes else floats
+    distance = points * panels.width
+    return Ahead(name, start, schedule.reg.tile[name], distance, floats, most, many_sizes)
 
 
 def _accumulators(
