@@ -25,8 +25,9 @@ MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
 
 # A kernel that was started early goes on when those before it have ended and what they wrote can be
-# seen (runtime/gpu/recorded.py); nothing happens where a launch does not ask for it. Blocks that are
-# let in even earlier (launch_dependents) share multiprocessors unevenly: networks become slower.
+# seen (runtime/gpu/recorded.py); nothing happens where a launch does not ask for it. Blocks that
+# are let in even earlier (launch_dependents) share multiprocessors unevenly, and networks become
+# slower.
 GRID_BEGINS = 'griddepcontrol.wait;'
 
 # Four tiles of 8 x 8 halves at the address %4 of each lane's row, turned: a lane has two neighbours
