@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tilewright.errors import InputError
@@ -17,7 +17,7 @@ from tilewright.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class TimeConstants:
-    """Costs in cycles of one core, and shares, as model/cpu/outer_time.py uses them.
+    """Costs in cycles of one core, and shares, as model/cpu/outer_time.py and stencil_time.py use them.
 
     The values here were fitted to random and to ranked schedules on a Neoverse-N1.
     """
@@ -36,6 +36,7 @@ class TimeConstants:
     store_cycles: float = 0.58  # one result element: transposed, through the epilogue, stored
     store_turned_cycles: float = 0.25  # the same, where micro-kernels keep pixels across vectors
     store_apart_cycles: float = 0.77  # beside that, where pixels are not neighbours in the result
+    store_line_cycles: float = 0.0  # beside that, a line of results whose cache set is too full
     pack_call_cycles: float = 74.0  # one input tile copied, whatever its size
     pack_cycles: float = 0.53  # one element of an input tile, beside moving it between caches
     pack_row_cycles: float = 9.4  # one row of it, where there are no strips
@@ -49,10 +50,15 @@ class TimeConstants:
     vector_cycles: float = 0.2  # one load of weights, beside the busiest units: from afar
     in_place_cycles: float = 0.46  # one load of pixels in place: channels are lines and pages apart
     row_cycles: float = 0.2  # the same where iterations walk along rows (a Xeon with AVX-512)
+    chain: float = 1.0  # of the latency of a sum; less where cores look ahead into the next tile
     written: float = 1.2  # what a line of results counts beside one that is read: it moves twice
     resumed: float = 8.8  # a line of accumulators taken up again: the next step waits for it
     page_cycles: float = 0.65  # one miss in a first-level TLB
     walk_cycles: float = 15.0  # one miss in a second-level TLB, mostly hidden
+
+    stencil_cycles: float = 1.0  # of those that stencil_time.py counts
+    stencil_exposed: float = 0.59  # share of the time of a stencil's traffic that nothing hides
+    stencil_memory: float = 0.59  # the same of traffic that comes from memory
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -81,7 +87,7 @@ class TimeConstants:
 
 
 COMMON = TimeConstants()
-_DEFAULTS: dict[str, TimeConstants] = {}
+_DEFAULTS = {'avx512': replace(COMMON, store_line_cycles=8.0)}
 
 
 def default_constants(isa: str) -> TimeConstants:

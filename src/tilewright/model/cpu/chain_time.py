@@ -92,14 +92,14 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     if before is not None:
         fill += copied.calls * _expand_cycles(before, isa) * cycle_s
         image = copied.calls * before.rows * before.width * before.summed[1]
-        fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * image, 1)
+        fill += k.stencil_exposed * home_seconds(machine, threads, held, threads * image, 1)
         # A block of the image is read again for every block of channels.
         block = before.summed[1] * before.block
         again = copied.calls * before.blocks * sum(before.counts.values()) * block
         near = block + before.summed[1] * before.columns
         fill += home_seconds(machine, threads, near, threads * again, 1)
         held = before.region_floats
-    fill += stencil_time.EXPOSED * home_seconds(machine, threads, held, threads * read, 1)
+    fill += k.stencil_exposed * home_seconds(machine, threads, held, threads * read, 1)
     fill += k.pack_into * home_seconds(
         machine, threads, 2 * buffer.size, 2 * threads * copied.elements, 2
     )

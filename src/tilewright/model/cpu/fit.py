@@ -29,7 +29,8 @@ PULLS = (0.3, 0.03, 0.003, 0.0003)
 FOLDS = 4
 WEIGHT = 2.0  # (time / best of its layer) ** -WEIGHT
 COMMON_SHARE = 0.1  # of the squared mean of a layer, beside the variance
-MOST_FACTOR = 20.0  # between a constant and where it started
+MOST_FACTOR = 50.0  # between a constant and where it started
+LEAST = 0.02  # where a constant of zero starts
 STEP = 0.25  # of a constant, by which its slope is found
 PASSES, STEPS = 3, 25
 
@@ -212,7 +213,7 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _values(constants: TimeConstants) -> np.ndarray:
-    return np.array([max(getattr(constants, name), 1e-6) for name in NAMES])
+    return np.array([getattr(constants, name) or LEAST for name in NAMES])
 
 
 def _constants(values: np.ndarray) -> TimeConstants:

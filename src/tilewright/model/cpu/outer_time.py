@@ -17,9 +17,10 @@ only the share that computing does not hide (`exposed`). Constants are those of 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
@@ -45,25 +46,37 @@ ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a c
 class _Case:
     """A group with one schedule, and what several terms of its time need, each found once.
 
-    `part` is what the slowest thread owns, `k` the constants of the machine.
+    `part` is what the slowest thread owns.
     """
 
     group: Group
     schedule: Schedule
     contraction: Contraction
     part: Mapping[str, int]
-    k: TimeConstants
+    machine: Machine
 
     @classmethod
     def of(cls, group: Group, schedule: Schedule, machine: Machine) -> _Case:
         group = tiled_form(group, schedule.reg.tile)
         contraction = contract(group, schedule.vector)
         part = part_extents(group.main, schedule)
-        return cls(group, schedule, contraction, part, machine.time_constants)
+        return cls(group, schedule, contraction, part, machine)
+
+    @cached_property
+    def k(self) -> TimeConstants:
+        return self.machine.time_constants
 
     @cached_property
     def lane(self) -> str:
         return operand.lane_of(self.contraction, self.schedule)
+
+    @cached_property
+    def held(self) -> bool:
+        """Whether the second cache holds the results of the part from one call to the next."""
+        room = MARGIN * self.machine.capacity_bytes(
+            min(1, len(self.machine.caches) - 1), self.schedule.threads
+        )
+        return 4 * footprint(self.contraction.stage.write, self.part) <= room
 
     @cached_property
     def packed(self) -> dict[str, int]:
@@ -151,7 +164,7 @@ def step_cycles(
         fmas / isa.fma_per_cycle,
         loads / isa.loads_per_cycle,
         (fmas + loads + addresses + (isa.loop_instructions + rows) / steps) / ISSUE_PER_CYCLE,
-        isa.fma_chain_cycles,
+        k.chain * isa.fma_chain_cycles,
     )
     return busiest + k.vector_cycles * vectors
 
@@ -210,7 +223,9 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
             result = k.store_turned_cycles if turned and run % STORE_RUN == 0 else each_result
-            store += outside * tiles * count * (k.tile_cycles + stored * result)
+            lines = _evicted_lines(case, pixels // run, run, vectors * isa.lanes)
+            each = k.tile_cycles + stored * result + k.store_line_cycles * lines
+            store += outside * tiles * count * each
             alike = max(alike, tiles * count)
             every += tiles * count
     compute += outside * calls * (every - alike) * k.switch_cycles
@@ -234,6 +249,32 @@ def _stored_together(case: _Case) -> bool:
     result = case.contraction.stage.write
     together = not case.lane or case.stride(result, case.lane) == 1
     return together or case.stride(result, case.contraction.vector) == 1
+
+
+def _evicted_lines(case: _Case, rows: int, run: int, planes: int) -> float:
+    """Lines of results that a register tile brings in, only for its neighbour to do so again.
+
+    A tile stores `run` neighbours in each of `rows` of each of `planes`. Planes may lie so that
+    their lines share few sets of the first cache, where more than its ways push each other out
+    before the next tile along the row comes to them. Seen only where the second cache does not hold
+    the results either.
+    """
+    result, lane, near = case.contraction.stage.write, case.lane, case.machine.caches[0]
+    if not case.k.store_line_cycles or not lane or case.stride(result, lane) != 1 or case.held:
+        return 0.0
+    line, sets = near.line_bytes // 4, near.bytes // (near.line_bytes * near.ways)
+    down = [case.stride(result, d) for d in case.contraction.pixels if d != lane]
+    plane, row = case.stride(result, case.contraction.vector), min(down, default=0)
+    whole = run % line == 0 == row % line and plane % line == 0
+    crowded = _crowded(planes, plane // line, rows, row // line, sets, near.ways)
+    return crowded * (run / line if whole else (run + line - 1) / line)
+
+
+@lru_cache(maxsize=4096)
+def _crowded(planes: int, plane: int, rows: int, row: int, sets: int, ways: int) -> int:
+    """Of one line of each row of each plane, so many lines apart: those in sets that overflow."""
+    held = Counter((p * plane + r * row) % sets for p in range(planes) for r in range(rows))
+    return sum(count for count in held.values() if count > ways)
 
 
 def _turned(case: _Case) -> bool:

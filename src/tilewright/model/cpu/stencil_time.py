@@ -41,7 +41,6 @@ TILE_CYCLES = 2.2  # one tile: its loop
 FILTER_CYCLES = 10.5  # one plane of results: pointers, weights into registers
 STREAMS = 6  # rows that are read side by side and that prefetchers follow
 STREAM_SHARE = 0.12  # what each further one adds to traffic from beyond the second cache
-EXPOSED = 0.59  # share of the time of the traffic that nothing hides
 LOAD_CYCLES = 0.07  # one load, beside the units that are busiest: half of them are not aligned
 STORE_CYCLES = 0.18  # one vector stored, beside the units that are busiest
 EPILOGUE_CYCLES = 0.5  # one stage of the epilogue, for one vector
@@ -215,14 +214,18 @@ def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Predi
     tiles = all_work(plan)
     done = cycles(plan, part, tiles)
     # Narrower vectors than the machine has run at the same number of instructions.
-    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    k = machine.time_constants
+    cycle_s = (
+        k.stencil_cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    )
     words = traffic(plan, machine, part, tiles)
     times = [
         4 * words[number] * threads / (1e9 * machine.bandwidth_gbps(number, threads))
         for number in range(len(words))
     ]
     slowest = max(range(1, len(times)), key=lambda number: times[number])
-    exposed = EXPOSED * times[slowest]
+    exposed = times[slowest]
+    exposed *= k.stencil_memory if slowest == len(machine.caches) else k.stencil_exposed
     if slowest > 1 and rows_apart(plan) > machine.caches[0].line_bytes:
         exposed *= 1 + STREAM_SHARE * max(0, done.streams - STREAMS)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0

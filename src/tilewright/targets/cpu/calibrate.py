@@ -43,12 +43,15 @@ TRAINING = (
     'ic384ih7oc320oh7kh3ph1', 'ic96ih28oc192oh28kh1', 'ic288ih14oc288oh14kh1',
     'ic40ih56oc160oh56kh1', 'ic640ih7oc128oh7kh1', 'ic48ih56oc96oh28kh3sh2ph1',
     'ic3ih96oc48oh48kh5sh2ph2', 'ic160ih28oc320oh14kh1sh2', 'ic24ih112oc24oh112kh3ph1',
+    'ic8ih60oc24oh60kh5ph2', 'ic4ih128oc64oh128kh3ph1', 'ic3ih480oc24oh480kh3ph1',
+    'g96ic96ih56oc96oh56kh3ph1', 'g240ic240ih28oc240oh14kh3sh2ph1',
 )  # fmt: skip
 HELD_OUT = (
     'ic80ih20oc112oh20kh3ph1', 'ic144ih17oc240oh17kh1', 'ic56ih42oc88oh21kh3sh2ph1',
     'ic448ih10oc192oh10kh3ph1', 'ic16ih72oc72oh72kh1', 'ic12ih64oc40oh64kh5ph2',
+    'g144ic144ih42oc144oh42kh3ph1', 'ic4ih360oc32oh360kh3ph1',
 )  # fmt: skip
-BATCH, RANKED = 4, 2  # schedules of a layer at a time; of the first batch, those the model ranks
+BATCH, RANKED = 4, 3  # schedules of a layer at a time; of the first batch, those the model ranks
 MOST_EACH = 24  # of a layer
 ROUNDS, TURN_MS = 3, 4.0
 MEASURING = 0.8  # share of the seconds; the rest is for the fit
