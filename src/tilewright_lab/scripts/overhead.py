@@ -51,7 +51,9 @@ def _network(threads: int) -> tuple[Any, np.ndarray]:
 
     layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3)
     x = torch.zeros(1, 3, 8, 8)
-    return tw.compile(torch.nn.Sequential(*layers).eval(), example_inputs=(x,), threads=threads), x.numpy()
+    return tw.compile(
+        torch.nn.Sequential(*layers).eval(), example_inputs=(x,), threads=threads
+    ), x.numpy()
 
 
 def ways_of(name: str, call: Any, x: np.ndarray) -> dict[str, Callable[[int], float]]:

@@ -27,6 +27,8 @@ from tilewright.runtime.array_layout import ALIGNED, CONTIGUOUS, WRITEABLE, is_l
 
 ALIGNMENT = 64
 POINTER = ctypes.c_void_p
+# A call with less to do keeps Python's lock: others would take longer to wake up than it takes.
+LEAST_FLOPS = 1e6
 MOST_KEPT = 8  # results that nobody holds, of one kernel or network
 MOST_KEPT_BYTES = 1 << 27  # of them together
 Kind = tuple[tuple[int, ...], Any]  # shape, dtype
@@ -74,10 +76,10 @@ class _Call(ctypes.Structure):
 
 
 @cache
-def executor() -> ctypes.CDLL:
-    """executor.c, built once."""
+def executor(locked: bool = False) -> ctypes.CDLL:
+    """executor.c, built once; `locked`: called without letting other threads of Python run."""
     source = resources.files('tilewright.runtime').joinpath('executor.c').read_text()
-    library = ctypes.CDLL(str(build(source, name='executor')))
+    library = (ctypes.PyDLL if locked else ctypes.CDLL)(str(build(source, name='executor')))
     for name, arguments, result in (
         ('tw_execute', [POINTER, POINTER, POINTER], None),
         ('tw_execute_time', [POINTER, POINTER, ctypes.c_long, POINTER], None),
@@ -188,7 +190,7 @@ class Calls:
 
     def __init__(
         self, inputs: Sequence[Kind], outputs: Sequence[Kind], make: Callable[[], Context],
-        most: int,
+        most: int, flops: float,
     ) -> None:  # fmt: skip
         self._make, self._most = make, most
         kinds = [*inputs, *outputs]
@@ -204,8 +206,8 @@ class Calls:
                 CONTIGUOUS | ALIGNED | (WRITEABLE if written else 0),
             )  # fmt: skip
         self._quick = is_laid_out_so()
-        self._run = executor().tw_call
-        self._run_two = executor().tw_call_two
+        library = executor(locked=flops < LEAST_FLOPS)
+        self._run, self._run_two = library.tw_call, library.tw_call_two
         self._two = (len(inputs), len(outputs)) == (1, 1)
         self.renew()
         renew_in_children(self)

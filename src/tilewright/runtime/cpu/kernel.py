@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
@@ -160,7 +160,8 @@ class Kernel:
     def calls(self, packed: np.ndarray) -> Calls:
         """Calls with these constants, as many side by side as there are callers."""
         kinds = [(t.shape, NUMPY[t.dtype]) for t in (*self._inputs, self.group.output)]
-        return Calls(kinds[:-1], kinds[-1:], lambda: self.context(packed), sys.maxsize)
+        make, flops = partial(self.context, packed), self.group.flops
+        return Calls(kinds[:-1], kinds[-1:], make, sys.maxsize, flops)
 
     def time(
         self,

@@ -231,7 +231,8 @@ class Network(CalledNetwork):
         ]
         kinds = [(v.shape, DTYPES[v.dtype]) for v in (*self.inputs, *self.outputs)]
         count, most = len(self.inputs), 1 if self._shared else min(MOST_AT_ONCE, usable_cores())
-        self._calls = Calls(kinds[:count], kinds[count:], self._context, most)
+        flops = sum(task.group.flops for task in program.tasks)
+        self._calls = Calls(kinds[:count], kinds[count:], self._context, most, flops)
         self._new = [Results(*kind).new for kind in kinds[count:]]
         self._calls.give(self._calls.take())  # so that memory that is missing is missed now
 
@@ -372,10 +373,14 @@ class Network(CalledNetwork):
         out: np.ndarray | Sequence[np.ndarray] | None = None,
         **named: np.ndarray,
     ) -> np.ndarray | tuple[np.ndarray, ...]:
-        if self._plain and out is None and not named and len(arrays) == len(self.inputs):
-            results = [new() for new in self._new]
+        if self._plain and not named and len(arrays) == len(self.inputs):
+            alone = len(self.outputs) == 1
+            if out is None:
+                results = [new() for new in self._new]
+            else:
+                results = list(out) if isinstance(out, list | tuple) else [out]
             if self._calls.run((*arrays, *results)):
-                return results[0] if len(results) == 1 else tuple(results)
+                return results[0] if alone else tuple(results)
         return super().__call__(*arrays, out=out, **named)
 
     def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
