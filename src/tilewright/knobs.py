@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,21 @@ _BY_NAME = {knob.name: knob for knob in KNOBS}
 def get(name: str) -> Any:
     """The value of a knob: from the environment, or its default."""
     return _BY_NAME[name].get()
+
+
+@contextmanager
+def held(name: str, value: str) -> Iterator[None]:
+    """Another value of a knob for a while, also for processes that are started meanwhile."""
+    variable = _BY_NAME[name].variable
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def table() -> list[tuple[str, str, str]]:

@@ -13,6 +13,10 @@ from tilewright.ops.convolution import Convolution
 from tilewright.ops.reference import reference
 from tilewright.ops.specs import Layer, read_layer
 from tilewright.runtime.callable import made_of
+from tilewright_lab.peers.contestants import layer_arrays
+from tilewright_lab.scripts.benchdnn_shapes import images_of, torch_answer
+
+pytest.importorskip('torch')
 
 LAYERS = (
     'mb2ic5iw37oc19kw3pw1+bias+relu',
@@ -27,44 +31,10 @@ LAYERS = (
 )
 
 
-def torch_answer(conv: Convolution, arrays: dict) -> np.ndarray:
-    torch = pytest.importorskip('torch')
-    functional, rank = torch.nn.functional, conv.rank
-    x, w = (torch.from_numpy(arrays[name]).double() for name in ('In', 'Ker'))
-    bias = torch.from_numpy(arrays['Bias']).double() if conv.bias else None
-    sides = [
-        (before, after)
-        for before, after in zip(conv.pad[:rank][::-1], conv.pad[rank:][::-1], strict=True)
-    ]
-    if conv.transposed:
-        y = getattr(functional, f'conv_transpose{rank}d')(
-            x, w, None, conv.stride, 0, 0, conv.groups, conv.dilation
-        )
-        y = functional.pad(y, [-side for pair in sides for side in pair])
-        y = y if bias is None else y + bias.view(-1, *[1] * rank)
-    else:
-        padded = functional.pad(x, [side for pair in sides for side in pair])
-        y = getattr(functional, f'conv{rank}d')(
-            padded, w, bias, conv.stride, 0, conv.dilation, conv.groups
-        )
-    return (y.relu() if conv.activation == 'relu' else y).numpy()
-
-
-def arrays_of(layer: Layer) -> dict[str, np.ndarray]:
-    """As callers give them."""
-    rng, shapes = np.random.default_rng(7), {}
-    for tensor in layer.group.tensors:
-        if tensor.role in ('input', 'constant'):
-            shapes[tensor.name] = tensor.shape
-    for name, source in layer.group.given:
-        shapes[name] = source.with_role('input')[0].shape
-    return {n: rng.standard_normal(shape).astype(np.float32) for n, shape in shapes.items()}
-
-
 @pytest.mark.parametrize('text', LAYERS)
 def test_a_layer_computes_what_pytorch_does(text):
     layer = read_layer(text)
-    arrays = arrays_of(layer)
+    arrays = layer_arrays(layer.group, 7)
     plan = tw.optimize(layer.group, measure=False, threads=2)
     got = plan.build(arrays['Ker'], arrays.get('Bias'))(arrays['In'])
     np.testing.assert_allclose(got, torch_answer(layer.conv, arrays), rtol=1e-4, atol=1e-4)
@@ -98,7 +68,7 @@ def transposed(draw):
 @given(transposed())
 def test_a_transposed_convolution_is_described_by_its_residues(conv):
     layer = Layer(conv)
-    arrays = arrays_of(layer)
+    arrays = layer_arrays(layer.group, 7)
     want = torch_answer(conv, arrays)
     got = reference(layer.group, made_of(layer.group, arrays))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
@@ -127,3 +97,9 @@ def test_refusals_say_what_to_change(call, said):
     with pytest.raises(SpecError) as caught:
         call()
     assert said in str(caught.value)
+
+
+def test_a_part_of_a_large_batch_is_compared():
+    assert images_of(3, 1.0, 4e9) == [0, 1, 2]
+    assert images_of(64, 64e9, 4e9) == [0, 21, 42, 63]
+    assert images_of(64, 1e15, 4e9) == [0, 63]

@@ -12,9 +12,11 @@ from tilewright.machine.compiler import build
 from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.reference import reference
-from tilewright.runtime import array_state
+from tilewright.runtime import array_layout
 from tilewright.runtime.callable import BuiltGroup
-from tilewright.runtime.cpu.kernel import Kernel, aligned_empty, as_operand
+from tilewright.runtime.cpu import calls
+from tilewright.runtime.cpu.calls import MOST_KEPT, Results, aligned_empty
+from tilewright.runtime.cpu.kernel import Kernel, as_operand
 from tilewright.search.cpu.rank import rank
 from tilewright.targets.plan import Candidate, Plan
 
@@ -211,36 +213,88 @@ def built(outer_kernel: Kernel, arrays: dict) -> BuiltGroup:
     return BuiltGroup(outer_kernel, outer_kernel.group, constants)
 
 
-def test_the_same_buffers_again(outer_kernel, arrays, want):
-    """A second call on the same arrays is not checked again, but computes again."""
+def test_arrays_that_are_ready_take_the_short_way(outer_kernel, arrays, want):
+    """Any array that kernels can use is checked in C, the same or another."""
     conv = built(outer_kernel, arrays)
-    x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
-    conv(x, out=out)
-    np.testing.assert_array_equal(out, want)
-    x *= 2
-    doubled = reference(outer_kernel.group, {**arrays, 'In': x})
-    assert outer_kernel.run_again((x,), conv._packed, out)
-    np.testing.assert_array_equal(out, doubled)
-    out.fill(np.nan)
-    conv(x, out=out)
-    np.testing.assert_array_equal(out, doubled)
+    for x in (arrays['In'], arrays['In'].copy(), np.array(arrays['In'])[:]):
+        out = np.empty(want.shape, np.float32)
+        assert conv._calls.run((x, out))
+        np.testing.assert_array_equal(out, want)
+        np.testing.assert_array_equal(conv(x), want)
 
 
-def test_other_buffers_are_checked(outer_kernel, arrays, want):
+def test_all_other_arrays_are_looked_at(outer_kernel, arrays, want):
     conv = built(outer_kernel, arrays)
     x, out = arrays['In'], np.empty(want.shape, np.float32)
-    conv(x, out=out)
-    packed = conv._packed
-    assert not outer_kernel.run_again((x.copy(),), packed, out)
-    assert not outer_kernel.run_again((x,), packed, np.empty_like(out))
-    assert not outer_kernel.run_again((x,), packed.copy(), out)
-    assert not outer_kernel.run_again((x, x), packed, out)
+
+    class Other(np.ndarray):
+        """Of another type."""
+
+    apart = np.empty((*x.shape[:-1], 2 * x.shape[-1]), np.float32)[..., ::2]
+    strange = (
+        x.astype(np.float64), x[..., :-1], x[None], apart, x.view(Other), x.tolist(), None,
+        x.astype('>f4'), memoryview(x),
+    )  # fmt: skip
+    assert not any(conv._calls.run((item, out)) for item in strange)
+    assert not conv._calls.run((x,))
+    assert not conv._calls.run((x, x, out))
+    assert not conv._calls.run((x, out[:, ::-1]))
     out.flags.writeable = False
-    assert not outer_kernel.run_again((x,), packed, out)
+    assert not conv._calls.run((x, out))
     with pytest.raises(ArrayError, match='writeable'):
         conv(x, out=out)
-    other = np.empty(want.shape, np.float32)
-    np.testing.assert_array_equal(conv(x, out=other), want)
+    both = np.zeros(x.size + want.size - 1, np.float32)
+    overlap = (both[: x.size].reshape(x.shape), both[x.size - 1 :].reshape(want.shape))
+    assert not conv._calls.run(overlap)
+
+
+class OnlyDlpack:
+    """Has memory, and no other way to it."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **words):
+        return self.array.__dlpack__(**words)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_other_arrays_are_read_where_they_are(outer_kernel, arrays, want):
+    x, conv = arrays['In'], built(outer_kernel, arrays)
+    (tensor,) = outer_kernel.group.with_role('input')
+    for given in (OnlyDlpack(x), memoryview(x)):
+        assert as_operand(tensor, given).ctypes.data == x.ctypes.data
+        np.testing.assert_array_equal(conv(given), want)
+
+
+def test_memory_of_a_result_is_used_again_when_nobody_holds_it():
+    """Else a caller would see a result change, or every call would pay for new pages."""
+    results = Results((3, 5), np.float32)
+    first = results.new()
+    place, part = first.ctypes.data, first[1:, ::2]
+    assert place % calls.ALIGNMENT == 0
+    del first
+    second = results.new()
+    assert second.ctypes.data != place  # a view of the first is held
+    del part
+    assert results.new().ctypes.data == place
+    view = memoryview(results.new())
+    assert results.new().ctypes.data != place
+    del view
+    held = [results.new() for _ in range(3 * MOST_KEPT)]
+    assert len({array.ctypes.data for array in held}) == len(held)
+    assert len(results._kept) == MOST_KEPT
+
+
+def test_results_that_are_held_do_not_change(outer_kernel, arrays, want):
+    conv = built(outer_kernel, arrays)
+    held = [conv(number * arrays['In']) for number in range(2 * MOST_KEPT)]
+    for number, result in enumerate(held):
+        np.testing.assert_array_equal(
+            result, reference(outer_kernel.group, {**arrays, 'In': number * arrays['In']})
+        )
 
 
 # What Python can do to an array that stays the same object.
@@ -262,7 +316,6 @@ def test_an_input_that_was_changed_in_place_is_looked_at_again(outer_kernel, arr
     conv = built(outer_kernel, arrays)
     x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
     conv(x, out=out)
-    assert outer_kernel.run_again((x,), conv._packed, out)
     CHANGES_IN_PLACE[how](x)
     out.fill(np.nan)
     if x.shape != arrays['In'].shape:
@@ -305,30 +358,17 @@ def test_memory_that_was_exchanged_is_not_written(outer_kernel, arrays, want):
 def test_where_arrays_cannot_be_looked_into_every_call_is_checked(
     outer_kernel, arrays, want, monkeypatch
 ):
-    monkeypatch.setattr(array_state, '_is_laid_out_so', lambda: False)
+    monkeypatch.setattr(calls, 'is_laid_out_so', lambda: False)
     conv = built(outer_kernel, arrays)
     x, out = arrays['In'].copy(), np.empty(want.shape, np.float32)
     for _ in range(2):
         np.testing.assert_array_equal(conv(x, out=out), want)
-        assert not outer_kernel.run_again((x,), conv._packed, out)
+        assert not conv._calls.run((x, out))
 
 
 def test_the_fields_of_an_array_are_where_they_are_looked_for():
-    """A numpy with another layout would lose the short way for calls on the same arrays."""
-    assert array_state._is_laid_out_so()
-    assert array_state.state_of(np.zeros(())) is not None
-
-
-def test_buffers_that_are_gone_are_forgotten(outer_kernel, arrays, want):
-    """Another array may get the identity of one that was freed."""
-    conv = built(outer_kernel, arrays)
-    x = arrays['In'].copy()
-    conv(x, out=np.empty(want.shape, np.float32))
-    assert outer_kernel._same is None
-    out = np.empty(want.shape, np.float32)
-    conv(x, out=out)
-    with pytest.raises(ValueError, match='resize'):
-        x.resize((1, *x.shape[1:], 2), refcheck=False)
+    """A numpy with another layout would lose the short way."""
+    assert array_layout.is_laid_out_so()
 
 
 def test_a_converted_input_is_converted_every_time(outer_kernel, arrays, want):

@@ -21,6 +21,7 @@ from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.stencil_time import predict_stencil
 from tilewright.ops.convolution import conv2d
 from tilewright.search.cpu.sample import log_uniform, schedules, take
+from tilewright_lab.cli import reproduce
 from tilewright_lab.compare.results import Contestant, LayerResult
 from tilewright_lab.figures import dataset, mopt_fig5, mopt_fig6, mopt_fig7, pictures
 from tilewright_lab.figures.collect import _batches, _wants_turn, covering
@@ -41,11 +42,13 @@ def drawn(group, count, threads=1, seed=0):
 def test_a_name_that_is_not_known_gets_a_hint():
     with pytest.raises(InputError, match='did you mean mopt-fig5'):
         figure_of('mopt-fig55')
-    with pytest.raises(InputError, match='choose one of mopt-fig5, mopt-fig6, mopt-fig7, scaling'):
+    with pytest.raises(
+        InputError, match='choose one of mopt-fig5, mopt-fig6, mopt-fig7, mopt-fig8'
+    ):
         figure_of('x')
 
 
-@pytest.mark.parametrize('name', ['mopt-fig5', 'mopt-fig6', 'mopt-fig7'])
+@pytest.mark.parametrize('name', ['mopt-fig5', 'mopt-fig6', 'mopt-fig7', 'mopt-fig8'])
 def test_a_figure_is_a_module_with_run_text_and_plot(name):
     module = FIGURES[name].load()
     assert all(callable(getattr(module, part)) for part in ('run', 'text', 'plot'))
@@ -424,6 +427,32 @@ def bench_file(path, peers=('torch', 'onnxruntime'), **changes):
     document = {'verb': 'bench', 'machine': MACHINE.to_json(), 'caches': 'warm', 'layers': [layer]}
     path.write_text(json.dumps(document))
     return path
+
+
+@pytest.mark.parametrize(
+    ('name', 'there', 'asked', 'taken'),
+    [
+        ('mopt-fig7', ('avx512', 'avx2', 'portable'), None, 'avx2'),
+        ('mopt-fig7', ('avx512', 'avx2', 'portable'), 'avx512', 'avx512'),
+        ('mopt-fig7', ('neon', 'portable'), None, ''),
+        ('mopt-fig8', ('avx512', 'avx2', 'portable'), None, 'avx512'),
+        ('mopt-fig5', ('avx512', 'avx2', 'portable'), None, ''),
+    ],
+)
+def test_the_instruction_set_of_the_papers_machine(monkeypatch, name, there, asked, taken):
+    """Else figures 7 and 8 would be one and the same on a machine with AVX-512."""
+    monkeypatch.delenv('TILEWRIGHT_ISA', raising=False)
+    monkeypatch.setattr(reproduce, 'host_isas', lambda: there)
+    assert reproduce._isa(figure_of(name), None, asked) == taken
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.delenv('TILEWRIGHT_ISA', raising=False)
+    monkeypatch.setattr(reproduce, 'host_isas', lambda: ('avx2', 'portable'))
+    with pytest.raises(InputError, match=r'mopt-fig8 with avx512 .* which has avx2, portable'):
+        reproduce._isa(figure_of('mopt-fig8'), None, None)
+    with pytest.raises(InputError, match='leave it out'):
+        reproduce._isa(figure_of('mopt-fig8'), tmp_path, 'avx2')
 
 
 @pytest.mark.usefixtures('two_layers')

@@ -11,7 +11,8 @@ from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.cpu.kernel import Kernel, aligned_empty, as_operand
+from tilewright.runtime.cpu.calls import Results
+from tilewright.runtime.cpu.kernel import Kernel, as_operand
 
 
 def made_of(group: Group, constants: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -58,33 +59,34 @@ class BuiltGroup(Bound):
     """A compiled group. `conv(x)` allocates the result, `conv(x, out=y)` writes into y.
 
     Constants given at construction are packed once. Those that are not must come with every call,
-    by name, and are packed again each time. Calls from several threads take turns.
+    by name, and are packed again each time. Calls from several threads run side by side. Arrays
+    that are ready are used where they are, also those that have the buffer protocol, `__array__` or
+    DLPack alone. Memory of results that nobody holds any more is used for the next ones.
     """
 
     def __init__(self, kernel: Kernel, group: Group, constants: Mapping[str, np.ndarray]) -> None:
         super().__init__(group, constants)
         self._kernel = kernel
         self._packed = None if self._missing else kernel.pack(self._constants)
+        self._calls = None if self._packed is None else kernel.calls(self._packed)
+        self._new = Results(group.output.shape, NUMPY[group.output.dtype]).new
 
     def __call__(
         self, *inputs: np.ndarray, out: np.ndarray | None = None, **constants: np.ndarray
     ) -> np.ndarray:
         """Inputs in group order; constants that were not built in, by name."""
-        packed = self._packed
-        if (
-            packed is not None
-            and out is not None
-            and not constants
-            and self._kernel.run_again(inputs, packed, out)
-        ):
-            return out
+        result = self._new() if out is None else out
+        if self._calls is not None and not constants and self._calls.run((*inputs, result)):
+            return result
         self._check(inputs, constants)
-        if packed is None:
+        named = dict(zip(self._inputs, inputs, strict=True))
+        if self._calls is not None and self._packed is not None:
+            with self._calls.held() as context:
+                self._kernel.run(named, self._packed, result, context)
+        else:
             packed = self._kernel.pack({**self._constants, **made_of(self.group, constants)})
-        if out is None:
-            out = aligned_empty(self.group.output.shape, NUMPY[self.group.output.dtype])
-        self._kernel.run(dict(zip(self._inputs, inputs, strict=True)), packed, out)
-        return out
+            self._kernel.run(named, packed, result)
+        return result
 
     def __repr__(self) -> str:
         return f'<built {self.group.label}, {self._kernel.parts} threads>'

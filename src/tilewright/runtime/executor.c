@@ -5,6 +5,7 @@
    written where the caller has them. Workers of the pool look for work between steps, so that a
    step costs little more than its parts do. */
 
+#include <stddef.h>
 #include <time.h>
 
 typedef void (*part_fn)(const void *args, long part);
@@ -62,4 +63,71 @@ void tw_execute_time(const network *net, const char *const *arrays, long repeats
         tw_execute(net, arrays, 0);
         seconds[i] = now() - start;
     }
+}
+
+/* What an array must be for kernels to use it as it is. */
+typedef struct {
+    const void *type;  /* of element */
+    const long *shape;
+    long rank;
+    long bytes;
+    long flags; /* of numpy, all of which must be set */
+} wanted;
+
+/* One network that is called on arrays of Python: the inputs, then the results. */
+typedef struct {
+    const network *net;
+    const wanted *arrays;
+    long inputs;
+    long count;
+    const void *array_type; /* numpy.ndarray itself, no class derived from it */
+    const char **io;
+} call;
+
+/* The beginning of an array of numpy (runtime/array_layout.py). */
+typedef struct {
+    ptrdiff_t references;
+    const void *type;
+    const char *data;
+    int rank;
+    const ptrdiff_t *shape;
+    const ptrdiff_t *strides;
+    const void *base;
+    const void *element;
+    int flags;
+} array;
+
+static int fits(const array *a, const wanted *w, const void *array_type)
+{
+    if (a->type != array_type || a->element != w->type || a->rank != w->rank)
+        return 0;
+    if ((a->flags & w->flags) != w->flags)
+        return 0;
+    for (long i = 0; i < w->rank; i++)
+        if (a->shape[i] != w->shape[i])
+            return 0;
+    return 1;
+}
+
+/* 0 if the network ran; 1 if an array is not what kernels can use, or results overlap. */
+long tw_call(const call *c, const array *const *arrays)
+{
+    for (long i = 0; i < c->count; i++) {
+        if (!fits(arrays[i], &c->arrays[i], c->array_type))
+            return 1;
+        c->io[i] = arrays[i]->data;
+    }
+    for (long i = c->inputs; i < c->count; i++)
+        for (long j = 0; j < i; j++)
+            if (c->io[i] < c->io[j] + c->arrays[j].bytes && c->io[j] < c->io[i] + c->arrays[i].bytes)
+                return 1;
+    tw_execute(c->net, c->io, 0);
+    return 0;
+}
+
+/* The same for one input and one result. */
+long tw_call_two(const call *c, const array *input, const array *result)
+{
+    const array *arrays[2] = {input, result};
+    return tw_call(c, arrays);
 }

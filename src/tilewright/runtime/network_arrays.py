@@ -21,7 +21,8 @@ from numpy.lib.array_utils import byte_bounds
 
 from tilewright.errors import ArrayError, InputError
 from tilewright.graph.graph import DTYPES, Value
-from tilewright.runtime.cpu.kernel import aligned_empty, array_of
+from tilewright.runtime.cpu.calls import aligned_empty
+from tilewright.runtime.cpu.kernel import array_of
 from tilewright.runtime.profile import Profile, explain_network
 
 

@@ -208,13 +208,3 @@ void tw_pool_spin(long microseconds)
 {
     atomic_store(&spin_us, microseconds);
 }
-
-/* Seconds of each of `repeats` runs. */
-void tw_pool_time(part_fn fn, const void *args, long parts, long repeats, double *seconds)
-{
-    for (long i = 0; i < repeats; i++) {
-        double start = now();
-        tw_pool_run(fn, args, parts);
-        seconds[i] = now() - start;
-    }
-}

@@ -38,7 +38,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.machine.machine import Machine
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import ALGORITHMS
-from tilewright.runtime.cpu.kernel import aligned_empty
+from tilewright.runtime.cpu.calls import aligned_empty
 from tilewright.runtime.verify import TOLERANCE
 from tilewright.schedule.choice import Choice
 from tilewright.store.network_checks import (

@@ -187,6 +187,7 @@ def bench(
         'tilewright reproduce mopt-fig6 --layers mopt/R9 --samples 12',
         'tilewright reproduce mopt-fig5 --fleet tcp://host:8786',
         'tilewright reproduce mopt-fig7 --data bench.json --plot pictures',
+        'tilewright reproduce mopt-fig8 --layers mopt/R9,mopt/M2 --threads 2',
         'tilewright reproduce cnnopt-table9 --data DIR --machine rtx2080ti',
         'tilewright reproduce gtuner-table1 --data bench/results/h200/groups --machine h200',
         'tilewright reproduce gtuner-table3 --data bench/results/h200/networks-inductor.json',
@@ -236,6 +237,10 @@ def reproduce(
     small: Annotated[
         bool, typer.Option('--small', help='Small networks of the same structure.')
     ] = False,
+    isa: Annotated[
+        str | None,
+        typer.Option('--isa', metavar='NAME', help='Of mopt-fig7 and -fig8: avx2, avx512, ...'),
+    ] = None,
     fleet: Fleet = None,
     machine: MachineName = None,
     threads: Threads = None,
@@ -245,7 +250,8 @@ def reproduce(
     """Make a figure of a paper again, on this machine or on data (docs/reproduce.md).
 
     mopt-fig5: the model against random schedules; mopt-fig6: time and simulated traffic in
-    predicted order; mopt-fig7: the comparison with libraries; scaling: time against size;
+    predicted order; mopt-fig7 and -fig8: the comparison with libraries, caches flushed, held to
+    AVX2 or AVX-512; scaling: time against size;
     cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
     gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise;
     gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others;
@@ -258,7 +264,7 @@ def reproduce(
     return verb.run(
         name, Output('reproduce', json), data=data, machine=machine, layers=layers,
         samples=samples, plot=plot, threads=threads, seed=seed, epochs=epochs, networks=networks,
-        target=target, seconds=seconds, small=small, fleet=fleet,
+        target=target, seconds=seconds, small=small, fleet=fleet, isa=isa,
     )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tilewright import knobs
 from tilewright.cli.optimize import INTERRUPTED, check_early, machine_of
 from tilewright.cli.output import Bar, Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.machine.compiler import cache_dir
+from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
 from tilewright.ops.suites import expand
 from tilewright.pipeline import check_options
@@ -64,10 +66,12 @@ def run(
     seconds: float | None = None,
     small: bool = False,
     fleet: str | None = None,
+    isa: str | None = None,
 ) -> int:
     """Make a figure: text, JSON and, if asked for, a picture; comes out: the exit code."""
     figure = figure_of(name)
     _check(figure, data, layers, samples, plot)
+    isa = _isa(figure, data, isa)
     if epochs is not None and (not figure.trains or epochs < 1):
         raise InputError(
             f'--epochs {epochs}: '
@@ -85,10 +89,12 @@ def run(
     if missing:
         out.warn(f'{missing}; the figures are written without it')
     with contextlib.ExitStack() as stack:
+        if isa:
+            stack.enter_context(knobs.held('isa', isa))
         options = _options(figure, out, stack, data, machine, layers, samples, threads, seed)
         options = replace(options, epochs=epochs or 0, fleet=fleet)
         options = replace(options, **{k: v for k, v in compiled.items() if v is not None})
-        if figure.name == 'mopt-fig7' and data is None:
+        if figure.isa and data is None:
             options = replace(options, data=_bench(options, out))
         module = figure.load()
         found = module.run(options)
@@ -107,6 +113,21 @@ def run(
     if found.get('interrupted'):
         return INTERRUPTED
     return MissingError.exit_code if missing else 0
+
+
+def _isa(figure: Figure, data: Path | None, isa: str | None) -> str:
+    """The instruction set to measure with: what is asked for, else the paper's, else the host's."""
+    if isa is not None and (data is not None or not figure.isa):
+        raise InputError(f'--isa {isa} is for what mopt-fig7 and -fig8 measure here; leave it out')
+    given, there = isa or knobs.get('isa'), host_isas()
+    if data is not None or not figure.isa or (given or figure.isa) in there:
+        return '' if data is not None else given or figure.isa
+    if figure.name == 'mopt-fig7' and not given:
+        return ''  # another kind of processor, of which its own set is the figure
+    raise InputError(
+        f'{figure.name} with {given or figure.isa} cannot be measured on this host, which has '
+        f'{", ".join(there)}; choose one by --isa, or give --data'
+    )
 
 
 def _check(
@@ -181,7 +202,8 @@ def _bench(options: Options, out: Output) -> Path:
 
     folder = cache_dir() / 'reproduce'
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f'{options.name}-{options.threads}t-seed{options.seed}.json'
+    machine = options.machine.isa if options.machine is not None else ''
+    path = folder / f'{options.name}-{machine}-{options.threads}t-seed{options.seed}.json'
     words = ['bench', options.layers, '--flush', '--threads', str(options.threads)]
     shown = sys.stderr if out.json_file == '-' else sys.stdout
     with contextlib.redirect_stdout(shown):

@@ -33,6 +33,7 @@ class Figure:
     threads  None: all usable cores
     gpu      evaluates data of a GPU, which --machine names
     trains   trains networks, for as many epochs as --epochs says
+    isa      instruction set of the paper's machine, which is taken where this host has it
     networks compiles networks of the zoo on a GPU: those that --networks names, on --target, with
              --samples trials a group
     """
@@ -46,6 +47,7 @@ class Figure:
     gpu: bool = False
     trains: bool = False
     networks: str = ''
+    isa: str = ''
 
     def load(self) -> ModuleType:
         return importlib.import_module(f'tilewright_lab.figures.{self.module}')
@@ -62,7 +64,10 @@ FIGURES = {
             'mopt-fig6', 'mopt_fig6', 'time and simulated traffic in predicted order',
             'mopt/R9,mopt/M2,mopt/Y5', 24, 1,
         ),
-        Figure('mopt-fig7', 'mopt_fig7', 'comparison with other libraries', 'mopt'),
+        Figure(
+            'mopt-fig7', 'mopt_fig7', 'comparison with other libraries, AVX2', 'mopt', isa='avx2'
+        ),
+        Figure('mopt-fig8', 'mopt_fig7', 'the same with AVX-512', 'mopt', isa='avx512'),
         Figure('scaling', 'scaling', 'time against batch, channels and image size'),
         Figure('cnnopt-table8', 'cnnopt_table8', 'trials to the best configuration', gpu=True),
         Figure('cnnopt-table9', 'cnnopt_table9', 'loss of learned and analytical models', gpu=True),

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright import zoo
+from tilewright import knobs, zoo
 from tilewright.errors import InputError, MissingError, TilewrightError
 from tilewright.graph.passes import GPU_PASSES
 from tilewright.machine.compiler import cache_dir
@@ -65,7 +65,6 @@ METHODS: Mapping[str, How] = {
     'online': How('analytical', 'online'),
 }
 OK = 'ok'
-_STORE = 'TILEWRIGHT_CACHE_DIR'
 _CHOSEN = 'chosen'  # where store/choices.py keeps what was found
 text = tables.text
 plot = tables.plot
@@ -313,15 +312,9 @@ def _own_models() -> dict[str, str]:
 @contextmanager
 def _empty(store: Path) -> Iterator[None]:
     """The cache directory is another one meanwhile; a user's own models are there as well."""
-    models, before = own_folder(), os.environ.get(_STORE)
+    models = own_folder()
     if models.is_dir():
         shutil.copytree(models, store / models.name, dirs_exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
-    os.environ[_STORE] = str(store)
-    try:
+    with knobs.held('cache_dir', str(store)):
         yield
-    finally:
-        if before is None:
-            del os.environ[_STORE]
-        else:
-            os.environ[_STORE] = before

@@ -191,6 +191,15 @@ def _interpreter(name: str) -> str:
     return sys.executable if foreign is None else str(foreign)
 
 
+# What holds libraries to an instruction set below the host's; MLAS, of ONNX Runtime, takes no such
+# wish, and TVM is told in its target (peers/tvm.py).
+HELD_TO = {
+    'avx2': {
+        'ONEDNN_MAX_CPU_ISA': 'AVX2', 'DNNL_MAX_CPU_ISA': 'AVX2', 'ATEN_CPU_CAPABILITY': 'avx2',
+    }
+}  # fmt: skip
+
+
 def _environment(name: str, function: str, threads: int) -> dict[str, str]:
     """What every contestant's process gets.
 
@@ -206,6 +215,7 @@ def _environment(name: str, function: str, threads: int) -> dict[str, str]:
         paths = [str(tvm_environment.package_link())]
     return {
         **kept,
+        **HELD_TO.get(knobs.get('isa'), {}),
         'PYTHONPATH': os.pathsep.join(paths),
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': str(threads),

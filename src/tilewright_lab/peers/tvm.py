@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tilewright import knobs
 from tilewright.errors import InputError
 from tilewright.ops.convolution import Convolution
 from tilewright.ops.pointwise import LEAKY_SLOPE
@@ -66,12 +67,16 @@ def tuned(job: Job) -> Variant:
 
 
 def target_of(threads: int) -> dict[str, Any]:
-    """This host's processor, as LLVM names it, and the threads that a kernel may use."""
+    """This host's processor, as LLVM names it, and the threads that a kernel may use.
+
+    Held to AVX2, it is the first one that had it.
+    """
     codegen: Any = import_module('tvm.target.codegen')
+    held = knobs.get('isa') == 'avx2'
 
     return {
         'kind': 'llvm',
-        'mcpu': codegen.llvm_get_system_cpu(),
+        'mcpu': 'haswell' if held else codegen.llvm_get_system_cpu(),
         'mtriple': codegen.llvm_get_system_triple(),
         'num-cores': threads,
     }

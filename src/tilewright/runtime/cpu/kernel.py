@@ -7,11 +7,9 @@ which packs constants, runs and times through the shared thread pool (pool.c).
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
-import weakref
-from collections.abc import Mapping, Sequence
-from functools import cache
+import sys
+from collections.abc import Mapping
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
@@ -23,9 +21,16 @@ from tilewright.machine.compiler import build
 from tilewright.machine.detect import describe_host
 from tilewright.ops.dtypes import NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
-from tilewright.runtime.array_state import State, state_of
+from tilewright.runtime.cpu.calls import (
+    Calls,
+    Context,
+    NetStruct,
+    PatchStruct,
+    StepStruct,
+    aligned_empty,
+    executor,
+)
 
-ALIGNMENT = 64
 _POINTER = ctypes.c_void_p
 
 
@@ -46,10 +51,6 @@ def pool() -> ctypes.CDLL:
     library.tw_pool_run.argtypes = [_POINTER, _POINTER, ctypes.c_long]
     library.tw_pool_run.restype = None
     library.tw_pool_spin.argtypes = [ctypes.c_long]
-    library.tw_pool_time.argtypes = [
-        _POINTER, _POINTER, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double)
-    ]  # fmt: skip
-    library.tw_pool_time.restype = None
     library.tw_pool_spin(knobs.get('spin_us'))
     _place()
     return library
@@ -61,19 +62,14 @@ def _place() -> None:
         os.sched_setaffinity(0, describe_host().allowed)
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
-    """An uninitialised array whose data begins on a cache line."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
 def array_of(what: str, given: object) -> np.ndarray:
-    """What a caller gives as an array; whatever it raises when it is asked for one is an
-    ArrayError. Tensors of PyTorch are arrays unless they require gradients or are of bfloat16.
+    """What a caller gives as an array, without a copy where it has memory: by the buffer protocol,
+    `__array__` or DLPack; whatever it raises when it is asked for one is an ArrayError. Tensors of
+    PyTorch are arrays unless they require gradients or are of bfloat16.
     """
     try:
+        if hasattr(given, '__dlpack__') and not hasattr(given, '__array__'):
+            return np.from_dlpack(given)  # pyright: ignore[reportArgumentType]
         return np.asarray(given)
     except Exception as error:  # its `__array__` is the caller's own code
         said = ' '.join(str(error).split()) or type(error).__name__
@@ -103,24 +99,6 @@ def as_operand(tensor: Tensor, array: object) -> np.ndarray:
     return ready if ready.flags.aligned else ready.copy()
 
 
-# A lock that another thread held when the process was forked is never released in the child.
-_locked: weakref.WeakSet = weakref.WeakSet()
-
-
-def renew_lock_in_children(owner: object) -> None:
-    """Give `owner` a new `_lock` in every child process that is forked."""
-    _locked.add(owner)
-
-
-def _renew_locks() -> None:
-    for owner in _locked:
-        owner._lock = threading.Lock()
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_renew_locks)
-
-
 class Kernel:
     """A loaded kernel. Not tied to weights: `pack` makes the packed constants that `run` needs."""
 
@@ -131,21 +109,12 @@ class Kernel:
         library.tw_pack.argtypes = [ctypes.POINTER(_POINTER), _POINTER]
         library.tw_pack.restype = None
         self._library = library
-        self._run_pool = pool().tw_pool_run
         self._part = ctypes.cast(library.tw_part, _POINTER)
         self.parts = int(library.tw_parts())
         self._packed_bytes = int(library.tw_packed_bytes())
-        self._scratch = aligned_empty((self.parts * int(library.tw_scratch_bytes()),), np.uint8)
+        self._scratch_bytes = self.parts * int(library.tw_scratch_bytes())
         self._inputs = group.with_role('input')
         self._constants = group.with_role('constant')
-        self._lock = threading.Lock()  # callers share the scratch and the arguments
-        self._in = (_POINTER * max(len(self._inputs), 1))()
-        self._args = _Args(self._in, None, None, self._scratch.ctypes.data)
-        self._address = ctypes.addressof(self._args)
-        self._same: tuple[int, ...] | None = None  # identities of the last run's arrays
-        self._states: list[State] = []  # and what they were like
-        self._watched: list[weakref.ref] = []
-        renew_lock_in_children(self)
 
     @classmethod
     def load(cls, library: Path, group: Group) -> Kernel:
@@ -163,49 +132,44 @@ class Kernel:
         self._library.tw_pack(_pointers(arrays), packed.ctypes.data)
         return packed
 
-    def run(self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
-        """Compute into `out`, a C-contiguous array of the output's shape and dtype."""
-        keep = self._checked(inputs, packed, out)
-        given = [inputs[t.name] for t in self._inputs]
-        with self._lock:
-            self._fill(keep, packed, out)
-            if all(a is b for a, b in zip(given, keep, strict=True)):
-                self._remember(keep, packed, out)
-            pool().tw_pool_run(self._part, self._address, self.parts)
+    def run(
+        self, inputs: Mapping[str, np.ndarray], packed: np.ndarray, out: np.ndarray,
+        context: Context | None = None,
+    ) -> None:  # fmt: skip
+        """Compute into `out`, a C-contiguous array of the output's shape and dtype.
 
-    def run_again(self, inputs: Sequence[np.ndarray], packed: np.ndarray, out: np.ndarray) -> bool:
-        """Compute if these are the arrays of the last run, which were checked then, unchanged.
-
-        Most callers use their buffers again and again, and checking an array takes longer than some
-        layers do. The same object is not enough: its shape, strides, dtype, flags and address can
-        be changed in place. `packed` belongs to the caller in callable.py, who never changes it.
+        context  one of these constants, where there is one already
         """
-        key = (id(packed), id(out), *map(id, inputs))
-        with self._lock:
-            if key != self._same:
-                return False
-            for fields, fields_then, sizes, sizes_then in self._states:
-                if fields != fields_then or sizes != sizes_then:
-                    return False
-            self._run_pool(self._part, self._address, self.parts)
-        return True
+        keep = self._checked(inputs, packed, out)
+        context = context or self.context(packed)
+        context.bind((*keep, out))
+        context.run()
 
-    def _remember(self, inputs: list[np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
-        """Note whom the arguments point at, until one of them goes; the lock is held."""
-        mine = weakref.ref(self)
+    def context(self, packed: np.ndarray) -> Context:
+        """Memory for one call at a time with these constants."""
+        scratch = aligned_empty((self._scratch_bytes,), np.uint8)
+        given = (_POINTER * max(len(self._inputs), 1))()
+        args = _Args(given, packed.ctypes.data, None, scratch.ctypes.data)
+        here, slots = ctypes.addressof(args), ctypes.addressof(given)
+        step = StepStruct(self._part, here, self.parts)
+        places = [
+            *(slots + number * ctypes.sizeof(_POINTER) for number in range(len(self._inputs))),
+            here + _Args.out.offset,
+        ]
+        patches = (PatchStruct * len(places))(
+            *(PatchStruct(place, number, 0) for number, place in enumerate(places))
+        )
+        net = NetStruct(
+            ctypes.cast(pool().tw_pool_run, _POINTER), ctypes.addressof(step), 1,
+            ctypes.addressof(patches), len(places),
+        )  # fmt: skip
+        return Context(net, len(places), (self, scratch, packed, given, args, step, patches))
 
-        def forget(_: object) -> None:
-            kernel = mine()
-            if kernel is not None:
-                kernel._same = None
-
-        states = [state_of(array) for array in (out, *inputs)]
-        self._states = [state for state in states if state is not None]
-        if len(self._states) < len(states):
-            return
-        arrays = (packed, out, *inputs)
-        self._watched = [weakref.ref(a, forget) for a in arrays]
-        self._same = tuple(map(id, arrays))
+    def calls(self, packed: np.ndarray) -> Calls:
+        """Calls with these constants, as many side by side as there are callers."""
+        kinds = [(t.shape, NUMPY[t.dtype]) for t in (*self._inputs, self.group.output)]
+        make, flops = partial(self.context, packed), self.group.flops
+        return Calls(kinds[:-1], kinds[-1:], make, sys.maxsize, flops)
 
     def time(
         self,
@@ -217,11 +181,11 @@ class Kernel:
     ) -> list[float]:
         """Seconds of each of `repeats` runs, taken in C."""
         keep = self._checked(inputs, packed, out)
-        seconds = (ctypes.c_double * repeats)()
-        with self._lock:
-            self._fill(keep, packed, out)
-            pool().tw_pool_time(self._part, self._address, self.parts, repeats, seconds)
-        return list(seconds)
+        seconds = np.empty(repeats)
+        context = self.context(packed)
+        context.bind((*keep, out))
+        executor().tw_execute_time(context.address, context.io, repeats, seconds.ctypes.data)
+        return seconds.tolist()
 
     def _operand(self, tensor: Tensor, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         if tensor.name not in arrays:
@@ -251,13 +215,6 @@ class Kernel:
         keep = [self._operand(t, inputs) for t in self._inputs]
         # A kernel reads inputs while it writes results, so they must not overlap.
         return [a.copy() if np.may_share_memory(a, out) else a for a in keep]
-
-    def _fill(self, inputs: list[np.ndarray], packed: np.ndarray, out: np.ndarray) -> None:
-        """Point the call's arguments at these arrays; the lock is held."""
-        self._same = None
-        for number, array in enumerate(inputs):
-            self._in[number] = array.ctypes.data
-        self._args.packed, self._args.out = packed.ctypes.data, out.ctypes.data
 
 
 def _pointers(arrays: list[np.ndarray]) -> ctypes.Array:

@@ -11,11 +11,11 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,9 +28,19 @@ from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
 from tilewright.kernels.cpu.sized import SizedCall
-from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.kernel import aligned_empty, pool, renew_lock_in_children
+from tilewright.runtime.cpu.calls import (
+    Calls,
+    Context,
+    NetStruct,
+    PatchStruct,
+    Results,
+    StepStruct,
+    aligned_empty,
+    executor,
+    renew_in_children,
+)
+from tilewright.runtime.cpu.kernel import pool
 from tilewright.runtime.network_arrays import (
     CalledNetwork,
     check_apart,
@@ -40,10 +50,10 @@ from tilewright.runtime.network_arrays import (
     contiguous,
     from_bytes,
     lies_in,
-    new_array,
     own,
     typed,
 )
+from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.profile import Profile, TaskTime, medians, network_html
 from tilewright.runtime.verify import poison
 from tilewright.schedule.schedule import Schedule
@@ -52,6 +62,7 @@ Read = Callable[[Value], np.ndarray]  # a value as its memory is now
 _POINTER = ctypes.c_void_p
 _WORD = ctypes.sizeof(_POINTER)
 _LINE = 64
+MOST_AT_ONCE = 8  # calls of one network, each with an arena of its own
 
 
 class _Args(ctypes.Structure):
@@ -64,36 +75,6 @@ class _Args(ctypes.Structure):
         ('scratch', _POINTER),
         ('sizes', _POINTER),  # read by kernels of many sizes alone (kernels/cpu/sized.py)
     ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [('fn', _POINTER), ('args', _POINTER), ('parts', ctypes.c_long)]
-
-
-class _Patch(ctypes.Structure):
-    _fields_ = [('slot', _POINTER), ('array', ctypes.c_long), ('offset', ctypes.c_long)]
-
-
-class _Net(ctypes.Structure):
-    _fields_ = [
-        ('run', _POINTER),
-        ('steps', _POINTER),
-        ('step_count', ctypes.c_long),
-        ('patches', _POINTER),
-        ('patch_count', ctypes.c_long),
-    ]
-
-
-@cache
-def executor() -> ctypes.CDLL:
-    """executor.c, built once."""
-    source = resources.files('tilewright.runtime').joinpath('executor.c').read_text()
-    library = ctypes.CDLL(str(build(source, name='executor')))
-    library.tw_execute.argtypes = [_POINTER, _POINTER, _POINTER]
-    library.tw_execute.restype = None
-    library.tw_execute_time.argtypes = [_POINTER, _POINTER, ctypes.c_long, _POINTER]
-    library.tw_execute_time.restype = None
-    return library
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +129,14 @@ class SharedMemory:
     """Memory that networks of several sizes have in turns, and constants that they all read."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        renew_lock_in_children(self)
+        self.renew()
+        renew_in_children(self)
         self.rooms: dict[str, np.ndarray] = {}
         self.packed: dict[tuple, np.ndarray] = {}
         self.kept: dict[str, np.ndarray] = {}
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
 
     def room(self, network: str, what: str, size: int) -> np.ndarray:
         """Memory of at least so many bytes, the same for every network."""
@@ -177,8 +161,10 @@ class SharedMemory:
 class Network(CalledNetwork):
     """A compiled network. `net(x)`, `net(x, out=y)`, `net.run({'input': x}) -> {'output': ..}`.
 
-    Calls from several threads take turns. Networks share no memory but the thread pool, and may be
-    called side by side. A child process that is forked may call a network of its parent.
+    Calls from several threads run side by side, as many as there are cores, each with values and
+    kernels' memory of its own; those of networks that share memory take turns. A child process
+    that is forked may call a network of its parent. Memory of results that nobody holds any more
+    is used for the next ones.
     """
 
     limits: Mapping[str, np.ndarray] = MappingProxyType({})  # input -> rows that it chooses from
@@ -197,10 +183,9 @@ class Network(CalledNetwork):
         self.kernels = dict(kernels)
         self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
         self.places, self.limits = memory.places, index_limits(program)
-        self._lock = threading.Lock()  # callers share the arena and the arguments
-        self._turns = self if shared is None else shared
+        # Whether a call is nothing but kernels on arrays that the executor can check by itself.
+        self._plain = shared is None and not self.limits and not memory.copies
         self._build(program, memory)
-        renew_lock_in_children(self)
 
     def _build(self, program: Program, memory: Memory) -> None:
         loaded = {
@@ -208,18 +193,14 @@ class Network(CalledNetwork):
             for digest, kernel in self.kernels.items()
         }
         libraries = [loaded[task.group.digest] for task in program.tasks]
-        room = _room if self._shared is None else self._shared.room
-        self._arena = room(self.name, 'its values', memory.arena_bytes)
-        self._scratch = room(
-            self.name, 'its kernels',
-            max((library.scratch_bytes for library in libraries), default=0),
-        )  # fmt: skip
+        scratch = max((library.scratch_bytes for library in libraries), default=0)
+        self.arena_bytes, self.scratch_bytes = memory.arena_bytes, scratch
         packed, places, total = self._packed(program, libraries)
         prove_memory(
             program,
             memory,
             Rooms(
-                self._scratch.nbytes, total,
+                scratch, total,
                 [
                     Beside(library.packing, library.scratch_bytes, at, library.packed_bytes)
                     for library, at in zip(libraries, places, strict=True)
@@ -236,44 +217,71 @@ class Network(CalledNetwork):
             ('output', value.name): number
             for number, value in enumerate(self.outputs, len(self.inputs))
         }  # fmt: skip
-        patches: list[_Patch] = []
-
-        def point(slot: int, place: Place) -> None:
-            """Let the pointer at address `slot` point at a place, now or at every call."""
-            if place.kind in ('input', 'output'):
-                patches.append(_Patch(slot, arrays[place.kind, place.name], place.offset))
-                return
-            base = self._arena if place.kind == 'arena' else self._kept[place.name]
-            _POINTER.from_address(slot).value = base.ctypes.data + place.offset
-
-        count = len(program.tasks)
-        self._args = (_Args * max(count, 1))()
-        self._steps = (_Step * max(count, 1))()
-        reads = [[t.name for t in task.group.with_role('input')] for task in program.tasks]
-        self._pointers = (_POINTER * max(sum(map(len, reads)), 1))()
-        used = 0
-        for number, (task, library) in enumerate(zip(program.tasks, libraries, strict=True)):
-            args = self._args[number]
-            slots = ctypes.addressof(self._pointers) + used * _WORD
-            args.inputs, args.packed = slots, packed[number]
-            args.scratch = self._scratch.ctypes.data
-            args.sizes = ctypes.addressof(library.sizes) if library.sizes else None
-            for position, tensor in enumerate(reads[number]):
-                point(slots + position * _WORD, memory.places[task.operands[tensor]])
-            used += len(reads[number])
-            here = ctypes.addressof(args)
-            point(here + _Args.out.offset, memory.places[task.result])
-            self._steps[number] = _Step(library.part, here, library.parts)
-        self._patches = (_Patch * max(len(patches), 1))(*patches)
-        self._net = _Net(
-            ctypes.cast(pool().tw_pool_run, _POINTER), ctypes.addressof(self._steps), count,
-            ctypes.addressof(self._patches), len(patches),
-        )  # fmt: skip
-        self._io = (_POINTER * max(len(arrays), 1))()
+        self._bound = [
+            _BoundTask(
+                library, address, memory.places[task.result],
+                [memory.places[task.operands[t.name]] for t in task.group.with_role('input')],
+            )
+            for task, library, address in zip(program.tasks, libraries, packed, strict=True)
+        ]  # fmt: skip
+        self._numbers = arrays
         self._copies = [
             ([o.name for o in self.outputs].index(name), self._source(program, memory, value))
             for name, value in memory.copies
         ]
+        kinds = [(v.shape, DTYPES[v.dtype]) for v in (*self.inputs, *self.outputs)]
+        count, most = len(self.inputs), 1 if self._shared else min(MOST_AT_ONCE, usable_cores())
+        flops = sum(task.group.flops for task in program.tasks)
+        self._calls = Calls(kinds[:count], kinds[count:], self._context, most, flops)
+        self._new = [Results(*kind).new for kind in kinds[count:]]
+        self._calls.give(self._calls.take())  # so that memory that is missing is missed now
+
+    def _context(self) -> NetworkContext:
+        """Memory for one call at a time, and the steps that work in it."""
+        room = _room if self._shared is None else self._shared.room
+        arena = room(self.name, 'its values', self.arena_bytes)
+        scratch = room(self.name, 'its kernels', self.scratch_bytes)
+        patches: list[PatchStruct] = []
+
+        def point(slot: int, place: Place) -> None:
+            """Let the pointer at address `slot` point at a place, now or at every call."""
+            if place.kind in ('input', 'output'):
+                patches.append(
+                    PatchStruct(slot, self._numbers[place.kind, place.name], place.offset)
+                )
+                return
+            base = arena if place.kind == 'arena' else self._kept[place.name]
+            _POINTER.from_address(slot).value = base.ctypes.data + place.offset
+
+        count = len(self._bound)
+        arguments, steps = (_Args * max(count, 1))(), (StepStruct * max(count, 1))()
+        pointers = (_POINTER * max(sum(len(task.reads) for task in self._bound), 1))()
+        slots = ctypes.addressof(pointers)
+        for number, task in enumerate(self._bound):
+            args, library = arguments[number], task.library
+            args.inputs, args.packed, args.scratch = slots, task.packed, scratch.ctypes.data
+            args.sizes = ctypes.addressof(library.sizes) if library.sizes else None
+            for place in task.reads:
+                point(slots, place)
+                slots += _WORD
+            here = ctypes.addressof(args)
+            point(here + _Args.out.offset, task.result)
+            steps[number] = StepStruct(library.part, here, library.parts)
+        fixed = (PatchStruct * max(len(patches), 1))(*patches)
+        net = NetStruct(
+            ctypes.cast(pool().tw_pool_run, _POINTER), ctypes.addressof(steps), count,
+            ctypes.addressof(fixed), len(patches),
+        )  # fmt: skip
+        kept = (arena, scratch, arguments, steps, pointers, fixed)
+        return NetworkContext(net, len(self.inputs) + len(self.outputs), kept)
+
+    @contextmanager
+    def _turn(self) -> Iterator[NetworkContext]:
+        """A context, and where memory is shared the others' waiting."""
+        waits = nullcontext() if self._shared is None else self._shared._lock
+        with waits, self._calls.held() as context:
+            assert isinstance(context, NetworkContext)
+            yield context
 
     def _packed(
         self, program: Program, libraries: Sequence[_Library]
@@ -327,7 +335,7 @@ class Network(CalledNetwork):
 
     def constant_places(self) -> tuple[list[int], dict[str, np.ndarray]]:
         """Where each task's packed constants lie, and the constants that are read as they are."""
-        return [int(args.packed or 0) for args in self._args[: len(self.tasks)]], self._kept
+        return [task.packed for task in self._bound], self._kept
 
     def _source(self, program: Program, memory: Memory, value: str) -> _Source:
         """Where a result that must be copied comes from: an input, or memory of our own."""
@@ -340,18 +348,8 @@ class Network(CalledNetwork):
             return _Source(place.offset, size, output=names.index(place.name))
         if place.kind == 'constant':
             self._keep(program, place.name)
-        base = self._arena if place.kind == 'arena' else self._kept[place.name]
-        return _Source(place.offset, size, memory=base)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of everything between inputs and results."""
-        return self._arena.nbytes
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes that kernels use while they run."""
-        return self._scratch.nbytes
+            return _Source(place.offset, size, memory=self._kept[place.name])
+        return _Source(place.offset, size)
 
     @property
     def weight_bytes(self) -> int:
@@ -363,11 +361,27 @@ class Network(CalledNetwork):
     ) -> dict[str, np.ndarray]:
         """Results by name. Those in `out` are written there, the others into new arrays."""
         inputs, outputs = self._checked(arrays, out or {})
-        with self._turns._lock:
-            self._bind(inputs, outputs)
-            executor().tw_execute(ctypes.addressof(self._net), self._io, None)
-            self._copy_out(inputs, outputs)
+        with self._turn() as context:
+            context.bind((*inputs, *outputs))
+            context.run()
+            self._copy_out(context, inputs, outputs)
         return {v.name: a for v, a in zip(self.outputs, outputs, strict=True)}
+
+    def __call__(
+        self,
+        *arrays: np.ndarray,
+        out: np.ndarray | Sequence[np.ndarray] | None = None,
+        **named: np.ndarray,
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        if self._plain and not named and len(arrays) == len(self.inputs):
+            alone = len(self.outputs) == 1
+            if out is None:
+                results = [new() for new in self._new]
+            else:
+                results = list(out) if isinstance(out, list | tuple) else [out]
+            if self._calls.run((*arrays, *results)):
+                return results[0] if alone else tuple(results)
+        return super().__call__(*arrays, out=out, **named)
 
     def step_by_step(self, arrays: Mapping[str, np.ndarray]) -> Generator[Read, None, None]:
         """Run one task at a time: stops before each of them, and once more behind the last.
@@ -382,33 +396,34 @@ class Network(CalledNetwork):
         def read(value: Value) -> np.ndarray:
             place = self.places[value.name]
             if place.kind == 'arena':
-                memory = self._arena
+                memory = context.arena
             elif place.kind == 'constant':
                 memory = self._kept[place.name]
             else:
                 memory = given[place.kind, place.name]
             return from_bytes(memory.reshape(-1).view(np.uint8)[place.offset :], value)
 
-        with self._turns._lock:
-            poison(self._arena.view(np.uint32))
+        with self._turn() as context:
+            poison(context.arena.view(np.uint32))
             for array in outputs:
                 poison(array)
-            self._bind(inputs, outputs)
+            context.bind((*inputs, *outputs))
             for number in range(len(self.tasks)):
                 yield read
-                first = ctypes.addressof(self._steps) + number * ctypes.sizeof(_Step)
-                one = _Net(self._net.run, first, 1, self._net.patches, self._net.patch_count)
-                executor().tw_execute(ctypes.addressof(one), self._io, None)
+                net = context.net
+                first = net.steps + number * ctypes.sizeof(StepStruct)
+                one = NetStruct(net.run, first, 1, net.patches, net.patch_count)
+                executor().tw_execute(ctypes.addressof(one), context.io, None)
             yield read
 
     def stamps(self, arrays: Mapping[str, np.ndarray], repeats: int) -> np.ndarray:
         """[repeats, tasks + 1] seconds: when each task began, and when the last one ended."""
         inputs, outputs = self._checked(arrays, {})
         times = np.empty((repeats, len(self.tasks) + 1))
-        with self._turns._lock:
-            self._bind(inputs, outputs)
+        with self._turn() as context:
+            context.bind((*inputs, *outputs))
             for row in times:
-                executor().tw_execute(ctypes.addressof(self._net), self._io, row.ctypes.data)
+                context.run(row.ctypes.data)
         return times
 
     def profile(self, *arrays: np.ndarray, calls: int = 20) -> Profile:
@@ -428,11 +443,9 @@ class Network(CalledNetwork):
         """Seconds of each of `repeats` calls, taken in C."""
         inputs, outputs = self._checked(arrays, {})
         seconds = np.empty(repeats)
-        with self._turns._lock:
-            self._bind(inputs, outputs)
-            executor().tw_execute_time(
-                ctypes.addressof(self._net), self._io, repeats, seconds.ctypes.data
-            )
+        with self._turn() as context:
+            context.bind((*inputs, *outputs))
+            executor().tw_execute_time(context.address, context.io, repeats, seconds.ctypes.data)
         return seconds.tolist()
 
     def _checked(
@@ -454,7 +467,8 @@ class Network(CalledNetwork):
             )
         inputs = [self._input(v, arrays) for v in self.inputs]
         outputs = [
-            checked_result(v, out[v.name]) if v.name in out else new_array(v) for v in self.outputs
+            checked_result(v, out[v.name]) if v.name in out else new()
+            for v, new in zip(self.outputs, self._new, strict=True)
         ]
         if out:
             # Kernels read inputs while they write results, so they must not overlap.
@@ -474,14 +488,11 @@ class Network(CalledNetwork):
                 raise ArrayError(f'{self.name}: {wrong}')
         return array
 
-    def _bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Note the caller's arrays for the executor; the lock is held."""
-        for number, array in enumerate((*inputs, *outputs)):
-            self._io[number] = array.ctypes.data
-
-    def _copy_out(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def _copy_out(
+        self, context: NetworkContext, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> None:
         for number, source in self._copies:
-            data = source.bytes(inputs, outputs)
+            data = source.bytes(context.arena, inputs, outputs)
             outputs[number].reshape(-1).view(np.uint8)[...] = data
 
     def __repr__(self) -> str:
@@ -491,6 +502,24 @@ class Network(CalledNetwork):
     def _repr_html_(self) -> str:
         tasks = [(task, self.kernels[task.digest]) for task in self.tasks]
         return network_html(self.name, repr(self)[1:-1], tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundTask:
+    """A task with its kernel: where its packed constants lie, what it writes and reads."""
+
+    library: _Library
+    packed: int
+    result: Place
+    reads: list[Place]
+
+
+class NetworkContext(Context):
+    """A context whose first memory is the arena."""
+
+    @property
+    def arena(self) -> np.ndarray:
+        return self.kept[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,11 +551,13 @@ class _Source:
     input: int = -1
     output: int = -1
 
-    def bytes(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
-        if self.memory is not None:
-            array = self.memory
-        else:
+    def bytes(
+        self, arena: np.ndarray, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        if self.input >= 0 or self.output >= 0:
             array = inputs[self.input] if self.input >= 0 else outputs[self.output]
+        else:
+            array = arena if self.memory is None else self.memory
         return array.reshape(-1).view(np.uint8)[self.offset : self.offset + self.size]
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from tilewright.errors import InputError
 from tilewright.graph.ranges import Point, Ranges
-from tilewright.runtime.cpu.kernel import array_of, renew_lock_in_children
+from tilewright.runtime.cpu.calls import renew_in_children
+from tilewright.runtime.cpu.kernel import array_of
 from tilewright.runtime.cpu.network import Network, SharedMemory
 from tilewright.runtime.network_arrays import CalledNetwork, by_position, check_named, example
 from tilewright.runtime.profile import Profile
@@ -42,11 +43,14 @@ class RangedNetwork(CalledNetwork):
         self.ranges, self.certificate, self.plans = ranges, certificate, plans
         self._bind, self._memory = bind, SharedMemory()
         self._bound: OrderedDict[Point, Network] = OrderedDict()
-        self._lock = threading.Lock()
+        self.renew()
         largest = self.at(*ranges.largest)
         self.name, self.threads = largest.name, largest.threads
         self.inputs, self.outputs = largest.inputs, largest.outputs
-        renew_lock_in_children(self)
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
 
     def at(self, *point: int) -> Network:
         """The network of one point, sizes in the order of `ranges.axes`."""
