@@ -38,7 +38,7 @@ def optimize(
     target: str = 'cpu',
     device: str = '',
     trials: int | None = None,
-    model: str = 'analytical',
+    model: str | None = None,
     prune: str | None = None,
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
@@ -58,7 +58,9 @@ def optimize(
     measure   False never times anything; the plan is then deterministic.
     trials    candidates that are timed: on a CPU the best predicted ones [top], on a GPU as many as
               a search proposes [32].
-    model     what ranks candidates on a GPU: 'analytical', 'forest', 'gat', 'auto' or a file.
+    model     what ranks candidates on a GPU: 'analytical', 'auto' (a learned model for the kernels
+              that it was seen to order better), 'forest', 'gat' or a file [auto where they are
+              timed, else analytical].
     prune     on a GPU, what orders and cuts candidates before any is measured: 'time' [default],
               'bound' or 'pul' (docs/deepcuts.md); the same as model='pul' and 'bound'.
     algorithm 'direct', 'winograd', 'fft', or 'auto': whatever is fastest within the error budget.
@@ -68,9 +70,10 @@ def optimize(
               group says how (docs/gpu_half.md).
     store     where records go; None: the user's own store.
     """
+    ranking = model or ('auto' if measure or prune else 'analytical')
     wanted = Wanted(
-        machine, device, top, trials, measure, threads, model, algorithm, max_rel_err, store, seed,
-        progress,
+        machine, device, top, trials, measure, threads, ranking, algorithm, max_rel_err, store,
+        seed, progress,
     )  # fmt: skip
     group, wanted = asked_of(group, wanted, target, prune, dtype)
     plan = targets.target_of(target).plan(group, wanted)

@@ -117,11 +117,10 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InputError, match='no graph-attention model knows h200'):
         ranker_for('gat', LAYER, MACHINE, SEARCHED)
     fallen = ranker_for('auto', LAYER, MACHINE, SEARCHED)
-    assert fallen.fell_back
+    assert not fallen.fell_back  # it is the default: no trouble where nothing was learned
     assert 'no learned model knows the kernels of a search on h200' in fallen.note
     assert isinstance(fallen.ranker, Predicted)
-    with pytest.warns(UserWarning, match='ranked by the analytical model'):
-        How('auto').check(LAYER, MACHINE)
+    How('auto').check(LAYER, MACHINE)  # warns of damaged models alone
     with pytest.raises(InputError, match='choose the model analytical or auto'):
         How('forest').check(LAYER, MACHINE)
     schedules = drawn(60)
@@ -166,7 +165,9 @@ def test_every_search_of_a_network_keeps_its_budget(
 def test_what_a_search_is_remembered_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by what the model was learned from: another one of the same name asks anew."""
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
-    assert How().key(LAYER, MACHINE) == {}
+    assert How('analytical').key(LAYER, MACHINE) == {}
+    assert How().key(LAYER, MACHINE)['model'] == 'auto'
+    assert How().key(LAYER, known_gpu('v100')) == {}  # nothing was learned of it
     key = How('forest', 'genetic').key(LAYER, MACHINE)
     assert key == How('auto', 'genetic').key(LAYER, MACHINE) | {'model': 'forest'}
     assert (key['model'], key['search'], key['seed'], len(key['content'])) == (
@@ -174,7 +175,7 @@ def test_what_a_search_is_remembered_by(tmp_path: Path, monkeypatch: pytest.Monk
     )  # fmt: skip
     gat = How('gat', 'genetic').key(LAYER, MACHINE)
     assert gat['content'] not in ('', key['content'])
-    assert How(search='genetic').key(LAYER, MACHINE)['content'] == ''
+    assert How('analytical', 'genetic').key(LAYER, MACHINE)['content'] == ''
     assert How('forest', 'genetic', 1).key(LAYER, MACHINE) == key | {'seed': 1}
     schedules, own = drawn(60), files.own_folder() / 'h200-search.npz'
     seen = {key['content']}

@@ -400,7 +400,7 @@ def test_work_in_other_processes() -> None:
 
 
 def test_a_search_that_asks_a_model_first(tmp_path: Path, monkeypatch) -> None:
-    """No learned model knows the host: the analytical one ranks, and it is said."""
+    """No learned model knows the host: the analytical one ranks; by name it is refused."""
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     monkeypatch.setattr('tilewright.search.gpu.strategies.POPULATION', 8)
     monkeypatch.setattr('tilewright.targets.gpu.tuning.SAMPLED', 16)
@@ -410,8 +410,7 @@ def test_a_search_that_asks_a_model_first(tmp_path: Path, monkeypatch) -> None:
     x = np.random.default_rng(0).standard_normal(made.shape).astype(np.float32)
     want = evaluate(lower(model), {'image': x})['scores']
     options = {'target': 'host', 'tune': 'measure', 'trials': 3, 'search': 'genetic'}
-    with pytest.warns(UserWarning, match='no learned model knows the kernels of a search'):
-        found = tw.compile(model, **options, model='auto')
+    found = tw.compile(model, **options, model='auto')
     assert np.abs(found(x) - want).max() <= 1e-5 * np.abs(want).max()
     with pytest.raises(InputError, match='no learned model knows the kernels of a search'):
         tw.compile(model, **options, model='forest')

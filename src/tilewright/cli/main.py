@@ -208,7 +208,7 @@ def optimize(
         spec, Output('optimize', json), top=top, measure=measure, machine=machine, emit=emit,
         algorithm=algorithm.value, max_rel_err=max_rel_err, threads=threads, seed=seed,
         target=target, device=device, trials=trials,
-        model='analytical' if measure or prune else model, prune=prune.value if prune else None,
+        model='auto' if prune else model, prune=prune.value if prune else None,
         precision=precision.value if precision else 'fp32', fleet=fleet,
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ def run(
     target: str = 'cpu',
     device: str = '',
     trials: int | None = None,
-    model: str = 'analytical',
+    model: str = 'auto',
     prune: str | None = None,
     precision: str = 'fp32',
     fleet: str | None = None,
@@ -118,7 +118,7 @@ def run(
         'trials': trials, 'model': model, 'prune': prune, 'algorithm': algorithm,
         'max_rel_err': max_rel_err, 'dtype': PRECISIONS[precision], 'seed': seed,
     }  # fmt: skip
-    headed = None
+    headed, ranked_by = None, ''
     total = len(layers)
     try:
         with Bar(total) as bar:
@@ -150,6 +150,9 @@ def run(
                 with bar.paused():
                     text = optimized_row(columns, name, plan)
                     out.say(text if several else layer_text(name, plan, built, written))
+                    if plan.ranked_by and plan.ranked_by != ranked_by:
+                        ranked_by = plan.ranked_by
+                        out.say(f'candidates ordered by {ranked_by}')
                     for warning in plan.warnings:
                         out.warn(f'{name}: {warning}')
                 one = layer_json(name, counts[name], plan)

@@ -109,7 +109,7 @@ Ranking = Annotated[
     typer.Option(
         '--model',
         metavar='M',
-        help='What ranks candidates: analytical, forest, gat, pul, bound, auto, or a file '
+        help='What ranks candidates: auto, analytical, forest, gat, pul, bound, or a file '
         '(docs/learned.md).',
     ),
 ]

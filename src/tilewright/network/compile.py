@@ -107,7 +107,7 @@ def compile(
     example_inputs: Sequence[Any] | None = None,
     threads: int | None = None,
     trials: int | None = None,
-    model: str = 'analytical',
+    model: str = 'auto',
     prune: str | None = None,
     search: str | None = None,
     algorithm: str = 'auto',
@@ -133,8 +133,9 @@ def compile(
              bytes or ModelProto of an ONNX model, a torch.nn.Module, or a Graph or Program of ours.
     tune     'model' times nothing and is the same every time; 'measure' times the `trials` best
              predicted kernels of each distinct group, where they will run: in the network.
-    model    what ranks the kernels that are timed: 'analytical', on GPUs also 'forest', 'gat',
-             'auto' or the file of a learned model (docs/learned.md).
+    model    what ranks the kernels that are timed: 'auto', on GPUs a learned model for the kernels
+             that it was seen to order better, else as 'analytical'; 'forest', 'gat', or the file of
+             a learned model (docs/learned.md).
     prune    what orders and cuts GPU kernels before any is timed: 'time', 'bound' or 'pul'
              (docs/deepcuts.md); with tune='model', what chooses them.
     search   how GPU kernels that are timed are found: 'local', 'random', 'top', 'genetic' or

@@ -44,6 +44,18 @@ class LearnedModel:
     def features(self) -> list[int]:
         return [NAMES.index(name) for name in self.header['features']]
 
+    @property
+    def ranked_kinds(self) -> frozenset[str]:
+        """Kinds of kernels whose order it knows better than the analytical model, by its own
+        validation; all that it has seen where that is not told.
+        """
+        told = self.header.get('validation', {}).get('kinds', {})
+        return frozenset(
+            kind
+            for kind in self.header['kinds']
+            if kind not in told or told[kind]['learned'] <= told[kind]['analytical']
+        )
+
     def scores(self, batches: Sequence[Batch], machine: GpuMachine) -> list[Array]:
         """Scores of schedules that compete, lowest first; only their order means something."""
         found = [matrix_of(batch, machine) for batch in batches]

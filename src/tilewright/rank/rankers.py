@@ -3,12 +3,14 @@
     Analytical   the analytical time of the features, of one kind of kernels
     Predicted    the time model of all kinds (model/gpu/time.py): what searches have without
                  learning; or another estimate that needs no data (model/gpu/estimates.py)
-    Learned      a `LearnedModel`; kinds of kernels that it has not seen by the time model
+    Learned      a `LearnedModel`; kinds of kernels that it has not seen, or does not order better,
+                 by the time model
     Gat          a `GatModel`, the same
 
 Those that learn from a run's own measurements are in rank/online.py. `ranker_for` chooses by name:
-analytical, forest, gat, pul and bound, or auto: a learned model where one knows the machine, else
-the analytical ranking, and it says so. `register` adds another name.
+analytical, forest, gat, pul and bound, or auto, the default: a learned model where one knows the
+machine, for kinds of kernels that it orders better by its own validation; else the analytical
+ranking. The note says which. `register` adds another name.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from tilewright.registry import Registry
 from tilewright.schedule.gpu import GpuSchedule
 
 _Found = TypeVar('_Found')
+AUTO, ANALYTICAL = 'auto', 'analytical'
+UNKNOWN = 'no learned model knows'
 HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
 
 
@@ -98,8 +102,9 @@ class Learned(_Fixed):
     model: LearnedModel
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
-        kinds = set(self.model.header['kinds'])
-        seen = not has_front(self.group)  # no data has stages before the products
+        kinds = self.model.ranked_kinds
+        # No data has stages before the products, or halves.
+        seen = not has_front(self.group) and not self.group.half
         known = np.array([seen and kind_of(schedule) in kinds for schedule in schedules], bool)
         if known.all():
             x, base = features_of(self.group, self.machine, schedules)
@@ -194,9 +199,18 @@ def _forest(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
 
 
 def _auto(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
+    """Learned where the model's own validation says so; it is no trouble where none is known."""
     found, why = _trees(group, machine, kind)
-    note = f'{why}; candidates are ranked by the analytical model (tilewright model train)'
-    return found or replace(_analytical(group, machine, kind), note=note, fell_back=True)
+    if found is None:
+        note = f'{why}; candidates are ranked by the analytical model (tilewright model update)'
+        damaged = not why.startswith(UNKNOWN)
+        return replace(_analytical(group, machine, kind), note=note, fell_back=damaged)
+    assert isinstance(found.ranker, Learned)
+    header, ranked = found.ranker.model.header, found.ranker.model.ranked_kinds
+    others = sorted(set(header['kinds']) - ranked)
+    beside = f', the analytical model those of {", ".join(others)}' if others else ''
+    note = f'{found.note}: orders kernels of {", ".join(sorted(ranked))}{beside}'
+    return replace(found, note=note) if ranked else _analytical(group, machine, kind)
 
 
 def _trees(group: Group, machine: GpuMachine, kind: str) -> tuple[ChosenRanker | None, str]:
@@ -204,7 +218,7 @@ def _trees(group: Group, machine: GpuMachine, kind: str) -> tuple[ChosenRanker |
     what = 'the kernels of a search' if kind == SEARCHED else f'{kind} kernels'
     found, bad = _first(lambda known: find_model(known, kind), machine)
     if found is None:
-        return None, bad or f'no learned model knows {what} on {machine.name}'
+        return None, bad or f'{UNKNOWN} {what} on {machine.name}'
     ranker = Learned(group, machine, found[0])
     return ChosenRanker(ranker, 'forest', _instead(found[1], bad), bool(bad)), ''
 

@@ -203,6 +203,10 @@ class Store:
         where = 'threads = ? AND machine = ? AND package = ? AND compiler = ?'
         return self._select(where, (threads, v.machine, v.package, v.compiler), group_digest)
 
+    def every(self, threads: int) -> list[Record]:
+        """All records of so many threads, on whatever machine, oldest first."""
+        return self._select('threads = ?', (threads,))
+
     def stale(self, group_digest: str, threads: int, validators: Validators) -> list[Record]:
         """The records of a group that another machine, package or compiler made: hints at most."""
         v = validators
@@ -254,11 +258,13 @@ class Store:
     def __len__(self) -> int:
         return self._run(lambda c: c.execute('SELECT count(*) FROM records').fetchone()[0])
 
-    def _select(self, where: str, values: tuple, group_digest: str) -> list[Record]:
-        sql = f'SELECT {", ".join(_COLUMNS)} FROM records WHERE group_digest = ? AND {where}'
-        rows = self._run(
-            lambda c: c.execute(f'{sql} ORDER BY id', (group_digest, *values)).fetchall()
-        )
+    def _select(
+        self, where: str, values: tuple, group_digest: str | None = None
+    ) -> list[Record]:  # fmt: skip
+        if group_digest is not None:
+            where, values = f'group_digest = ? AND {where}', (group_digest, *values)
+        sql = f'SELECT {", ".join(_COLUMNS)} FROM records WHERE {where}'
+        rows = self._run(lambda c: c.execute(f'{sql} ORDER BY id', values).fetchall())
         records = []
         for row in rows:
             try:

@@ -51,7 +51,7 @@ class Plan:
     """Candidates for one group on one machine, best first.
 
     `threads` is 0 on a GPU; `max_rel_err` is the error budget that algorithms were chosen within;
-    None: not known.
+    None: not known. `ranked_by` says on a GPU what ordered the candidates that were timed.
     """
 
     group: Group
@@ -62,6 +62,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     max_rel_err: float | None = None
     target: str = 'cpu'
+    ranked_by: str = ''
 
     @property
     def best(self) -> Candidate:
@@ -179,5 +180,5 @@ class Plan:
             'solver_bound_ms': 1e3 * self.solver_bound_s,
             'candidates': [c.to_json() for c in self.candidates],
             'warnings': list(self.warnings),
-            'max_rel_err': self.max_rel_err,
+            'max_rel_err': self.max_rel_err, 'ranked_by': self.ranked_by,
         }

@@ -38,7 +38,7 @@ class Wanted:
     trials: int | None = None
     measure: bool = True
     threads: int | None = None
-    model: str = 'analytical'
+    model: str = 'auto'
     algorithm: str = 'auto'
     max_rel_err: float = DEFAULT_LIMIT
     store: Store | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tilewright.rank.files import (
 )
 from tilewright.rank.gat_files import SUFFIX, shipped_gats
 from tilewright.rank.model import LearnedModel
+from tilewright.rank.rankers import Predicted
 from tilewright_lab.collect.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
 from tilewright_lab.figures.cnnopt import (
     CHOSEN_FROM,
@@ -34,6 +35,8 @@ from tilewright_lab.figures.cnnopt import (
 from tilewright_lab.train.evaluate import (
     TOPS,
     Ranking,
+    beside_analytical,
+    check_validated,
     judged,
     means,
     ranking_of,
@@ -62,11 +65,28 @@ def run_train(
     names = [n for n in asked if kind != SEARCHED or RECIPES[n].has_times]
     found = validated(table, names, problems, few=has_few_rows(sets), seed=seed)
     chosen = recipe_for(found.name, rows_in(sets))
-    validation = {'problems': len(problems), 'why': found.why, 'recipes': dict(found.scores)}
+    kinds = [m.kind for m in sets for _ in range(len(m))]
+    without = _predicted(sets, gpu) if kind == SEARCHED else table.base
+    beside = beside_analytical(table, RECIPES[found.name], problems, kinds, without, seed=seed)
+    check_validated(beside, f'a model of {kind} kernels on {gpu.name}')
+    validation = {
+        'problems': len(problems), 'why': found.why, 'recipes': dict(found.scores),
+        'kinds': beside,
+    }  # fmt: skip
     model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
     path = output or own_folder() / f'{name_of(gpu.name, [kind])}.npz'
     save_model(model, path)
     return wrote(out, path, _text(model), model.header)
+
+
+def _predicted(sets: Sequence[Measured], gpu: GpuMachine) -> np.ndarray:
+    """What the time model says of every row."""
+    return np.concatenate(
+        [
+            Predicted(m.batch.group, gpu)([m.batch.schedule(row) for row in range(len(m))])
+            for m in sets
+        ]
+    )
 
 
 def wrote(out: Output, path: Path, text: str, header: Mapping[str, Any]) -> int:
@@ -193,5 +213,10 @@ def _text(model: LearnedModel) -> str:
         lines.append(
             f'  {name}, cross-validated on {h["validation"]["problems"]} problems: {losses}; '
             f'{scores["trials_95"]:.1f} trials to 95%'
+        )
+    for name, costs in h['validation'].get('kinds', {}).items():
+        lines.append(
+            f'  {name}: costs {100 * costs["learned"]:.2f}%, the analytical order '
+            f'{100 * costs["analytical"]:.2f}% on {costs["problems"]} problems'
         )
     return '\n'.join(lines)

@@ -12,6 +12,7 @@ Goes in: the name of a set. Comes out: `Family`s, schedules that share their com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -193,19 +194,27 @@ def _sampled(problem: Problem, schema: str, intrinsic: str) -> LayerSource:
     return LayerSource(problem, schema, intrinsic, count, besides=besides)
 
 
-def train_sources(count: int = PROBLEMS, seed: int = SEED) -> list[LayerSource]:
-    """The training set, problem by problem, so that any part of it has all schemas."""
+def train_sources(
+    count: int = PROBLEMS, seed: int = SEED, kinds: Sequence[tuple[str, str]] = (), tiles: int = 0,
+    first: int = 0,
+) -> list[LayerSource]:  # fmt: skip
+    """The training set, problem by problem, so that any part of it has all schemas.
+
+    kinds   these alone          tiles   of CNNOpt's kernels, instead of `TILES`
+    first   the first problem; those before are left out
+    """
     return [
         source
-        for problem in random_problems(count, seed)
+        for problem in random_problems(count, seed)[first:]
         for source in (
             *(
-                LayerSource(problem.prepadded, schema, 'fma', tiles, seed)
-                for schema, tiles in TILES.items()
+                LayerSource(problem.prepadded, schema, 'fma', tiles or usual, seed)
+                for schema, usual in TILES.items()
             ),
             *(
                 LayerSource(problem, schema, intrinsic, samples, seed)
                 for (schema, intrinsic), (_, samples) in SAMPLED.items()
             ),
         )
+        if not kinds or (source.schema, source.intrinsic) in kinds
     ]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -27,6 +28,7 @@ from tilewright.rank.features import probe
 from tilewright_lab.collect.datasets import (
     Data,
     Measured,
+    Problem,
     digest_of,
     read_data,
     rows_in,
@@ -77,7 +79,11 @@ class Part:
 
 
 def has_few_rows(sets: Sequence[Measured]) -> bool:
-    return bool(sets) and statistics.median(map(len, sets)) < FEW_ROWS
+    """Whether problems have few rows, kernels of all kinds together."""
+    rows: Counter[Problem] = Counter()
+    for m in sets:
+        rows[m.problem] += len(m)
+    return bool(rows) and statistics.median(rows.values()) < FEW_ROWS
 
 
 def recipe_for(name: str, rows: int) -> Recipe:

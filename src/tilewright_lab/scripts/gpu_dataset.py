@@ -2,6 +2,7 @@
 
     python -m tilewright_lab.scripts.gpu_dataset layers --schemas rs,s --seconds 300
     python -m tilewright_lab.scripts.gpu_dataset train --seconds 300
+    python -m tilewright_lab.scripts.gpu_dataset train --schemas s --tiles 24 --seconds 60
     python -m tilewright_lab.scripts.gpu_dataset layers --schemas tiled,patch,general --seconds 540
     python -m tilewright_lab.scripts.gpu_dataset plan  what would be measured, and about how long \
         that takes
@@ -64,7 +65,10 @@ def kinds(text: str) -> list[tuple[str, str]]:
 
 def sources(options: argparse.Namespace) -> list[LayerSource]:
     if options.set == 'train':
-        return train_sources(options.problems)
+        return train_sources(
+            options.problems, kinds=kinds(options.schemas), tiles=options.tiles,
+            first=options.first_problem,
+        )  # fmt: skip
     return layer_sources(kinds(options.schemas), tuple(filter(None, options.layers.split(','))))
 
 
@@ -146,6 +150,8 @@ def main() -> int:
     parser.add_argument('--schemas', default='rs,s,tiled,patch,general')
     parser.add_argument('--layers', default='', help='names such as R2,Y4; all where empty')
     parser.add_argument('--problems', type=int, default=176)
+    parser.add_argument('--first-problem', type=int, default=0, help='of train')
+    parser.add_argument('--tiles', type=int, default=0, help='of rs and s in train [18 and 6]')
     options = parser.parse_args()
     verbs = {'plan': show_plan, 'status': show_status, 'check': check}
     return verbs.get(options.set, measure)(options)

@@ -167,3 +167,53 @@ def choose(rankings: Mapping[str, Sequence[Ranking]]) -> Choice:
         f'{100 * noise:.2f}% on {len(more)} problems',
         scores,
     )
+
+
+ALL = 'all'  # of the kinds that `beside_analytical` compares: kernels of all kinds in one list
+
+
+def beside_analytical(
+    table: Table, recipe: Recipe, problems: Sequence[int], kinds: Sequence[str], analytical: Array,
+    *, folds: int = FOLDS, seed: int = 0,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """By kind of kernels what rankings cost on problems held out: learned, and by `analytical`, the
+    logarithm of predicted seconds of every row. Problems with fewer than two rows do not count.
+    """
+    fold = np.random.default_rng(seed).permutation(len(table.problems)) % folds
+    named = np.array(kinds)
+    costs: dict[str, list[tuple[float, float]]] = {}
+    for number in range(folds):
+        out = [p for p in problems if fold[p] == number]
+        if not out:
+            continue
+        kept = table.take(np.flatnonzero(fold[table.group] != number))
+        model = fit_all(kept, [recipe], seed)[recipe.name]
+        for problem in out:
+            rows = np.flatnonzero(table.group == problem)
+            x, base = table.x[rows], table.base[rows]
+            scores = (model.log_seconds if recipe.has_times else model.scores_of)(x, base)
+            for kind in {ALL, *named[rows].tolist()}:
+                mine = np.flatnonzero((named[rows] == kind) | (kind == ALL))
+                if len(mine) > 1:
+                    slower = table.slower[rows][mine]
+                    found = (ranking_of(s[mine], slower).cost for s in (scores, analytical[rows]))
+                    learned, without = found
+                    costs.setdefault(kind, []).append((learned, without))
+    return {
+        kind: {
+            'learned': statistics.fmean(one for one, _ in found),
+            'analytical': statistics.fmean(one for _, one in found), 'problems': len(found),
+        }
+        for kind, found in sorted(costs.items())
+    }  # fmt: skip
+
+
+def check_validated(kinds: Mapping[str, Mapping[str, float]], what: str) -> None:
+    """Raise InputError where a learned order costs more than the analytical one."""
+    found = kinds[ALL]
+    if found['learned'] > found['analytical']:
+        raise InputError(
+            f'{what} is not installed: its order costs {100 * found["learned"]:.2f}% on '
+            f'{found["problems"]} problems held out, the analytical one '
+            f'{100 * found["analytical"]:.2f}%; measure more problems'
+        )

@@ -33,7 +33,7 @@ from tilewright.model.gpu.bounds import compute_gflops, gpu_bounds, schedule_bou
 from tilewright.model.gpu.estimates import TIME
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
-from tilewright.rank.rankers import ranker_for
+from tilewright.rank.rankers import ANALYTICAL, ranker_for
 from tilewright.report.gpu_explain import explained, explanation_text
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.modules import BuiltModule
@@ -81,8 +81,13 @@ class GpuTarget:
             candidates, warnings = self._measured(group, device, chosen, wanted)
         return Plan(
             group, machine, 0, candidates[: wanted.top], 0.0, warnings, wanted.max_rel_err,
-            self.name,
+            self.name, self._ranked_by(group, machine, wanted),
         )  # fmt: skip
+
+    @staticmethod
+    def _ranked_by(group: Group, machine: GpuMachine, wanted: Wanted) -> str:
+        """What ordered the candidates: a learned model, or why it was not one."""
+        return ranker_for(wanted.model, group, machine, SEARCHED).note
 
     def _place(self, wanted: Wanted) -> tuple[Device | None, GpuMachine]:
         """The device, where something is measured or no machine is named, and its description."""
@@ -106,7 +111,7 @@ class GpuTarget:
     ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
         """The best by the model that is asked for, and what to say of that model."""
         estimate = How(wanted.model).estimate
-        if wanted.model == 'analytical' or estimate != TIME or wanted.measure:
+        if wanted.model == ANALYTICAL or estimate != TIME or wanted.measure:
             looked = LOOKED_AT if wanted.measure else wanted.trials or LOOKED_AT
             found = search(
                 group, machine, wanted.top, wanted.max_rel_err, True, looked, wanted.algorithm,

@@ -36,7 +36,8 @@ from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
-from tilewright.rank.rankers import ranker_for
+from tilewright.rank.rankers import ANALYTICAL, AUTO, ranker_for
+from tilewright.rank.rows import row_of
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.session import versions_of
@@ -124,7 +125,7 @@ SEARCHES = ('local', 'random', 'top', 'genetic', 'online')
 class How:
     """How schedules are searched.
 
-    model    what ranks them: analytical, forest, gat, auto, a file of a model; pul or bound, by
+    model    what ranks them: auto, analytical, forest, gat, a file of a model; pul or bound, by
              which those are chosen, too, that a search begins with
     search   local (search/gpu/tune.py: changes of the best), or one of search/gpu/strategies.py;
              'genetic' goes on learning from what it measures, 'online' begins from nothing: neither
@@ -133,7 +134,7 @@ class How:
     algorithm  of convolutions: auto, direct, or winograd or fft where it applies
     """
 
-    model: str = 'analytical'
+    model: str = AUTO
     search: str = 'local'
     seed: int = 0
     algorithm: str = 'auto'
@@ -159,11 +160,11 @@ class How:
 
     def key(self, group: Group, machine: GpuMachine) -> dict[str, Any]:
         """What the store remembers results by, beside the group: also what a model learned from."""
-        if self == How():
-            return {}
         content = ''
         with contextlib.suppress(InputError):  # `check` says so, where something is searched
             content = ranker_for(self.model, group, machine, SEARCHED).content
+        if not content and replace(self, model=AUTO) == How() and self.model in (AUTO, ANALYTICAL):
+            return {}
         asked = {'algorithm': self.algorithm} if self.algorithm != 'auto' else {}
         return {
             'model': self.model, 'content': content, 'search': self.search, 'seed': self.seed,
@@ -203,7 +204,7 @@ def model_for(prune: str | None, model: str) -> str:
             f'prune={prune!r} and model={model!r} both say what orders candidates; give one of '
             f'them only'
         )
-    return model if prune == TIME else prune
+    return ANALYTICAL if prune == TIME else prune
 
 
 def search_with(
@@ -223,14 +224,17 @@ def validators_of(place: Place) -> Validators:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Measurements of one device that are stored: by whoever tuned a group there before."""
+    """Measurements of one device that are stored: by whoever tuned a group there before, each with
+    what a model learns from (rank/rows.py).
+    """
 
     store: Store
     validators: Validators
+    machine: GpuMachine
 
     @classmethod
     def of(cls, store: Store, place: Place) -> Memory:
-        return cls(store, validators_of(place))
+        return cls(store, validators_of(place), place.machine)
 
     def known(self, group: Group) -> dict[str, Measurement]:
         """By the digest of their schedules."""
@@ -247,7 +251,7 @@ class Memory:
         self.store.put(
             Record(
                 group.digest, group.label, schedule.to_json(), schedule.digest, NO_THREADS,
-                self.validators, measurement, {},
+                self.validators, measurement, {'learned': row_of(group, self.machine, schedule)},
             )
         )  # fmt: skip
 

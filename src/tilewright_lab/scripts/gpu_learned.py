@@ -1,0 +1,190 @@
+"""Measure on a GPU what learned rankers are judged by, and rows of every schema to learn from.
+
+    python -m tilewright_lab.scripts.gpu_learned layers --within 120 --out layers.json
+    python -m tilewright_lab.scripts.gpu_learned rows --within 90 --out train-searched.csv.gz
+
+layers   CNNOpt's 20 layers, each searched anew: `--trials` (16) candidates by the model `auto` and
+         by `analytical`, and `--most` (110) by `analytical`; then the winners again, side by side
+rows     random schedules of every schema that a search proposes: convolutions, depthwise, and fused
+         groups of networks that learned models are not tested on (rank/rows.py)
+
+Run again with the same words to go on: a file that is there is gone on from. `--target host` runs
+small ones without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tilewright.machine.compiler import cache_dir
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.suites import suite
+from tilewright.rank.files import SEARCHED
+from tilewright.rank.rankers import ranker_for
+from tilewright.runtime.gpu.session import open_device
+from tilewright.runtime.gpu.worker import GpuWorker
+from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import schedule_text
+from tilewright.store.records import open_store
+from tilewright.targets.gpu.choose import search
+from tilewright.targets.gpu.code import build
+from tilewright.targets.gpu.tuning import How, Place, is_searched, tune_groups
+from tilewright_lab.collect.group_data import read_catalogue
+from tilewright_lab.collect.problems import random_problems
+from tilewright_lab.collect.stored import StoredRows, read_rows, rows_in_store, write_rows
+
+MAX_REL_ERR = 1e-4
+STARTS = 4
+ROUNDS = 5
+AT_ONCE = 16  # groups of one turn
+CATALOGUE = Path('bench/results/h200/groups')
+
+
+def starts(groups: Mapping[str, Group], place: Place) -> dict[str, Any]:
+    return {
+        name: search(group, place.machine, STARTS, MAX_REL_ERR) for name, group in groups.items()
+    }
+
+
+def tuned(
+    groups: Mapping[str, Group], place: Place, trials: int, how: How, store: Path
+) -> dict[str, Any]:
+    """The best of each group: schedule and time, and the seconds of the whole."""
+    began = time.monotonic()
+    with open_store(store) as opened:
+        found = tune_groups(
+            groups, starts(groups, place), place, trials, MAX_REL_ERR, None, how, opened
+        )
+    best = {
+        name: one.choices[0].schedule.to_json() for name, one in found.items() if not one.trouble
+    }
+    return {'seconds': round(time.monotonic() - began, 1), 'trials': trials, 'best': best}
+
+
+def again(groups: Mapping[str, Group], place: Place, ways: Mapping[str, dict]) -> dict[str, dict]:
+    """The winners of all ways in turn, round by round: medians in us, by group and way."""
+    found: dict[str, dict] = {}
+    with GpuWorker(place.target, place.name, seed=0) as worker:
+        for name, group in groups.items():
+            schedules = {
+                way: GpuSchedule.from_json(one['best'][name])
+                for way, one in ways.items()
+                if name in one['best']
+            }
+            target = place.architecture
+            built = {s: build(group, s, target) if target else None for s in schedules.values()}
+            samples: dict[GpuSchedule, list[float]] = {s: [] for s in built}
+            for _ in range(ROUNDS):
+                for schedule, made in built.items():
+                    answer, _ = worker.attempt(group, schedule, made, 7)
+                    samples[schedule] += answer.samples_ms
+            found[name] = {
+                way: {
+                    'us': 1e3 * statistics.median(samples[schedule]),
+                    'schedule': schedule_text(schedule),
+                }
+                for way, schedule in schedules.items()
+                if samples[schedule]
+            }
+    return found
+
+
+def layers(options: argparse.Namespace, place: Place, left: Callable[[], float]) -> None:
+    groups = {layer.name: layer.group for layer in suite('cnnopt')}
+    if place.target == 'host':
+        groups = {'small': conv2d(c=16, h=8, w=8, k=32, r=3, s=3, pad=1)}
+    found: dict[str, Any] = {'machine': place.machine.to_json(), 'ways': {}, 'layers': {}}
+    if options.out.exists():
+        found = json.loads(options.out.read_text())
+    plan = [('auto', options.trials), ('analytical', options.trials), ('best', options.most)]
+    chosen = ranker_for('auto', next(iter(groups.values())), place.machine, SEARCHED)
+    found['auto'] = chosen.note
+    print(chosen.note, flush=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        for way, trials in plan:
+            if way in found['ways'] or left() < 10:
+                continue
+            how = How('analytical' if way == 'best' else way)
+            found['ways'][way] = tuned(groups, place, trials, how, Path(folder) / way)
+            print(way, found['ways'][way]['seconds'], 's', flush=True)
+            options.out.write_text(json.dumps(found, indent=1) + '\n')
+    if len(found['ways']) == len(plan) and left() > 5:
+        found['layers'] = again(groups, place, found['ways'])
+        rows = found['layers'].values()
+        for way in ('auto', 'analytical'):
+            ratios = [row[way]['us'] / row['best']['us'] for row in rows if way in row]
+            found[f'{way}_over_best'] = statistics.geometric_mean(ratios)
+            print(way, 'over the best of', options.most, found[f'{way}_over_best'], max(ratios))
+        options.out.write_text(json.dumps(found, indent=1) + '\n')
+
+
+def to_learn_from(small: bool) -> Iterator[Group]:
+    """Groups in turns: a convolution, one with bias and activation, one of each plane; a group of a
+    network.
+    """
+    if small:
+        yield conv2d(c=16, h=8, w=8, k=32, r=3, s=3, pad=1)
+        yield conv2d(c=32, h=8, w=8, k=32, r=3, s=3, pad=1, groups=32)
+        return
+    known = read_catalogue(CATALOGUE)
+    fused = iter([one.group for one in known.values() if one.part == 'train'])
+    for number, p in enumerate(random_problems(400)):
+        height, width = p.h * p.stride, p.w * p.stride
+        plain = {'h': height, 'w': width, 'r': p.r, 's': p.r, 'stride': p.stride, 'pad': p.pad}
+        if number % 4 == 0:
+            yield conv2d(c=p.k, k=p.k, groups=p.k, **plain)
+        elif number % 4 == 1:
+            yield conv2d(c=p.c, k=p.k, bias=True, activation='relu', **plain)
+        else:
+            yield conv2d(c=p.c, k=p.k, **plain)
+        yield from islice(fused, 1)
+
+
+def rows(options: argparse.Namespace, place: Place, left: Callable[[], float]) -> None:
+    kept = read_rows(options.out) if options.out.exists() else StoredRows()
+    seen = set(kept.group)
+    groups = [g for g in to_learn_from(place.target == 'host') if is_searched(g)]
+    groups = [g for g in dict.fromkeys(groups) if g.digest not in seen]
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        path, took = Path(folder) / 'store', 0.0
+        while groups and left() > 1.3 * took:
+            began = time.monotonic()
+            turn = {g.digest: g for g in groups[:AT_ONCE]}
+            tuned(turn, place, options.trials, How('analytical', 'random'), path)
+            groups, took = groups[AT_ONCE:], time.monotonic() - began
+            with open_store(path) as store:
+                made = rows_in_store(store, (place.machine.name,))
+            write_rows(options.out, kept + made)
+            print(len(made), 'new rows of', len(set(made.group)), 'groups', f'{left():.0f} s left',
+                  dict(made.counted), flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('verb', choices=['layers', 'rows'])
+    parser.add_argument('--within', type=float, default=120.0, help='seconds')
+    parser.add_argument('--out', type=Path, required=True)
+    parser.add_argument('--trials', type=int, help='[16 of layers, 32 of rows]')
+    parser.add_argument('--most', type=int, default=110)
+    parser.add_argument('--target', default='cuda', choices=['cuda', 'host', 'opencl'])
+    options = parser.parse_args()
+    options.trials = options.trials or (16 if options.verb == 'layers' else 32)
+    began = time.monotonic()
+    place = Place.of(open_device(options.target, ''), options.target)
+    verb = {'layers': layers, 'rows': rows}[options.verb]
+    verb(options, place, lambda: options.within - (time.monotonic() - began))
+
+
+if __name__ == '__main__':
+    main()
