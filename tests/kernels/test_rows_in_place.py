@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.operand import rows_in_place
 from tilewright.kernels.cpu.schemas.outer.plan import Ahead, plan_outer
+from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
 from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
@@ -39,10 +38,14 @@ def in_place(
 def test_rows_in_place_compute_the_reference_whatever_is_asked_for(
     isa, tools, whole_numbers, agrees
 ):
-    lanes, cuts = ISAS[isa].lanes, ({}, {'k': 4})
-    for more, inner, order in zip((0, 1, 1), (*cuts, {'k': 3}), itertools.cycle(('jki', 'kji'))):
+    lanes = ISAS[isa].lanes
+    for more, inner, order, options in (
+        (0, {}, 'jki', {}),
+        (1, {'k': 4}, 'kji', {}),
+        (1, {'k': 3}, 'jki', {'every_i': 1}),  # as a kernel for many sizes
+    ):
         group = matmul(m=8 + more, n=3 * lanes + more, k=10)
-        schedule = in_place(group, isa, inner, tuple(order))
+        schedule = in_place(group, isa, inner, tuple(order), **options)
         ahead = plan_outer(group, schedule).ahead
         assert bool(ahead) != ISAS[isa].by_lane
         arrays = whole_numbers(group, 0)
@@ -63,7 +66,18 @@ def test_the_next_piece_is_along_the_loop_around_the_tiles():
     assert ahead({'k': 4}, 'jki') == Ahead('i', '0', 2, 4 * 8, 2)  # the next four of k
     assert ahead({'k': 4}, 'kji') == Ahead('i', '0', 2, 10 * 8, 2)  # the same four, next panel
     assert ahead({'i': 4}, 'ijk') is None  # two tiles of a piece
-    assert ahead({}, 'jki', every_i=1) is None  # sources of several sizes differ in sizes alone
+    assert ahead({}, 'jki', every_i=1) == Ahead('i', 'i_l2', 2, 10 * 8, 2, most=2)
+
+
+def test_kernels_for_many_sizes_are_told_how_much_to_ask_for():
+    def at(rows: int) -> SourceAtSize:
+        group = matmul(m=rows, n=48, k=10)
+        return read_source(generate(group, in_place(group, 'avx2', {}, tuple('jki'), every_i=1)))
+
+    few, many, more = at(5), at(10), at(40)
+    assert many.form == more.form != few.form  # three tiles ask for none
+    joined = SizedSource.of([many, more])
+    assert joined.numbers(many) != joined.numbers(more)
 
 
 def test_only_rows_along_the_reduction_are_read_in_place():

@@ -89,8 +89,8 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         turned=turned,
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
-        fetch=p.ahead.most if p.ahead else 0,
-        varies=p.ahead is not None and p.ahead.varies,
+        fetch=p.ahead.most or p.ahead.floats if p.ahead else 0,
+        varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
         b_ahead=p.stream_ahead,
     )
@@ -263,7 +263,7 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         kind = micro.WEIGHT_TYPES[p.stored]
         writer.line(f'const {kind} *next = weights + {place} + {share} * {p.ahead.floats};')
         arguments += ', next'
-        arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.varies else ''
+        arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.most else ''
     _dispatch(
         writer,
         p,

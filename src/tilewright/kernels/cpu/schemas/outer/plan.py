@@ -39,7 +39,7 @@ class Ahead:
     A piece serves all tiles of the pixel dimension `dim` from `start` on, `tile` pixels each, and
     every tile asks for its share of the next one, which lies `distance` floats behind: `floats` in
     an iteration. Else the first tile would wait for memory, and all others for nothing. Kernels for
-    many sizes are told how many, since that depends on the number of tiles; `most` is the largest.
+    many sizes are told how many floats, since tiles vary in number: `most` of them, else 0.
     """
 
     dim: str
@@ -47,8 +47,7 @@ class Ahead:
     tile: int
     distance: int
     floats: int
-    most: int
-    varies: bool
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -271,9 +270,8 @@ def _ahead(
     if loops[-1][0] == contraction.loop:
         points = schedule.levels[1].tile[contraction.loop]
     floats = -(-panels.width // tiles)
-    most = -(-panels.width // LEAST_TILES) if many_sizes else floats
-    distance = points * panels.width
-    return Ahead(name, start, schedule.reg.tile[name], distance, floats, most, many_sizes)
+    most = -(-panels.width // LEAST_TILES) if many_sizes else 0
+    return Ahead(name, start, schedule.reg.tile[name], points * panels.width, floats, most)
 
 
 def _accumulators(
