@@ -7,6 +7,7 @@ which packs constants, runs and times through the shared thread pool (pool.c).
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache, partial
