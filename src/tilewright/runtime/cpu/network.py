@@ -168,6 +168,8 @@ class Network(CalledNetwork):
     """
 
     limits: Mapping[str, np.ndarray] = MappingProxyType({})  # input -> rows that it chooses from
+    # Whether a call is nothing but kernels on arrays that the executor can check by itself.
+    _plain = False
 
     def __init__(
         self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int,
@@ -183,7 +185,6 @@ class Network(CalledNetwork):
         self.kernels = dict(kernels)
         self.tasks = tuple(_TaskInfo.of(task) for task in program.tasks)
         self.places, self.limits = memory.places, index_limits(program)
-        # Whether a call is nothing but kernels on arrays that the executor can check by itself.
         self._plain = shared is None and not self.limits and not memory.copies
         self._build(program, memory)
 
