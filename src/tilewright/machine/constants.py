@@ -17,7 +17,7 @@ from tilewright.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class TimeConstants:
-    """Costs in cycles of one core, and shares: what outer_time.py and stencil_time.py of model/cpu use.
+    """Costs in cycles of one core, and shares: what outer_time.py and stencil_time.py use.
 
     The values here were fitted to random and to ranked schedules on a Neoverse-N1.
     """

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -91,6 +92,7 @@ class GpuNetwork(Network):
         self.name, self.device, self.threads = name, device, 1
         self.inputs = tuple(value for value, _ in inputs)
         self.outputs = tuple(value for value, _ in outputs)
+        self._new = [partial(new_array, value) for value in self.outputs]
         self.buffers = {value.name: array for value, array in (*inputs, *outputs)}
         self.gpu_tasks = tuple(tasks)
         self.tasks: Any = self.gpu_tasks
