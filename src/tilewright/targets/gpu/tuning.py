@@ -545,7 +545,8 @@ class _Search:
         if found is None:
             self.trouble = self.trouble or 'it is not legal'
             return None
-        limit = self.max_rel_err + HALVES.get(self.group.output.dtype, 0.0)
+        # Results are rounded, and in an attention the weights between its two products.
+        limit = self.max_rel_err + 2 * HALVES.get(self.group.output.dtype, 0.0)
         if found.median_ms is None or (found.max_rel_err or 0.0) > limit:
             self.trouble = found.message or f'its error is {found.max_rel_err}'
             return None
