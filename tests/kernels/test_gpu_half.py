@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from devices import device
 from marks import needs_nvrtc
+from test_attention_kernels import attention, sized
 
 import tilewright as tw
 from tilewright.errors import ScheduleError
 from tilewright.graph.half import half_group
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import half_error
 from tilewright.kernels.gpu.quick import QUICK_OPS
 from tilewright.ops.dtypes import HALVES, NUMPY
 from tilewright.ops.elementwise import elementwise
@@ -202,3 +204,14 @@ def test_quick_functions_are_exact_enough_for_halves(name: str, op: str) -> None
     there = np.isfinite(want)
     got, want = got[there], want[there]
     assert (np.abs(got - want) <= 1e-6 * np.maximum(np.abs(want), 1)).all()
+
+
+def test_an_attention_of_halves_may_be_off_by_the_rounding_of_its_weights() -> None:
+    product = half_group(tw.matmul(m=13, n=24, k=40), 'f16')
+    assert half_error(product) == 2 * HALVES['f16']
+    assert half_error(tw.matmul(m=13, n=24, k=40)) == 0
+    heads = attention(sized(1, 2, 17, 40, 8, 12))
+    halves = tuple(
+        replace(t, dtype='f16') if t.role in ('input', 'output') else t for t in heads.tensors
+    )
+    assert half_error(replace(heads, tensors=halves)) == 4 * HALVES['f16']

@@ -11,6 +11,7 @@ import math
 
 from tilewright.kernels.gpu.matrix_units import cut_off, parts_of
 from tilewright.kernels.gpu.registry import schema_named
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -31,6 +32,14 @@ def sum_error(group: Group, schedule: GpuSchedule) -> float:
     split = dict(schedule.tiles).get('split', 1)
     terms = (math.prod(s.sizes[name] for name in s.reduction) for s in sums)
     return sum(parts.left_out + cut_off(parts, math.ceil(n / split)) for n in terms)
+
+
+def half_error(group: Group) -> float:
+    """What rounding to f16 or bf16 may add to an error: of a result and of what it is made of, for
+    each sum of products, since an attention rounds the weights between its two.
+    """
+    sums = sum(stage.is_product_sum for stage in group.stages)
+    return 2 * max(sums, 1) * HALVES.get(group.output.dtype, 0.0)
 
 
 def precise(group: Group, schedule: GpuSchedule, tolerance: float = LARGEST_ERROR) -> bool:

@@ -15,9 +15,8 @@ from typing import Any
 
 from tilewright import knobs
 from tilewright.errors import InputError, MissingError, StoreError
-from tilewright.kernels.gpu.precision import LARGEST_ERROR
+from tilewright.kernels.gpu.precision import LARGEST_ERROR, half_error
 from tilewright.machine.gpu import GpuMachine
-from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.runtime.child import Child, parent_word
 from tilewright.runtime.gpu.build import Built
@@ -139,7 +138,7 @@ class GpuWorker:
             return
         request: dict[str, Any] = {
             'do': 'group', 'group': group.to_json(), 'seed': self.seed,
-            'tolerance': self.tolerance + 2 * HALVES.get(group.output.dtype, 0.0),
+            'tolerance': self.tolerance + half_error(group),
         }  # fmt: skip
         limit = START_LIMIT_S + group.flops / REFERENCE_FLOPS_PER_S
         reply = self._request(request, limit)

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import CheckError, InputError, MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
+from tilewright.kernels.gpu.precision import half_error
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES, TIME, check_estimate
-from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
@@ -545,8 +545,7 @@ class _Search:
         if found is None:
             self.trouble = self.trouble or 'it is not legal'
             return None
-        # Results are rounded, and in an attention the weights between its two products.
-        limit = self.max_rel_err + 2 * HALVES.get(self.group.output.dtype, 0.0)
+        limit = self.max_rel_err + half_error(self.group)
         if found.median_ms is None or (found.max_rel_err or 0.0) > limit:
             self.trouble = found.message or f'its error is {found.max_rel_err}'
             return None
