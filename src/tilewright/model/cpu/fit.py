@@ -78,8 +78,10 @@ class _Priced:
 
     def some(self, layers: Sequence[int]) -> _Priced:
         kept = np.isin(self.layer, layers)
-        rows = (self.layer, self.seconds, self.bound, self.predicted, self.slopes)
-        return _Priced(*(row[kept] for row in rows), self.at)
+        return _Priced(
+            self.layer[kept], self.seconds[kept], self.bound[kept], self.predicted[kept],
+            self.slopes[kept], self.at,
+        )  # fmt: skip
 
 
 def fit(
@@ -122,7 +124,8 @@ def price(samples: Sequence[TimedSchedule], machine: Machine, values: np.ndarray
         found.append(
             (names.index(sample.layer), sample.seconds, first.bound_s, first.seconds, slopes)
         )
-    return _Priced(*(np.array(column) for column in zip(*found, strict=True)), values)
+    layer, seconds, bound, predicted, slopes = map(np.array, zip(*found, strict=True))
+    return _Priced(layer, seconds, bound, predicted, slopes, values)
 
 
 def choose_pull(priced: _Priced, start: np.ndarray) -> float:
