@@ -57,7 +57,9 @@ def facts(cores: int = 4, clock: float | None = 3.0) -> HostFacts:
 
 
 def test_known_machines() -> None:
-    assert known_names() == ('i7-9700k', 'i9-10980xe')
+    ours = ('neoverse-n1', 'xeon-16vcpu', 'xeon-2vcpu')
+    assert known_names() == ('i7-9700k', 'i9-10980xe', *ours)
+    assert all(known_machine(name).measured for name in ours)
     i7, warning = load_machine('i7-9700K')
     assert warning is None
     assert (i7.cores, i7.isa, i7.measured) == (8, 'avx2', False)

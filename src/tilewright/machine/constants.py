@@ -17,7 +17,7 @@ from tilewright.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class TimeConstants:
-    """Costs in cycles of one core, and shares: what outer_time.py and stencil_time.py use.
+    """Costs in cycles of one core, and shares, as outer_time.py and stencil_time.py use them.
 
     The values here were fitted to random and to ranked schedules on a Neoverse-N1.
     """
@@ -57,6 +57,12 @@ class TimeConstants:
     walk_cycles: float = 15.0  # one miss in a second-level TLB, mostly hidden
 
     stencil_cycles: float = 1.0  # of those that stencil_time.py counts
+    stencil_row_cycles: float = 0.13  # one row of one tile, read or written
+    stencil_tile_cycles: float = 2.2  # one tile: its loop
+    stencil_filter_cycles: float = 10.5  # one plane of results: pointers, weights into registers
+    stencil_load_cycles: float = 0.07  # one load, beside the busiest units: half are not aligned
+    stencil_store_cycles: float = 0.18  # one vector stored, beside the busiest units
+    stencil_spill_cycles: float = 3.7  # one accumulator without a register, for each of its rows
     stencil_exposed: float = 0.59  # share of the time of a stencil's traffic that nothing hides
     stencil_memory: float = 0.59  # the same of traffic that comes from memory
 
@@ -87,7 +93,16 @@ class TimeConstants:
 
 
 COMMON = TimeConstants()
-_DEFAULTS = {'avx512': replace(COMMON, store_line_cycles=8.0)}
+# By `--calibrate` on a Xeon (Cascade Lake, one core), what moved by a tenth or more;
+# `stencil_memory` by Y0 with two threads: stores bring lines in before they are written back.
+_DEFAULTS = {
+    'avx512': replace(
+        COMMON, exposed_l2=0.18, resume_cycles=1.05, store_cycles=0.45, store_apart_cycles=1.7,
+        store_line_cycles=5.5, pack_call_cycles=50.0, pack_broken_cycles=15.0,
+        pack_apart_cycles=0.31, in_place_cycles=0.26, chain=0.81, stencil_exposed=0.65,
+        stencil_memory=2.0,
+    )
+}  # fmt: skip
 
 
 def default_constants(isa: str) -> TimeConstants:

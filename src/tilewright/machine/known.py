@@ -1,7 +1,7 @@
 """Machine files: those that come with the package, and the user's own.
 
-A schedule can be made for a machine that one does not have. The two files shipped are the machines
-of MOpt's evaluation (Sec. 10); their figures are nominal, sources in `docs/machine.md`.
+A schedule can be made for a machine that one does not have. Shipped are the two machines of MOpt's
+evaluation (Sec. 10), whose figures are nominal, and those that we measured (`docs/machine.md`).
 """
 
 from __future__ import annotations

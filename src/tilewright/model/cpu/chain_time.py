@@ -27,6 +27,7 @@ from tilewright.kernels.cpu.schemas.chain.plan import (
 )
 from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan
 from tilewright.kernels.cpu.schemas.stencil.cover import Rows
+from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu import stencil_time
@@ -51,7 +52,9 @@ def predict_chain(group: Group, schedule: Schedule, machine: Machine) -> Predict
     return _predict_nests(plan, machine)
 
 
-def block_cycles(plan: SlidingPlan, isa: Isa, count: int) -> float:
+def block_cycles(
+    plan: SlidingPlan, isa: Isa, count: int, k: TimeConstants = COMMON
+) -> float:  # fmt: skip
     """Cycles of `count` rows of one channel, in all strips."""
     shape, cycles = plan.shape, 0.0
     reads = tuple(tuple(shape.down.step * i + t for t in shape.down.taps) for i in range(count))
@@ -61,9 +64,9 @@ def block_cycles(plan: SlidingPlan, isa: Isa, count: int) -> float:
     held = replace(isa, by_lane=True)
     for strip in plan.strips:
         work = stencil_time.tile_work(shape, held, rows, strip)
-        each = stencil_time.step_cycles(work, isa) + stencil_time.TILE_CYCLES
-        each += stencil_time.ROW_CYCLES * work.streams
-        store = stencil_time.STORE_CYCLES + stencil_time.EPILOGUE_CYCLES * stages
+        each = stencil_time.step_cycles(work, isa, 1, k) + k.stencil_tile_cycles
+        each += k.stencil_row_cycles * work.streams
+        store = k.stencil_store_cycles + stencil_time.EPILOGUE_CYCLES * stages
         cycles += strip.times * (each + work.accumulators * store)
     return cycles
 
@@ -80,8 +83,8 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     blocks = copied.rows / count
     height = operand.packed_tile(schedule, part)[_row(plan)]
     planes = copied.rows / height
-    cycles = blocks * block_cycles(sliding, isa, count)
-    cycles += planes * stencil_time.FILTER_CYCLES + copied.calls * k.pack_call_cycles
+    cycles = blocks * block_cycles(sliding, isa, count, k)
+    cycles += planes * k.stencil_filter_cycles + copied.calls * k.pack_call_cycles
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     down, across = sliding.shape.down, sliding.shape.across
     reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
@@ -90,7 +93,7 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     fill = cycles * cycle_s
     before = plan.expand
     if before is not None:
-        fill += copied.calls * _expand_cycles(before, isa) * cycle_s
+        fill += copied.calls * _expand_cycles(before, isa, k) * cycle_s
         image = copied.calls * before.rows * before.width * before.summed[1]
         fill += k.stencil_exposed * home_seconds(machine, threads, held, threads * image, 1)
         # A block of the image is read again for every block of channels.
@@ -116,14 +119,14 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     )  # fmt: skip
 
 
-def _expand_cycles(plan: ExpandPlan, isa: Isa) -> float:
+def _expand_cycles(plan: ExpandPlan, isa: Isa, k: TimeConstants) -> float:
     """Cycles of one region of rows."""
-    store = stencil_time.STORE_CYCLES + stencil_time.EPILOGUE_CYCLES * len(plan.part.epilogue)
+    store = k.stencil_store_cycles + stencil_time.EPILOGUE_CYCLES * len(plan.part.epilogue)
     each = sum(
         times * (
             plan.summed[1] * step_cycles(isa, count, count, plan.vectors)
             + count * plan.vectors * store
-            + stencil_time.TILE_CYCLES
+            + k.stencil_tile_cycles
         )
         for count, times in plan.counts.items()
     )  # fmt: skip

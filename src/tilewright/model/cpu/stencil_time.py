@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.schemas.stencil.cover import Rows, Stencil, Strip, gather
 from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan, plan_stencil
+from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE
@@ -35,16 +36,10 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 # Fitted to all tiles of depthwise layers on a Neoverse-N1; docs/model.md has the figures.
-ROW_CYCLES = 0.13  # one row of one tile, read or written
 PLANE_CYCLES = 7.0  # one row of another plane, for every step of the loops: other pages and lines
-TILE_CYCLES = 2.2  # one tile: its loop
-FILTER_CYCLES = 10.5  # one plane of results: pointers, weights into registers
 STREAMS = 6  # rows that are read side by side and that prefetchers follow
 STREAM_SHARE = 0.12  # what each further one adds to traffic from beyond the second cache
-LOAD_CYCLES = 0.07  # one load, beside the units that are busiest: half of them are not aligned
-STORE_CYCLES = 0.18  # one vector stored, beside the units that are busiest
 EPILOGUE_CYCLES = 0.5  # one stage of the epilogue, for one vector
-SPILL_CYCLES = 3.7  # one accumulator without a register: stored and loaded for each of its rows
 LOADED = 2  # registers that vectors pass through from memory
 WINDOW = 128  # instructions that every core of interest looks ahead
 
@@ -113,7 +108,7 @@ def _tile(
     )
 
 
-def step_cycles(work: Work, isa: Isa, steps: int = 1) -> float:
+def step_cycles(work: Work, isa: Isa, steps: int = 1, k: TimeConstants = COMMON) -> float:
     """Cycles of one of `steps` of the loops: the busiest units, and a little for each load.
 
     Sums of one tile wait for each other, those of the next tile for nothing: it begins as soon as
@@ -127,7 +122,7 @@ def step_cycles(work: Work, isa: Isa, steps: int = 1) -> float:
         (work.fmas + work.shuffles + work.loads) / ISSUE_PER_CYCLE,
         isa.fma_chain_cycles * work.fmas / work.accumulators / tiles,
     )
-    return busiest + LOAD_CYCLES * work.loads
+    return busiest + k.stencil_load_cycles * work.loads
 
 
 def spilled(work: Work, shape: Stencil, isa: Isa) -> int:
@@ -155,8 +150,9 @@ class Cycles:
 
 
 def cycles(
-    plan: StencilPlan, part: Mapping[str, int], tiles: Sequence[tuple[Rows, Strip, Work]]
-) -> Cycles:
+    plan: StencilPlan, part: Mapping[str, int], tiles: Sequence[tuple[Rows, Strip, Work]],
+    k: TimeConstants,
+) -> Cycles:  # fmt: skip
     """Cycles of the largest part."""
     shape, isa = plan.shape, ISAS[plan.schedule.isa]
     sizes = shape.stage.sizes
@@ -168,14 +164,14 @@ def cycles(
     streams = 0
     for rows, strip, work in tiles:
         times = filters * share * rows.times * strip.times
-        each = step_cycles(work, isa, steps) + SPILL_CYCLES * spilled(work, shape, isa)
-        compute += times * (steps * each + TILE_CYCLES)
-        starts += times * ROW_CYCLES * work.streams
+        each = step_cycles(work, isa, steps, k) + k.stencil_spill_cycles * spilled(work, shape, isa)
+        compute += times * (steps * each + k.stencil_tile_cycles)
+        starts += times * k.stencil_row_cycles * work.streams
         if steps > 1:
             starts += times * PLANE_CYCLES * steps * (work.streams - rows.count)
-        store += times * work.accumulators * (STORE_CYCLES + EPILOGUE_CYCLES * stages)
+        store += times * work.accumulators * (k.stencil_store_cycles + EPILOGUE_CYCLES * stages)
         streams = max(streams, work.streams - rows.count)
-    return Cycles(compute, starts + filters * FILTER_CYCLES, store, streams)
+    return Cycles(compute, starts + filters * k.stencil_filter_cycles, store, streams)
 
 
 def traffic(
@@ -212,7 +208,8 @@ def predict_stencil(group: Group, schedule: Schedule, machine: Machine) -> Predi
     plan, isa, threads = plan_stencil(group, schedule), ISAS[schedule.isa], schedule.threads
     part = part_extents(group.main, schedule)
     tiles = all_work(plan)
-    done = cycles(plan, part, tiles)
+    k = machine.time_constants
+    done = cycles(plan, part, tiles, k)
     # Narrower vectors than the machine has run at the same number of instructions.
     k = machine.time_constants
     cycle_s = (
