@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tilewright.files import replacing
 from tilewright.machine.detect import describe_host
 from tilewright.ops.suites import expand
 
-LAYERS = 'ic4ih2oc4kh1mb1,mopt/M7,mopt/M9,mopt/R11,mopt/R12,mopt/R9'
+LAYERS = 'mb1ic4ih2oc4kh1n"1x1 of 2x2",mopt/M7,mopt/M9,mopt/R11,mopt/R12,mopt/R9'
 PYTHON_THREADS = 8
 TURN_S = 0.02
 WAYS = ('kernel', 'same', 'new', 'fresh')
@@ -103,9 +104,9 @@ def side_by_side(name: str, call: Any, x: np.ndarray, rounds: int) -> dict[str, 
     want, wrong = call(x).copy(), []
 
     def work(count: int) -> None:
-        for _ in range(count):
-            got = call(x)
-        if not np.array_equal(got, want):
+        for _ in range(count - 1):
+            call(x)
+        if not np.array_equal(call(x), want):
             wrong.append(name)
 
     begin = time.perf_counter()
@@ -154,7 +155,9 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
-    calls = {name: lambda t, g=g: _built(g, t) for name, g, _ in expand(given.layers)}
+    calls: dict[str, Callable[[int], tuple[Any, np.ndarray]]] = {
+        name: partial(_built, group) for name, group, _ in expand(given.layers)
+    }
     calls['net: two 3x3 layers'] = _network
     rows = [measure(name, *make(given.threads), given.rounds) for name, make in calls.items()]
     beside = [side_by_side(name, *make(1), given.rounds) for name, make in calls.items()]

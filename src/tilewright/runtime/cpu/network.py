@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -378,7 +379,8 @@ class Network(CalledNetwork):
             if out is None:
                 results = [new() for new in self._new]
             else:
-                results = list(out) if isinstance(out, list | tuple) else [out]
+                listed: Sequence[Any] = out if isinstance(out, list | tuple) else [out]
+                results = list(listed)
             if self._calls.run((*arrays, *results)):
                 return results[0] if alone else tuple(results)
         return super().__call__(*arrays, out=out, **named)
