@@ -6,8 +6,8 @@ Goes in: layers, which are planned without measuring, and a network of two small
 in microseconds: the kernel by itself, timed in C; `conv(x, out=y)` on the same arrays; `conv(x)`,
 whose result is new; the same on inputs that no call has seen before; and how many calls a second
 eight threads of Python make, beside one, with kernels of one thread. Rounds take all of them in
-turn. What is above the kernel is the median over rounds of the difference within a round, so that a
-slow round counts for all of them.
+turn; a turn is the median of its calls, and what is above the kernel the median over rounds of the
+difference within a round, so that a slow round counts for all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tilewright.files import replacing
 from tilewright.machine.detect import describe_host
 from tilewright.ops.suites import expand
 
-LAYERS = 'ic4ih2oc4kh1mb1,mopt/M7,mopt/M9,mopt/R11,mopt/R12,mopt/R9'
+LAYERS = 'mb1ic4ih2oc4kh1n"1x1 of 2x2",mopt/M7,mopt/M9,mopt/R11,mopt/R12,mopt/R9'
 PYTHON_THREADS = 8
 TURN_S = 0.02
 WAYS = ('kernel', 'same', 'new', 'fresh')
@@ -56,35 +57,38 @@ def _network(threads: int) -> tuple[Any, np.ndarray]:
     ), x.numpy()
 
 
-def ways_of(name: str, call: Any, x: np.ndarray) -> dict[str, Callable[[int], float]]:
-    """way -> [calls] -> seconds of one of them."""
-    out = call(x)
-    if hasattr(call, 'run'):
-        (value,) = call.inputs
-        kernel = lambda count: statistics.median(call.time({value.name: x}, count))  # noqa: E731
-    else:
-        packed, tensor = call._packed, call.group.with_role('input')[0]
-        kernel = lambda count: statistics.median(  # noqa: E731
-            call._kernel.time({tensor.name: x}, packed, out, repeats=count)
-        )
+def ways_of(call: Any, x: np.ndarray) -> dict[str, Callable[[int], float]]:
+    """way -> [calls] -> median seconds of one of them.
 
-    def timed(once: Callable[[np.ndarray], object], arrays: list[np.ndarray]) -> float:
-        begin = time.perf_counter()
+    Every way writes into memory that nobody holds, so that it is the same for all of them: where
+    results lie changes the time of some kernels by microseconds.
+    """
+
+    def kernel(count: int) -> float:
+        if hasattr(call, 'run'):
+            return statistics.median(call.time({call.inputs[0].name: x}, count))
+        name, out = call.group.with_role('input')[0].name, call(x)
+        return statistics.median(call._kernel.time({name: x}, call._packed, out, repeats=count))
+
+    def timed(arrays: list[np.ndarray], **words: Any) -> float:
+        seconds = []
         for array in arrays:
-            once(array)
-        return (time.perf_counter() - begin) / len(arrays)
+            begin = time.perf_counter()
+            call(array, **words)
+            seconds.append(time.perf_counter() - begin)
+        return statistics.median(seconds)
 
     return {
         'kernel': kernel,
-        'same': lambda count: timed(lambda x: call(x, out=out), [x] * count),
-        'new': lambda count: timed(call, [x] * count),
+        'same': lambda count: timed([x] * count, out=call(x)),
+        'new': lambda count: timed([x] * count),
         # Other objects; what they hold is the same memory, so that caches are as they were.
-        'fresh': lambda count: timed(call, [x.view() for _ in range(count)]),
+        'fresh': lambda count: timed([x.view() for _ in range(count)]),
     }
 
 
 def measure(name: str, call: Any, x: np.ndarray, rounds: int) -> dict[str, Any]:
-    ways = ways_of(name, call, x)
+    ways = ways_of(call, x)
     count = max(10, int(TURN_S / max(ways['same'](20), 1e-7)))
     samples: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(rounds):
@@ -103,9 +107,9 @@ def side_by_side(name: str, call: Any, x: np.ndarray, rounds: int) -> dict[str, 
     want, wrong = call(x).copy(), []
 
     def work(count: int) -> None:
-        for _ in range(count):
-            got = call(x)
-        if not np.array_equal(got, want):
+        for _ in range(count - 1):
+            call(x)
+        if not np.array_equal(call(x), want):
             wrong.append(name)
 
     begin = time.perf_counter()
@@ -154,7 +158,9 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
-    calls = {name: lambda t, g=g: _built(g, t) for name, g, _ in expand(given.layers)}
+    calls: dict[str, Callable[[int], tuple[Any, np.ndarray]]] = {
+        name: partial(_built, group) for name, group, _ in expand(given.layers)
+    }
     calls['net: two 3x3 layers'] = _network
     rows = [measure(name, *make(given.threads), given.rounds) for name, make in calls.items()]
     beside = [side_by_side(name, *make(1), given.rounds) for name, make in calls.items()]

@@ -18,7 +18,8 @@ of all files of a pattern. `lists` has a row for each file of a pattern such as
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
 papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
 what `tilewright reproduce` shows of the files of a folder. `fuzz` has a row for each run of
-`python -m tests.fuzz`, of all files of a pattern. Numbers in tables are so never typed, and a test
+`python -m tests.fuzz`, of all files of a pattern; `overhead` and `shapes` are the tables of the
+scripts of those names. Numbers in tables are so never typed, and a test
 keeps them that way.
 """
 
@@ -41,12 +42,14 @@ from tilewright_lab.compare.results import LayerResult
 from tilewright_lab.compare.table import grid, kind_grid, table
 from tilewright_lab.figures.figures import Options, figure_of
 from tilewright_lab.figures.tables import FIGURES
+from tilewright_lab.scripts import benchdnn_shapes, overhead
 
 ROOT = Path(__file__).parents[3]
 PAGES = (
     'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
     'docs/gpu_half.md', 'docs/transformers.md',
 )  # fmt: skip
+SCRIPTS = {'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes'])}
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')
 _MARKED = re.compile(
     r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S
@@ -69,8 +72,8 @@ def rendered(what: str, path: Path) -> str:
     if what in FUZZ:
         return FUZZ[what]({p.stem: _read(p) for p in sorted(path.parent.glob(path.name))})
     data = _read(path)
-    if what in FIGURES:
-        return FIGURES[what](data)
+    if what in FIGURES | SCRIPTS:
+        return (FIGURES | SCRIPTS)[what](data)
     if what == 'gpu':
         return gpu_rows(data['layers'])
     kind, _, flushed = what.partition('-')
@@ -90,7 +93,7 @@ def rendered(what: str, path: Path) -> str:
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
         f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, '
-        f'tuned, {", ".join((*FIGURES, *REPRODUCED))}, or layers, kinds and full, these '
+        f'tuned, {", ".join((*FIGURES, *SCRIPTS, *REPRODUCED))}, or layers, kinds and full, these '
         f'three also with -flushed'
     )
 

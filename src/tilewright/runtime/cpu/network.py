@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,7 @@ from tilewright.runtime.network_arrays import (
     contiguous,
     from_bytes,
     lies_in,
+    new_array,
     own,
     typed,
 )
@@ -170,6 +172,7 @@ class Network(CalledNetwork):
     limits: Mapping[str, np.ndarray] = MappingProxyType({})  # input -> rows that it chooses from
     # Whether a call is nothing but kernels on arrays that the executor can check by itself.
     _plain = False
+    _new: Sequence[Callable[[], np.ndarray]] = ()
 
     def __init__(
         self, program: Program, memory: Memory, kernels: Mapping[str, Compiled], threads: int,
@@ -195,7 +198,7 @@ class Network(CalledNetwork):
         }
         libraries = [loaded[task.group.digest] for task in program.tasks]
         scratch = max((library.scratch_bytes for library in libraries), default=0)
-        self.arena_bytes, self.scratch_bytes = memory.arena_bytes, scratch
+        self._needs = memory.arena_bytes, scratch
         packed, places, total = self._packed(program, libraries)
         prove_memory(
             program,
@@ -235,13 +238,15 @@ class Network(CalledNetwork):
         flops = sum(task.group.flops for task in program.tasks)
         self._calls = Calls(kinds[:count], kinds[count:], self._context, most, flops)
         self._new = [Results(*kind).new for kind in kinds[count:]]
-        self._calls.give(self._calls.take())  # so that memory that is missing is missed now
+        # One at once, so that memory that is missing is missed now.
+        with self._turn() as context:
+            self._rooms = tuple(room.nbytes for room in context.kept[:2])
 
     def _context(self) -> NetworkContext:
         """Memory for one call at a time, and the steps that work in it."""
         room = _room if self._shared is None else self._shared.room
-        arena = room(self.name, 'its values', self.arena_bytes)
-        scratch = room(self.name, 'its kernels', self.scratch_bytes)
+        arena = room(self.name, 'its values', self._needs[0])
+        scratch = room(self.name, 'its kernels', self._needs[1])
         patches: list[PatchStruct] = []
 
         def point(slot: int, place: Place) -> None:
@@ -353,6 +358,16 @@ class Network(CalledNetwork):
         return _Source(place.offset, size)
 
     @property
+    def arena_bytes(self) -> int:
+        """Bytes of everything between inputs and results, for each call at a time."""
+        return self._rooms[0]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that kernels use while they run, likewise."""
+        return self._rooms[1]
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of constants, as kernels read them."""
         return self._weights.nbytes + sum(array.nbytes for array in self._kept.values())
@@ -379,7 +394,8 @@ class Network(CalledNetwork):
             if out is None:
                 results = [new() for new in self._new]
             else:
-                results = list(out) if isinstance(out, list | tuple) else [out]
+                listed: Sequence[Any] = out if isinstance(out, list | tuple) else [out]
+                results = list(listed)
             if self._calls.run((*arrays, *results)):
                 return results[0] if alone else tuple(results)
         return super().__call__(*arrays, out=out, **named)
@@ -468,14 +484,18 @@ class Network(CalledNetwork):
             )
         inputs = [self._input(v, arrays) for v in self.inputs]
         outputs = [
-            checked_result(v, out[v.name]) if v.name in out else new()
-            for v, new in zip(self.outputs, self._new, strict=True)
+            checked_result(v, out[v.name]) if v.name in out else self._new_result(number)
+            for number, v in enumerate(self.outputs)
         ]
         if out:
             # Kernels read inputs while they write results, so they must not overlap.
             spans = check_apart(self.name, outputs)
             inputs = [a.copy() if lies_in(a, spans) else a for a in inputs]
         return inputs, outputs
+
+    def _new_result(self, number: int) -> np.ndarray:
+        """Memory for a result; of networks on other devices always new."""
+        return self._new[number]() if self._new else new_array(self.outputs[number])
 
     def _input(self, value: Value, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         if value.name not in arrays:
