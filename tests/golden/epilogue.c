@@ -137,6 +137,14 @@ static inline __attribute__((always_inline)) void transpose4(const float *from, 
 }
 
 static inline __attribute__((always_inline)) void store_row(const float *acc, float *restrict out, long lanes, const float *e0, long step, long pixels) {
+    for (long pixel = 0; pixel < pixels; pixel++) {
+        float *restrict sums = (float *)acc + pixel * step;
+        for (long lane = 0; lane < lanes; lane++) {
+            const float value = sums[lane];
+            const long e0_at = lane;
+            sums[lane] = ((value + e0[e0_at]) * sigmoid_f32((value + e0[e0_at])));
+        }
+    }
     for (long lane = 0; lane < lanes; lane += 4) {
         float rows[4 * 4];
         for (long pixel = 0; pixel < pixels; pixel += 4)
@@ -145,8 +153,7 @@ static inline __attribute__((always_inline)) void store_row(const float *acc, fl
             float *restrict to = out + (lane + j) * 36;
             for (long pixel = 0; pixel < pixels; pixel++) {
                 const float value = rows[j * 4 + pixel];
-                const long e0_at = (lane + j);
-                to[pixel] = ((value + e0[e0_at]) * sigmoid_f32((value + e0[e0_at])));
+                to[pixel] = value;
             }
         }
     }

@@ -69,6 +69,23 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
         assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
 
 
+def test_an_activation_that_comes_back_has_its_limits(tmp_path) -> None:
+    """The tool drops the only Clip of a model with its limits, which floats behind it need."""
+    model = small_model()
+    relu = next(node for node in model.graph.node if node.op_type == 'Relu')
+    relu.op_type = 'Clip'
+    relu.input.extend(['low', 'high'])
+    for name, value in (('low', 0), ('high', 6)):
+        limit = onnx.numpy_helper.from_array(np.array(value, np.float32), name)
+        model.graph.initializer.append(limit)
+    calibrated = calibrate(model, [{'x': x[None]} for x in samples()], QuantizeOptions())
+    made = mixed_model(calibrated, units_of(calibrated.model), (True, False, False))
+    onnx.save(made, tmp_path / 'mix.onnx')
+    found = onnxruntime_session(tmp_path / 'mix.onnx', 1)({'x': samples(1)})
+    assert np.isfinite(found).all()
+    assert [list(n.input[1:]) for n in made.graph.node if n.op_type == 'Clip'] == [['low', 'high']]
+
+
 @pytest.mark.parametrize('given', [samples(), None], ids=['samples', 'random'])
 @pytest.mark.filterwarnings('ignore:no samples are given:UserWarning')
 def test_int8_is_quantised_and_compiled(given) -> None:

@@ -73,4 +73,9 @@ def mixed_model(calibrated: Calibrated, units: Units, integers: tuple[bool, ...]
     unused = [tensor for tensor in made.graph.initializer if tensor.name not in read]
     for tensor in unused:
         made.graph.initializer.remove(tensor)
+    # The tool drops limits of an activation that nobody else has: they come back with it.
+    have = {tensor.name for tensor in made.graph.initializer}
+    have |= {name for node in copies for name in node.output}
+    lost = (t for t in calibrated.model.graph.initializer if t.name in read - have)
+    made.graph.initializer.extend(lost)
     return made

@@ -133,7 +133,16 @@ def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     out_lane = p.out_strides.get(p.contraction.vector, 0)
     out_pixel = p.out_strides.get(p.lane, 0)
     pitch = -(-max(e[p.contraction.pixels.index(p.lane)] for e in p.pixel_extents) // 4) * 4
+    first = _finishes_first(p)
     writer.open(_head(p, 'store_row', ', long step, long pixels'))
+    if first:
+        writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
+        writer.line('float *restrict sums = (float *)acc + pixel * step;')
+        writer.open('for (long lane = 0; lane < lanes; lane++)')
+        writer.line('const float value = sums[lane];')
+        _write_operand_indices(writer, p, 'lane', '0')
+        writer.line(f'sums[lane] = {p.epilogue.expression};')
+        writer.close(2)
     writer.open('for (long lane = 0; lane < lanes; lane += 4)')
     writer.line(f'float rows[4 * {pitch}];')
     writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
@@ -142,10 +151,21 @@ def _write_pixel_row(writer: Writer, p: OuterPlan) -> None:
     writer.line(f'{p.result} *restrict to = out + (lane + j) * {out_lane};')
     writer.open('for (long pixel = 0; pixel < pixels; pixel++)')
     writer.line(f'const {p.sums} value = {_sum(p, "rows", f"j * {pitch} + pixel")};')
-    _write_operand_indices(writer, p, '(lane + j)', 'pixel')
-    writer.line(f'to[{scaled("pixel", out_pixel) or "0"}] = {p.epilogue.expression};')
+    if not first:
+        _write_operand_indices(writer, p, '(lane + j)', 'pixel')
+    made = 'value' if first else p.epilogue.expression
+    writer.line(f'to[{scaled("pixel", out_pixel) or "0"}] = {made};')
     writer.close(4)
     writer.line()
+
+
+def _finishes_first(p: OuterPlan) -> bool:
+    """Whether the epilogue is applied to sums before they are transposed: lanes are whole vectors
+    there, where a row of pixels is seldom, which counts for functions of many instructions.
+    """
+    along = any(item.stride(p.lane) for item in p.epilogue.operands)
+    slow = p.quick is None and bool(p.epilogue.functions)
+    return slow and p.sums == p.result == 'float' and not along
 
 
 def _write_lane_row(writer: Writer, p: OuterPlan) -> None:
