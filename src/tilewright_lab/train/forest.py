@@ -245,11 +245,15 @@ def calibrated(
     """A model of another machine after some measurements on this one: small trees learn by how much
     its times are wrong. What only ranks is left as it is.
     """
+    return corrected(model, table_of(sets, machine), machine.name, seed)
+
+
+def corrected(model: LearnedModel, table: Table, machine: str, seed: int = 0) -> LearnedModel:
+    """`calibrated` by rows whose features are there already."""
     if not model.has_times:
         raise InputError('a model that only ranks cannot be calibrated; train one with times')
-    table = table_of(sets, machine)
     x = table.x[:, model.features]
-    header = {**model.header, 'calibrated_on': machine.name, 'calibrated_rows': len(table)}
+    header = {**model.header, 'calibrated_on': machine, 'calibrated_rows': len(table)}
     better = {}
     for kind, start in (('time', table.base), ('plain', 0.0)):
         ensemble = getattr(model, kind)
