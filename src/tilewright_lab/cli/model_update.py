@@ -10,6 +10,7 @@ is said by how much it is not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def run_update(
         'problems': len(table.problems), 'data_sha256': model.header.get('data_sha256', ''),
         'validation': {'problems': len(problems), 'recipes': {}, 'kinds': told | found[best]},
     }  # fmt: skip
-    made = LearnedModel(model.time, model.plain, model.rank, header)
+    made = replace(model, header=header)
     path = output or own_folder() / f'{name_of(name, [SEARCHED])}.npz'
     save_model(made, path)
     return wrote(out, path, model_text(made), header)
