@@ -75,9 +75,7 @@ class Comparison:
 
     def seed(self, seed: int) -> dict[str, dict[str, float]]:
         gpu = self.target.gpu
-        made = train(
-            self.foreign, self.source.gpu, RECIPES[BLEND], seed=seed, table=self.tables[0]
-        )
+        made = train(self.foreign, self.source.gpu, RECIPES[BLEND], seed=seed, table=self.tables[0])
         few = sample(self.own, ROWS, seed)
         return {
             'transferred': judge(made, self.layers, gpu),
