@@ -180,5 +180,6 @@ class Plan:
             'solver_bound_ms': 1e3 * self.solver_bound_s,
             'candidates': [c.to_json() for c in self.candidates],
             'warnings': list(self.warnings),
-            'max_rel_err': self.max_rel_err, 'ranked_by': self.ranked_by,
+            'max_rel_err': self.max_rel_err,
+            'ranked_by': self.ranked_by,
         }

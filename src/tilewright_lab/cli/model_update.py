@@ -79,12 +79,12 @@ def run_update(
         out.say('the model that is there orders them best; it stays')
         out.write({'model': None, 'costs': found})
         return 0
-    kinds = sorted({*rows.kind, *(before.header['kinds'] if best == 'its errors learned' else ())})
-    told = dict(before.header['validation'].get('kinds', {})) if before is not None else {}
+    told = model.header.get('validation', {}).get('kinds', {})  # of the model that was corrected
+    kinds = sorted({*rows.kind, *model.header.get('kinds', ())})
     header = {
         **model.header, 'machine': name, 'kinds': kinds, 'rows': len(rows),
         'problems': len(table.problems), 'data_sha256': model.header.get('data_sha256', ''),
-        'validation': {'problems': len(problems), 'recipes': {}, 'kinds': told | found[best]},
+        'validation': {'problems': len(problems), 'recipes': {}, 'kinds': {**told, **found[best]}},
     }  # fmt: skip
     made = replace(model, header=header)
     path = output or own_folder() / f'{name_of(name, [SEARCHED])}.npz'

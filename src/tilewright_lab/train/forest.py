@@ -236,7 +236,9 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
             'seed': seed,
         }  # fmt: skip
         parts = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
-        models[recipe.name] = LearnedModel(header=header, **parts)
+        models[recipe.name] = LearnedModel(
+            parts.get('time'), parts.get('plain'), parts.get('rank'), header=header
+        )
     return models
 
 
