@@ -55,6 +55,8 @@ def save_model(model: LearnedModel, path: Path) -> None:
         for part, ensemble in _ensembles(model).items()
         for name, kind in _ARRAYS.items()
     }
+    if model.linear is not None:
+        arrays['linear'] = model.linear
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     arrays['header'] = np.frombuffer(text.encode(), np.uint8)
     arrays['sha256'] = np.frombuffer(_digest(arrays).encode(), np.uint8)
@@ -75,8 +77,16 @@ def load_model(path: Path) -> LearnedModel:
     ensembles = {part: _ensemble(path, arrays, header, part) for part in PARTS}
     if not any(ensembles.values()):
         raise InputError(f'{path} holds no trees; train the model again')
+    linear = arrays.get('linear')
+    if linear is not None and (
+        linear.shape != (3, len(header['features']))
+        or linear.dtype != np.float64
+        or not np.isfinite(linear).all()
+        or not (linear[1] > 0).all()
+    ):
+        raise InputError(f'{path}: the linear correction is not whole; train it again')
     own = {key: value for key, value in header.items() if key not in ('format', 'offsets', 'probe')}
-    return LearnedModel(header=own, **ensembles)
+    return LearnedModel(linear=linear, header=own, **ensembles)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:

@@ -19,13 +19,17 @@ from tilewright.rank.features import NAMES, matrix_of
 from tilewright.rank.trees import Ensemble
 
 PARTS = ('time', 'plain', 'rank')
+FARTHEST = 3.0  # deviations from the middle at which a linear correction ends
 
 
 @dataclass(frozen=True)
 class LearnedModel:
     """Trees of the error of the analytical time, of the time itself and of the order, as far as a
     recipe has them (tilewright_lab/train/forest.py), and what they were learned from. `header`
-    holds plain values (JSON) only:
+    holds plain values (JSON) only.
+
+    linear has a row each of middles, deviations and slopes of the features, where a model of
+    another machine was corrected by some rows. The header has
 
     recipe, features, feature_version, machine, kinds, rows, problems, data_sha256, seed,
     validation (scores of grouped cross-validation, where it was done)
@@ -34,6 +38,7 @@ class LearnedModel:
     time: Ensemble | None = field(default=None, repr=False)
     plain: Ensemble | None = field(default=None, repr=False)
     rank: Ensemble | None = field(default=None, repr=False)
+    linear: Array | None = field(default=None, repr=False)
     header: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,7 +78,16 @@ class LearnedModel:
         return np.sum([weights.get(kind, 1) * _standard(s) for kind, s in found.items()], 0)
 
     def _answer(self, kind: str, columns: Array, base: Array) -> Array:
-        return getattr(self, kind)(columns) + (base if kind == 'time' else 0.0)
+        found = getattr(self, kind)(columns) + (base if kind == 'time' else 0.0)
+        return found if kind == 'rank' or self.linear is None else found + self._line(columns)
+
+    def _line(self, columns: Array) -> Array:
+        """A correction of the logarithms that is linear in the features, as far as the rows that it
+        was learned from went.
+        """
+        assert self.linear is not None
+        middle, spread, slope = self.linear
+        return np.clip((columns - middle) / spread, -FARTHEST, FARTHEST) @ slope
 
     def log_seconds(self, x: Array, base: Array) -> Array:
         """Predicted times, comparable between lists; raises InputError where it ranks only."""

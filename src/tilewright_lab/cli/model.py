@@ -41,7 +41,7 @@ from tilewright_lab.train.evaluate import (
     means,
     ranking_of,
 )
-from tilewright_lab.train.forest import RECIPES, table_of, train
+from tilewright_lab.train.forest import RECIPES, fit, table_of, train
 
 AUTO = 'auto'
 
@@ -67,7 +67,10 @@ def run_train(
     chosen = recipe_for(found.name, rows_in(sets))
     kinds = [m.kind for m in sets for _ in range(len(m))]
     without = _predicted(sets, gpu) if kind == SEARCHED else table.base
-    beside = beside_analytical(table, RECIPES[found.name], problems, kinds, without, seed=seed)
+    beside = beside_analytical(
+        table, lambda rest: fit(rest, RECIPES[found.name], seed), problems, kinds, without,
+        seed=seed,
+    )  # fmt: skip
     check_validated(beside, f'a model of {kind} kernels on {gpu.name}')
     validation = {
         'problems': len(problems), 'why': found.why, 'recipes': dict(found.scores),
@@ -76,7 +79,7 @@ def run_train(
     model = train(sets, gpu, chosen, seed=seed, validation=validation, table=table)
     path = output or own_folder() / f'{name_of(gpu.name, [kind])}.npz'
     save_model(model, path)
-    return wrote(out, path, _text(model), model.header)
+    return wrote(out, path, model_text(model), model.header)
 
 
 def _predicted(sets: Sequence[Measured], gpu: GpuMachine) -> np.ndarray:
@@ -140,7 +143,7 @@ def run_show(out: Output, *, model: str | None) -> int:
     """What a model was learned from; without one, the models that there are, and the features."""
     if model is not None:
         learned = load_model(Path(model)) if model.endswith('.npz') else _named(model)
-        out.say(_text(learned))
+        out.say(model_text(learned))
         out.write({'model': model, 'header': dict(learned.header)})
         return 0
     files = own_folder().iterdir() if own_folder().is_dir() else ()
@@ -199,7 +202,7 @@ def _said(data: Data, out: Output) -> Data:
     return data
 
 
-def _text(model: LearnedModel) -> str:
+def model_text(model: LearnedModel) -> str:
     h = model.header
     trees = sum(len(e.roots) for e in (model.time, model.plain, model.rank) if e)
     lines = [

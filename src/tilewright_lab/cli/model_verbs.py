@@ -1,4 +1,6 @@
-"""The verb `model` and what follows it: train, evaluate, show. The work is in `cli.model`."""
+"""The verb `model` and what follows it: train, update, evaluate, show; the work is in
+`cli.model`, `cli.model_update` and `cli.model_gat`.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +91,31 @@ def _train_gat(model: str, out: Output, *, data: list[Path], **options: Any) -> 
     if len(data) != 1:
         raise InputError(f'a gat is trained on one folder of groups, not on {len(data)}')
     return model_gat.run_train(out, data=data[0], **options)
+
+
+@verbs.command('update', epilog=examples('tilewright model update --machine h200'))
+def model_update(
+    machine: Annotated[
+        str | None,
+        typer.Option('--machine', metavar='NAME', help='[the one that searches have measured on]'),
+    ] = None,
+    rows: Annotated[
+        list[Path] | None,
+        typer.Option('--rows', metavar='FILE', help='More of them: .csv.gz; may be repeated.'),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option('-o', '--output', metavar='FILE', help='[your own models]')
+    ] = None,
+    json: Json = None,
+    seed: Seed = None,
+) -> int:
+    """Learn from what searches have measured on a GPU; installed where it orders better."""
+    from tilewright.cli.output import Output
+    from tilewright_lab.cli import model_update as verb
+
+    return verb.run_update(
+        Output('model', json), machine=machine, files=rows or [], output=output, seed=seed or 0
+    )
 
 
 @verbs.command('evaluate')

@@ -89,13 +89,13 @@ def _of(rows: Sequence[tuple], left_out: Counter[str]) -> StoredRows:
     return StoredRows(*map(tuple, columns), left_out=tuple(sorted(left_out.items())))
 
 
-def rows_in_store(store: Store, machines: Collection[str]) -> StoredRows:
-    """What searches have measured on a machine, by any of its names."""
+def rows_in_store(store: Store, machines: Collection[str] | None) -> StoredRows:
+    """What searches have measured on a machine, by any of its names; None: on all of them."""
     rows, left_out = [], Counter[str]()
     for record in store.every(GPU_THREADS):
         said, time = record.features.get('learned') or {}, record.measurement.median_ms
-        if not said or said['machine'] not in machines:
-            left_out['without features, or of another machine'] += 1
+        if not said or (machines is not None and said['machine'] not in machines):
+            left_out['without features, or of another machine,'] += 1
         elif said['version'] != VERSION or len(said['x']) != len(NAMES):
             left_out['of other features'] += 1
         elif time is None or not 0 < time < math.inf:

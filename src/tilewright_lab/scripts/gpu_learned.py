@@ -139,7 +139,14 @@ def to_learn_from(small: bool) -> Iterator[Group]:
     fused = iter([one.group for one in known.values() if one.part == 'train'])
     for number, p in enumerate(random_problems(400)):
         height, width = p.h * p.stride, p.w * p.stride
-        plain = {'h': height, 'w': width, 'r': p.r, 's': p.r, 'stride': p.stride, 'pad': p.pad}
+        plain: dict[str, Any] = {
+            'h': height,
+            'w': width,
+            'r': p.r,
+            's': p.r,
+            'stride': p.stride,
+            'pad': p.pad,
+        }
         if number % 4 == 0:
             yield conv2d(c=p.k, k=p.k, groups=p.k, **plain)
         elif number % 4 == 1:

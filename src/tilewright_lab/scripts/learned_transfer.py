@@ -23,7 +23,7 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.rank.model import LearnedModel
 from tilewright_lab.collect.datasets import Data, Measured, read_data
 from tilewright_lab.train.evaluate import means, ranking_of
-from tilewright_lab.train.forest import RECIPES, calibrated, fit, table_of, train
+from tilewright_lab.train.forest import BLEND, RECIPES, calibrated, fit, table_of, train
 
 ROWS = 50
 
@@ -75,14 +75,12 @@ class Comparison:
 
     def seed(self, seed: int) -> dict[str, dict[str, float]]:
         gpu = self.target.gpu
-        made = train(
-            self.foreign, self.source.gpu, RECIPES['mixed'], seed=seed, table=self.tables[0]
-        )
+        made = train(self.foreign, self.source.gpu, RECIPES[BLEND], seed=seed, table=self.tables[0])
         few = sample(self.own, ROWS, seed)
         return {
             'transferred': judge(made, self.layers, gpu),
             'calibrated': judge(calibrated(made, few, gpu, seed=seed), self.layers, gpu),
-            'own': judge(fit(self.tables[1], RECIPES['mixed'], seed), self.layers, gpu),
+            'own': judge(fit(self.tables[1], RECIPES[BLEND], seed), self.layers, gpu),
         }
 
 

@@ -17,10 +17,10 @@ of all files of a pattern. `lists` has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
 papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
-what `tilewright reproduce` shows of the files of a folder. `fuzz` has a row for each run of
-`python -m tests.fuzz`, of all files of a pattern; `overhead` and `shapes` are the tables of the
-scripts of those names. Numbers in tables are so never typed, and a test
-keeps them that way.
+what `tilewright reproduce` shows of the files of a folder; `learned-losses`, `learned-holdouts`
+and `learned-transfer` are of learned models (figures/learned_tables.py). `fuzz` has a row for each
+run of `python -m tests.fuzz`, of all files of a pattern; `overhead` and `shapes` are the tables of
+the scripts of those names. Numbers in tables are so never typed, and a test keeps them that way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tilewright_lab.scripts import benchdnn_shapes, overhead
 ROOT = Path(__file__).parents[3]
 PAGES = (
     'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
-    'docs/gpu_half.md', 'docs/transformers.md',
+    'docs/gpu_half.md', 'docs/transformers.md', 'docs/learned.md',
 )  # fmt: skip
 SCRIPTS = {'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes'])}
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')

@@ -12,7 +12,7 @@ more than twice the standard error of the difference.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -173,11 +173,12 @@ ALL = 'all'  # of the kinds that `beside_analytical` compares: kernels of all ki
 
 
 def beside_analytical(
-    table: Table, recipe: Recipe, problems: Sequence[int], kinds: Sequence[str], analytical: Array,
-    *, folds: int = FOLDS, seed: int = 0,
+    table: Table, make: Callable[[Table], LearnedModel], problems: Sequence[int],
+    kinds: Sequence[str], analytical: Array, *, folds: int = FOLDS, seed: int = 0,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """By kind of kernels what rankings cost on problems held out: learned, and by `analytical`, the
-    logarithm of predicted seconds of every row. Problems with fewer than two rows do not count.
+    """By kind of kernels what rankings cost on problems held out: learned by what `make` gives of
+    the others, and by `analytical`, the logarithm of predicted seconds of every row. Problems with
+    fewer than two rows do not count.
     """
     fold = np.random.default_rng(seed).permutation(len(table.problems)) % folds
     named = np.array(kinds)
@@ -186,12 +187,11 @@ def beside_analytical(
         out = [p for p in problems if fold[p] == number]
         if not out:
             continue
-        kept = table.take(np.flatnonzero(fold[table.group] != number))
-        model = fit_all(kept, [recipe], seed)[recipe.name]
+        model = make(table.take(np.flatnonzero(fold[table.group] != number)))
         for problem in out:
             rows = np.flatnonzero(table.group == problem)
             x, base = table.x[rows], table.base[rows]
-            scores = (model.log_seconds if recipe.has_times else model.scores_of)(x, base)
+            scores = (model.log_seconds if model.has_times else model.scores_of)(x, base)
             for kind in {ALL, *named[rows].tolist()}:
                 mine = np.flatnonzero((named[rows] == kind) | (kind == ALL))
                 if len(mine) > 1:

@@ -111,6 +111,7 @@ class Recipe:
         }  # fmt: skip
 
 
+RIDGE = 30.0  # rows that the slopes of a correction are held against
 CALIBRATION = Settings('boosted', trees=40, leaves=6, least=4, rate=0.1, bag=1.0)
 PLAIN, BLEND = 'plain', 'blend'
 
@@ -235,29 +236,48 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
             'seed': seed,
         }  # fmt: skip
         parts = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
-        models[recipe.name] = LearnedModel(header=header, **parts)
+        models[recipe.name] = LearnedModel(
+            parts.get('time'), parts.get('plain'), parts.get('rank'), header=header
+        )
     return models
 
 
 def calibrated(
     model: LearnedModel, sets: Sequence[Measured], machine: GpuMachine, *, seed: int = 0
 ) -> LearnedModel:
-    """A model of another machine after some measurements on this one: small trees learn by how much
-    its times are wrong. What only ranks is left as it is.
+    """A model of another machine after some measurements on this one: small trees and a ridge
+    regression on the features, half of each, learn by how much its times are wrong. What only ranks
+    is left out, since nothing corrects it.
     """
+    return corrected(model, table_of(sets, machine), machine.name, seed)
+
+
+def corrected(model: LearnedModel, table: Table, machine: str, seed: int = 0) -> LearnedModel:
+    """`calibrated` by rows whose features are there already."""
     if not model.has_times:
         raise InputError('a model that only ranks cannot be calibrated; train one with times')
-    table = table_of(sets, machine)
     x = table.x[:, model.features]
-    header = {**model.header, 'calibrated_on': machine.name, 'calibrated_rows': len(table)}
-    better = {}
-    for kind, start in (('time', table.base), ('plain', 0.0)):
-        ensemble = getattr(model, kind)
-        if ensemble is not None:
-            error = table.log_seconds - start - ensemble(x)
-            trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
-            better[kind] = sum_of([ensemble, trees])
-    return replace(model, header=header, **better)
+    header = {**model.header, 'calibrated_on': machine, 'calibrated_rows': len(table)}
+    error = table.log_seconds - model.log_seconds(table.x, table.base)
+    trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
+    half = sum_of([trees], 0.5)
+    half = replace(half, offset=half.offset + 0.5 * float(error.mean()))
+    better = {
+        kind: sum_of([getattr(model, kind), half])
+        for kind in ('time', 'plain')
+        if getattr(model, kind) is not None
+    }
+    return replace(model, header=header, rank=None, linear=_ridge(x, error, 0.5), **better)
+
+
+def _ridge(x: Array, error: Array, share: float) -> Array:
+    """Middles, deviations and slopes (rank/model.py) of a share of a ridge regression, less its
+    constant.
+    """
+    middle, spread = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64) + 1e-9
+    z = (x - middle) / spread
+    slope = np.linalg.solve(z.T @ z + RIDGE * np.eye(x.shape[1]), z.T @ (error - error.mean()))
+    return np.stack([middle, spread, share * slope])
 
 
 def sum_of(ensembles: Sequence[Ensemble], share: float = 1.0) -> Ensemble:

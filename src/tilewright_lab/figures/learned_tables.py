@@ -1,0 +1,80 @@
+"""Tables of learned models (docs/learned.md) from their JSON: Markdown.
+
+learned-losses     cnnopt-table9: every part's models, and all sets together
+learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
+learned-transfer   scripts/learned_transfer.py: a foreign model, corrected, and the own one
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewright.report.grid import Grid
+from tilewright_lab.train.evaluate import TOPS
+
+KEYS = (*(f'loss_{n}' for n in TOPS), 'trials_95', 'trials_100')
+HEAD = (*(f'loss at {n}' for n in TOPS), 'trials to 95%', 'to 100%')
+
+
+def _cell(key: str, values: Sequence[float], spread: str = '') -> str:
+    scale, unit, digits = (1, '', 1) if 'trials' in key else (100, '%', 2)
+    return f'{scale * statistics.fmean(values):.{digits}f}{unit}{spread}'
+
+
+def losses(data: dict[str, Any]) -> str:
+    """Means over layers and seeds; least and most of the seeds of ours in brackets."""
+    rows = []
+    for part in data['layers']:
+        count = sum(row['configurations'] for row in part['layers'])
+        for model, seeds in part['averages'].items():
+            ours = model == 'ours'
+            name = f'{part["name"]}: {part["chosen"]["name"]}' if ours else model
+            cells = []
+            for key in KEYS:
+                values = [one[key] for one in seeds]
+                scale = 1 if 'trials' in key else 100
+                span = f' ({scale * min(values):.1f}-{scale * max(values):.1f})' if ours else ''
+                cells.append(_cell(key, values, span))
+            rows.append((name, f'{len(part["layers"])}, {count}' if ours else '', *cells))
+    ours = data['all_sets']['ours']
+    cells = [_cell(key, [ours[key]['mean']]) for key in KEYS]
+    rows.append(('all sets: ours', str(data['all_sets']['sets']), *cells))
+    return Grid(('', 'layers, configurations', *HEAD), tuple(rows)).markdown()
+
+
+def holdouts(data: dict[str, Any]) -> str:
+    """Means and standard errors over the holdouts."""
+    found = list(data['holdouts'].values())
+    rows = []
+    for model in ('ours', 'plain'):
+        cells = []
+        for key in KEYS:
+            values = [one[model][key] for one in found]
+            error = statistics.stdev(values) / len(values) ** 0.5
+            scale, digits = (1, 1) if 'trials' in key else (100, 2)
+            cells.append(_cell(key, values, f' ± {scale * error:.{digits}f}'))
+        names = [one['chosen'] for one in found]
+        said = ', '.join(f'{name} {names.count(name)}x' for name in dict.fromkeys(names))
+        rows.append((said if model == 'ours' else 'plain forest', *cells))
+    kind, of = data['kind'].upper(), f'{len(found)} holdouts of {found[0]["held_out"]} problems'
+    return Grid((f'{data["machine"]}, {kind}, {of}', *HEAD), tuple(rows)).markdown()
+
+
+def transfer(data: dict[str, Any]) -> str:
+    names = {
+        'transferred': 'the other GPU', 'calibrated': f'with {data["calibrated_by"]} rows',
+        'own': 'its own rows',
+    }  # fmt: skip
+    seeds = list(data['seeds'].values())
+    rows = [('analytical', *(_cell(key, [data['analytical'][key]]) for key in KEYS))]
+    for model, name in names.items():
+        rows.append((name, *(_cell(key, [one[model][key] for one in seeds]) for key in KEYS)))
+    said = f'{data["kind"].upper()}: {data["from"]} to {data["to"]}'
+    return Grid((said, *HEAD), tuple(rows)).markdown()
+
+
+TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    'learned-losses': losses, 'learned-holdouts': holdouts, 'learned-transfer': transfer,
+}  # fmt: skip
