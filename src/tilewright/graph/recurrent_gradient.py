@@ -8,8 +8,8 @@ all steps are computed again at once: the products with R are one product, and c
 
 are a scan of a few element-wise passes, each over four times as many steps (Hillis and Steele 1986:
 twice). Only the gradient by the state goes step by step (`reverse_recurrence`); what follows from
-it is again computed for all steps at once. Everything is in the order of places, which a direction that runs backwards takes from the
-last to the first.
+it is again computed for all steps at once. Everything is in the order of places, which a direction
+that runs backwards takes from the last to the first.
 """
 
 from __future__ import annotations

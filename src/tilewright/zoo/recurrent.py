@@ -264,6 +264,8 @@ class AttentionRnn(_RecurrentNetwork):
 
             def forward(self, source_ids: Any, target_ids: Any) -> Any:
                 memory, state = self.encoder(self.source(source_ids))
+                # While PyTorch 2.11 exports them, they have another dimension of one.
+                state = tuple(s.reshape(network.depth, -1, network.units) for s in state)
                 out, _ = self.decoder(self.target(target_ids), state)
                 products = out.transpose(0, 1) @ self.score(memory).permute(1, 2, 0)
                 context = torch.softmax(products, -1) @ memory.transpose(0, 1)
