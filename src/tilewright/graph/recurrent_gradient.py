@@ -6,10 +6,10 @@ all steps are computed again at once: the products with R are one product, and c
 
     Cell[t] = F[t] Cell[t - 1] + I[t] New[t]
 
-are a scan of log2(steps) element-wise passes (Hillis and Steele 1986). Only the gradient by the
-state goes step by step (`reverse_recurrence`); what follows from it is again computed for all steps
-at once. Everything is in the order of places, which a direction that runs backwards takes from the
-last to the first.
+are a scan of a few element-wise passes, each over four times as many steps (Hillis and Steele 1986:
+twice). Only the gradient by the state goes step by step (`reverse_recurrence`); what follows from
+it is again computed for all steps at once. Everything is in the order of places, which a direction
+that runs backwards takes from the last to the first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tilewright.graph.lowering.build import pointwise, transpose
 from tilewright.graph.lowering.moving import concat, slices
 from tilewright.graph.lowering.result import Result, compute, filled, view
 from tilewright.ops.derivative import derivative
-from tilewright.ops.describe import typed
+from tilewright.ops.describe import group_of, label_of, typed
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.functions import ONE, ZERO, X, add, mul, sub
 from tilewright.ops.moving import move
 from tilewright.ops.recurrence import OUTPUT_GATE, Recurrent, reverse_recurrence
-from tilewright.ops.stage import Expr, affine, read, var
+from tilewright.ops.stage import Access, Dim, Expr, Stage, affine, read, var
 
 Y = read(1)
+RADIX = 4  # values that a pass of a scan puts together
 # operand -> the axis of its directions
 _DIRECTIONS = {'In': 2, 'R': 0, 'RBias': 0, 'Initial': 0, 'InitialCell': 0}
 Turn = Callable[..., list[tuple[str, Result]]]  # `gradient.turned`, which imports this
@@ -96,6 +97,19 @@ class _Direction:
         index = (affine(('d0', 1), const=-by), var('d1'), var('d2'))
         return compute(move('shift', x.shape, index, sizes, dtype=x.dtype), {'In': x})
 
+    def _shifted(self, expr: Expr, given: Mapping[str, tuple[Result, Sequence[int]]]) -> Result:
+        """A function of values at some places before, zeros from outside."""
+        dims = tuple(Dim(f'd{axis}', size) for axis, size in enumerate(self.shape))
+        reads = tuple(
+            Access(name, (affine(('d0', 1), const=-by), var('d1'), var('d2')))
+            for name, (_, places) in given.items()
+            for by in places
+        )
+        write = Access('Out', tuple(var(d.name) for d in dims))
+        stage, shapes = Stage('scan', dims, write, reads, expr), dict.fromkeys(given, self.shape)
+        group = group_of(label_of('scan', self.shape), [stage], shapes, self.layer.dtype)
+        return compute(group, {name: x for name, (x, _) in given.items()})
+
     def _before(self, x: Result, initial: str) -> Result:
         """x as it was one step before, and what is given before the first one."""
         moved = self._moved(x, -1 if self.back else 1)
@@ -115,12 +129,18 @@ class _Direction:
 
     def _scan(self, factor: Result, more: Result, back: bool) -> Result:
         """x[t] = factor[t] * x[t - 1] + more[t], from the last place on where `back` says so."""
-        far = 1
-        while far < self.layer.steps:
-            by = -far if back else far
-            more = self._of(add(mul(X, Y), read(2)), factor, self._moved(more, by), more)
-            factor = self._of(mul(X, Y), factor, self._moved(factor, by))
-            far *= 2
+        far, steps = 1, self.layer.steps
+        while far < steps:
+            count, by = min(RADIX, -(-steps // far)), -far if back else far
+            sums, product = read(count - 1), X
+            for n in reversed(range(count - 1)):
+                sums = add(mul(read(count + n), sums), read(n))
+            for n in range(1, count):
+                product = mul(product, read(n))
+            places = [by * n for n in range(count)]
+            made = self._shifted(sums, {'More': (more, places), 'Factor': (factor, places[:-1])})
+            factor = self._shifted(product, {'Factor': (factor, places)})
+            more, far = made, far * RADIX
         return more
 
     @cached_property

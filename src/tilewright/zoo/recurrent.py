@@ -264,10 +264,9 @@ class AttentionRnn(_RecurrentNetwork):
 
             def forward(self, source_ids: Any, target_ids: Any) -> Any:
                 memory, state = self.encoder(self.source(source_ids))
-                # PyTorch 2.11 exports states with an axis more.
-                shape = network.depth, -1, network.units
-                h, c = (one.reshape(shape) for one in state)
-                out, _ = self.decoder(self.target(target_ids), (h, c))
+                # While PyTorch 2.11 exports them, they have another dimension of one.
+                state = tuple(s.reshape(network.depth, -1, network.units) for s in state)
+                out, _ = self.decoder(self.target(target_ids), state)
                 products = out.transpose(0, 1) @ self.score(memory).permute(1, 2, 0)
                 context = torch.softmax(products, -1) @ memory.transpose(0, 1)
                 both = torch.cat([out, context.transpose(0, 1)], -1)

@@ -54,27 +54,27 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def compile_cubin(
-    kernel: Kernel, architecture: str, careful: bool = False
+    kernel: Kernel, architecture: str, level: str = ''
 ) -> tuple[bytes, str, Resources]:
     """[Kernel] -> (machine code, source, resources) for an architecture such as 'sm_90'."""
-    binary, source, resources = compile_cubins((kernel,), architecture, careful)
+    binary, source, resources = compile_cubins((kernel,), architecture, level)
     return binary, source, resources[kernel.name]
 
 
 def compile_cubins(
-    kernels: Sequence[Kernel], architecture: str, careful: bool = False
+    kernels: Sequence[Kernel], architecture: str, level: str = ''
 ) -> tuple[bytes, str, dict[str, Resources]]:
     """[Kernel] -> (machine code of all, source, resources by name): the compiler starts once.
 
-    `careful`: with few optimisations of the assembler.
+    `level`: of the assembler's optimisations, '-O1' say.
     """
     nvrtc = _bindings('nvrtc')
     source, names = lower_all(kernels, CUDA), ', '.join(kernel.name for kernel in kernels)
     options = [
         f'--gpu-architecture={architecture}'.encode(), b'--ptxas-options=-v', b'--std=c++17',
     ]  # fmt: skip
-    if careful:
-        options.append(b'--ptxas-options=-O1')
+    if level:
+        options.append(f'--ptxas-options={level}'.encode())
     if nvrtc_version() >= CACHING:
         options.append(b'--no-cache')  # what comes from there has no report of registers
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b'kernel.cu', 0, [], []))

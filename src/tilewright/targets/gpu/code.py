@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tilewright.errors import MissingError, TilewrightError
+from tilewright.errors import TilewrightError
 from tilewright.kernels.gpu.dialects.cuda import CUDA
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.language import Kernel, lower
@@ -26,10 +26,12 @@ from tilewright.ops.group import Group
 from tilewright.runtime.gpu.build import Built
 from tilewright.runtime.gpu.cuda import CudaDevice, compile_cubin, nvrtc_version
 from tilewright.runtime.gpu.device import Device, Program, Resources
-from tilewright.runtime.pool import Pool, usable_cores
+from tilewright.runtime.pool import LostError, Pool, usable_cores
 from tilewright.schedule.gpu import GpuSchedule
 
 MOST_FILES = 20_000
+LONGEST_S = 60.0  # of one kernel
+OPTIMISED = ('-O1', '-O0')  # levels of the assembler that are tried where it dies
 
 Report = Callable[[str, int, int], object]
 Code = tuple[bytes, Resources]
@@ -72,26 +74,30 @@ def cubins(
 def _compiled(
     left: Mapping[str, Kernel], architecture: str, report: Report | None
 ) -> dict[str, Code]:
-    """In processes, even one alone: the assembler of CUDA 13.0 dies of some kernels, which are
-    compiled again with fewer optimisations.
+    """In processes, even one alone: assemblers of CUDA die of some kernels, or do not end, which
+    are compiled again with fewer optimisations.
     """
     made: dict[str, Code] = {}
-    with Pool(min(usable_cores(), len(left))) as pool:
+    with Pool(min(usable_cores(), len(left)), limit=LONGEST_S) as pool:
         waiting = {key: pool.submit(_compile, kernel, architecture) for key, kernel in left.items()}
         for key, future in waiting.items():
-            try:
+            for level in OPTIMISED:
+                try:
+                    made[key] = future.result()
+                    break
+                except LostError:
+                    future = pool.submit(_compile, left[key], architecture, level)
+            else:
                 made[key] = future.result()
-            except MissingError:
-                made[key] = pool.submit(_compile, left[key], architecture, True).result()
             _keep(key, made[key])
             if report is not None:
                 report(left[key].name, len(made), len(left))
     return made
 
 
-def _compile(kernel: Kernel, architecture: str, careful: bool = False) -> Code:
+def _compile(kernel: Kernel, architecture: str, level: str = '') -> Code:
     """The work of one process."""
-    binary, _, resources = compile_cubin(kernel, architecture, careful)
+    binary, _, resources = compile_cubin(kernel, architecture, level)
     return binary, resources
 
 

@@ -176,6 +176,8 @@ class _Unit:
         place = {(b, v): b * product.gates * unit + v * lanes for b, v in tiles}
         name = f'{product.stage.write.tensor.lower()}_{count}'
         ends = 'long low, long high'
+        # Inlined among the functions of a phase, sums would leave their registers.
+        out.line('__attribute__((noinline))')
         out.open(f'static void {name}(const elem *w, const elem *x, elem *sums, {ends})')
         out.line(f'vec {", ".join(f"s{b}_{v} = {{0}}" for b, v in tiles)};')
         if self._pieces(product) > 1:
