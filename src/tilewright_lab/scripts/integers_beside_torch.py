@@ -55,11 +55,11 @@ def make(name: str, models: Path, folder: Path, cores: int) -> None:
 
     path, inputs = models / f'{name}.onnx', zoo.inputs(zoo.network(name))
     peer = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    (wanted,) = peer.run(None, dict(inputs))
+    wanted = np.asarray(peer.run(None, dict(inputs))[0])
     tw.compile(path, threads=cores, machine=larger_machine(cores), check=False,
                save=folder / f'{name}.tw')  # fmt: skip
-    arrays = {f'in:{key}': array for key, array in inputs.items()}
-    np.savez_compressed(folder / f'{name}.npz', wanted=wanted, allow_pickle=False, **arrays)
+    arrays: dict[str, Any] = {f'in:{key}': array for key, array in inputs.items()}
+    np.savez_compressed(folder / f'{name}.npz', **arrays, wanted=wanted)
     print(name, (folder / f'{name}.tw').stat().st_size >> 20, 'MiB', flush=True)
 
 
@@ -89,7 +89,7 @@ def compared(name: str, folder: Path, threads: int, rounds: int) -> dict[str, An
     with patch.object(CpuSite, 'is_another', lambda *_: False):
         net = tw.load(folder / f'{name}.tw', threads=threads)
     (got,), wanted = net.run(inputs).values(), stored['wanted']
-    unit = float(np.min(np.diff(np.unique(wanted))))
+    unit = np.diff(np.unique(wanted)).min().item()
     off = np.abs(got - wanted) / unit
     calls = {'ours/int8': lambda: net.run(inputs), **dict(peers(name, inputs, threads))}
     times: dict[str, list[float]] = {who: [] for who in calls}
