@@ -128,7 +128,7 @@ def test_rankings_by_hand() -> None:
     counts = sum(1 / n for n in range(1, 31))
     assert found.cost == pytest.approx((np.log(4) + np.log(2) / 2 + np.log(1.04) / 3) / counts)
     perfect = ranking_of(seconds, seconds)
-    assert (perfect.trials_95, perfect.trials_100, perfect.area) == (1, 1, 0.0)
+    assert (perfect.trials_95, perfect.trials_100, perfect.cost) == (1, 1, 0.0)
     assert means([found, perfect])['loss_1'] == pytest.approx(1.5)
     with pytest.raises(InputError, match='give one for each'):
         ranking_of(np.array([1.0]), seconds)

@@ -109,7 +109,7 @@ def test_stages_before_the_products_are_left_out_where_a_kernel_of_their_own_doe
 
 
 def test_how_says_what_prunes_and_keeps_answers_apart() -> None:
-    assert how_of('cuda', 'model', 'analytical', None, prune='time') == How()
+    assert how_of('cuda', 'model', 'analytical', None, prune='time') == How('analytical')
     pruned = how_of('cuda', 'measure', 'analytical', 'top', prune='pul')
     assert (pruned.estimate, How().estimate, How('forest').estimate) == ('pul', 'time', 'time')
     assert pruned.key(LAYER, H200) != How(search='top').key(LAYER, H200)

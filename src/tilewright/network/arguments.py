@@ -154,7 +154,7 @@ def how_of(
     """What ranks and finds the kernels that are timed; refuses what a target does not have."""
     how = How(model, search or How().search) if target != 'cpu' or search != 'top' else How(model)
     how = replace(how, algorithm=algorithm)
-    given = [f'model={model!r}'] if model != How().model else []
+    given = [f'model={model!r}'] if model not in ('analytical', 'auto') else []
     given += [] if search is None else [f'search={search!r}']
     if given and tune != 'measure':
         raise InputError(f"{given[0]} means nothing unless kernels are timed; add tune='measure'")

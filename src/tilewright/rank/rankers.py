@@ -42,7 +42,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 _Found = TypeVar('_Found')
 AUTO, ANALYTICAL = 'auto', 'analytical'
-UNKNOWN = 'no learned model knows'
+UNKNOWN, RANKS = 'no learned model knows', ', ranks'
 HOPELESS_S = 1e3  # what cannot be on the machine, and is to come last
 
 
@@ -209,7 +209,8 @@ def _auto(group: Group, machine: GpuMachine, kind: str) -> ChosenRanker:
     header, ranked = found.ranker.model.header, found.ranker.model.ranked_kinds
     others = sorted(set(header['kinds']) - ranked)
     beside = f', the analytical model those of {", ".join(others)}' if others else ''
-    note = f'{found.note}: orders kernels of {", ".join(sorted(ranked))}{beside}'
+    source = found.note.removesuffix(RANKS)
+    note = f'{source}: orders kernels of {", ".join(sorted(ranked))}{beside}'
     return replace(found, note=note) if ranked else _analytical(group, machine, kind)
 
 
@@ -269,7 +270,7 @@ def _first(find: Callable[[str], _Found | None], machine: GpuMachine) -> tuple[_
 
 
 def _instead(source: str, bad: str) -> str:
-    return f'{bad}; meanwhile {source}, ranks' if bad else source
+    return f'{bad}; meanwhile {source}{RANKS}' if bad else source
 
 
 def load_model_for(path: str, machine: GpuMachine) -> tuple[LearnedModel, str]:

@@ -236,7 +236,8 @@ STATISTICS: tuple[Statistic, ...] = (
     _sized('extra_bytes', 'arithmetic', 'bytes of the kernels beside',
            lambda m: m.done.extra_bytes),
     *(_buffer(buffer, name) for buffer in BUFFERS for name in _FOOTPRINTS),
-    *(_hybrid(feature) for feature in FEATURES),
+    # Figures of the device are the same in every row: GTuner's model is of one GPU.
+    *(_hybrid(feature) for feature in FEATURES if feature.group != 'device'),
     *(_time(name) for name in
       ('seconds', 'launch', 'throughput', 'latency', 'join', 'l2', 'dram')),
 )  # fmt: skip

@@ -199,7 +199,7 @@ def model_for(prune: str | None, model: str) -> str:
     if prune is None:
         return model
     check_estimate(prune)
-    if model != How().model:
+    if model not in (AUTO, ANALYTICAL):
         raise InputError(
             f'prune={prune!r} and model={model!r} both say what orders candidates; give one of '
             f'them only'
