@@ -31,7 +31,8 @@ from tilewright.machine.isa import ISAS, host_isas
 from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.cpu.kernel import Kernel
+from tilewright.runtime.cpu.calls import aligned_empty
+from tilewright.runtime.cpu.kernel import Kernel, _Args
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
@@ -240,10 +241,13 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
         part = ctypes.CDLL(str(library)).tw_part
         part.argtypes, part.restype = [ctypes.c_void_p, ctypes.c_long], None
         outputs = []
+        scratch = aligned_empty((kernel._scratch_bytes,), np.uint8)
         for number in range(kernel.parts):
             out = np.full(group.output.shape, np.nan, np.float32)
-            kernel._fill(kernel._checked(arrays, packed, out), packed, out)
-            part(kernel._address, number)
+            keep = kernel._checked(arrays, packed, out)
+            given = (ctypes.c_void_p * max(len(keep), 1))(*(a.ctypes.data for a in keep))
+            args = _Args(given, packed.ctypes.data, out.ctypes.data, scratch.ctypes.data)
+            part(ctypes.byref(args), number)
             outputs.append(out)
         return outputs
 

@@ -74,7 +74,7 @@ def refusal(capsys):
         (['mopd', *PLAN], 'did you mean mopt'),
         (['mopt/R99', *PLAN], "no layer 'R99'"),
         (['benchdnn:nowhere.txt', *PLAN], 'nowhere.txt cannot be read'),
-        (['', *PLAN], 'names no 2-D convolution'),
+        (['', *PLAN], 'names no convolution'),
         ([SMALL, *PLAN, '--threads', 0], 'threads is 0'),
         ([SMALL, *PLAN, '--threads', 9], 'i7-9700k has 8 usable cores'),
         ([SMALL, *PLAN, '--threads', 'two'], '--threads'),

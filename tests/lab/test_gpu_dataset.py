@@ -343,7 +343,8 @@ def test_sources_of_the_command(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="'winograd' is not a schema"):
         tool.kinds('winograd')
-    trained = tool.sources(Namespace(set='train', problems=2))
+    few = Namespace(set='train', problems=2, schemas='rs', tiles=0, first_problem=0)
+    trained = tool.sources(few)
     assert len({s.problem.shape for s in trained}) == 2
     assert np.isfinite([s.problem.flops for s in trained]).all()
     assert all(isinstance(s, LayerSource) for s in trained)

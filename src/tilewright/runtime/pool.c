@@ -10,7 +10,7 @@
    turns of milliseconds: such a worker moves to another one first, and who waits for long gives its
    processor to whoever needs it. */
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* processors of threads */
 #endif
 #include <errno.h>

@@ -51,6 +51,12 @@ linux unix errno main and or not xor class delete new this operator private publ
 template throw try catch using namespace virtual friend export explicit mutable
 """
 _TAKEN = frozenset(_WORDS.split())
+# Before any include: processors of threads, which the pool asks for.
+_FIRST = """\
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+"""
 _INCLUDES = """\
 #include <math.h>
 #include <pthread.h>
@@ -142,7 +148,7 @@ def source(net: Standalone) -> str:
     assert args is not None
     shared = [
         f'/* {plain(net.origin)}\n   {_signature(net)}. Compile it as the Makefile does. */\n',
-        f'#include "{net.name}.h"\n\n{_INCLUDES}',
+        f'{_FIRST}#include "{net.name}.h"\n\n{_INCLUDES}',
         *_demands(net),
         _renamed(args.group(), net.name, ''),
         *(_prototypes(net.name, number) for number in range(1, len(net.kernels) + 1)),
