@@ -23,7 +23,7 @@ def _cell(key: str, values: Sequence[float], spread: str = '') -> str:
     return f'{scale * statistics.fmean(values):.{digits}f}{unit}{spread}'
 
 
-def losses(data: dict[str, Any]) -> str:
+def losses(data: Mapping[str, Any]) -> str:
     """Means over layers and seeds; least and most of the seeds of ours in brackets."""
     rows = []
     for part in data['layers']:
@@ -44,7 +44,7 @@ def losses(data: dict[str, Any]) -> str:
     return Grid(('', 'layers, configurations', *HEAD), tuple(rows)).markdown()
 
 
-def holdouts(data: dict[str, Any]) -> str:
+def holdouts(data: Mapping[str, Any]) -> str:
     """Means and standard errors over the holdouts."""
     found = list(data['holdouts'].values())
     rows = []
@@ -62,7 +62,7 @@ def holdouts(data: dict[str, Any]) -> str:
     return Grid((f'{data["machine"]}, {kind}, {of}', *HEAD), tuple(rows)).markdown()
 
 
-def transfer(data: dict[str, Any]) -> str:
+def transfer(data: Mapping[str, Any]) -> str:
     names = {
         'transferred': 'the other GPU', 'calibrated': f'with {data["calibrated_by"]} rows',
         'own': 'its own rows',
@@ -75,6 +75,6 @@ def transfer(data: dict[str, Any]) -> str:
     return Grid((said, *HEAD), tuple(rows)).markdown()
 
 
-TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     'learned-losses': losses, 'learned-holdouts': holdouts, 'learned-transfer': transfer,
 }  # fmt: skip
