@@ -31,8 +31,8 @@ from tilewright.machine.isa import ISAS, host_isas
 from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
-from tilewright.runtime.cpu.calls import aligned_empty
-from tilewright.runtime.cpu.kernel import Kernel, _Args
+from tilewright.runtime.cpu.calls import KernelArgs, aligned_empty
+from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
@@ -246,7 +246,9 @@ def part_by_part() -> Callable[[Group, Schedule, Mapping[str, np.ndarray]], list
             out = np.full(group.output.shape, np.nan, np.float32)
             keep = kernel._checked(arrays, packed, out)
             given = (ctypes.c_void_p * max(len(keep), 1))(*(a.ctypes.data for a in keep))
-            args = _Args(given, packed.ctypes.data, out.ctypes.data, scratch.ctypes.data)
+            args = KernelArgs(
+                ctypes.addressof(given), packed.ctypes.data, out.ctypes.data, scratch.ctypes.data
+            )
             part(ctypes.byref(args), number)
             outputs.append(out)
         return outputs

@@ -14,7 +14,7 @@ from tilewright.machine.isa import host_isas
 from tilewright.machine.measure import load_machine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
-from tilewright.runtime.cpu.network import _Library
+from tilewright.runtime.cpu.loaded import Library
 from tilewright.schedule.choice import Choice
 from tilewright.search.cpu.rank_winograd import weight_growth
 from tilewright.targets.cpu.choose import GROWTHS, choose_frugal
@@ -120,8 +120,8 @@ def test_sizes_are_those_of_the_kernels(program):
     groups = list(distinct(program).values())
     wanted = [(g, Choice(general_schedule(g, host_isas()[0], 1, 1), 1.0, 1.0)) for g in groups]
     for (group, choice), kernel in zip(wanted, build_each(wanted), strict=True):
-        assert packed_bytes(group, choice.schedule) == _Library(kernel.library).packed_bytes
-        assert packed_bytes(group, choice.schedule) == _Library(kernel.library).packed_bytes
+        assert packed_bytes(group, choice.schedule) == Library(kernel.library).packed_bytes
+        assert packed_bytes(group, choice.schedule) == Library(kernel.library).packed_bytes
 
 
 def test_the_limit_grows_with_the_network(program):

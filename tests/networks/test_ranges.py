@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from marks import needs_make
 from onnx import TensorProto, helper
 from ranged_models import LONGEST, WORDS, detector, encoder
 
@@ -80,7 +80,7 @@ def test_a_file_of_ranges_is_loaded(made):
     assert (loaded.ranges, loaded.certificate) == (net.ranges, net.certificate)
 
 
-@pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
+@needs_make
 def test_exported_c_is_told_its_sizes(made, tmp_path, monkeypatch):
     """C of a range computes at every size what the network does, and says where it cannot."""
     net, file = made

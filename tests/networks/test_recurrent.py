@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from devices import device
+from marks import needs_make
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
@@ -347,7 +347,7 @@ def test_saved_and_explained(tmp_path) -> None:
     assert 'lstm-bidirectional-4x3x20' in net.explain()
 
 
-@pytest.mark.skipif(not shutil.which('make'), reason='needs make')
+@needs_make
 def test_exported_as_c(tmp_path) -> None:
     """Threads of an exported network keep in step without Python; it checks itself."""
     made, _ = model('LSTM', direction='bidirectional', states=True)

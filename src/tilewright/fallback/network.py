@@ -22,7 +22,8 @@ from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
 from tilewright.graph.graph import Graph
 from tilewright.importers.onnx import Traced, import_traced
-from tilewright.runtime.cpu.network import Compiled, Network
+from tilewright.runtime.cpu.loaded import Compiled
+from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.network_arrays import CalledNetwork, check_apart, check_named, checked_input
 from tilewright.runtime.profile import Profile, TaskTime
 

@@ -34,6 +34,18 @@ MOST_KEPT_BYTES = 1 << 27  # of them together
 Kind = tuple[tuple[int, ...], Any]  # shape, dtype
 
 
+class KernelArgs(ctypes.Structure):
+    """`tw_args` of kernels/cpu/abi.py."""
+
+    _fields_ = [
+        ('inputs', POINTER),
+        ('packed', POINTER),
+        ('out', POINTER),
+        ('scratch', POINTER),
+        ('sizes', POINTER),  # read by kernels of many sizes alone (kernels/cpu/sized.py)
+    ]
+
+
 class NetStruct(ctypes.Structure):
     """`network` of executor.c."""
 

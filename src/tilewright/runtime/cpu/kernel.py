@@ -25,6 +25,7 @@ from tilewright.ops.group import Group, Tensor
 from tilewright.runtime.cpu.calls import (
     Calls,
     Context,
+    KernelArgs,
     NetStruct,
     PatchStruct,
     StepStruct,
@@ -33,15 +34,6 @@ from tilewright.runtime.cpu.calls import (
 )
 
 _POINTER = ctypes.c_void_p
-
-
-class _Args(ctypes.Structure):
-    _fields_ = [
-        ('inputs', ctypes.POINTER(_POINTER)),
-        ('packed', _POINTER),
-        ('out', _POINTER),
-        ('scratch', _POINTER),
-    ]
 
 
 @cache
@@ -151,12 +143,12 @@ class Kernel:
         """Memory for one call at a time with these constants."""
         scratch = aligned_empty((self._scratch_bytes,), np.uint8)
         given = (_POINTER * max(len(self._inputs), 1))()
-        args = _Args(given, packed.ctypes.data, None, scratch.ctypes.data)
+        args = KernelArgs(ctypes.addressof(given), packed.ctypes.data, None, scratch.ctypes.data)
         here, slots = ctypes.addressof(args), ctypes.addressof(given)
         step = StepStruct(self._part, here, self.parts)
         places = [
             *(slots + number * ctypes.sizeof(_POINTER) for number in range(len(self._inputs))),
-            here + _Args.out.offset,
+            here + KernelArgs.out.offset,
         ]
         patches = (PatchStruct * len(places))(
             *(PatchStruct(place, number, 0) for number, place in enumerate(places))

@@ -9,39 +9,35 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ArrayError, CheckError, ModelError
+from tilewright.errors import ArrayError
 from tilewright.graph.graph import DTYPES, Value
 from tilewright.graph.limits import check_indices, index_limits
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
-from tilewright.kernels.cpu.sized import SizedCall
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.calls import (
     Calls,
     Context,
+    KernelArgs,
     NetStruct,
     PatchStruct,
     Results,
     StepStruct,
-    aligned_empty,
     executor,
-    renew_in_children,
 )
 from tilewright.runtime.cpu.kernel import pool
+from tilewright.runtime.cpu.loaded import Compiled, Library
+from tilewright.runtime.cpu.rooms import SharedMemory, room
 from tilewright.runtime.network_arrays import (
     CalledNetwork,
     check_apart,
@@ -58,106 +54,12 @@ from tilewright.runtime.network_arrays import (
 from tilewright.runtime.pool import usable_cores
 from tilewright.runtime.profile import Profile, TaskTime, medians, network_html
 from tilewright.runtime.verify import poison
-from tilewright.schedule.schedule import Schedule
 
 Read = Callable[[Value], np.ndarray]  # a value as its memory is now
 _POINTER = ctypes.c_void_p
 _WORD = ctypes.sizeof(_POINTER)
 _LINE = 64
 MOST_AT_ONCE = 8  # calls of one network, each with an arena of its own
-
-
-class _Args(ctypes.Structure):
-    """`tw_args` of kernels/cpu/abi.py."""
-
-    _fields_ = [
-        ('inputs', _POINTER),
-        ('packed', _POINTER),
-        ('out', _POINTER),
-        ('scratch', _POINTER),
-        ('sizes', _POINTER),  # read by kernels of many sizes alone (kernels/cpu/sized.py)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A group, the schedule that was chosen for it, and its library.
-
-    predicted_s  what the model says that a call takes
-    bound_s      what no kernel of the same algorithm can beat
-    limit        what bounds it, by the model
-    sized        where the library is for many sizes: this one
-    """
-
-    group: Group
-    schedule: Schedule
-    library: Path
-    predicted_s: float = 0.0
-    bound_s: float = 0.0
-    limit: str = ''
-    sized: SizedCall | None = None
-
-
-class _Library:
-    """A loaded kernel: its sizes and functions.
-
-    `packing` tells kernels apart that pack constants in their own ways.
-    """
-
-    def __init__(self, path: Path, sized: SizedCall | None = None) -> None:
-        try:
-            library = ctypes.CDLL(str(path))
-            for name in ('tw_parts', 'tw_scratch_bytes', 'tw_packed_bytes'):
-                getattr(library, name).restype = ctypes.c_long
-            library.tw_pack.argtypes = [_POINTER] * (2 if sized is None else 3)
-            library.tw_pack.restype = None
-            self.part = ctypes.cast(library.tw_part, _POINTER).value
-        except (OSError, AttributeError) as error:
-            raise CheckError(f'the compiled kernel {path.name} cannot be loaded: {error}') from None
-        self.sizes = None
-        if sized is None:
-            self.pack, self.packing = library.tw_pack, self.part
-            self.parts = int(library.tw_parts())
-            self.scratch_bytes = self.parts * int(library.tw_scratch_bytes())
-            self.packed_bytes = int(library.tw_packed_bytes())
-            return
-        self.sizes = (ctypes.c_long * len(sized.numbers))(*sized.numbers)
-        self.pack, self.packing = partial(library.tw_pack, self.sizes), sized.packing
-        self.parts, self.packed_bytes = sized.parts, sized.packed_bytes
-        self.scratch_bytes = sized.parts * sized.scratch_bytes
-
-
-class SharedMemory:
-    """Memory that networks of several sizes have in turns, and constants that they all read."""
-
-    def __init__(self) -> None:
-        self.renew()
-        renew_in_children(self)
-        self.rooms: dict[str, np.ndarray] = {}
-        self.packed: dict[tuple, np.ndarray] = {}
-        self.kept: dict[str, np.ndarray] = {}
-
-    def renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def room(self, network: str, what: str, size: int) -> np.ndarray:
-        """Memory of at least so many bytes, the same for every network."""
-        if what not in self.rooms or self.rooms[what].nbytes < size:
-            self.rooms[what] = _room(network, what, size)
-        return self.rooms[what]
-
-    def constants(self, key: tuple, packed: np.ndarray) -> np.ndarray:
-        """Packed constants as they are kept: once, also where smaller ones begin larger ones."""
-        if key not in self.packed:
-            alike = (kept for (_, names), kept in self.packed.items() if names == key[1])
-            same = (kept for kept in alike if np.array_equal(kept[: packed.nbytes], packed))
-            self.packed[key] = next(same, packed)
-        return self.packed[key]
-
-    @property
-    def weight_bytes(self) -> int:
-        arrays = (*self.packed.values(), *self.kept.values())
-        return sum({id(array): array.nbytes for array in arrays}.values())
 
 
 class Network(CalledNetwork):
@@ -193,8 +95,7 @@ class Network(CalledNetwork):
 
     def _build(self, program: Program, memory: Memory) -> None:
         loaded = {
-            digest: _Library(kernel.library, kernel.sized)
-            for digest, kernel in self.kernels.items()
+            digest: Library(kernel.library, kernel.sized) for digest, kernel in self.kernels.items()
         }
         libraries = [loaded[task.group.digest] for task in program.tasks]
         scratch = max((library.scratch_bytes for library in libraries), default=0)
@@ -244,9 +145,9 @@ class Network(CalledNetwork):
 
     def _context(self) -> NetworkContext:
         """Memory for one call at a time, and the steps that work in it."""
-        room = _room if self._shared is None else self._shared.room
-        arena = room(self.name, 'its values', self._needs[0])
-        scratch = room(self.name, 'its kernels', self._needs[1])
+        there = room if self._shared is None else self._shared.room
+        arena = there(self.name, 'its values', self._needs[0])
+        scratch = there(self.name, 'its kernels', self._needs[1])
         patches: list[PatchStruct] = []
 
         def point(slot: int, place: Place) -> None:
@@ -260,7 +161,7 @@ class Network(CalledNetwork):
             _POINTER.from_address(slot).value = base.ctypes.data + place.offset
 
         count = len(self._bound)
-        arguments, steps = (_Args * max(count, 1))(), (StepStruct * max(count, 1))()
+        arguments, steps = (KernelArgs * max(count, 1))(), (StepStruct * max(count, 1))()
         pointers = (_POINTER * max(sum(len(task.reads) for task in self._bound), 1))()
         slots = ctypes.addressof(pointers)
         for number, task in enumerate(self._bound):
@@ -271,7 +172,7 @@ class Network(CalledNetwork):
                 point(slots, place)
                 slots += _WORD
             here = ctypes.addressof(args)
-            point(here + _Args.out.offset, task.result)
+            point(here + KernelArgs.out.offset, task.result)
             steps[number] = StepStruct(library.part, here, library.parts)
         fixed = (PatchStruct * max(len(patches), 1))(*patches)
         net = NetStruct(
@@ -290,7 +191,7 @@ class Network(CalledNetwork):
             yield context
 
     def _packed(
-        self, program: Program, libraries: Sequence[_Library]
+        self, program: Program, libraries: Sequence[Library]
     ) -> tuple[list[int], list[int], int]:
         """(address of every task's packed constants, its place among all of them, bytes of all):
         each set is packed once.
@@ -306,15 +207,15 @@ class Network(CalledNetwork):
         shared = self._shared
         # One room for all weights lies in huge pages; a second network of several sizes adds few.
         together = shared is None or not shared.packed
-        self._weights = _room(self.name, 'its weights', size if together else 0)
+        self._weights = room(self.name, 'its weights', size if together else 0)
 
-        def packed(key: tuple, library: _Library) -> np.ndarray:
+        def packed(key: tuple, library: Library) -> np.ndarray:
             if together:
                 block = self._weights[places[key] :][: library.packed_bytes]
             elif shared is not None and key in shared.packed:
                 return shared.packed[key]
             else:
-                block = _room(self.name, 'its weights', library.packed_bytes)
+                block = room(self.name, 'its weights', library.packed_bytes)
             given = [contiguous(program.constants[n], program.values[n]) for n in key[1]]
             pointers = (_POINTER * max(len(given), 1))(*(a.ctypes.data for a in given))
             library.pack(pointers, block.ctypes.data)
@@ -529,7 +430,7 @@ class Network(CalledNetwork):
 class _BoundTask:
     """A task with its kernel: where its packed constants lie, what it writes and reads."""
 
-    library: _Library
+    library: Library
     packed: int
     result: Place
     reads: list[Place]
@@ -591,17 +492,3 @@ def _read_in_place(program: Program, memory: Memory) -> set[str]:
     )
     places = [memory.places[value] for value in operands]
     return {place.name for place in places if place.kind == 'constant'}
-
-
-def _room(network: str, what: str, size: int) -> np.ndarray:
-    """Memory for a network, if this machine has so much."""
-    there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    try:
-        if size > there:
-            raise MemoryError
-        return aligned_empty((size,), np.uint8)
-    except MemoryError:
-        raise ModelError(
-            f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '
-            f'{there / 2**30:.1f} GiB for everything; compile it for smaller inputs'
-        ) from None

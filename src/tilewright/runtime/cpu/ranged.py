@@ -18,7 +18,8 @@ from tilewright.errors import InputError
 from tilewright.graph.ranges import Point, Ranges
 from tilewright.runtime.cpu.calls import renew_in_children
 from tilewright.runtime.cpu.kernel import array_of
-from tilewright.runtime.cpu.network import Network, SharedMemory
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.cpu.rooms import SharedMemory
 from tilewright.runtime.network_arrays import CalledNetwork, by_position, check_named, example
 from tilewright.runtime.profile import Profile
 

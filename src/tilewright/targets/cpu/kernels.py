@@ -13,7 +13,7 @@ from tilewright.kernels.cpu.generate import compiler_flags
 from tilewright.knobs import debug
 from tilewright.machine.compiler import build
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled
+from tilewright.runtime.cpu.loaded import Compiled
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice

@@ -34,7 +34,9 @@ from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled, Network, SharedMemory
+from tilewright.runtime.cpu.loaded import Compiled
+from tilewright.runtime.cpu.network import Network
+from tilewright.runtime.cpu.rooms import SharedMemory
 from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice

@@ -26,7 +26,8 @@ from tilewright.knobs import debug
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
-from tilewright.runtime.cpu.network import Compiled, Network
+from tilewright.runtime.cpu.loaded import Compiled
+from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.measure import Progress, conditions, moved
 from tilewright.runtime.network_arrays import example
 from tilewright.runtime.worker import Worker
