@@ -62,7 +62,7 @@ def client() -> Iterator[Any]:
     """Two workers that are threads of this process: quick, but they cannot die."""
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address='127.0.0.1:0'
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
