@@ -35,7 +35,14 @@ from tilewright.runtime.cpu.calls import KernelArgs, aligned_empty
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.runtime.gpu.opencl import OpenCLDevice
 from tilewright.schedule.schedule import Schedule
-from tilewright_lab.simulate.emulate import Toolchain, cannot_run, emulate, emulator, native
+from tilewright_lab.simulate.emulate import (
+    Toolchain,
+    can_emulate,
+    cannot_run,
+    emulate,
+    emulator,
+    native,
+)
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 # Folders in which searches look at as much as for users: what they find is what is tested.
@@ -154,8 +161,16 @@ def native_isa(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope='session')
 def tools() -> Callable[[str], Toolchain]:
-    """The toolchain that makes and runs programs of an instruction set."""
-    return lambda name: native() if name in host_isas() else emulator(name)
+    """The toolchain that makes and runs programs of an instruction set; skips without one."""
+
+    def of(name: str) -> Toolchain:
+        if name in host_isas():
+            return native()
+        if can_emulate(name):
+            pytest.skip(can_emulate(name))
+        return emulator(name)
+
+    return of
 
 
 @pytest.fixture(scope='session')

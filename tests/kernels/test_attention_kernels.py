@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.kernels.cpu.schemas.attention.plan import plan_attention
 from tilewright.kernels.cpu.schemas.attention.space import attention_choices, made
 from tilewright.machine.compiler import build
 from tilewright.machine.isa import ISAS, host_isas
-from tilewright.ops.attention import causal, join, read_attention, why_no_attention
+from tilewright.ops.attention import causal, join, read_attention
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
 from tilewright.ops.products import einsum
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call, const, read
 from tilewright.runtime.cpu.kernel import Kernel
-from tilewright_lab.simulate.emulate import cannot_run, emulate
+from tilewright_lab.simulate.emulate import run_program
 
 HOSTED = [pytest.param(isa, marks=pytest.mark.isa) for isa in host_isas()]
 
@@ -164,45 +162,11 @@ def test_rows_that_see_nothing_and_numbers_that_are_none(direct):
 
 
 @pytest.mark.isa
-def test_neon_in_an_emulator():
-    reason = cannot_run('neon')
-    if reason:
-        pytest.skip(reason)
+def test_neon_by_a_program_of_its_own(tools):
     sizes = sized(1, 2, 17, 21, 9, 6)
     group = attention(sizes, between=masks(sizes, 4)[-1:])
     arrays = arrays_of(group)
-    got = emulate(group, next(iter(attention_choices(group, 'neon', 1, 2))), arrays)
-    np.testing.assert_allclose(got, reference(group, arrays), rtol=1e-4, atol=1e-5)
-
-
-def test_causal_blocks_that_nobody_sees_are_left_out():
-    sizes = sized(1, 1, 64, 64, 8, 8)
-    group = attention(sizes, between=masks(sizes, 0)[-1:])
-    schedule = next(iter(attention_choices(group, host_isas()[0], 1, 2)))
-    assert 'const long end = min_long(64, i_block + rows + 0);' in generate(group, schedule)
-
-
-def test_what_is_refused():
-    isa = host_isas()[0]
-    group = attention(sized(1, 1, 4, 4, 4, 4))
-    assert not SCHEMAS['attention'].why_not(group)
-    product = einsum(
-        'p', [(4, 4), (4, 4)], [list('ik'), list('kj')], list('ij'), dict.fromkeys('ijk', 4)
-    )
-    assert 'softmax' in why_no_attention(product)
-    form, lanes = read_attention(group), ISAS[isa].lanes
-    with pytest.raises(ScheduleError, match='registers'):
-        plan_attention(group, made(form, isa, (64, 2 * lanes), (64, 2 * lanes), ()))
-    with pytest.raises(ScheduleError, match='whole tiles'):
-        plan_attention(group, made(form, isa, (3, lanes), (4, lanes), ()))
-    with pytest.raises(ScheduleError, match='threads'):
-        plan_attention(group, made(form, isa, (2, lanes), (4, lanes), (('v', 2),)))
-
-
-def test_no_square_matrix_is_allocated():
-    """8,192 words: a thread works in a few megabytes, not in 256."""
-    isa = host_isas()[0]
-    group = attention(sized(1, 12, 8192, 8192, 64, 64))
-    for schedule in attention_choices(group, isa, 1, 2):
-        assert 4 * plan_attention(group, schedule).scratch_floats < 2**23
-    assert SCHEMAS['attention'].lines(group, schedule)
+    schedule = next(iter(attention_choices(group, 'neon', 1, 2)))
+    source = generate(group, schedule)
+    for got in run_program(group, source, arrays, tools('neon'), compiler_flags(schedule)):
+        np.testing.assert_allclose(got, reference(group, arrays), rtol=1e-4, atol=1e-5)

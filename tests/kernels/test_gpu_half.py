@@ -117,8 +117,8 @@ def test_a_warp_for_each_row(dtype: str) -> None:
 def test_every_number_is_converted_as_numpy_does(name: str, dtype: str) -> None:
     """All bit patterns, and floats around the limits, halves of a unit, infinities and NaN."""
     bits = np.arange(1 << 16, dtype=np.uint16).view(NUMPY[dtype])
-    floats = bits.astype(np.float32)
     with np.errstate(all='ignore'):
+        floats = bits.astype(np.float32)
         between = (floats[:-1] + floats[1:]) / 2
         near = np.concatenate([np.nextafter(between, np.float32(np.inf)), between, floats])
     near = np.resize(near, -(-near.size // 64) * 64).astype(np.float32)

@@ -13,7 +13,8 @@ import tilewright as tw
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.kernels.cpu.schemas.narrow.plan import draw_narrow, plan_narrow, why_not
+from tilewright.kernels.cpu.schemas.narrow.plan import draw_narrow, has_narrow, plan_narrow, why_not
+from tilewright.machine.isa import host_isas
 from tilewright.network.arguments import check_narrow
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
@@ -23,6 +24,12 @@ from tilewright.runtime import verify
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
 pytest.importorskip('ml_dtypes')
+
+hosted = pytest.mark.skipif(
+    not has_narrow(host_isas()[0]),
+    reason=f'16-bit weights need AVX2 or AVX-512, and this processor has {host_isas()[0]}: run '
+    f'this test on an x86 machine',
+)
 
 
 def narrow(group: Group, dtype: str) -> Group:
@@ -77,6 +84,7 @@ def few_rows() -> Graph:
     return Graph('rows', (Value('x', (2, 256)),), (('out', 'out'),), nodes, constants)
 
 
+@hosted
 @pytest.mark.parametrize(('precision', 'error'), [('fp16', 1e-3), ('bf16', 1e-2)])
 def test_a_network_with_few_rows_stores_its_weights_in_16_bits(
     precision: str, error: float, tmp_path: Path
@@ -91,6 +99,7 @@ def test_a_network_with_few_rows_stores_its_weights_in_16_bits(
     assert made.weight_bytes < 0.6 * 4 * (256 * 300 + 300 * 120)
 
 
+@hosted
 def test_weights_that_f16_cannot_hold_stay() -> None:
     graph = few_rows()
     large = replace(graph, constants={**graph.constants, 'v': graph.constants['v'] * 1e6})

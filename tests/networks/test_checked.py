@@ -13,6 +13,7 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from devices import device
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
@@ -192,6 +193,7 @@ def test_a_broken_kernel_is_named(failures, break_kernel, capsys):
 
 @pytest.mark.parametrize('target', ['host', 'opencl'])
 def test_a_broken_kernel_of_a_gpu_is_named(failures, break_gpu_kernel, target, capsys):
+    device(target)
     break_gpu_kernel('sigmoid')
     said = failed(chain(), target, passes=())
     assert "the task 'Sigmoid_b'" in said
@@ -243,6 +245,7 @@ def test_a_broken_memory_plan_is_named(failures, monkeypatch, capsys):
 @pytest.mark.usefixtures('unproved')
 @pytest.mark.parametrize('target', ['host', 'opencl'])
 def test_a_broken_memory_plan_of_a_gpu_is_named(failures, monkeypatch, target, capsys):
+    device(target)
     right = bind.place
 
     def wrong(program, modules):
@@ -369,12 +372,15 @@ def test_networks_of_the_zoo_pass(name):
 @pytest.mark.parametrize('target', ['cpu', 'host', 'opencl'])
 def test_networks_with_convolutions_pass_on_every_target(target):
     pytest.importorskip('onnxruntime')
+    if target != 'cpu':
+        device(target)
     assert checked(graphs.branches(), target).within
     assert checked(zoo.onnx_model('mobilenet_v1', image=32, width=16), target).within
 
 
 @pytest.mark.parametrize('target', ['host', 'opencl'])
 def test_networks_of_gpus_pass(target):
+    device(target)
     found = checked(chain(), target)
     assert found.within
     assert found.differences[0].error > 0.0

@@ -5,7 +5,8 @@
 
 Goes in: for each part its seconds as floats (t) and as integers (s) and what integers lose (l), the
 seconds (c) of converting what passes between two parts of different types. Comes out: which parts
-are integers. Solved by HiGHS, through CasADi.
+are integers. Solved by HiGHS (CasADi's own copy of it
+is missing on Arm).
 """
 
 from __future__ import annotations
@@ -37,12 +38,6 @@ class MixProblem:
 
     def solve(self, allowed: float) -> tuple[bool, ...]:
         """The fastest mix whose losses add up to at most `allowed`."""
-        try:
-            import casadi as ca
-        except ImportError:
-            raise MissingError(
-                'casadi is not installed, by which a mix of types is solved; pip install casadi'
-            ) from None
         parts, pairs = len(self.losses), len(self.crossings)
         gains = np.subtract(self.integers_s, self.floats_s)
         cost = np.concatenate([gains, [c for *_, c in self.crossings]])
@@ -55,19 +50,32 @@ class MixProblem:
             for sign in (0, 1):
                 row = rows[1 + 2 * number + sign]
                 row[i], row[j], row[parts + number] = 1 - 2 * sign, 2 * sign - 1, -1
-        width = parts + pairs
-        solver = ca.conic(
-            'mix', 'highs',
-            {'h': ca.Sparsity(width, width), 'a': ca.DM(rows).sparsity()},
-            {'discrete': [True] * parts + [False] * pairs, 'print_time': False,
-             'highs': {'output_flag': False, 'log_to_console': False}},
-        )  # fmt: skip
-        found = solver(
-            h=ca.DM(width, width), g=cost, a=ca.DM(rows), lba=-np.inf,
-            uba=np.concatenate([[1.0], np.zeros(2 * pairs)]), lbx=0, ubx=1,
-        )  # fmt: skip
-        made = tuple(bool(x > 0.5) for x in np.asarray(found['x']).ravel()[:parts])
+        limits = np.concatenate([[1.0], np.zeros(2 * pairs)])
+        found = _least(cost, rows, limits, parts)
+        made = tuple(bool(x > 0.5) for x in found[:parts])
         return made if self.loss(made) <= allowed * (1 + 1e-6) else (False,) * parts
 
     def loss(self, integers: Sequence[bool]) -> float:
         return sum(loss for loss, x in zip(self.losses, integers, strict=True) if x)
+
+
+def _least(cost: np.ndarray, rows: np.ndarray, limits: np.ndarray, whole: int) -> np.ndarray:
+    """The x from 0 to 1 with rows x <= limits and the least cost; the first `whole` are 0 or 1."""
+    try:
+        import highspy
+    except ImportError:
+        raise MissingError(
+            'highspy is not installed, by which a mix of types is solved; pip install highspy'
+        ) from None
+    program = highspy.Highs()
+    program.setOptionValue('output_flag', False)
+    columns = np.arange(len(cost), dtype=np.int32)
+    program.addVars(len(cost), np.zeros(len(cost)), np.ones(len(cost)))
+    program.changeColsCost(len(cost), columns, cost)
+    kinds = np.full(whole, highspy.HighsVarType.kInteger)
+    program.changeColsIntegrality(whole, columns[:whole], kinds)
+    for row, limit in zip(rows, limits, strict=True):
+        used = columns[row != 0]
+        program.addRow(-highspy.kHighsInf, limit, len(used), used, row[used])
+    program.run()
+    return np.asarray(program.getSolution().col_value)
