@@ -313,6 +313,15 @@ void tw_columns4(unsigned *x, const float *place, int pitch)
     }
 }
 
+/* Four such tiles, rows down and depths across, two across before two down; a lane gets two
+   neighbours along row g of each (PTX ISA, ldmatrix). */
+void tw_rows4(unsigned *x, const float *place, int pitch)
+{
+    const int lane = tw_thread % WARP, g = lane / 4, t = lane % 4;
+    for (int q = 0; q < 4; q++)
+        memcpy(x + q, place + (8 * (q / 2) + g) * pitch + 4 * (q % 2) + t, sizeof *x);
+}
+
 /* A word of row `row` of a tile in shared memory whose rows of kb elements are swizzled. */
 static unsigned swizzled(const float *tile, int kb, int row, int word)
 {

@@ -30,8 +30,9 @@ MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 # slower.
 GRID_BEGINS = 'griddepcontrol.wait;'
 
-# Four tiles of 8 x 8 halves at the address %4 of each lane's row, turned: a lane has two neighbours
-# down a column of each.
+# Four tiles of 8 x 8 halves at the address %4 of each lane's row: a lane has two neighbours along a
+# row of each, or, turned, down a column.
+ROWS4 = 'ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];'
 COLUMNS4 = 'ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];'
 
 

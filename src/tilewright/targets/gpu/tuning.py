@@ -33,6 +33,7 @@ from tilewright.kernels.gpu.precision import half_error
 from tilewright.knobs import debug
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES, TIME, check_estimate
+from tilewright.ops.chain import is_chained
 from tilewright.ops.group import Group
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
@@ -59,6 +60,7 @@ from tilewright.targets.gpu.choose import (
     is_precise,
     is_thin,
 )
+from tilewright.targets.gpu.choose import search as search_model
 from tilewright.targets.gpu.code import build
 from tilewright.targets.target import Wanted
 
@@ -483,6 +485,9 @@ class _Search:
         starts = [choice.schedule for choice in self.chosen]
         measure = partial(self._measured, worker)
         if not is_searched(self.group):
+            if is_chained(self.group) and trials > len(starts):
+                more = search_model(self.group, self.place.machine, trials, self.max_rel_err)
+                starts = [*dict.fromkeys((*starts, *(choice.schedule for choice in more)))]
             seconds = measure(starts[:trials])
             timed = [(s, t) for s, t in zip(starts, seconds, strict=False) if t is not None]
             timed.sort(key=lambda pair: pair[1])

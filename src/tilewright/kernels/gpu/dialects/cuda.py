@@ -168,22 +168,30 @@ static __device__ __forceinline__ void {name}(float *to, const float *from, bool
 """
 
 
-# Tiles of 16 x 16 halves whose rows are `pitch` words apart, turned for a matrix instruction.
-_COLUMNS4 = f"""\
-static __device__ __forceinline__ void COLUMNS4(unsigned *x, const float *place, int pitch)
+def _tiles4(name: str, text: str, down: str, across: str) -> str:
+    return f"""\
+static __device__ __forceinline__ void {name}(unsigned *x, const float *place, int pitch)
 {{
     const int lane = threadIdx.x % 32;
-    const float *const mine = place + lane % 16 * pitch + lane / 16 * 4;
-    asm volatile("{ptx.COLUMNS4}"
+    const float *const mine = place + ({down}) * pitch + {across} * 4;
+    asm volatile("{text}"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"((unsigned)__cvta_generic_to_shared(mine)) : "memory");
 }}
 """
+
+
+# Tiles of 16 x 16 halves whose rows are `pitch` words apart, as the second operand of two matrix
+# instructions: rows are its columns, or, turned, its depths.
+_TILES4 = (
+    _tiles4('ROWS4', ptx.ROWS4, 'lane % 8 + lane / 16 * 8', 'lane / 8 % 2') +
+    _tiles4('COLUMNS4', ptx.COLUMNS4, 'lane % 16', 'lane / 16')
+)  # fmt: skip
 # Copies that leave what they read in the first cache, for windows that overlap.
 _COMMON_HALF = f"""\
 #if __CUDA_ARCH__ >= 800
 {_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}
-{_warp_half('f16')}{_warp_half('bf16')}{_COLUMNS4}#endif
+{_warp_half('f16')}{_warp_half('bf16')}{_TILES4}#endif
 """
 
 

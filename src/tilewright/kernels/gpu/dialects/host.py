@@ -89,7 +89,9 @@ void tw_wgmma_half(int wide, int n, int kb, float *d, const float *a, const floa
 #define MMA_F16(d0, d1, d2, d3, a, b) MMA_HALF(0, d0, d1, d2, d3, a, b)
 #define MMA_BF16(d0, d1, d2, d3, a, b) MMA_HALF(1, d0, d1, d2, d3, a, b)
 #define COLUMNS4(x, place, pitch) tw_columns4(x, place, pitch)
+#define ROWS4(x, place, pitch) tw_rows4(x, place, pitch)
 void tw_columns4(unsigned *x, const float *place, int pitch);
+void tw_rows4(unsigned *x, const float *place, int pitch);
 #define WGMMA_HALF_F16(n, kb, d, a, b, step) tw_wgmma_half(0, n, kb, d, a, b, step)
 #define WGMMA_HALF_BF16(n, kb, d, a, b, step) tw_wgmma_half(1, n, kb, d, a, b, step)
 static inline unsigned FLOAT_BITS(float x) { unsigned u; memcpy(&u, &x, 4); return u; }

@@ -54,7 +54,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
 
 def kernel(p: AttentionPlan) -> Kernel:
     typed = GpuTyped.of(p.group)
-    typed.functions |= {'quick_exp': None} if p.halves else {}
+    typed.functions |= {'quick_power': None} if p.halves else {}
     if p.group.half:
         typed.functions |= {f'from_{p.group.half}': None, f'to_{p.group.half}': None}
     body = [

@@ -14,6 +14,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 40  # beside operands, scores and sums: addresses, bounds, peaks
 WEIGHT_INSTRUCTIONS = 14  # of a score: its exponential, its place, the mask of its key
+HALF_WEIGHT_INSTRUCTIONS = 8  # with a power of two by the hardware
 ROW_INSTRUCTIONS = 24  # of a row in a turn: peak, two exponentials, bounds
 BARRIERS = 3  # of a turn
 
@@ -27,7 +28,7 @@ def need_of(p: AttentionPlan) -> Need:
     registers = (
         p.own * (p.keys // p.sharing + p.columns) // WARP
         + 4 * p.own // EIGHT
-        + 16
+        + (p.own * p.depth // (2 * WARP) if p.halves else 16)
         + OTHER_REGISTERS
     )
     if not p.matrix:
@@ -50,7 +51,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     scores = p.rows * p.keys / p.threads
     functions = sum(len(list(s.expr.functions())) for s in p.form.between)
     masks = sum(a.tensor not in _inner(p) for s in p.form.between for a in s.reads)
-    other = per.other + scores * (WEIGHT_INSTRUCTIONS + functions + 2 * masks)
+    weight = HALF_WEIGHT_INSTRUCTIONS if p.halves else WEIGHT_INSTRUCTIONS
+    other = per.other + scores * (weight + functions + 2 * masks)
     run = {
         access.tensor: p.copied(access, along)
         for access, along in (

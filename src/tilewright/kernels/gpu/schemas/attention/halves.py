@@ -3,9 +3,9 @@
 Goes in: a plan. Comes out: lines of a kernel; what stands between the products is matrix.py's.
 Operands lie in shared memory as in global memory, two halves in each word. A lane's scores of two
 neighbouring tiles of keys are, rounded to halves, what the instruction takes as 16 depths of the
-second product (PTX ISA, m16n8k16), so they never leave registers. Its other operand has keys down
-its columns: `COLUMNS4` reads four tiles of values and turns them on the way. Queries stay in
-registers for all keys.
+second product (PTX ISA, m16n8k16), so they never leave registers. `ROWS4` reads four tiles of keys
+at once. Values have keys down their columns: `COLUMNS4` turns four tiles of them on the way.
+Queries stay in registers for all keys.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def places(p: AttentionPlan) -> list[str]:
     return [
         f'{words} q_mine = (const SHARED unsigned *)q_tile + (warp * {p.own} + lane / 4) * '
         f'{p.depth_pitch} + lane % 4;',
-        f'{words} k_mine = (const SHARED unsigned *)k_tile + (part * {own} + lane / 4) * '
-        f'{p.depth_pitch} + lane % 4;',
+        f'const SHARED float *const k_mine = k_tile + part * {own * p.depth_pitch};',
         f'const SHARED float *const v_mine = v_tile + part * {own * p.column_pitch};',
         f'unsigned queries[{p.own // ROWS}][{p.depth // DEPTHS}][4];',
     ]
@@ -41,14 +40,15 @@ def queries(p: AttentionPlan) -> list[str]:
 def scores(p: AttentionPlan) -> list[str]:
     """Rows by keys, sixteen depths at a time."""
     down, across, _ = tiles(p)
-    place = f'n * {KEYS * p.depth_pitch} + e * {STEP_WORDS} + q * 4'
+    place = f'n * {2 * KEYS * p.depth_pitch} + e * {STEP_WORDS}'
     body = [
-        'unsigned x[2];',
-        *each('q', 2, [f'x[q] = k_mine[{place}];']),
-        *each('m', down, [_product(p, 'score[m][n]', 'queries[m][e]', 'x')]),
-    ]
+        'unsigned x[4];',
+        f'ROWS4(x, k_mine + {place}, {p.depth_pitch});',
+        *each('m', down, [_product(p, f'score[m][2 * n + {n}]', 'queries[m][e]', f'x + {2 * n}')
+                          for n in range(2)]),
+    ]  # fmt: skip
     zero = each('m', down, each('n', across, each('q', 4, ['score[m][n][q] = 0.0f;'])))
-    return [*zero, *each('e', p.depth // DEPTHS, each('n', across, body))]
+    return [*zero, *each('e', p.depth // DEPTHS, each('n', across // 2, body))]
 
 
 def added_up(p: AttentionPlan) -> list[str]:

@@ -33,6 +33,7 @@ DEPTHS = 8  # of one instruction
 THREE = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
 RIGHT = (('low_y', 'high_x'), ('high_y', 'high_x'))
 EXACT = (('high_y', 'high_x'),)
+LOG2_E = 1.44269504
 TOGETHER = 4  # tiles of keys or columns that are multiplied in turns: sums wait for each other
 
 
@@ -123,18 +124,22 @@ def _products(
 def weights(p: AttentionPlan, typed: GpuTyped) -> list[str]:
     """Scores through scale and mask, their exponentials, and sums scaled where a peak grew."""
     down, across, columns = tiles(p)
+    inside = between(p, typed, 'score[m][n][2 * r + s]')
+    if p.ragged:
+        inside = ['if (j < end) {', *pieces.indented(inside), '}']
     masked = [
         f'const int j = j_block + part * {p.keys // p.sharing} + n * {KEYS} + lane % 4 * 2 + s;',
         'float value = -INFINITY;',
-        'if (j < end) {',
-        *pieces.indented(between(p, typed, 'score[m][n][2 * r + s]')),
-        '}',
+        *inside,
         'score[m][n][2 * r + s] = value;',
-        'most = value > most ? value : most;',
+        'most = MAXIMUM(most, value);',
     ]
-    exp = 'quick_exp' if p.halves else 'expf'
+    weight, less = 'expf({} - by)', 'expf(peak[m][r] - by)'
+    if p.halves:  # one multiply-add and one power of two
+        weight = f'quick_power(FMA({{}}, {LOG2_E}f, -scaled_by))'
+        less = weight.format('peak[m][r]')
     summed = [
-        f'const float weight = {exp}(score[m][n][2 * r + s] - by);',
+        f'const float weight = {weight.format("score[m][n][2 * r + s]")};',
         'score[m][n][2 * r + s] = weight;',
         'own += weight;',
     ]
@@ -145,7 +150,8 @@ def weights(p: AttentionPlan, typed: GpuTyped) -> list[str]:
         'most = MAXIMUM(most, LANE_XOR(most, 1));',
         'most = MAXIMUM(most, LANE_XOR(most, 2));',
         'const float by = most == -INFINITY ? 0.0f : most;',
-        'const float less = expf(peak[m][r] - by);',
+        *([f'const float scaled_by = {LOG2_E}f * by;'] if p.halves else []),
+        f'const float less = {less};',
         *each('n', across, each('s', 2, summed)),
         'peak[m][r] = most;',
         'added[m][r] = added[m][r] * less + own;',

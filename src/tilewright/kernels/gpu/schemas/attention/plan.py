@@ -117,6 +117,11 @@ class AttentionPlan:
         return spread(words) if self.matrix else words
 
     @property
+    def ragged(self) -> bool:
+        """Whether some block has keys that a row does not see, or that are not there."""
+        return self.form.causal is not None or self.size(KEY) % self.keys > 0
+
+    @property
     def share(self) -> str:
         """What a row's sums are multiplied by; `whole` is the total of its weights."""
         return 'whole == 0.0f ? 0.0f : 1.0f / whole' if self.form.guarded else '1.0f / whole'

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.schema import Table, each
-from tilewright.kernels.gpu.schemas.attention.counts import need_of, work
+from tilewright.kernels.gpu.schemas.attention.counts import BARRIERS, need_of, work
 from tilewright.kernels.gpu.schemas.attention.plan import INTRINSICS, NAME, plan
-from tilewright.kernels.gpu.work import WARP
+from tilewright.kernels.gpu.work import WARP, Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.attention import ROW, read_attention, why_no_attention
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
-PROPOSED = 4
+PROPOSED, PROPOSED_HALVES = (
+    4,
+    16,
+)  # kernels of halves are a tenth apart where they are counted alike
+TURN_CYCLES = 1500  # of a block of keys: barriers, and what waits for other lanes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -49,14 +54,33 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
             continue
         if needs.broken(machine) or needs.threads < 64:
             continue
-        done = work(group, schedule, None)
-        resident = max(1, machine.shared_bytes // max(done.shared_bytes, 1))
-        waves = -(-done.blocks // (machine.multiprocessors * min(resident, 4)))
-        busy = max(done.instructions / 4, done.wavefronts, 2 * done.matrix)
-        found[schedule] = waves * min(resident, 4) * busy
-    best = sorted(found, key=lambda s: found[s])[:PROPOSED]
+        cycles = _half_cycles if schedule.intrinsic == 'mma_half' else _cycles
+        found[schedule] = cycles(work(group, schedule, None), machine)
+    best = sorted(found, key=lambda s: found[s])
+    best = best[: PROPOSED_HALVES if best and best[0].intrinsic == 'mma_half' else PROPOSED]
     narrow = (GpuSchedule.of(NAME, s.intrinsic, **{**dict(s.tiles), 'wide': 0}) for s in best[:1])
     return (*best, *narrow)
+
+
+def _busy(done: Work) -> float:
+    """Cycles that a block keeps a multiprocessor busy."""
+    return max(done.instructions / 4, done.wavefronts, 2 * done.matrix)
+
+
+def _cycles(done: Work, machine: GpuMachine) -> float:
+    resident = min(max(1, machine.shared_bytes // max(done.shared_bytes, 1)), 4)
+    return -(-done.blocks // (machine.multiprocessors * resident)) * resident * _busy(done)
+
+
+def _half_cycles(done: Work, machine: GpuMachine) -> float:
+    """Also with what blocks wait for, and half of a last wave that is not full."""
+    resident = max(1, min(
+        machine.shared_bytes // max(done.shared_bytes, 1),
+        machine.registers // (done.threads * done.registers),
+    ))  # fmt: skip
+    waves = done.blocks / (machine.multiprocessors * resident)
+    waves = max(1.0, (math.ceil(waves) + waves) / 2)
+    return waves * (resident * _busy(done) + done.pieces * TURN_CYCLES / BARRIERS)
 
 
 def _all(group: Group, machine: GpuMachine) -> Iterator[GpuSchedule]:
