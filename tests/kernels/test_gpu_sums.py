@@ -133,8 +133,17 @@ def test_gradients_of_recurrent_layers_have_no_last_states(
     kind: str, schedule: GpuSchedule
 ) -> None:
     functions = (call('sigmoid', read(0)), call('tanh', read(0)), call('tanh', read(0)))
-    layer = Recurrent(kind, 5, 3, 8, (False,), (functions,), linear_before_reset=kind == 'gru')
-    check(reverse_recurrence(layer, kind == 'gru'), schedule)
+    for backwards in ((kind == 'gru',), (False, True)):
+        layer = Recurrent(
+            kind,
+            5,
+            3,
+            8,
+            backwards,
+            (functions,) * len(backwards),
+            linear_before_reset=kind == 'gru',
+        )
+        check(reverse_recurrence(layer), schedule)
 
 
 def test_the_model_gives_depthwise_weight_gradients_to_them() -> None:

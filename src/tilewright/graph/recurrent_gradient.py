@@ -8,13 +8,13 @@ all steps are computed again at once: the products with R are one product, and c
 
 are a scan of a few element-wise passes, each over four times as many steps (Hillis and Steele 1986:
 twice). Only the gradient by the state goes step by step (`reverse_recurrence`); what follows from
-it is again computed for all steps at once. Everything is in the order of places, which a direction
-that runs backwards takes from the last to the first.
+it is again computed for all steps at once. Directions take their steps together. Everything is in
+the order of places, which a direction that runs backwards takes from the last to the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,10 +31,12 @@ from tilewright.ops.recurrence import OUTPUT_GATE, Recurrent, reverse_recurrence
 from tilewright.ops.stage import Access, Dim, Expr, Stage, affine, read, var
 
 Y = read(1)
+BACK = 'Back'  # what weights of a gate are called that gradients go back through
 RADIX = 4  # values that a pass of a scan puts together
 # operand -> the axis of its directions
 _DIRECTIONS = {'In': 2, 'R': 0, 'RBias': 0, 'Initial': 0, 'InitialCell': 0}
 Turn = Callable[..., list[tuple[str, Result]]]  # `gradient.turned`, which imports this
+Gradients = Generator[dict[str, Result], Result, dict[str, Result]]
 
 
 def recurrent_gradients(
@@ -49,10 +51,13 @@ def recurrent_gradients(
     }  # fmt: skip
     if found := [word for word, value in asked.items() if value]:
         raise SpecError(f'{layer.kind} with {found[0]} has no gradient')
-    each = [
-        _Direction(layer, number, operands, out, up, turned).gradients()
-        for number in range(layer.directions)
-    ]
+    each = _together(
+        layer,
+        [
+            _Direction(layer, number, operands, out, up, turned).gradients()
+            for number in range(layer.directions)
+        ],
+    )
     return [
         (name, concat([one[name] for one in each], axis))
         for name, axis in _DIRECTIONS.items()
@@ -60,9 +65,31 @@ def recurrent_gradients(
     ]
 
 
+def _together(layer: Recurrent, each: Sequence[Gradients]) -> list[dict[str, Result]]:
+    """The gradients of all directions, whose steps are taken together."""
+    asked = [next(one) for one in each]
+    held = {
+        name: concat([one[name] for one in asked], 0 if name.startswith(BACK) else 1)
+        for name in asked[0]
+    }
+    states = compute(reverse_recurrence(layer), held)
+    shape = layer.steps, layer.batch, layer.hidden
+    found = []
+    for number, one in enumerate(each):
+        state = view(slices(states, {1: range(number, number + 1)}), shape)
+        try:
+            one.send(state)
+        except StopIteration as end:
+            found.append(end.value)
+    return found
+
+
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a layer; values are [T, B, H] in the order of places."""
+    """One direction of a layer; values are [T, B, H] in the order of places.
+
+    `gradients` hands out what the gradient by the states follows from, and is sent that gradient.
+    """
 
     layer: Recurrent
     number: int
@@ -174,7 +201,7 @@ class _Direction:
         function = self.layer.functions[self.number][number]
         return self._of(function, x), derivative(function, 0) or ZERO
 
-    def gradients(self) -> dict[str, Result]:
+    def gradients(self) -> Gradients:
         layer, (steps, batch, hidden) = self.layer, self.shape
         sums = self._sums()
         given = view(
@@ -184,10 +211,10 @@ class _Direction:
         inputs = [self._gate(given, g) for g in range(layer.gates)]
         products = [self._gate(sums, g) for g in range(layer.gates)]
         found = {'lstm': self._lstm, 'gru': self._gru, 'rnn': self._rnn}[layer.kind]
-        return found(inputs, products)
+        return (yield from found(inputs, products))
 
-    def _state(self, slopes: Sequence[Result], **more: Result) -> Result:
-        """The gradient by every state, step by step from the last one."""
+    def _asked(self, slopes: Sequence[Result], **more: Result) -> dict[str, Result]:
+        """Operands of the gradient by every state, which goes step by step from the last one."""
         steps, batch, hidden = self.shape
         weights = view(self.product[0], (self.layer.gates, hidden, hidden))
         ups = self._rows(self.up, 0, steps)
@@ -196,8 +223,8 @@ class _Direction:
         held = {name: view(x, (steps, 1, batch, hidden)) for name, x in flat.items()}
         for gate in range(self.layer.gates):
             own = view(slices(weights, {0: range(gate, gate + 1)}), (hidden, hidden))
-            held[f'Back{gate}'] = view(transpose(own, (1, 0)), (1, 1, hidden, hidden))
-        return view(compute(reverse_recurrence(self.layer, self.back), held), self.shape)
+            held[f'{BACK}{gate}'] = view(transpose(own, (1, 0)), (1, 1, hidden, hidden))
+        return held
 
     def _spread(self, by_sum: Sequence[Result], by_input: Sequence[Result]) -> dict[str, Result]:
         """Gradients by operands, from those by the products and by the inputs of all gates."""
@@ -227,13 +254,14 @@ class _Direction:
             made['Initial'] = view(by_state, (1, batch, hidden))
         return made
 
-    def _rnn(self, inputs: Sequence[Result], products: Sequence[Result]) -> dict[str, Result]:
+    def _rnn(self, inputs: Sequence[Result], products: Sequence[Result]) -> Gradients:
         argument = self._of(add(X, Y), inputs[0], products[0])
         slope = self._of(self._function(0, argument)[1], argument)
-        by = [self._of(mul(X, Y), self._state([slope]), slope)]
+        state = yield self._asked([slope])
+        by = [self._of(mul(X, Y), state, slope)]
         return self._spread(by, by)
 
-    def _lstm(self, inputs: Sequence[Result], products: Sequence[Result]) -> dict[str, Result]:
+    def _lstm(self, inputs: Sequence[Result], products: Sequence[Result]) -> Gradients:
         pairs = zip(inputs, products, strict=True)
         arguments = [self._of(add(X, Y), x, s) for x, s in pairs]
         (i, gate), (o, _), (f, _) = (self._function(0, x) for x in arguments[:3])
@@ -252,7 +280,7 @@ class _Direction:
         ]
         slopes.append(self._of(mul(fresh, Y), arguments[3], i))
         by_cell = self._placed(self._rows(self.up, self.layer.steps + 1, 1), last=True)
-        state = self._state(slopes, Shown=showing, UpCell=by_cell, Carry=f)
+        state = yield self._asked(slopes, Shown=showing, UpCell=by_cell, Carry=f)
         handed = self._of(add(mul(X, Y), read(2)), state, showing, by_cell)
         after = self._moved(f, 1 if self.back else -1)
         cells = self._scan(after, handed, not self.back)
@@ -265,7 +293,7 @@ class _Direction:
             made['InitialCell'] = self._at_first(self._of(mul(X, Y), cells, f))
         return made
 
-    def _gru(self, inputs: Sequence[Result], products: Sequence[Result]) -> dict[str, Result]:
+    def _gru(self, inputs: Sequence[Result], products: Sequence[Result]) -> Gradients:
         arguments = [self._of(add(X, Y), inputs[i], products[i]) for i in range(2)]
         (z, gate), (reset, _) = (self._function(0, x) for x in arguments)
         bias = self._own(self.operands['RBias'], 0, (1, 1, self.layer.hidden))
@@ -278,7 +306,7 @@ class _Direction:
             self._of(mul(gate, mul(Y, read(2))), arguments[1], inner, by_new),
             self._of(mul(X, Y), by_new, reset),
         ]
-        state = self._state(slopes, Carry=z)
+        state = yield self._asked(slopes, Carry=z)
         by = [self._of(mul(X, Y), state, slope) for slope in slopes]
         made = self._spread(by, [*by[:2], self._of(mul(X, Y), state, by_new)])
         steps, batch, hidden = self.shape

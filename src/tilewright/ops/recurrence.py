@@ -16,7 +16,7 @@ need not be turned around by their lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilewright.errors import SpecError
 from tilewright.ops.describe import group_of
@@ -128,8 +128,8 @@ def layer_of(group: Group) -> Recurrent | None:
     return _LAYERS.get(group.digest) if group.is_sequential else None
 
 
-def reverse_recurrence(layer: Recurrent, backwards: bool) -> Group:
-    """The gradient by the state after every step of one direction, from the last step to the first.
+def reverse_recurrence(layer: Recurrent) -> Group:
+    """The gradient by the state after every step, from the last step of a direction to the first.
 
         State[t] = Up[place] + sum over gates g of Back_g A_g[t - 1] + Kept[t - 1]
         A_g[t]   = State[t] * Slope_g[place], the gradient by the product of gate g
@@ -137,10 +137,9 @@ def reverse_recurrence(layer: Recurrent, backwards: bool) -> Group:
     where `place` runs against the layer. Of an LSTM all gates but the output's hang on the cell:
     Cell[t] = State[t] * Shown[place] + UpCell[place] + Kept[t - 1], A_g = Cell[t] * Slope_g, and
     Kept = Cell * Carry; of a GRU Kept = State * Carry; an RNN keeps nothing. Operands: Up, UpCell,
-    Shown, Carry, Slope0, .. [T, 1, B, H]; Back0, .. [1, 1, H, H]: R of a gate, transposed.
+    Shown, Carry, Slope0, .. [T, D, B, H]; Back0, .. [D, 1, H, H]: R of a gate, transposed.
     """
-    one = replace(layer, backwards=(False,), functions=layer.functions[:1])
-    return _Builder(one).reverse(backwards)
+    return _Builder(layer).reverse()
 
 
 class _Builder:
@@ -169,15 +168,17 @@ class _Builder:
         shape = f'{layer.steps}x{layer.batch}x{layer.hidden}'
         return f'{layer.kind}{turn}-{shape}{f"p{layer.units}" if layer.projected else ""}{kind}'
 
-    def reverse(self, backwards: bool) -> Group:
+    def reverse(self) -> Group:
         layer, steps = self.layer, self.layer.steps
-        places = tuple(range(steps)) if backwards else tuple(reversed(range(steps)))
-        whole_ = (steps, 1, layer.batch, layer.hidden)
+        forwards = tuple(range(steps))
+        places = tuple(p for b in layer.backwards for p in (forwards if b else forwards[::-1]))
+        whole_ = (steps, layer.directions, layer.batch, layer.hidden)
         self.shapes = {}
 
         def given(name: str) -> Access:
             self.shapes[name] = whole_
-            return access(name, Table(places, var(STEP)), var('d'), var('n'), var('h'))
+            place = Table(places, affine((STEP, 1), ('d', steps)))
+            return access(name, place, var('d'), var('n'), var('h'))
 
         for gate in range(layer.gates):
             source = self._before(f'A{gate}', 'k')

@@ -49,6 +49,7 @@ RESIDENT = 'resident_grid'
 FOUR = 4
 OTHER_REGISTERS = 40  # beside weights and sums
 SCHEDULERS = 4  # parts of a multiprocessor: each has its share of warps and registers
+ASKED = 512  # pairs that a block asks for before it looks at the first: others wait behind them
 PARTS = 'xyzw'
 
 
@@ -346,7 +347,7 @@ class _AllSteps(PhaseKernel):
         tag = 't' if product.last else 't + 1'
         first = _place(p, product.source, f'({tag}) & 1', '0', '0')
         count = steps.batch * units // run
-        turns = min(-(-count // p.threads), 4)
+        turns = min(-(-count // p.threads), max(ASKED // p.threads, 1))
         stores = [f'x_{number}[row * {p.pitch(product)} + k] = RECEIVED(got[turn], 0);']
         if run == 2:
             stores.append(f'x_{number}[row * {p.pitch(product)} + k + 1] = RECEIVED(got[turn], 1);')
