@@ -247,7 +247,10 @@ def _ahead(
     many_sizes = any(name.startswith(EVERY) for name, _ in schedule.options)
     if schedule.pack or not constant or contraction.outer:
         return None
-    if ISAS[schedule.isa].by_lane or not operand.rows_in_place(group, contraction):
+    vectors, rows = panels.vectors, math.prod(schedule.reg.tile[d] for d in contraction.pixels)
+    if not micro.in_place(ISAS[schedule.isa], rows, vectors):
+        return None
+    if not operand.rows_in_place(group, contraction):
         return None
     nest = Nest(group.main, schedule, Writer())
     nest.open_parts()
