@@ -27,7 +27,6 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
-STREAM_AHEAD = 1024  # floats of such panels that a few rows ask for before they use them
 LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
@@ -123,7 +122,7 @@ class OuterPlan:
         few = self.ahead is None and not self.schedule.pack and not self.moving
         large = 4 * self.panel_floats > LARGE_BYTES * self.schedule.threads
         rows = few and large and operand.rows_in_place(self.group, self.contraction)
-        return STREAM_AHEAD if rows else 0
+        return ISAS[self.schedule.isa].stream_bytes // 4 if rows else 0
 
     @property
     def packed_floats(self) -> int:
