@@ -218,3 +218,17 @@ def test_a_tile_with_one_register_too_many_is_refused(name):
         else:
             with pytest.raises(ScheduleError, match=f'{name} has {have}'):
                 MicroKernel(*arguments)
+
+
+def test_rows_are_walked_along_where_registers_hold_four_numbers_of_each():
+    def along(isa: str, rows: int, vectors: int, a_step: int = 1, apart: int = 53) -> bool:
+        offsets, acc = tuple(apart * i for i in range(rows)), tuple(range(rows))
+        return micro.along_rows(MicroKernel(isa, offsets, vectors, (0,), a_step, acc, 'mk'))
+
+    assert along('neon', 6, 4)
+    assert not along('neon', 8, 3)  # 24 sums and 8 rows leave no register for weights
+    assert not along('neon', 6, 4, a_step=8)
+    assert not along('neon', 6, 4, apart=1)  # neighbours, which one load brings
+    assert not along('avx2', 2, 2)  # numbers are broadcast from memory
+    assert micro.in_place(ISAS['avx2'], 2, 2)
+    assert not micro.in_place(ISAS['neon'], 8, 3)

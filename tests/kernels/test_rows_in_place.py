@@ -47,11 +47,11 @@ def test_rows_in_place_compute_the_reference_whatever_is_asked_for(
         group = matmul(m=8 + more, n=3 * lanes + more, k=10)
         schedule = in_place(group, isa, inner, tuple(order), **options)
         ahead = plan_outer(group, schedule).ahead
-        assert bool(ahead) != ISAS[isa].by_lane
+        assert ahead
         arrays = whole_numbers(group, 0)
         want = reference(group, arrays)
         source, flags = generate(group, schedule), compiler_flags(schedule)
-        assert ('next' in source) == bool(ahead)
+        assert 'next' in source
         for out in run_program(group, source, arrays, tools(isa), flags):
             assert agrees(group, out, want)
 

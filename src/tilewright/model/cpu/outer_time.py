@@ -24,6 +24,7 @@ from functools import cached_property, lru_cache
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
+from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
@@ -147,12 +148,13 @@ def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float
 
 def step_cycles(
     isa: Isa, pixels: int, run: int, vectors: int, steps: int = 1,
-    k: TimeConstants = COMMON,
+    k: TimeConstants = COMMON, along_rows: bool = False,
 ) -> float:  # fmt: skip
     """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
 
     Where multiply-adds take a lane, up to four neighbours are loaded at once and each further row
-    needs an address; elsewhere every pixel is broadcast on its own. An iteration has `steps` of
+    needs an address; `along_rows` four steps share a load of each pixel, and vectors are loaded before they are needed.
+    Elsewhere every pixel is broadcast on its own. An iteration has `steps` of
     them and is as long as the units that are busiest: in a first-level cache nothing else was seen
     on a Neoverse-N1.
     """
@@ -160,13 +162,15 @@ def step_cycles(
     loads, addresses = vectors + pixels, 0
     if isa.by_lane:
         loads, addresses = vectors + rows * _lane_loads(run), 2 * (rows - 1)
+    if along_rows:
+        loads, addresses, steps = vectors + pixels / micro.BLOCK, 0, steps * micro.BLOCK
     busiest = max(
         fmas / isa.fma_per_cycle,
         loads / isa.loads_per_cycle,
         (fmas + loads + addresses + (isa.loop_instructions + rows) / steps) / ISSUE_PER_CYCLE,
         k.chain * isa.fma_chain_cycles,
     )
-    return busiest + k.vector_cycles * vectors
+    return busiest if along_rows else busiest + k.vector_cycles * vectors
 
 
 def _lane_loads(run: int) -> int:
@@ -204,6 +208,7 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     strips = several and schedule.pack and case.strips
     along_rows = case.stride(contraction.a, contraction.loop) == 1
     in_place = k.row_cycles if along_rows else k.in_place_cycles
+    walked = along_rows and isa.by_lane and not schedule.pack
     each_result = k.store_cycles
     if not _stored_together(case):
         each_result += k.store_apart_cycles
@@ -215,9 +220,13 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             pixels = math.prod(extents)
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
-            each = points * step_cycles(isa, pixels, pixels if strips else run, vectors, steps, k)
+            by_four = walked and micro.rows_fit(isa, pixels, vectors)
+            each = points * step_cycles(
+                isa, pixels, pixels if strips else run, vectors, steps, k, by_four
+            )
             if not schedule.pack:
-                each += points * in_place * (pixels // run) * _lane_loads(run)
+                loads = pixels / micro.BLOCK if by_four else (pixels // run) * _lane_loads(run)
+                each += points * in_place * loads
             each += calls * k.call_cycles + k.accumulator_cycles * accumulators
             each += (calls - 1) * (k.resume_cycles * accumulators + k.resume_pixel_cycles * pixels)
             compute += outside * tiles * count * each

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import InputError, MissingError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
+from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import rows_in_place
 from tilewright.kernels.cpu.schemas.outer.plan import LEAST_TILES
@@ -44,6 +45,7 @@ ORDERS = 2  # choices of one loop order per cache that are refined, for each of 
 BUDGET = 90  # tile sizes priced exactly, for each of those
 LEAST_DEEP, MOST_DEEP = 384, 1024  # products of a sum between two visits of its accumulators
 PANELS = 6  # panels whose sums are kept between pieces of the reduction
+LANE_PANELS = 4  # times as many where vectors have a quarter of the lanes
 ROWS_SHARE = 0.9  # of the second cache, for the rows that panels are multiplied with
 NEAR_BUDGET = 40  # the same where tiles of another size are known to begin at
 
@@ -87,24 +89,29 @@ def rank_panels(
     plain = constant and len(contraction.pixels) == 1 and contraction.reduction == (loop,)
     if not plain or contraction.batch or contraction.columns or len(machine.caches) < 2:
         return ()
-    if ISAS[machine.isa].by_lane or not rows_in_place(group, contraction):
+    if not rows_in_place(group, contraction):
         return ()
     row, vector = contraction.pixels[0], contraction.vector
     found: list[Candidate] = []
-    for shape in shapes(group, contraction, machine, threads)[: max(SHAPES, top)]:
+    isa, ranked = ISAS[machine.isa], shapes(group, contraction, machine, threads)
+    kept = [s for s in ranked if micro.in_place(isa, s.reg[row], s.reg[vector] // isa.lanes)]
+    for shape in kept[: max(SHAPES, top)]:
         tiling = Tiling.of(group, contraction, machine, shape)
         high, wide, rows = shape.reg[row], shape.reg[vector], tiling.part[row]
         if rows < LEAST_TILES * high:
             return ()
         room = int(ROWS_SHARE * tiling.rooms[1])
-        deep = tiling.part[loop]
-        if deep > MOST_DEEP:
-            deep = _even(deep, min(max(LEAST_DEEP, room // rows), MOST_DEEP))
+        deep, most, panels = tiling.part[loop], MOST_DEEP, PANELS
+        if isa.by_lane:  # vectors are narrow: a panel and its rows in half of the first cache
+            most = max(LEAST_DEEP, int(tiling.rooms[0]) // (2 * (high + wide)))
+            panels = PANELS * LANE_PANELS
+        if deep > most:
+            deep = _even(deep, min(max(LEAST_DEEP, room // rows), most))
         held = max(high, room // deep)
         near = {row: high, vector: wide, loop: deep}
         second = {
             row: -(-_even(rows, held) // high) * high,
-            vector: wide if deep == tiling.part[loop] else PANELS * wide,
+            vector: wide if deep == tiling.part[loop] else panels * wide,
             loop: deep,
         }
         third = {row: second[row], vector: tiling.part[vector], loop: tiling.part[loop]}
@@ -307,8 +314,10 @@ def _priced(
     """The predicted seconds of cache tiles; candidates are kept in `found`."""
     shape, vector = tiling.shape, tiling.contraction.vector
     pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
-    if not ISAS[machine.isa].by_lane and rows_in_place(group, tiling.contraction):
-        pack = ''  # each pixel is broadcast on its own, wherever it lies
+    isa, pixels = ISAS[machine.isa], math.prod(shape.reg[d] for d in tiling.contraction.pixels)
+    fits = micro.in_place(isa, pixels, shape.reg[vector] // isa.lanes)
+    if fits and rows_in_place(group, tiling.contraction):
+        pack = ''  # each pixel is broadcast on its own, or four of a row are, wherever they lie
 
     def price(tiles: Tiles) -> float:
         schedule = assemble(

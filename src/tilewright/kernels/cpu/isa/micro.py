@@ -15,13 +15,14 @@ Each instruction set names its emitter (machine/isa.py). A scalar reference of t
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.operand import LINE_FLOATS
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Isa
 from tilewright.registry import resolve
 
 REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
@@ -134,6 +135,29 @@ def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
 def registers_needed(pixels: int, vectors: int) -> int:
     """Accumulators, the vectors of one step, and one register for what is broadcast."""
     return pixels * vectors + vectors + 1
+
+
+def rows_fit(isa: Isa, rows: int, vectors: int) -> bool:
+    """Whether registers hold four numbers of each row beside the sums, and two vectors: then rows
+    are walked along where they lie, on an instruction set that multiplies by lanes.
+    """
+    return isa.by_lane and rows * vectors + rows + 2 <= isa.registers
+
+
+def in_place(isa: Isa, rows: int, vectors: int) -> bool:
+    """Whether rows of a matrix product are read where they lie at no more cost than from a copy:
+    each number is broadcast on its own, or registers hold four of each row.
+    """
+    return not isa.by_lane or rows_fit(isa, rows, vectors)
+
+
+def along_rows(kernel: MicroKernel) -> bool:
+    """Whether iterations walk along rows, four of them with one load of each row."""
+    apart = sorted(kernel.pixels)
+    near = any(b - a < BLOCK for a, b in itertools.pairwise(apart))
+    floats = kernel.dtype == kernel.accumulation == kernel.stored == 'f32'
+    plain = kernel.steps == (0,) and kernel.a_step == 1 and not kernel.turned and not near
+    return floats and plain and rows_fit(ISAS[kernel.isa], len(apart), kernel.vectors)
 
 
 NAME = re.compile(r'^mk_(?P<isa>[a-z0-9]+)_p(?P<pixels>\d+(?:x\d+)*)_v(?P<vectors>\d+)$')

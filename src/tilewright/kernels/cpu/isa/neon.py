@@ -9,45 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa import micro, neon_rows
+from tilewright.kernels.cpu.isa.neon_address import Addresses, accumulators, add_immediate, clobbers
 from tilewright.machine.isa import ISAS
 
 _LETTER = {4: 'q', 2: 'd', 1: 's'}
-_ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
-
-
-class _Addresses:
-    """Turns a byte offset from a pointer into an operand, adding a base where none reaches it."""
-
-    def __init__(self, pointer: str) -> None:
-        self.pointer = pointer
-        self.base = 0
-        self.register = pointer
-        self.turn = 0
-
-    def operand(self, offset: int, size: int, out: list[str]) -> str:
-        for register, base in ((self.pointer, 0), (self.register, self.base)):
-            rest = offset - base
-            if (0 <= rest <= 4095 * size and rest % size == 0) or -256 <= rest <= 255:
-                return f'[{register}, #{rest}]'
-        self.turn = (self.turn + 1) % len(_ADDRESS_REGISTERS)
-        self.register, self.base = _ADDRESS_REGISTERS[self.turn], offset
-        out += add_immediate(self.register, self.pointer, offset)
-        return f'[{self.register}]'
-
-
-def add_immediate(target: str, source: str, value: int) -> list[str]:
-    """target = source + value, for any 0 <= value < 2^32."""
-    if value < 4096:
-        return [f'add {target}, {source}, #{value}']
-    if value < 1 << 24:
-        lines = [f'add {target}, {source}, #{value >> 12}, lsl #12']
-        return lines + ([f'add {target}, {target}, #{value & 4095}'] if value & 4095 else [])
-    return [
-        f'movz x13, #{value & 0xFFFF}',
-        f'movk x13, #{value >> 16}, lsl #16',
-        f'add {target}, {source}, x13',
-    ]
 
 
 def chunks(pixels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -74,6 +40,8 @@ _MULTIPLY = {
 
 def emit(kernel: micro.MicroKernel) -> str:
     """[MicroKernel] -> [C function with one asm block]"""
+    if micro.along_rows(kernel):
+        return neon_rows.emit(kernel)
     pixels, vectors = len(kernel.pixels), kernel.vectors
     weights = pixels * vectors
     multiply = _MULTIPLY[kernel.dtype]
@@ -84,9 +52,9 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines = ['cbnz %[resume], 1f']
     lines += [f'movi v{p * vectors + v}.4s, #0' for p, v in tiles]
     lines += ['b 2f', '1:']
-    lines += _accumulators(kernel, 'ldr')
+    lines += accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
-    addresses = _Addresses('%[a]')
+    addresses = Addresses('%[a]')
     lines += _prefetch(kernel)
     lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
     for number, step in enumerate(kernel.steps):
@@ -109,11 +77,10 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
-    lines += _accumulators(kernel, 'str')
-    clobbers = [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
+    lines += accumulators(kernel, 'str')
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
-    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
+    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers()))
 
 
 def _prefetch(kernel: micro.MicroKernel) -> list[str]:
@@ -125,15 +92,4 @@ def _prefetch(kernel: micro.MicroKernel) -> list[str]:
     for place in places:
         offset = 4 * (place - places[0])
         lines.append(f'prfm pldl1keep, [x14, #{min(offset - offset % 8, 32760)}]')
-    return lines
-
-
-def _accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:
-    """Load or store every accumulator from its place in acc."""
-    lines: list[str] = []
-    addresses = _Addresses('%[acc]')
-    for p, offset in enumerate(kernel.acc):
-        for v in range(kernel.vectors):
-            operand = addresses.operand(4 * offset + 16 * v, 16, lines)
-            lines.append(f'{instruction} q{p * kernel.vectors + v}, {operand}')
     return lines

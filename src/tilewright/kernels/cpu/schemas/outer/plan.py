@@ -27,7 +27,6 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
-STREAM_AHEAD = 1024  # floats of such panels that a few rows ask for before they use them
 LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
@@ -123,7 +122,7 @@ class OuterPlan:
         few = self.ahead is None and not self.schedule.pack and not self.moving
         large = 4 * self.panel_floats > LARGE_BYTES * self.schedule.threads
         rows = few and large and operand.rows_in_place(self.group, self.contraction)
-        return STREAM_AHEAD if rows else 0
+        return ISAS[self.schedule.isa].stream_bytes // 4 if rows else 0
 
     @property
     def packed_floats(self) -> int:
@@ -247,7 +246,10 @@ def _ahead(
     many_sizes = any(name.startswith(EVERY) for name, _ in schedule.options)
     if schedule.pack or not constant or contraction.outer:
         return None
-    if ISAS[schedule.isa].by_lane or not operand.rows_in_place(group, contraction):
+    vectors, rows = panels.vectors, math.prod(schedule.reg.tile[d] for d in contraction.pixels)
+    if not micro.in_place(ISAS[schedule.isa], rows, vectors):
+        return None
+    if not operand.rows_in_place(group, contraction):
         return None
     nest = Nest(group.main, schedule, Writer())
     nest.open_parts()

@@ -19,12 +19,13 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.schemas.recurrence.plan import RecurrencePlan
 from tilewright.kernels.cpu.schemas.recurrence.team import ROUNDS_ALONE, ROUNDS_TOGETHER, TEAM
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.phases import Phase, Product
 from tilewright.ops.stage import Access, Affine
 
 LINE = 64
-AHEAD = 4096  # bytes of all streams that are asked for before they are used
+PAGE_BYTES = 4096  # weights of steps are asked for as far ahead, or not at all
 PIECE = 1 << 14  # bytes of weights that stay in the first cache for several tiles of sequences
 
 HELPERS = """\
@@ -189,8 +190,9 @@ class _Unit:
         at = [(v // each * product.units * each + v % each) * lanes for v in range(vectors)]
         out.line(f'w += low * {each * lanes};')
         out.open(f'for (long k = low; k < high; k++, w += {each * lanes})')
-        if self.plan.is_large:
-            ahead, per_line = AHEAD // size * each // vectors, max(1, LINE // size // lanes)
+        if self.plan.is_large and ISAS[self.plan.schedule.isa].stream_bytes >= PAGE_BYTES:
+            ahead = ISAS[self.plan.schedule.isa].stream_bytes // size * each // vectors
+            per_line = max(1, LINE // size // lanes)
             for line in at[::per_line]:
                 out.line(f'__builtin_prefetch(w + {ahead + line}, 0, 3);')
         for b in range(count):
