@@ -81,13 +81,19 @@ FUSIONS: dict[str, tuple[str, ...]] = {
 # On a GPU chains do not pay yet (docs/deepcuts.md).
 _DEFAULTS = {'cpu': 'all'}
 HALF = 'half'  # a pass that only a precision asks for
+# What CPUs leave out with it: kernels of f16 take images as they are, channels last, one by one.
+CPU_HALF = ('prologue', 'chain', 'layout')
 
 
-def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
-    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on."""
+def with_half(passes: ProgramPasses, dtype: str, without: Collection[str] = ()) -> ProgramPasses:
+    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on.
+
+    without   passes that its kernels of `dtype` have no use for
+    """
     made: dict[str, Callable[[Program, Cost], Program]] = {}
     for name, one in passes.items():
-        made[name] = one
+        if name not in without:
+            made[name] = one
         if name == 'fuse':
             made[HALF] = lambda program, _: share(halved(program, dtype))
     return made

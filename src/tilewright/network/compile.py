@@ -34,6 +34,7 @@ from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.half import holds_halves, widened
 from tilewright.graph.passes import (
+    CPU_HALF,
     HALF,
     NODE_PASSES,
     PROGRAM_PASSES,
@@ -258,11 +259,12 @@ def compile(
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)  # before anything is opened
-    if target != 'cpu' and isinstance(network, Graph) and holds_halves(network):
+    site = target_of(target).site(machine, threads, device)
+    computes = target != 'cpu' or site.machine.half
+    if computes and isinstance(network, Graph) and holds_halves(network):
         network = given = widened(network)  # computed in 32 bits, and stored in 16 again
         precision, from_onnx = precision or 'fp16', False
         check_precision(precision, target, libraries)
-    site = target_of(target).site(machine, threads, device)
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, site.threads)
         if mixture.theirs:
@@ -273,7 +275,9 @@ def compile(
     site_passes = passes_at(site, asked, progress=progress)
     if precision not in (None, 'fp32'):
         dtype = PRECISIONS[precision]
-        if target == 'cpu':
+        if target == 'cpu' and dtype == 'f16' and site.machine.half:
+            site_passes = with_half(site_passes, dtype, CPU_HALF)
+        elif target == 'cpu':
             check_narrow(precision, site.machine.isa)
             site_passes = with_narrow(site_passes, dtype, why_not_narrow)
         else:

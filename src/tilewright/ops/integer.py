@@ -18,7 +18,7 @@ products. In *words* the same sum is one of floats as far as memory and loops go
     Acc[n, k, h, w] += In[n, H, W, c4] . Ker[k, c4, r, s]                 c4 = c / 4, rounded up
 
 so that searches, models and loops of fp32 serve it (`in_words`): an element is four bytes, and a
-multiply-add is an instruction.
+multiply-add is an instruction. Products of f16 are in words of two in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ops.dtypes import NUMPY, is_float, limits
+from tilewright.ops.dtypes import DTYPES, NUMPY, is_float, limits
 from tilewright.ops.functions import X, add
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const, read
@@ -36,6 +36,7 @@ from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const,
 ACCUMULATION = 'i32'
 SMALL = ('u8', 'i8')  # what integer kernels multiply
 IN_BYTES = 4  # numbers of a word that are stored as they are multiplied
+WORD_BYTES = 4
 INTEGER_PRODUCT = call('mul', cast(read(0), ACCUMULATION), cast(read(1), ACCUMULATION))
 
 
@@ -141,7 +142,8 @@ def in_words(group: Group, products: int) -> Words | None:
         pad_value=0.0,
     )
     shape = group.tensor(image.tensor).shape
-    in_place = products == IN_BYTES and axis == len(shape) - 1 and shape[axis] % products == 0
+    whole = products * DTYPES[group.tensor(image.tensor).dtype] == WORD_BYTES
+    in_place = whole and axis == len(shape) - 1 and shape[axis] % products == 0
     return Words(Group(group.label, (*tensors, result), (main,)), dim, axis, in_place)
 
 

@@ -256,6 +256,14 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     count = f'{at(c.loop)[1]} - {at(c.loop)[0]}' if c.loop else '1'
     shift = total([scaled(f'({d} - {at(d)[0]})', p.operand.strides.get(d, 0)) for d in c.outer])
     again = ' || '.join([resume, *(f'{d} > {at(d)[0]}' for d in c.outer)])
+    runs = bool(p.run and c.loop) and p.run < p.schedule.levels[1].tile[c.loop]
+    if runs:
+        writer.line(f'const long length = {count};')
+        writer.open(f'for (long done = 0; done < length; done += {p.run})')
+        count, again = f'min_long({p.run}, length - done)', f'{again} || done'
+        linear, shift = f'{linear} + done', total(
+            [shift, scaled('done', p.operand.strides.get(c.loop, 0))]
+        )  # fmt: skip
     arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}, acc, {count}, {again}'
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
@@ -272,8 +280,8 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
             f'{micro.micro_name(p.schedule.isa, extents, vectors)}({arguments});'
         ),
     )
-    if c.outer:
-        writer.close(len(c.outer))
+    if c.outer or runs:
+        writer.close(len(c.outer) + runs)
 
 
 def _dispatch(writer: Writer, p: OuterPlan, nest: Nest, call) -> None:
