@@ -153,9 +153,7 @@ def kernels_of(isa: str) -> list[MicroKernel]:
     far = tuple(p * 70_000 for p in range(3))
     name = f'mk_{isa}_far_acc'
     made.append(
-        MicroKernel(
-            isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, name, dtype=ISAS[isa].dtype
-        )
+        MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, name, dtype=ISAS[isa].dtype)
     )
     return made
 

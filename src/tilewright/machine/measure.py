@@ -350,6 +350,10 @@ def _host_record(facts: HostFacts, isa: str, measure: bool) -> tuple[Record | No
     path = machine_file(facts, isa)
     record = _stored(path, fingerprint(facts, isa))
     lacks = record is not None and not record.machine.half and host_half(isa)
+    if record and lacks and not measure:  # twice the lanes
+        one, every = 2 * record.machine.peak_one_gflops, 2 * record.machine.peak_all_gflops
+        known = replace(record.machine, half_one_gflops=one, half_all_gflops=every)
+        return replace(record, machine=known), None
     if not measure or (record and not lacks):
         return record, None
     with _lock(path):

@@ -170,7 +170,8 @@ def compile(
              of ours that was chosen. 'only': the library wherever it can compute a group.
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
-             for a model of fp16 on a GPU, else fp32. On the CPU 'fp16' and 'bf16' are what weights
+             for a model of fp16 where it can be computed in, else fp32. On a CPU with arithmetic
+             of f16 'fp16' means the same; on others 'fp16' and 'bf16' are what weights
              are stored as where memory binds; there are also 'int8': quantised by
              `samples`, and 'auto': the fastest mix of fp32 and int8 layers within `accuracy`, of
              which `network.mix` tells (docs/precision.md).
@@ -278,7 +279,7 @@ def compile(
         if target == 'cpu' and dtype == 'f16' and site.machine.half:
             site_passes = with_half(site_passes, dtype, CPU_HALF)
         elif target == 'cpu':
-            check_narrow(precision, site.machine.isa)
+            check_narrow(precision, site.machine)
             site_passes = with_narrow(site_passes, dtype, why_not_narrow)
         else:
             site_passes = with_half(site_passes, dtype)

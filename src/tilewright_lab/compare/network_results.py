@@ -55,10 +55,10 @@ class NetworkResult:
 
     @property
     def best(self) -> Ratio | None:
-        """The fastest peer in float32 against ours."""
-        reduced = {peer.name for peer in self.peers if peer.reduced}
-        exact = [ratio for ratio in self.ratios if ratio.peer not in reduced]
-        return min(exact, key=lambda ratio: ratio.value, default=None)
+        """The fastest peer against ours: in float32, where ours is, else any."""
+        reduced = {peer.name for peer in self.peers if peer.reduced and not self.ours.reduced}
+        fair = [ratio for ratio in self.ratios if ratio.peer not in reduced]
+        return min(fair, key=lambda ratio: ratio.value, default=None)
 
     def time_ms(self, contestant: Contestant) -> float | None:
         return contestant.mean_ms if self.flush else contestant.median_ms
@@ -186,8 +186,9 @@ def _peer_notes(name: str, results: Sequence[NetworkResult]) -> list[str]:
         )
         lines.append(f'{name}{version}: {said}')
     if off:
+        counted = all(r.ours.reduced for r in results)
         lines.append(
-            f'{name} is not float32, and not counted as best peer: off by {max(off):.1e} of the '
-            f'largest output'
+            f'{name} is not float32{"" if counted else ", and not counted as best peer"}: off by '
+            f'{max(off):.1e} of the largest output'
         )
     return lines + failure_notes(name, rows, 'networks')

@@ -45,7 +45,9 @@ def why_not(group: Group) -> str:
     main = group.main
     if group.half != 'f16' or not main.is_product_sum or parts(group) != (group,):
         return f'{group.label} is not one sum of products of f16 with what follows it'
-    if group.stages[0] is not main or any(group.tensor(a.tensor).dtype != 'f16' for a in main.reads):
+    if group.stages[0] is not main or any(
+        group.tensor(a.tensor).dtype != 'f16' for a in main.reads
+    ):
         return f'{group.label} does not multiply f16 as they are stored'
     if group.tensor(factors(group)[1].tensor).role != 'constant':
         return f'the weights of {group.label} are not constant'
