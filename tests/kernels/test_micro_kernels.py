@@ -58,6 +58,16 @@ static void fill(float *data, long floats, unsigned seed)
     }
 }
 
+/* Numbers of any size that sums of f16 hold: what is rounded, and when, shows. */
+static void fill_halves(float *data, long floats, unsigned seed)
+{
+    for (long i = 0; i < 2 * floats; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        const unsigned bits = (seed >> 16 & 0x83ff) | ((seed >> 8 & 7) + 10) << 10;
+        memcpy((char *)data + 2 * i, &(unsigned short){(unsigned short)bits}, 2);
+    }
+}
+
 static int try(const char *name, kernel_fn kernel, kernel_fn definition, long a_reach,
                long a_step, long b_step, long acc_floats, long count, long resume)
 {
@@ -66,8 +76,8 @@ static int try(const char *name, kernel_fn kernel, kernel_fn definition, long a_
     char *at[] = {base(a_floats, &a), base(b_floats, &b), base(acc_floats, &acc)};
     printf("%s count=%ld resume=%ld\\n", name, count, resume);
     fflush(stdout);
-    fill(a, a_floats, 1);
-    fill(b, b_floats, 2);
+    (HALF ? fill_halves : fill)(a, a_floats, 1);
+    (HALF ? fill_halves : fill)(b, b_floats, 2);
     fill(acc, acc_floats, 3);
     memcpy(want, acc, acc_floats * sizeof(float));
     definition(a, b, want, count, resume);
@@ -103,7 +113,7 @@ def shapes(isa: str) -> list[tuple[int, int]]:
         (pixels, vectors)
         for vectors in range(1, 5)
         for pixels in range(1, have)
-        if registers_needed(pixels, vectors) <= have
+        if registers_needed(pixels, vectors, ISAS[isa].weight_registers) <= have
     ]
 
 
@@ -131,7 +141,9 @@ def kernels_of(isa: str) -> list[MicroKernel]:
             # Accumulators of a whole part lie further apart than those of one tile.
             acc = tuple(p * (width + 12) for p in range(pixels)) if layout == 'rows' else dense
             name = f'{micro.micro_name(isa, (pixels,), vectors)}_{layout}'
-            made.append(MicroKernel(isa, offsets, vectors, steps, a_step, acc, name))
+            made.append(
+                MicroKernel(isa, offsets, vectors, steps, a_step, acc, name, dtype=ISAS[isa].dtype)
+            )
             if micro.can_turn(isa, offsets):
                 made.append(
                     MicroKernel(
@@ -139,7 +151,12 @@ def kernels_of(isa: str) -> list[MicroKernel]:
                     )
                 )
     far = tuple(p * 70_000 for p in range(3))
-    made.append(MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, f'mk_{isa}_far_acc'))
+    name = f'mk_{isa}_far_acc'
+    made.append(
+        MicroKernel(
+            isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, name, dtype=ISAS[isa].dtype
+        )
+    )
     return made
 
 
@@ -162,6 +179,7 @@ def program(kernels: list[MicroKernel]) -> str:
         *rows,
         '};',
         f'static const long counts[] = {{{", ".join(map(str, COUNTS))}}};',
+        f'#define HALF {int(kernels[0].dtype == "f16")}',
     ]
     return '\n'.join([*text, *table]) + MAIN
 
@@ -171,6 +189,17 @@ def test_every_shape_computes_its_definition_and_nothing_else(isa, third, tools)
     """A shape has at least five kernels, so that each third has one of every shape."""
     kernels = kernels_of(isa)[third::3]
     printed = run_text(program(kernels), tools(isa), ISAS[isa].compiler_flags).splitlines()
+    assert printed[-1] == 'all right'
+    assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize('third', [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_every_shape_of_f16_rounds_as_its_definition(half, third, tools):
+    """Products are added in f16, one rounding each; sums of a call in float32."""
+    name, base = half
+    kernels = kernels_of(name)[third::3]
+    printed = run_text(program(kernels), tools(base), ISAS[name].compiler_flags).splitlines()
     assert printed[-1] == 'all right'
     assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
 

@@ -39,7 +39,9 @@ class MicroKernel:
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
     that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
-    where floats do: a step adds up their products (`Isa.dots`).
+    where floats do: a step adds up their products (`Isa.dots`). So do f16, two in a word: vectors
+    are of 8 then, those of `b` come for the first number of a word, then for the second, and a
+    call adds in f16; its sums go into acc, or are added to what is there, in float32.
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
@@ -79,7 +81,7 @@ class MicroKernel:
                 f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
                 f'transposed of'
             )
-        need = registers_needed(len(self.pixels), self.vectors)
+        need = registers_needed(len(self.pixels), self.vectors, isa.weight_registers)
         have = isa.registers
         if need > have:
             raise ScheduleError(
@@ -131,9 +133,11 @@ def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
     return ISAS[isa].turns and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
 
 
-def registers_needed(pixels: int, vectors: int) -> int:
-    """Accumulators, the vectors of one step, and one register for what is broadcast."""
-    return pixels * vectors + vectors + 1
+def registers_needed(pixels: int, vectors: int, each: int = 1) -> int:
+    """Accumulators, the vectors of one step, `each` of so many registers, and one register for what
+    is broadcast.
+    """
+    return (pixels + each) * vectors + 1
 
 
 NAME = re.compile(r'^mk_(?P<isa>[a-z0-9]+)_p(?P<pixels>\d+(?:x\d+)*)_v(?P<vectors>\d+)$')
@@ -194,6 +198,8 @@ def reference_c(kernel: MicroKernel) -> str:
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
+    if kernel.dtype == 'f16':
+        return _half_reference_c(kernel)
     of_a, of_b, total, products = _c_types(kernel)
     place = 'at[p] + v'
     if kernel.turned:
@@ -213,6 +219,33 @@ def reference_c(kernel: MicroKernel) -> str:
             f'                           (({of_b} *)(b + (i * {len(kernel.steps)} + s) * {width} + '
             'v))[j];',
             f'        (({total} *)acc)[{place}] = sum;',
+            '    }',
+        ],
+    )
+
+
+def _half_reference_c(kernel: MicroKernel) -> str:
+    """The same of f16: each product is added in f16, rounded once, the sum of a call in float32."""
+    width = kernel.lanes * kernel.vectors
+    pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
+    acc = ', '.join(map(str, kernel.acc))
+    return function(
+        kernel,
+        [
+            f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
+            f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
+            f'    for (long v = 0; v < {width}; v++) {{',
+            '        _Float16 sum = 0;',
+            '        for (long i = 0; i < count; i++)',
+            f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
+            '                for (long j = 0; j < 2; j++) {',
+            f'                    const float *from = a + i * {kernel.a_step} + steps[s];',
+            f'                    const float *by = b + (i * {len(kernel.steps)} + s) * {width};',
+            '                    const double x = ((const _Float16 *)(from + pixels[p]))[j];',
+            f'                    const double w = ((const _Float16 *)by)[j * {width} + v];',
+            '                    sum = (_Float16)(x * w + (double)sum);',
+            '                }',
+            '        acc[at[p] + v] = (resume ? acc[at[p] + v] : 0.0f) + (float)sum;',
             '    }',
         ],
     )

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from tilewright.kernels.cpu.isa import micro
 from tilewright.machine.isa import ISAS
 
-_LETTER = {4: 'q', 2: 'd', 1: 's'}
-_ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
+LETTER = {4: 'q', 2: 'd', 1: 's'}
+ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
 
 
-class _Addresses:
+class Addresses:
     """Turns a byte offset from a pointer into an operand, adding a base where none reaches it."""
 
     def __init__(self, pointer: str) -> None:
@@ -30,8 +30,8 @@ class _Addresses:
             rest = offset - base
             if (0 <= rest <= 4095 * size and rest % size == 0) or -256 <= rest <= 255:
                 return f'[{register}, #{rest}]'
-        self.turn = (self.turn + 1) % len(_ADDRESS_REGISTERS)
-        self.register, self.base = _ADDRESS_REGISTERS[self.turn], offset
+        self.turn = (self.turn + 1) % len(ADDRESS_REGISTERS)
+        self.register, self.base = ADDRESS_REGISTERS[self.turn], offset
         out += add_immediate(self.register, self.pointer, offset)
         return f'[{self.register}]'
 
@@ -86,8 +86,8 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['b 2f', '1:']
     lines += _accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
-    addresses = _Addresses('%[a]')
-    lines += _prefetch(kernel)
+    addresses = Addresses('%[a]')
+    lines += prefetch_pixels(kernel)
     lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
     for number, step in enumerate(kernel.steps):
         b_offset = number * vectors * 16
@@ -98,7 +98,7 @@ def emit(kernel: micro.MicroKernel) -> str:
             size = len(together)
             offset = 4 * (step + kernel.pixels[together[0]])
             operand = addresses.operand(offset, 4 * size, lines)
-            lines.append(f'ldr {_LETTER[size]}{register}, {operand}')
+            lines.append(f'ldr {LETTER[size]}{register}, {operand}')
             for lane, pixel in enumerate(together):
                 for v in range(vectors):
                     target = pixel * vectors + v
@@ -110,13 +110,13 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
     lines += _accumulators(kernel, 'str')
-    clobbers = [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
+    clobbers = [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
 
 
-def _prefetch(kernel: micro.MicroKernel) -> list[str]:
+def prefetch_pixels(kernel: micro.MicroKernel) -> list[str]:
     """Ask for the lines that a later iteration reads, relative to one extra base."""
     places = micro.prefetches(kernel)
     if not places:
@@ -131,7 +131,7 @@ def _prefetch(kernel: micro.MicroKernel) -> list[str]:
 def _accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:
     """Load or store every accumulator from its place in acc."""
     lines: list[str] = []
-    addresses = _Addresses('%[acc]')
+    addresses = Addresses('%[acc]')
     for p, offset in enumerate(kernel.acc):
         for v in range(kernel.vectors):
             operand = addresses.operand(4 * offset + 16 * v, 16, lines)

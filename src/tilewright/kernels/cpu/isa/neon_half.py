@@ -1,0 +1,98 @@
+"""AArch64 micro-kernels of f16: `fmla v.8h` by element, sums of a call added up in float32.
+
+A word of the image holds two neighbours of a reduction. It is loaded once and both of its lanes are
+used, each with the vectors that belong to it; words that are consecutive are loaded together. The
+lane of an f16 is one of the lower sixteen registers, so that words stand there, and accumulators
+behind them. Cores without a multiply-add that widens add in f16: how many products that may be is a
+decision of the schedule, which is how long a call is (kernels/cpu/schemas/half).
+"""
+
+from __future__ import annotations
+
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.neon import (
+    ADDRESS_REGISTERS,
+    LETTER,
+    Addresses,
+    add_immediate,
+    chunks,
+    prefetch_pixels,
+)
+from tilewright.machine.isa import ISAS
+
+LOW = 16  # registers that may be the element of a multiply-add of f16
+TOGETHER = 2  # loads whose multiply-adds take turns, so that none waits for its own accumulator
+
+
+def emit(kernel: micro.MicroKernel) -> str:
+    """[MicroKernel] -> [C function with one asm block]"""
+    pixels, vectors = len(kernel.pixels), kernel.vectors
+    loaded = list(chunks(kernel.pixels))
+    spare = ISAS[kernel.isa].registers - (pixels + 2) * vectors
+    words = list(range(min(spare, LOW, max(TOGETHER, len(loaded)))))
+    weights = len(words)
+    first = weights + 2 * vectors  # of the accumulators
+
+    lines = [f'movi v{first + i}.4s, #0' for i in range(pixels * vectors)]
+    lines += ['cbz %[count], 4f', '3:']
+    addresses = Addresses('%[a]')
+    lines += prefetch_pixels(kernel)
+    lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
+    taken = 0
+    for number, step in enumerate(kernel.steps):
+        for v in range(2 * vectors):
+            lines.append(f'ldr q{weights + v}, [%[b], #{16 * (number * 2 * vectors + v)}]')
+        together = min(TOGETHER, len(words))
+        for start in range(0, len(loaded), together):
+            group = loaded[start : start + together]
+            held = []
+            for chunk in group:
+                register = words[taken % len(words)]
+                taken, size = taken + 1, len(chunk)
+                offset = 4 * (step + kernel.pixels[chunk[0]])
+                operand = addresses.operand(offset, 4 * size, lines)
+                lines.append(f'ldr {LETTER[size]}{register}, {operand}')
+                held.append(register)
+            for half in (0, 1):
+                for chunk, register in zip(group, held, strict=True):
+                    for place, pixel in enumerate(chunk):
+                        for v in range(vectors):
+                            target = first + pixel * vectors + v
+                            factor = weights + half * vectors + v
+                            lines.append(
+                                f'fmla v{target}.8h, v{factor}.8h, v{register}.h[{2 * place + half}]'
+                            )
+    lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 32)
+    lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
+    lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
+    lines += ['cbnz %[resume], 5f', *_sums(kernel, first, False), 'b 6f']
+    lines += ['5:', *_sums(kernel, first, True), '6:']
+    clobbers = [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
+    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
+
+
+def _sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[str]:
+    """Every accumulator widened to float32 and stored, or added to what acc has."""
+    lines: list[str] = []
+    reads, writes = Addresses('%[acc]'), Addresses('%[acc]')
+    free = list(range(first))  # words and weights
+    turn = 0
+    for p, offset in enumerate(kernel.acc):
+        for v in range(kernel.vectors):
+            register = first + p * kernel.vectors + v
+            for half, (widen, kind) in enumerate((('fcvtl', '4h'), ('fcvtl2', '8h'))):
+                place = 4 * offset + 32 * v + 16 * half
+                wide = free[turn % len(free)]
+                lines.append(f'{widen} v{wide}.4s, v{register}.{kind}')
+                turn += 1
+                if resume:
+                    held = free[turn % len(free)]
+                    turn += 1
+                    lines.append(f'ldr q{held}, {reads.operand(place, 16, lines)}')
+                    lines.append(f'fadd v{wide}.4s, v{wide}.4s, v{held}.4s')
+                    # One base serves both: the same place is written next.
+                    writes.register, writes.base = reads.register, reads.base
+                lines.append(f'str q{wide}, {writes.operand(place, 16, lines)}')
+    return lines
