@@ -192,6 +192,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
+        f'{_FOLDERS}.windows:WINDOWS',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',
