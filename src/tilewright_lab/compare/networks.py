@@ -252,7 +252,7 @@ class _Run:
         )
 
     def _reduced(self, name: str) -> bool:
-        """Whether a contestant computes in less than float32: by its row, or as ours is asked to."""
+        """Whether a contestant computes in less than float32: by its row, or as asked."""
         asked = self.options.get('precision') not in (None, 'fp32')
         return table_of('network')[name].reduced or (name == OURS and asked)
 

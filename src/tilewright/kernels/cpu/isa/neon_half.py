@@ -59,9 +59,8 @@ def emit(kernel: micro.MicroKernel) -> str:
                         for v in range(vectors):
                             target = first + pixel * vectors + v
                             factor = weights + half * vectors + v
-                            lines.append(
-                                f'fmla v{target}.8h, v{factor}.8h, v{register}.h[{2 * place + half}]'
-                            )
+                            element = f'v{register}.h[{2 * place + half}]'
+                            lines.append(f'fmla v{target}.8h, v{factor}.8h, {element}')
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 32)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']

@@ -282,9 +282,7 @@ def plan_windows(group: Group, schedule: Schedule) -> WindowsPlan:
     )  # fmt: skip
 
 
-def _schedule(
-    group: Group, isa: str, pixels: int, cut: tuple[tuple[str, int], ...]
-) -> Schedule:
+def _schedule(group: Group, isa: str, pixels: int, cut: tuple[tuple[str, int], ...]) -> Schedule:
     roles = _roles(group)
     assert roles is not None
     stage, (_, _, across, channel) = group.main, roles
