@@ -1,11 +1,13 @@
-"""Values of a network in f16 or bf16, and images with their channels last: a pass for GPUs.
+"""Values of a network in f16 or bf16, and images with their channels last: a pass for GPUs, and for
+CPUs that compute in f16.
 
     x: f32 [n, 3, h, w] -> conv -> y: f32 [n, 64, h, w] -> conv -> out: f32
     x: f32 [n, 3, h, w] -> convert -> f16 [n, h, w, 8] -> conv -> y: f16 [n, h, w, 64] -> ...
 
 Goes in: a program of float32, behind fusion. Comes out: one that computes the same with half the
 bytes. Inputs and results keep the dtype and layout that callers know: an input is converted by a
-task of its own, a result is written as it is. Weights of products become half; all other constants
+task of its own, a result is written as it is. Weights of products become half, unless they are too
+large for it; all other constants
 (biases, scales), and what lies between the stages of a group (sums, statistics of normalisations),
 stay float32, so that a value is rounded once, where it is stored. What takes turns step by step
 stays as it is.
@@ -273,7 +275,7 @@ class _State:
                 operands[tensor] = self._weight(
                     group, tensor, operands[tensor], widened, orders.get(tensor)
                 )
-                dtypes[tensor] = self.dtype
+                dtypes[tensor] = self.made[operands[tensor]].dtype
         made = _rewritten(group, dtypes, orders, widened)
         return replace(task, group=made, operands=operands)
 
@@ -295,8 +297,13 @@ class _State:
         if name not in self.made:
             array = np.pad(np.asarray(self.program.constants[base]).reshape(given), longer)
             moved = array.transpose(order) if order else array
-            self.constants[name] = np.ascontiguousarray(moved, NUMPY[self.dtype])
-            self.made[name] = Value(name, moved.shape, self.dtype)
+            with np.errstate(over='ignore'):
+                kept = np.ascontiguousarray(moved, NUMPY[self.dtype])
+            dtype = self.dtype
+            if not np.isfinite(kept.astype(np.float32)).all():  # too large: they stay
+                dtype, kept = 'f32', np.ascontiguousarray(moved, np.float32)
+            self.constants[name] = kept
+            self.made[name] = Value(name, moved.shape, dtype)
             self.replaced |= {base}
         return name
 

@@ -156,6 +156,16 @@ class Machine:
         """Whether it multiplies f16."""
         return self.half_one_gflops > 0
 
+    def multiplying(self, dtype: str) -> Machine:
+        """The machine with the peak of a dtype's multiply-adds, where it has them: what bounds
+        products of it.
+        """
+        if dtype != 'f16' or not self.half:
+            return self
+        return replace(
+            self, peak_one_gflops=self.half_one_gflops, peak_all_gflops=self.half_all_gflops
+        )
+
     def in_halves(self) -> Machine:
         """The machine as products of f16 see it: a word, two of them, stands where a float does,
         and a multiply-add of words is one of floats.

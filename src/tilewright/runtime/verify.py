@@ -44,6 +44,9 @@ from tilewright.ops.group import Group, Tensor
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
 # Results that are stored in half a float are rounded once more, and so is what they are made of.
 TOLERANCE |= {name: TOLERANCE['f32'] + 2 * rounded for name, rounded in HALVES.items()}
+# CPUs add f16 in f16, in runs of at most 256 products (kernels/cpu/schemas/half): six times what is
+# expected of those, 2^-11 sqrt(256 / 24) of a result.
+HALF_SUMS = 6 * HALVES['f16'] * (256 / 24) ** 0.5
 NETWORK_TOLERANCE = {2: 1e-2, 4: 1e-3, 8: 1e-8}  # by the bytes of an element
 LEAST = 1e-3  # results of networks below this are compared as if they were so large
 _POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}

@@ -40,7 +40,8 @@ def predict_half(group: Group, schedule: Schedule, machine: Machine) -> Predicti
     resumed = _resume_seconds(form.group, schedule, machine)
     bound = share * found.bound_s
     return replace(
-        found, moved=group.compulsory_bytes, boundaries=crossed, bound_s=bound,
+        found, flops_done=group.flops, moved=group.compulsory_bytes, boundaries=crossed,
+        bound_s=bound,
         compute_s=found.compute_s + resumed, seconds=max(found.seconds - less + resumed, bound),
     )  # fmt: skip
 
