@@ -41,7 +41,7 @@ class MicroKernel:
     that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
     where floats do: a step adds up their products (`Isa.dots`). So do f16, two in a word: vectors
     are of 8 then, those of `b` come for the first number of a word, then for the second, and a
-    call adds in f16; its sums go into acc, or are added to what is there, in float32.
+    call adds in f16; its sums go into acc, or are added to what is there, in `accumulation`.
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
@@ -229,6 +229,7 @@ def _half_reference_c(kernel: MicroKernel) -> str:
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
+    kind = '_Float16' if kernel.accumulation == 'f16' else 'float'
     return function(
         kernel,
         [
@@ -245,7 +246,8 @@ def _half_reference_c(kernel: MicroKernel) -> str:
             f'                    const double w = ((const _Float16 *)by)[j * {width} + v];',
             '                    sum = (_Float16)(x * w + (double)sum);',
             '                }',
-            '        acc[at[p] + v] = (resume ? acc[at[p] + v] : 0.0f) + (float)sum;',
+            f'        {kind} *to = ({kind} *)(acc + at[p]) + v;',
+            f'        *to = (resume ? *to : ({kind})0) + ({kind})sum;',
             '    }',
         ],
     )

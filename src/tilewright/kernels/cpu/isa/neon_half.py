@@ -4,7 +4,8 @@ A word of the image holds two neighbours of a reduction. It is loaded once and b
 used, each with the vectors that belong to it; words that are consecutive are loaded together. The
 lane of an f16 is one of the lower sixteen registers, so that words stand there, and accumulators
 behind them. Cores without a multiply-add that widens add in f16: how many products that may be is a
-decision of the schedule, which is how long a call is (kernels/cpu/schemas/half).
+decision of the schedule, which is how long a call is (kernels/cpu/schemas/half). Where sums of
+calls are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 32)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
-    lines += ['cbnz %[resume], 5f', *_sums(kernel, first, False), 'b 6f']
-    lines += ['5:', *_sums(kernel, first, True), '6:']
+    sums = _narrow_sums if kernel.accumulation == 'f16' else _sums
+    lines += ['cbnz %[resume], 5f', *sums(kernel, first, False), 'b 6f']
+    lines += ['5:', *sums(kernel, first, True), '6:']
     clobbers = [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     inputs = '[acc] "r"(acc), [resume] "r"(resume)'
@@ -94,4 +96,20 @@ def _sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[str]:
                     # One base serves both: the same place is written next.
                     writes.register, writes.base = reads.register, reads.base
                 lines.append(f'str q{wide}, {writes.operand(place, 16, lines)}')
+    return lines
+
+
+def _narrow_sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[str]:
+    """Every accumulator stored as it is, or added in f16 to what acc has: sums of runs are few."""
+    lines: list[str] = []
+    reads, writes = Addresses('%[acc]'), Addresses('%[acc]')
+    for p, offset in enumerate(kernel.acc):
+        for v in range(kernel.vectors):
+            register, place = first + p * kernel.vectors + v, 4 * offset + 16 * v
+            if resume:
+                held = (p * kernel.vectors + v) % first
+                lines.append(f'ldr q{held}, {reads.operand(place, 16, lines)}')
+                lines.append(f'fadd v{register}.8h, v{register}.8h, v{held}.8h')
+                writes.register, writes.base = reads.register, reads.base
+            lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
     return lines
