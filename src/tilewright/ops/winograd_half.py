@@ -40,9 +40,9 @@ PAIRS: dict[int, tuple[str, ...]] = {2: ('1',), 4: ('5/8', '3/2'), 6: ('1/2', '1
 SIZES = tuple(PAIRS)
 TAPS = 3
 # What errors of f16 are compared with: so many times the limit that kernels of float32 have, whose
-# roundings are 2^13 times smaller. By default 1e-4 admits 6.4e-3, what a sum of 2,304 products that
-# are all added in f16 is off by.
-LENIENT = 64.0
+# roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile: F(4,
+# 3), which is off by 5e-3 in the mean, as sums of 2,304 products are that are all added in f16.
+LENIENT = 128.0
 
 
 @lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ WINOGRAD_HALF = CpuSchema(
     error=predicted_error,
     stage=product,
     algorithm='winograd',
-    dtypes=(('f16', 'f16'),),
+    dtypes=(('f16', 'f16'), ('f16', 'f32')),
     any_dtype=True,
     half=True,
 )

@@ -36,7 +36,7 @@ from tilewright.schedule.schedule import Level, Schedule
 
 SCHEMA = 'winograd_half'
 STEPS = 4  # words of channels of an iteration of a micro-kernel: a vector of eight f16
-RUNS = (16, 32)  # words that are added in registers
+RUNS = (16,)  # words that are added in registers
 BLOCKS = (12, 24, 36, 52)  # tiles that are transformed at once
 FREE = ('n', 'k', 'ph', 'pw')  # what may be cut between threads
 # Roundings that an epilogue may add in f16: sums are off by many.
@@ -179,7 +179,8 @@ def register_tiles(group: Group, isa: str) -> list[tuple[int, int]]:
     """(run, vectors): the longest run of tiles for each number of vectors of output channels."""
     row, most = ISAS[half_isa(isa)], -(-group.main.sizes['k'] // LANES)
     found = []
-    for vectors in range(1, min(3, most) + 1):
+    # With one vector multiply-adds wait for each other: only where there is no second one.
+    for vectors in range(min(2, most), min(3, most) + 1):
         runs = [
             r for r in range(1, row.registers)
             if registers_needed(r, vectors, row.weight_registers) < row.registers
