@@ -72,7 +72,7 @@ def drawn(seed: int) -> Group:
         group = conv2d(
             n=random.choice((1, 1, 2)),
             c=groups * (2 * random.randint(1, 5) if groups > 1 else random.randint(1, 40)),
-            k=groups * random.randint(1, 50), h=r + random.randint(2, 9),
+            k=groups * random.choice((random.randint(1, 50), 8 * random.randint(1, 6))), h=r + random.randint(2, 9),
             w=s + random.randint(2, 9), r=r, s=s, stride=random.choice((1, 1, 2)),
             pad=random.choice((0, border)), dilation=random.choice((1, 1, 2)), groups=groups,
             bias=random.random() < 0.5,

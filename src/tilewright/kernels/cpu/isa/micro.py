@@ -30,6 +30,24 @@ PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """What a micro-kernel of f16 makes of its sums where they are complete behind one call: results
+    in f16, which leave the registers once.
+
+    out    where each pixel's results begin, in f16 from the first one's
+    bias   a number for each lane, of float32, is added
+    more   a number for each result, of f16, at the same places, is added behind it
+    low, high   limits that results are cut off at
+    """
+
+    out: tuple[int, ...]
+    bias: bool = False
+    more: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MicroKernel:
     """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never, and
     `a_ahead` whether pixels of later iterations are: not where these lie side by side, which
@@ -50,6 +68,9 @@ class MicroKernel:
 
     `stored` is what vectors of `b` are in memory: those of f16 or bf16 are widened as they are
     loaded, and offsets in them count such numbers.
+
+    With `finish` there is no `acc` nor `resume`: the function is told where results lie, and what
+    is added to them.
     """
 
     isa: str
@@ -67,6 +88,7 @@ class MicroKernel:
     fetch: int = 0
     varies: bool = False
     stored: str = 'f32'
+    finish: Finish | None = None
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -164,6 +186,12 @@ def emit(kernel: MicroKernel) -> str:
 
 def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
+    if kernel.finish:
+        head = (
+            f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
+            f'_Float16 *out, long count, const float *bias, const _Float16 *more)'
+        )
+        return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
     weight = WEIGHT_TYPES[kernel.stored]
     more = f', const {weight} *next' if kernel.fetch else ''
     more += ', long stride' if kernel.varies else ''
@@ -228,8 +256,22 @@ def _half_reference_c(kernel: MicroKernel) -> str:
     """The same of f16: each product is added in f16, rounded once, the sum of a call in float32."""
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
-    acc = ', '.join(map(str, kernel.acc))
+    finish = kernel.finish
+    acc = ', '.join(map(str, finish.out if finish else kernel.acc))
     kind = '_Float16' if kernel.accumulation == 'f16' else 'float'
+    end = [
+        f'{kind} *to = ({kind} *)(acc + at[p]) + v;',
+        f'*to = (resume ? *to : ({kind})0) + ({kind})sum;',
+    ]
+    if finish:
+        end = ['sum = (_Float16)((float)sum + (float)(_Float16)bias[v]);'] if finish.bias else []
+        if finish.more:
+            end.append('sum = (_Float16)((float)sum + (float)more[at[p] + v]);')
+        if finish.low is not None:
+            end.append(f'sum = sum < (_Float16){finish.low} ? (_Float16){finish.low} : sum;')
+        if finish.high is not None:
+            end.append(f'sum = sum > (_Float16){finish.high} ? (_Float16){finish.high} : sum;')
+        end.append('out[at[p] + v] = sum;')
     return function(
         kernel,
         [
@@ -246,8 +288,7 @@ def _half_reference_c(kernel: MicroKernel) -> str:
             f'                    const double w = ((const _Float16 *)by)[j * {width} + v];',
             '                    sum = (_Float16)(x * w + (double)sum);',
             '                }',
-            f'        {kind} *to = ({kind} *)(acc + at[p]) + v;',
-            f'        *to = (resume ? *to : ({kind})0) + ({kind})sum;',
+            *(f'        {line}' for line in end),
             '    }',
         ],
     )

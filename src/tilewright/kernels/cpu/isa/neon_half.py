@@ -4,11 +4,14 @@ A word of the image holds two neighbours of a reduction. It is loaded once and b
 used, each with the vectors that belong to it; words that are consecutive are loaded together. The
 lane of an f16 is one of the lower sixteen registers, so that words stand there, and accumulators
 behind them. Cores without a multiply-add that widens add in f16: how many products that may be is a
-decision of the schedule, which is how long a call is (kernels/cpu/schemas/half). Where sums of
-calls are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
+decision of the schedule, which is how long a call is (kernels/cpu/schemas/half). Where one call has
+all of a sum, what follows it may be computed in registers, too (`micro.Finish`). Where sums of calls
+are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.neon import (
@@ -65,12 +68,16 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 32)
     lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
-    sums = _narrow_sums if kernel.accumulation == 'f16' else _sums
-    lines += ['cbnz %[resume], 5f', *sums(kernel, first, False), 'b 6f']
-    lines += ['5:', *sums(kernel, first, True), '6:']
+    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    if kernel.finish:
+        inputs = '[out] "r"(out), [bias] "r"(bias), [more] "r"(more)'
+        lines += _results(kernel, kernel.finish, first)
+    else:
+        sums = _narrow_sums if kernel.accumulation == 'f16' else _sums
+        lines += ['cbnz %[resume], 5f', *sums(kernel, first, False), 'b 6f']
+        lines += ['5:', *sums(kernel, first, True), '6:']
     clobbers = [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
-    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
 
 
@@ -112,4 +119,36 @@ def _narrow_sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[st
                 lines.append(f'fadd v{register}.8h, v{register}.8h, v{held}.8h')
                 writes.register, writes.base = reads.register, reads.base
             lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
+    return lines
+
+
+def _results(kernel: micro.MicroKernel, finish: micro.Finish, first: int) -> list[str]:
+    """Every accumulator with what is added to it, cut off, and stored. Words and weights are free:
+    at least three registers.
+    """
+    lines: list[str] = []
+    pixels, vectors = len(kernel.pixels), kernel.vectors
+    for v in range(vectors if finish.bias else 0):
+        low, high = 2 * v % (first - 1), 2 * v % (first - 1) + 1
+        lines += [f'ldr q{low}, [%[bias], #{32 * v}]', f'ldr q{high}, [%[bias], #{32 * v + 16}]']
+        lines += [f'fcvtn v{low}.4h, v{low}.4s', f'fcvtn2 v{low}.8h, v{high}.4s']
+        for register in range(first + v, first + pixels * vectors, vectors):
+            lines.append(f'fadd v{register}.8h, v{register}.8h, v{low}.8h')
+    limits: dict[str, int] = {}
+    for name, limit in (('fmax', finish.low), ('fmin', finish.high)):
+        if limit is not None:
+            bits = int(np.float16(limit).view(np.uint16))
+            lines += [f'mov w13, #{bits}', f'dup v{len(limits)}.8h, w13']
+            limits[name] = len(limits)
+    spare = range(len(limits), first)
+    reads = Addresses('%[more]', ADDRESS_REGISTERS[:2])
+    writes = Addresses('%[out]', ADDRESS_REGISTERS[2:])
+    for number, (p, v) in enumerate((p, v) for p in range(pixels) for v in range(vectors)):
+        place, register = 2 * finish.out[p] + 16 * v, first + p * vectors + v
+        if finish.more:
+            other = spare[number % len(spare)]
+            lines.append(f'ldr q{other}, {reads.operand(place, 16, lines)}')
+            lines.append(f'fadd v{register}.8h, v{register}.8h, v{other}.8h')
+        lines += [f'{name} v{register}.8h, v{register}.8h, v{at}.8h' for name, at in limits.items()]
+        lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
     return lines

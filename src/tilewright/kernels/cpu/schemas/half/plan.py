@@ -24,7 +24,7 @@ from tilewright.kernels.cpu.half_vectors import half_value
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.pointwise import typed_epilogue
 from tilewright.kernels.cpu.schemas.dot.plan import DotPlan
-from tilewright.kernels.cpu.schemas.outer.plan import plan_outer
+from tilewright.kernels.cpu.schemas.outer.plan import Finished, OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.machine.isa import half_isa
@@ -33,6 +33,7 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.integer import Words, factors, in_words
 from tilewright.ops.parts import parts
+from tilewright.ops.stage import Expr
 from tilewright.schedule.schedule import Schedule
 
 PRODUCTS = 2  # f16 in a word
@@ -116,7 +117,72 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
         words, epilogue=epilogue, quick=None, result=C_TYPES[group.output.dtype], whole=vector,
         run=run,
     )  # fmt: skip
+    finish = finished(group, words)
+    if finish:
+        words = replace(words, finish=finish, epilogue=replace(epilogue, functions=()))
     return DotPlan(group, words, form, PRODUCTS, False, whole)
+
+
+def finished(group: Group, words: OuterPlan) -> Finished | None:
+    """What follows sums, where micro-kernels can compute it in f16 and store results themselves:
+    every sum is complete behind one call, and what is added to it comes before limits. f16 and
+    float32 agree where one number is added at most, but for the rounding of a bias.
+    """
+    c, panels, sizes = words.contraction, words.panels, words.group.main.sizes
+    near = words.schedule.levels[1].tile
+    whole = not c.loop or sizes[c.loop] <= min(words.run, near[c.loop])
+    if c.outer or words.persistent or not whole or panels.size % panels.lanes:
+        return None
+    if group.output.dtype != 'f16' or words.out_strides.get(c.vector) != 1:
+        return None
+    operands = iter(words.epilogue.operands)
+    made = Finished()
+    for stage in group.epilogue:
+        expr, own = stage.expr, [a.tensor in _made(group) for a in stage.reads]
+        if expr.op == 'add' and sorted(own) == [False, True] and _reads_both(expr):
+            item = next(operands)
+            steps = {d: s for d, s in item.strides if s}
+            if made.low is not None or made.high is not None or made.more:
+                return None
+            if item.dtype == 'f32' and steps == {c.vector: 1} and not item.const and not made.bias:
+                made = replace(made, bias=item.name)
+            elif item.dtype == 'f16' and (steps, item.const) == (
+                {d: s for d, s in words.out_strides.items() if s}, words.out_const,
+            ):  # fmt: skip
+                made = replace(made, more=item.name)
+            else:
+                return None
+        elif own == [True]:
+            found = _limited(expr, made)
+            if found is None:
+                return None
+            made = found
+        else:
+            return None
+    return made
+
+
+def _made(group: Group) -> set[str]:
+    return {stage.write.tensor for stage in group.stages}
+
+
+def _reads_both(expr: Expr) -> bool:
+    return sorted(a.value for a in expr.args if a.op == 'read') == [0, 1]
+
+
+def _limited(expr: Expr, made: Finished) -> Finished | None:
+    """An expression that cuts its argument off, below before above."""
+    if expr.op == 'read':
+        return made
+    if expr.op not in ('max', 'min') or expr.args[1].op not in ('const', 'whole'):
+        return None
+    inner = _limited(expr.args[0], made)
+    if inner is None or inner.high is not None or (expr.op == 'max' and inner.low is not None):
+        return None
+    limit = float(expr.args[1].value)
+    if not math.isfinite(limit):
+        return None
+    return replace(inner, **{'low' if expr.op == 'max' else 'high': limit})
 
 
 def draw_half(

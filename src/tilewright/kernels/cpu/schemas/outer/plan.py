@@ -51,6 +51,16 @@ class Ahead:
     most: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What micro-kernels make of complete sums (`micro.Finish`), and of which operands."""
+
+    bias: str = ''
+    more: str = ''
+    low: float | None = None
+    high: float | None = None
+
+
 @dataclass(frozen=True)
 class OuterPlan:
     """Everything that the generator decides before it writes a line.
@@ -58,7 +68,8 @@ class OuterPlan:
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
     and panels is as large as a float. `whole` is what follows sums of whole numbers or f16, on
     vectors; `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
-    iterations of the loop a call of a micro-kernel has at most.
+    iterations of the loop a call of a micro-kernel has at most. With `finish` micro-kernels store
+    results themselves.
     """
 
     group: Group
@@ -82,6 +93,7 @@ class OuterPlan:
     stored: str = 'f32'
     ahead: Ahead | None = None
     run: int = 0
+    finish: Finished | None = None
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.

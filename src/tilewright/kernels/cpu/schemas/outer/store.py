@@ -43,6 +43,9 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
+    if p.finish:
+        _write_fetch(writer, p)
+        return
     if isinstance(p.whole, HalfValue):
         _write_half(writer, p, p.whole)
     elif p.whole:
