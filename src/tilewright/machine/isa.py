@@ -111,7 +111,9 @@ class Isa:
     @property
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """What it can multiply, and what it adds that in."""
-        return (self.dtype, self.accumulation), *((dot.dtype, 'i32') for dot in self.dots)
+        own = ((self.dtype, self.accumulation),)
+        own = (*own, ('f16', 'f16')) if self.dtype == 'f16' else own
+        return *own, *((dot.dtype, 'i32') for dot in self.dots)
 
     def dot(self, dtype: str) -> Dot | None:
         """How it multiplies small whole numbers in words of a dtype, if it does."""

@@ -59,7 +59,7 @@ class MicroKernel:
     that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
     where floats do: a step adds up their products (`Isa.dots`). So do f16, two in a word: vectors
     are of 8 then, those of `b` come for the first number of a word, then for the second, and a
-    call adds in f16; its sums go into acc, or are added to what is there, in float32.
+    call adds in f16; its sums go into acc, or are added to what is there, in `accumulation`.
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
@@ -258,7 +258,11 @@ def _half_reference_c(kernel: MicroKernel) -> str:
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     finish = kernel.finish
     acc = ', '.join(map(str, finish.out if finish else kernel.acc))
-    end = ['acc[at[p] + v] = (resume ? acc[at[p] + v] : 0.0f) + (float)sum;']
+    kind = '_Float16' if kernel.accumulation == 'f16' else 'float'
+    end = [
+        f'{kind} *to = ({kind} *)(acc + at[p]) + v;',
+        f'*to = (resume ? *to : ({kind})0) + ({kind})sum;',
+    ]
     if finish:
         end = ['sum = (_Float16)((float)sum + (float)(_Float16)bias[v]);'] if finish.bias else []
         if finish.more:

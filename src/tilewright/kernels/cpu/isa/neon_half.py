@@ -5,7 +5,8 @@ used, each with the vectors that belong to it; words that are consecutive are lo
 lane of an f16 is one of the lower sixteen registers, so that words stand there, and accumulators
 behind them. Cores without a multiply-add that widens add in f16: how many products that may be is a
 decision of the schedule, which is how long a call is (kernels/cpu/schemas/half). Where one call has
-all of a sum, what follows it may be computed in registers, too (`micro.Finish`).
+all of a sum, what follows it may be computed in registers, too (`micro.Finish`). Where sums of calls
+are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def emit(kernel: micro.MicroKernel) -> str:
         inputs = '[out] "r"(out), [bias] "r"(bias), [more] "r"(more)'
         lines += _results(kernel, kernel.finish, first)
     else:
-        lines += ['cbnz %[resume], 5f', *_sums(kernel, first, False), 'b 6f']
-        lines += ['5:', *_sums(kernel, first, True), '6:']
+        sums = _narrow_sums if kernel.accumulation == 'f16' else _sums
+        lines += ['cbnz %[resume], 5f', *sums(kernel, first, False), 'b 6f']
+        lines += ['5:', *sums(kernel, first, True), '6:']
     clobbers = [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers))
@@ -101,6 +103,22 @@ def _sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[str]:
                     # One base serves both: the same place is written next.
                     writes.register, writes.base = reads.register, reads.base
                 lines.append(f'str q{wide}, {writes.operand(place, 16, lines)}')
+    return lines
+
+
+def _narrow_sums(kernel: micro.MicroKernel, first: int, resume: bool) -> list[str]:
+    """Every accumulator stored as it is, or added in f16 to what acc has: sums of runs are few."""
+    lines: list[str] = []
+    reads, writes = Addresses('%[acc]'), Addresses('%[acc]')
+    for p, offset in enumerate(kernel.acc):
+        for v in range(kernel.vectors):
+            register, place = first + p * kernel.vectors + v, 4 * offset + 16 * v
+            if resume:
+                held = (p * kernel.vectors + v) % first
+                lines.append(f'ldr q{held}, {reads.operand(place, 16, lines)}')
+                lines.append(f'fadd v{register}.8h, v{register}.8h, v{held}.8h')
+                writes.register, writes.base = reads.register, reads.base
+            lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
     return lines
 
 

@@ -35,7 +35,8 @@ static inline __attribute__((always_inline)) void widen_f16(float *to, const _Fl
 static inline __attribute__((always_inline)) void narrow_f16(_Float16 *to, const float *from)
 {{
 #ifdef __ARM_NEON
-    vst1q_f16((float16_t *)to, vcvt_high_f16_f32(vcvt_f16_f32(vld1q_f32(from)), vld1q_f32(from + 4)));
+    const float16x4_t low = vcvt_f16_f32(vld1q_f32(from));
+    vst1q_f16((float16_t *)to, vcvt_high_f16_f32(low, vld1q_f32(from + 4)));
 #else
     for (int i = 0; i < {RUN}; i++)
         to[i] = (_Float16)from[i];

@@ -10,58 +10,34 @@ number that changes nothing.
 
 Taps are added in f16, so that a multiply-add takes eight numbers: of t taps with random signs the
 expected error is 2^-11 sqrt(t / 24) of the result's deviation, for 3 x 3 less than what rounding
-the result takes. What follows is computed in f16, too, where that gives the same numbers (`Native`),
-else in float32.
+the result takes. What follows is computed in f16, too, where that gives the same numbers
+(kernels/cpu/half_epilogue.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.pointwise import Operand, plan_epilogue
+from tilewright.kernels.cpu.half_epilogue import (
+    LANES,
+    HalfEpilogue,
+    plan_half_epilogue,
+    why_no_epilogue,
+)
 from tilewright.kernels.cpu.schema import Work
 from tilewright.kernels.cpu.schemas.channelwise.plan import Slide, slide
 from tilewright.kernels.cpu.space import cuts_up_to, even_cuts, register_order, whole_tile
-from tilewright.kernels.cpu.vector_epilogue import VectorEpilogue, plan_vector_epilogue
 from tilewright.machine.isa import ISAS, half_isa
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
-from tilewright.ops.stage import COMBINERS, Access, Expr, read
+from tilewright.ops.stage import COMBINERS, Access, read
 from tilewright.schedule.schedule import Level, Schedule
 
-LANES = 8  # f16 of a vector
 PIXELS = (8, 6, 4)  # of a register tile
 LINE = 32  # f16 of a cache line: threads have whole ones
-KINDS = ('f32', 'f16')  # what may stand around the image
-_ROUNDING = ('add', 'sub', 'mul')
-_EXACT = ('max', 'min', 'neg')
-# What a stage computes on vectors of f16; a maximum with NaN is NaN.
-_NATIVE = {
-    'add': '({} + {})',
-    'sub': '({} - {})',
-    'mul': '({} * {})',
-    'max': 'vmaxq_f16({}, {})',
-    'min': 'vminq_f16({}, {})',
-    'neg': '(-{})',
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Native:
-    """An epilogue in f16: at most one operation that rounds, so that f16 and float32 agree.
-
-    bias        the operand that sums start from, '' for none; it is rounded to f16
-    expression  over `value` and vectors of the operands, `e0_v` ..
-    """
-
-    bias: str
-    expression: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +65,7 @@ class WindowsPlan:
     channel: str
     image: Tensor
     weights: Access | None
-    operands: tuple[Operand, ...]
-    native: Native | None
-    vector: VectorEpilogue
+    epilogue: HalfEpilogue
 
     @property
     def combiner(self) -> str:
@@ -144,13 +118,7 @@ def why_not(group: Group) -> str:
     found = _roles(group) if group.half == 'f16' and parts(group) == (group,) else None
     if found is None or group.stages[0] is not group.main:
         return f'{group.label} is not a window of f16 over every channel alone, channels innermost'
-    operands = plan_epilogue(group, text=lambda _stage, _texts: 'value').operands
-    channel = found[3]
-    if any(item.dtype not in KINDS or item.stride(channel) not in (0, 1) for item in operands):
-        return f'what follows the windows of {group.label} does not lie along their channels'
-    if group.output.dtype not in KINDS:
-        return f'results of {group.label} are {group.output.dtype}, not f16 or f32'
-    return ''
+    return why_no_epilogue(group, found[3])
 
 
 def _factors(group: Group) -> tuple[Access, Access | None] | None:
@@ -196,70 +164,10 @@ def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
         return None
     if set(stage.reduction) != {down.tap, across.tap} - {''}:
         return None
-    if weights is not None:
-        if {batch, row, column} & set(weights.names) or channel not in weights.names:
-            return None
+    of_weights = set(weights.names) if weights is not None else {channel}
+    if {batch, row, column} & of_weights or channel not in of_weights:
+        return None
     return batch, down, across, channel
-
-
-def _native(group: Group, channel: str, operands: tuple[Operand, ...]) -> Native | None:
-    """The epilogue in f16, where at most one of its operations rounds beside adding a bias."""
-    if group.output.dtype != 'f16':
-        return None
-    names = iter(operands)
-    values = {group.main.write.tensor: 'value'}
-    bias, text, rounded = '', 'value', 0
-    for number, stage in enumerate(group.epilogue):
-        reads, kinds = [], []
-        for access in stage.reads:
-            if access.tensor in values:
-                reads.append(values[access.tensor])
-                continue
-            item = next(names)
-            reads.append(f'{item.name}_v')
-            kinds.append(item)
-        starts = number == 0 and group.main.combiner == 'sum' and len(kinds) == 1
-        if starts and stage.expr.op == 'add' and all(a.op == 'read' for a in stage.expr.args):
-            item = kinds[0]
-            moving = {d for d, step in item.strides if step and group.main.sizes[d] > 1}
-            if len(stage.reads) == 2 and moving <= {channel} and item.stride(channel) == 1:
-                role = group.tensor(item.tensor).role
-                if role == 'constant' and item.dtype == 'f32':
-                    bias = item.name
-                    values[stage.write.tensor] = 'value'
-                    continue
-        if any(item.dtype != 'f16' for item in kinds):
-            return None
-        count = _rounding(stage.expr)
-        if count is None:
-            return None
-        rounded += count
-        text = values[stage.write.tensor] = _text(stage.expr, reads)
-    return Native(bias, text) if rounded <= 1 else None
-
-
-def _rounding(expr: Expr) -> int | None:
-    """How many operations of an expression round; None where f16 does not do it."""
-    if expr.op == 'read':
-        return 0
-    if expr.op in ('const', 'whole'):
-        return 0 if float(np.float16(expr.value)) == expr.value else None
-    if expr.op not in _NATIVE:
-        return None
-    counts = [_rounding(a) for a in expr.args]
-    if any(c is None for c in counts):
-        return None
-    return sum(c for c in counts if c) + (expr.op in _ROUNDING)
-
-
-def _text(expr: Expr, reads: list[str]) -> str:
-    if expr.op == 'read':
-        return reads[int(expr.value)]
-    if expr.op in ('const', 'whole'):
-        value = float(expr.value)
-        number = repr(value) if math.isfinite(value) else f'{"-" if value < 0 else ""}INFINITY'
-        return f'vdupq_n_f16((float16_t)({number}))'
-    return _NATIVE[expr.op].format(*(_text(a, reads) for a in expr.args))
 
 
 def plan_windows(group: Group, schedule: Schedule) -> WindowsPlan:
@@ -275,10 +183,10 @@ def plan_windows(group: Group, schedule: Schedule) -> WindowsPlan:
         raise ScheduleError(f'{group.label}: {channel} has to be tiled by vectors of {LANES}')
     if any(name not in (down.out, channel) for name, _ in schedule.parallel):
         raise ScheduleError(f'{group.label}: only {down.out} and {channel} are cut between threads')
-    operands = plan_epilogue(group, text=lambda _stage, _texts: 'value').operands
+    epilogue = plan_half_epilogue(group, channel, starts=group.main.combiner == 'sum', most=1)
     return WindowsPlan(
         group, schedule, batch, down, across, channel, group.tensor(found[0].tensor), found[1],
-        operands, _native(group, channel, operands), plan_vector_epilogue(group),
+        epilogue,
     )  # fmt: skip
 
 
@@ -328,5 +236,5 @@ def counted_windows(group: Group, schedule: Schedule) -> Work:
     for tile in plan.tiles:
         columns = {x for row in tile.columns for x in row if x is not None}
         loads += plan.down.taps * len(columns) + taps * (plan.weights is not None)
-        loads += len(tile.columns) * (1 + len(plan.operands))
+        loads += len(tile.columns) * (1 + len(plan.epilogue.operands))
     return Work(group.flops / 2, group.compulsory_bytes, float(loads * rows * vectors))
