@@ -15,7 +15,12 @@ import tilewright as tw
 from tilewright import zoo
 from tilewright.check.check import Check, Checked
 from tilewright.errors import InputError
-from tilewright.graph.graph import Graph
+from tilewright.graph.evaluate import evaluate
+from tilewright.graph.fuse import fuse
+from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.half import halved
+from tilewright.graph.lower import lower
+from tilewright.kernels.cpu.schemas.half.plan import why_not
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
 
@@ -50,6 +55,34 @@ def test_networks_are_right_and_near_those_of_float32(graph: Graph) -> None:
     schemas = {made.kernels[task.digest].schedule.schema for task in made.tasks}
     assert 'half' in schemas
     assert not schemas & {'outer', 'winograd', 'stencil'}
+
+
+@pytest.mark.parametrize(
+    ('channels', 'stride', 'window', 'pads'),
+    [(3, 2, 7, (3, 3, 3, 3)), (3, 2, 3, (0, 0, 1, 1)), (1, 2, 5, (2, 1, 0, 0)), (3, 4, 11, (0,) * 4),
+     (2, 1, 3, (1, 1, 1, 1)), (3, 1, 3, (1, 1, 1, 1)), (4, 2, 3, (1, 1, 1, 1))],
+)  # fmt: skip
+def test_first_layers_in_rows_compute_the_same(
+    channels: int, stride: int, window: int, pads: tuple[int, ...]
+) -> None:
+    """An input of few channels is padded and read in rows, where pixels begin at words."""
+    rng = np.random.default_rng(3)
+    shape = (8, channels, window, window)
+    graph = Graph(
+        'first', (Value('x', (2, channels, 20, 23)),), (('y', 'y'),),
+        (Node('Conv', 'c', ('x', 'w', 'b'), ('z',), {'strides': (stride,) * 2, 'pads': pads}),
+         Node('Relu', 'r', ('z',), ('y',))),
+        {'w': rng.standard_normal(shape, np.float32), 'b': rng.standard_normal(8, np.float32)},
+    )  # fmt: skip
+    program = fuse(lower(graph), lambda _: 0.0)
+    made = halved(program, 'f16', rows=True)
+    x = {'x': rng.standard_normal((2, channels, 20, 23), np.float32)}
+    want, got = (evaluate(p, x, exact=True)['y'] for p in (program, made))
+    assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
+    rows = channels * stride % 2 == 0 and channels < 4
+    assert any('in rows' in task.group.label for task in made.tasks) == rows
+    if rows:
+        assert why_not(made.tasks[-1].group) == ''
 
 
 @computes

@@ -27,6 +27,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
+from tilewright.graph.half_rows import in_rows, row_form, row_weights
 from tilewright.graph.program import Program, Task
 from tilewright.ops.describe import dims_of
 from tilewright.ops.dtypes import HALVES, NUMPY
@@ -40,16 +41,19 @@ _ONNX_F32, _ONNX_F16 = 1, 10  # what ONNX's Cast calls them
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 
 
-def halved(program: Program, dtype: str) -> Program:
-    """[Program] -> [Program]; `dtype` is one of `HALVES`."""
-    state = _State(program, dtype)
+def halved(program: Program, dtype: str, rows: bool = False) -> Program:
+    """[Program] -> [Program]; `dtype` is one of `HALVES`.
+
+    rows   inputs of few channels are read in rows of pixels and channels (graph/half_rows.py)
+    """
+    state = _State(program, dtype, rows)
     tasks = [*state.conversions(), *(state.task(task) for task in program.tasks)]
     values = {name: state.type_of(name) for name in program.values} | state.made
     constants = {**program.constants, **state.constants}
     used = {v for t in tasks for v in t.operands.values()} | {v for _, v in program.outputs}
     used |= {program.base(v) for v in used}
     return replace(
-        program, tasks=tuple(tasks), values=values,
+        program, tasks=tuple(tasks), values=values, views={**program.views, **state.views},
         constants={n: a for n, a in constants.items() if n in used or n not in state.replaced},
     )  # fmt: skip
 
@@ -154,7 +158,9 @@ class _State:
 
     program: Program
     dtype: str
+    rows: bool = False
     made: dict[str, Value] = field(default_factory=dict)
+    views: dict[str, str] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)
 
@@ -172,6 +178,13 @@ class _State:
             if value.dtype == 'f32' and name not in fixed and program.place(name)[0] not in fixed
         }
         self.last = self._last()
+        self.forms = {
+            name: form
+            for name in (program.inputs if self.rows else ())
+            if name in self.last and len(program.readers.get(name, ())) == 1
+            and not program.readers[name][0].group.is_sequential
+            and (form := row_form(program.readers[name][0], name))
+        }  # fmt: skip
         self.converted = {
             name: self._converted(name)
             for name in program.inputs
@@ -207,7 +220,9 @@ class _State:
     def _converted(self, name: str) -> tuple[str, int]:
         """(the half value of an input, its channels: filled up where all who read it allow it)."""
         value = self.program.values[name]
-        if name not in self.last:
+        if name in self.forms:
+            shape, channels = self.forms[name].shape, 0
+        elif name not in self.last:
             shape, channels = value.shape, 0
         else:
             readers = self.program.readers[name]
@@ -219,6 +234,10 @@ class _State:
             shape = (value.shape[0], *value.shape[2:], channels)
         half = fresh_name(f'{name}@{self.dtype}', self.taken)
         self.made[half] = Value(half, shape, self.dtype)
+        if name in self.forms:
+            view = fresh_name(f'{half}/rows', self.taken)
+            self.made[view] = Value(view, self.forms[name].rows, self.dtype)
+            self.views[view] = half
         return half, channels
 
     def conversions(self) -> list[Task]:
@@ -228,6 +247,9 @@ class _State:
             dims = dims_of(shape)
             axes = [var(d.name) for d in dims]
             index = [axes[LAST.index(axis)] for axis in range(4)] if image else axes
+            if name in self.forms:
+                for axis, before in zip((2, 3), self.forms[name].before, strict=True):
+                    index[axis] = replace(index[axis], const=-before)
             stage = Stage(
                 'convert', dims, Access('Out', tuple(axes)), (Access('In', tuple(index)),), read(0)
             )  # fmt: skip
@@ -247,15 +269,35 @@ class _State:
         shape = tuple(value.shape[a] for a in LAST) if name in self.last else value.shape
         return replace(value, shape=shape, dtype=self.dtype)
 
+    def _in_rows(self, task: Task) -> Task:
+        """The task that reads an input in rows."""
+        found = next((v for v in task.operands.values() if v in self.forms), '')
+        if not found:
+            return task
+        form = self.forms[found]
+        value = task.operands[form.weights]
+        given = task.group.tensor(form.weights).shape
+        array = np.asarray(self.program.constants[self.program.base(value)]).reshape(given)
+        rows = fresh_name(f'{value}/rows', self.taken)
+        self.made[rows] = Value(rows, row_weights(array, form).shape, 'f32')
+        self.constants[rows] = np.ascontiguousarray(row_weights(array, form))
+        self.replaced |= {self.program.base(value)}
+        view = next(v for v, half in self.views.items() if half == self.converted[found][0])
+        operands = {**task.operands, form.weights: rows, form.image: view}
+        return replace(task, group=in_rows(task.group, form), operands=operands)
+
     def task(self, task: Task) -> Task:
         """The task on what its values have become."""
+        task = self._in_rows(task)
         group, operands = task.group, dict(task.operands)
         names = {**operands, group.output.name: task.result}
         dtypes: dict[str, str] = {}
         orders: dict[str, tuple[int, ...]] = {}
         widened: dict[str, int] = {}  # reduction -> its length
         for tensor, value in names.items():
-            if value in self.halves:
+            if value in self.views:
+                dtypes[tensor] = self.dtype
+            elif value in self.halves:
                 dtypes[tensor] = self.dtype
                 if value in self.last:
                     orders[tensor] = LAST
@@ -269,7 +311,7 @@ class _State:
         if not dtypes or group.is_sequential:
             return task
         for tensor in [t for t in operands if _is_weight(group, t)]:
-            if self.program.base(operands[tensor]) in self.program.constants:
+            if self._is_constant(operands[tensor]):
                 if LAST in orders.values() and _by_channel(group, tensor):
                     orders[tensor] = WEIGHTS_LAST
                 operands[tensor] = self._weight(
@@ -278,6 +320,9 @@ class _State:
                 dtypes[tensor] = self.made[operands[tensor]].dtype
         made = _rewritten(group, dtypes, orders, widened)
         return replace(task, group=made, operands=operands)
+
+    def _is_constant(self, value: str) -> bool:
+        return self.program.base(value) in self.program.constants or value in self.constants
 
     def _weight(
         self, group: Group, tensor: str, value: str, widened: Mapping[str, int],
@@ -295,7 +340,8 @@ class _State:
         name = f'{value}@{self.dtype}' + (f'/{shape}' if shape != given else '')
         name += f'/{order}' if order else ''
         if name not in self.made:
-            array = np.pad(np.asarray(self.program.constants[base]).reshape(given), longer)
+            known = self.program.constants if base in self.program.constants else self.constants
+            array = np.pad(np.asarray(known[base]).reshape(given), longer)
             moved = array.transpose(order) if order else array
             with np.errstate(over='ignore'):
                 kept = np.ascontiguousarray(moved, NUMPY[self.dtype])

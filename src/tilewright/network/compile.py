@@ -34,7 +34,6 @@ from tilewright.graph.fuse import Cost
 from tilewright.graph.graph import Graph
 from tilewright.graph.half import holds_halves, widened
 from tilewright.graph.passes import (
-    CPU_HALF,
     HALF,
     NODE_PASSES,
     PROGRAM_PASSES,
@@ -277,7 +276,7 @@ def compile(
     if precision not in (None, 'fp32'):
         dtype = PRECISIONS[precision]
         if target == 'cpu' and dtype == 'f16' and site.machine.half:
-            site_passes = with_half(site_passes, dtype, CPU_HALF)
+            site_passes = with_half(site_passes, dtype, on_cpu=True)
         elif target == 'cpu':
             check_narrow(precision, site.machine)
             site_passes = with_narrow(site_passes, dtype, why_not_narrow)

@@ -113,7 +113,8 @@ def in_words(group: Group, products: int) -> Words | None:
     """
     image, weights = factors(group)
     stage = group.main
-    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products)]
+    halves = group.tensor(image.tensor).dtype == 'f16'
+    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products, halves)]
     if not dims:
         return None
     last = image.index[-1].names
@@ -154,15 +155,22 @@ def factors(group: Group) -> tuple[Access, Access]:
     return (second, first) if swap else (first, second)
 
 
-def _can_share(stage: Stage, image: Access, weights: Access, dim: str, products: int) -> bool:
-    """Whether neighbours along a reduction may lie in one word, in both factors."""
+def _can_share(
+    stage: Stage, image: Access, weights: Access, dim: str, products: int, halves: bool
+) -> bool:
+    """Whether neighbours along a reduction may lie in one word, in both factors. Pixels may step
+    over whole words of f16 in a row (graph/half_rows.py).
+    """
     pixels = set(stage.parallel) - set(weights.names)
     for access in (image, weights):
         found = [e for e in access.index if dim in e.names]
         if len(found) != 1 or found[0].coefficient(dim) != 1 or found[0].const % products:
             return False
         others = [(n, c) for n, c in found[0].terms if n != dim]
-        if any(n in pixels or n in stage.reduction or c % products for n, c in others):
+        steps = halves and access is image and found[0] is image.index[-1]
+        if any(
+            (n in pixels and not steps) or n in stage.reduction or c % products for n, c in others
+        ):
             return False
         if others and stage.sizes[dim] % products:
             return False
