@@ -135,7 +135,21 @@ def _time(result: NetworkResult, contestant: Contestant | None) -> str:
 
 def table(results: Sequence[NetworkResult], peak_gflops: float | None = None) -> str:
     """The grid as text, then the mean, versions, settings and whatever went wrong."""
-    return '\n'.join([grid(results, peak_gflops).text(), '', *notes(results)])
+    shown = [grid(results, peak_gflops).text(), '']
+    if any(result.ours.reduced for result in results):
+        shown += [error_grid(results).text(), '']
+    return '\n'.join([*shown, *notes(results)])
+
+
+def error_grid(results: Sequence[NetworkResult]) -> Grid:
+    """Networks as rows: how far each contestant is off, as a share of the largest result."""
+    peers = list(dict.fromkeys(peer.name for r in results for peer in r.peers))
+    rows = []
+    for result in results:
+        found = {c.name: c.max_rel_err for c in (result.ours, *result.peers)}
+        errors = (found.get(name) for name in (result.ours.name, *peers))
+        rows.append((result.name, *('-' if e is None else f'{e:.1e}' for e in errors)))
+    return Grid(('off by', 'ours', *peers), tuple(rows))
 
 
 def notes(results: Sequence[NetworkResult]) -> list[str]:
@@ -162,7 +176,8 @@ def notes(results: Sequence[NetworkResult]) -> list[str]:
     if results:
         caches, figure = ('flushed', 'means') if results[0].flush else ('warm', 'medians')
         found.append(
-            f'{results[0].threads} threads, float32, batch {results[0].batch}, NCHW in, called '
+            f'{results[0].threads} threads, '
+            f'{"less than float32" if results[0].ours.reduced else "float32"}, batch {results[0].batch}, NCHW in, called '
             f'from Python, weights packed ahead by all, caches {caches}, each contestant alone; '
             f'ratios of {figure} with 95% intervals'
         )
