@@ -174,10 +174,10 @@ def notes(results: Sequence[NetworkResult]) -> list[str]:
             found.append(f'{result.name}: ours {result.ours.status}: {result.ours.message}')
         found += [f'{result.name}: {result.trouble}'] * bool(result.trouble)
     if results:
+        kind = 'less than float32' if results[0].ours.reduced else 'float32'
         caches, figure = ('flushed', 'means') if results[0].flush else ('warm', 'medians')
         found.append(
-            f'{results[0].threads} threads, '
-            f'{"less than float32" if results[0].ours.reduced else "float32"}, batch {results[0].batch}, NCHW in, called '
+            f'{results[0].threads} threads, {kind}, batch {results[0].batch}, NCHW in, called '
             f'from Python, weights packed ahead by all, caches {caches}, each contestant alone; '
             f'ratios of {figure} with 95% intervals'
         )
