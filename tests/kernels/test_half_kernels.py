@@ -15,6 +15,8 @@ import pytest
 
 from tilewright.errors import ScheduleError
 from tilewright.graph.half import half_group
+from tilewright.graph.half_rows import in_rows, row_form
+from tilewright.graph.program import Task
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.half.plan import (
     MOST_PRODUCTS,
@@ -159,6 +161,24 @@ def test_errors_are_those_that_runs_allow(half, run: int, tools: Tools) -> None:
     off = np.sqrt(np.mean((out.astype(np.float64) - want) ** 2) / np.mean(want**2))
     expected = run_error(group, schedule)
     assert 0.3 * expected < off < 2 * expected + 2.0**-11
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize(('r', 'stride'), [(3, 2), (7, 2), (11, 4)])
+def test_windows_that_are_runs_of_words(half, r: int, stride: int, tools: Tools) -> None:
+    """First layers read pixels and channels as one row (graph/half_rows.py)."""
+    plain = conv2d(c=3, k=24, h=23, w=26, r=r, s=r, stride=stride, pad=1, bias=True)
+    form = row_form(Task('conv', plain, {n: n for n in ('In', 'Ker', 'Bias')}, 'Out'), 'In')
+    assert form is not None
+    group = half_group(in_rows(plain, form), 'f16')
+    assert why_not(group) == ''
+    schedule = schedule_for(group, half[1], r)
+    assert schedule is not None
+    arrays = whole_numbers(group, r)
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), '-O1')
+    for out in run_program(group, generate(group, schedule), arrays, tools(half[1]), flags):
+        assert np.array_equal(out, want)
 
 
 @pytest.mark.isa
