@@ -113,8 +113,8 @@ def in_words(group: Group, products: int) -> Words | None:
     """
     image, weights = factors(group)
     stage = group.main
-    halves = group.tensor(image.tensor).dtype == 'f16'
-    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products, halves)]
+    kept = _stays(group, image, products)
+    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products, kept)]
     if not dims:
         return None
     last = image.index[-1].names
@@ -156,10 +156,10 @@ def factors(group: Group) -> tuple[Access, Access]:
 
 
 def _can_share(
-    stage: Stage, image: Access, weights: Access, dim: str, products: int, halves: bool
+    stage: Stage, image: Access, weights: Access, dim: str, products: int, stays: bool
 ) -> bool:
     """Whether neighbours along a reduction may lie in one word, in both factors. Pixels may step
-    over whole words of f16 in a row (graph/half_rows.py).
+    over whole words in a row of f16 that is read in place (graph/half_rows.py).
     """
     pixels = set(stage.parallel) - set(weights.names)
     for access in (image, weights):
@@ -167,7 +167,7 @@ def _can_share(
         if len(found) != 1 or found[0].coefficient(dim) != 1 or found[0].const % products:
             return False
         others = [(n, c) for n, c in found[0].terms if n != dim]
-        steps = halves and access is image and found[0] is image.index[-1]
+        steps = stays and access is image and found[0] is image.index[-1]
         if any(
             (n in pixels and not steps) or n in stage.reduction or c % products for n, c in others
         ):
@@ -175,6 +175,16 @@ def _can_share(
         if others and stage.sizes[dim] % products:
             return False
     return True
+
+
+def _stays(group: Group, image: Access, products: int) -> bool:
+    """Whether an image of f16 is read in place, and its rows are whole words."""
+    tensor = group.tensor(image.tensor)
+    inside = all(
+        e.const >= 0 and e.const + e.extent(group.main.sizes) <= size
+        for e, size in zip(image.index, tensor.shape, strict=True)
+    )
+    return tensor.dtype == 'f16' and inside and tensor.shape[-1] % products == 0
 
 
 def _cut(expression: Affine, dim: str, products: int) -> Affine:

@@ -103,6 +103,8 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
         source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1)
+        if source.splits[-1].factor > 1:
+            raise ScheduleError(f'{group.label}: pixels step over words of a row: do not pack it')
         words = replace(words, operand=source)
         axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
         whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
@@ -201,6 +203,9 @@ def draw_half(
     )  # fmt: skip
     if not made.pack and not form.in_place:
         made = replace(made, pack=made.levels[-1].name)
+    image = factors(form.group)[0].index[form.axis]
+    if not set(image.names).isdisjoint(contract(form.group, made.vector).pixels):
+        made = replace(made, pack='')
     return made
 
 
