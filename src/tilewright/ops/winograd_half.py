@@ -41,7 +41,7 @@ SIZES = tuple(PAIRS)
 TAPS = 3
 # What errors of f16 are compared with: so many times the limit that kernels of float32 have, whose
 # roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile:
-# F(4, 3), which is off by 5e-3 in the mean, as sums of 2,304 products that are all added in f16 are.
+# F(4, 3), which is off by 5e-3 in the mean, as sums of 2,304 products in f16 are.
 LENIENT = 128.0
 
 
