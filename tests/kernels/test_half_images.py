@@ -31,10 +31,11 @@ from tilewright.kernels.cpu.schemas.winograd_half.plan import (
 )
 from tilewright.machine.isa import half_isa
 from tilewright.machine.known import known_machine
+from tilewright.ops import moving
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.dtypes import HALVES
-from tilewright.ops.elementwise import elementwise
+from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import relu, swish
 from tilewright.ops.group import Group
@@ -308,6 +309,8 @@ def others() -> dict[str, Group]:
         'relu': elementwise(relu(), (1, 15, 3, 3)),
         'sigmoid': elementwise(call('sigmoid', read(0)), (1, 8, 3, 7)),
         'swish': elementwise(swish(), (3, 25)),
+        'copied': copy((2, 3, 5, 9)),
+        'turned': moving.transpose((2, 9, 17), (0, 2, 1)),
         'maximum': max_pool((1, 9, 7, 9), over),
         'mean': average_pool((1, 24, 7, 9), over, window_counts(over, False)),
         'global': REDUCTIONS['mean'].group('mean', (1, 20, 5, 5), (2, 3), 'f32'),
