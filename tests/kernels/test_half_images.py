@@ -310,6 +310,7 @@ def others() -> dict[str, Group]:
         'sigmoid': elementwise(call('sigmoid', read(0)), (1, 8, 3, 7)),
         'swish': elementwise(swish(), (3, 25)),
         'copied': copy((2, 3, 5, 9)),
+        'padded': moving.pad((1, 3, 5, 6), {2: (1, 2), 3: (2, 1)}, value=1.5),
         'turned': moving.transpose((2, 9, 17), (0, 2, 1)),
         'maximum': max_pool((1, 9, 7, 9), over),
         'mean': average_pool((1, 24, 7, 9), over, window_counts(over, False)),
