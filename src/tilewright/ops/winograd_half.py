@@ -40,8 +40,8 @@ PAIRS: dict[int, tuple[str, ...]] = {2: ('1',), 4: ('5/8', '3/2'), 6: ('1/2', '1
 SIZES = tuple(PAIRS)
 TAPS = 3
 # What errors of f16 are compared with: so many times the limit that kernels of float32 have, whose
-# roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile: F(4,
-# 3), which is off by 5e-3 in the mean, as sums of 2,304 products are that are all added in f16.
+# roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile:
+# F(4, 3), which is off by 5e-3 in the mean, as sums of 2,304 products in f16 are.
 LENIENT = 128.0
 
 
@@ -74,7 +74,7 @@ def _scaled(rows: Matrix, scales: list[Fraction]) -> Matrix:
 
 
 def why_not_half(group: Group) -> str:
-    """'' for a convolution of f16 in NHWC, 3 x 3 at stride 1 with constant weights; else why not."""
+    """'' for a convolution of f16 in NHWC, 3 x 3 at stride 1, weights constant; else why not."""
     stage = group.main
     if group.half != 'f16' or not stage.is_product_sum or group.stages[0] is not stage:
         return f'{group.label} does not begin with a sum of products of f16'
@@ -91,7 +91,8 @@ def why_not_half(group: Group) -> str:
     if rows is None or columns is None:
         return f'{group.label} reads no image of four axes'
     right = (
-        stage.write.index == (var('n'), var('h'), var('w'), var('k'))
+        stage.write.index[:3] == (var('n'), var('h'), var('w'))
+        and stage.write.index[3:] == (affine(('k', 1), const=stage.write.index[-1].const),)
         and weights.index == (var('k'), var('c'), var('r'), var('s'))
         and (image.index[0], image.index[3]) == (var('n'), var('c'))
         and rows == affine(('h', 1), ('r', 1), const=rows.const)

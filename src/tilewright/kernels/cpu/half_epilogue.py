@@ -179,8 +179,8 @@ class HalfEpilogue:
             writer.line(f'*(row_v *)({place}) = made_l;')
             writer.line(f'*(row_v *)({place} + 4) = made_h;')
         else:
-            writer.line('for (long i = 0; i < count; i++)')
-            writer.line(f'    ({place})[i] = i < 4 ? made_l[i] : made_h[i - 4];')
+            writer.line('for (long lane = 0; lane < count; lane++)')
+            writer.line(f'    ({place})[lane] = lane < 4 ? made_l[lane] : made_h[lane - 4];')
 
     def write_packed(self, writer: Writer, group: Group, places: dict[str, int], size: int) -> None:
         """In tw_pack: constants of the epilogue to their places, rounded where that is wanted."""

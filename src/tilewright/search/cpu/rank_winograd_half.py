@@ -1,7 +1,7 @@
 """From a convolution of f16 to ranked Winograd schedules, by modelling alone.
 
-Goes in: a group, a machine, a thread count, a limit. Comes out: `Candidate`s, best first; none where
-the machine has no f16, or no size of tiles stays within the limit.
+Goes in: a group, a machine, a thread count, a limit. Comes out: `Candidate`s, best first; none
+where the machine has no f16, or no size of tiles stays within the limit.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ used, each with the vectors that belong to it; words that are consecutive are lo
 lane of an f16 is one of the lower sixteen registers, so that words stand there, and accumulators
 behind them. Cores without a multiply-add that widens add in f16: how many products that may be is a
 decision of the schedule, which is how long a call is (kernels/cpu/schemas/half). Where one call has
-all of a sum, what follows it may be computed in registers, too (`micro.Finish`). Where sums of calls
-are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
+all of a sum, what follows it may be computed in registers, too (`micro.Finish`). Where sums of
+calls are few and are transformed in f16 (kernels/cpu/schemas/winograd_half), they stay f16.
 """
 
 from __future__ import annotations

@@ -247,6 +247,8 @@ class GeneralPlan:
             return f'p{len(names) - 1}_', strides
 
         piece = piece_of(part, self.tables, pointer, spans, fixed)
+        if len(self.running) == 1:
+            piece = halves.as_bits(piece)
         writer.open('')
         for place in piece.places:
             own = chunked and place.tensor not in self.local

@@ -12,10 +12,16 @@ Arithmetic is that of float32 on every machine: nothing here needs f16 arithmeti
 
 from __future__ import annotations
 
-from tilewright.kernels.cpu.schemas.general.plan import Place
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.kernels.cpu.schemas.general.plan import Piece, Place
 from tilewright.kernels.cpu.writer import Writer
+from tilewright.ops.stage import read
 
 RUN = 8  # numbers of a block
+BITS = 'i16'
 
 FUNCTIONS = f"""\
 #ifdef __ARM_NEON
@@ -43,6 +49,20 @@ static inline __attribute__((always_inline)) void narrow_f16(_Float16 *to, const
 #endif
 }}
 """
+
+
+def as_bits(piece: Piece) -> Piece:
+    """A piece that only moves f16 as one of 16-bit numbers: nothing is converted on the way."""
+    stage = piece.stage
+    places = (*piece.reads, piece.write)
+    moves = stage.combiner is None and stage.expr == read(0) and not piece.after
+    if not moves or any(place.dtype != 'f16' for place in places):
+        return piece
+    beyond = float(np.float16(stage.pad_value).view(np.int16))
+    first, write = (replace(place, dtype=BITS) for place in places)
+    return replace(
+        piece, stage=replace(stage, pad_value=beyond), dtype=BITS, reads=(first,), write=write
+    )
 
 
 def runs(place: Place, along: str) -> bool:

@@ -8,7 +8,6 @@ from tilewright.kernels.cpu.schemas.winograd_half.plan import (
     predicted_error,
     product,
     title,
-    winograd_half_choices,
 )
 from tilewright.ops.winograd_half import why_not_half
 

@@ -79,9 +79,8 @@ def _write_products(writer: Writer, p: HalfTilesPlan) -> None:
         done = 0
         for run in runs:
             name = micro.micro_name(p.schedule.isa, (run,), p.vectors)
-            writer.line(
-                f'    {name}(v + {done * p.pitch // 2}, u, m + {done * p.width // 2}, count, resume);'
-            )
+            tile, sums = f'v + {done * p.pitch // 2}', f'm + {done * p.width // 2}'
+            writer.line(f'    {name}({tile}, u, {sums}, count, resume);')
             done += run
         writer.line('    break;')
     writer.line('}')
@@ -109,7 +108,7 @@ def _write_input(writer: Writer, p: HalfTilesPlan) -> None:
     writer.line(f'const long low = max_long(0, -x), high = min_long({t}, {shape.width} - x);')
     writer.line(f'half_v half[{t}][{t}] = {{0}};')
     for whole in (True, False):
-        if whole and c < LANES or not whole and c % LANES == 0:
+        if c < LANES if whole else c % LANES == 0:
             continue
         end = c - c % LANES
         writer.open(f'for (long c = 0; c < {end}; c += {LANES})' if whole else '')
@@ -265,8 +264,6 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
         low, high = ranges[d]
         writer.line(f'const long {d}_low = {low}, {d}_count = {high} - {d}_low;')
     writer.line('const long all = n_count * ph_count * pw_count;')
-    if p.channels > shape.c and p.channels - shape.c >= LANES:
-        raise AssertionError('channels are padded to whole vectors')
     writer.open(f'for (long first = 0; first < all; first += {p.block})')
     writer.line(f'const long tiles = min_long({p.block}, all - first);')
     writer.open('for (long tile = 0; tile < tiles; tile++)')

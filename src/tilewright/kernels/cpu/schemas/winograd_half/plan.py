@@ -4,7 +4,7 @@ Goes in: the group of a convolution in NHWC and a schedule over the dimensions o
 points (`ops.tiles.product_stage`), with the options
 
     m      outputs of a tile, each way          run     tiles that a micro-kernel takes at most
-    block  tiles that are transformed at once   words   words of channels that are added in registers
+    block  tiles that are transformed at once   words   words of channels added in registers
 
 Comes out: a `HalfTilesPlan`, or a ScheduleError that says why the schedule is not legal.
 """
@@ -155,7 +155,8 @@ def plan_winograd_half(group: Group, schedule: Schedule) -> HalfTilesPlan:
     words, block = option(schedule, 'words'), option(schedule, 'block')
     if words < STEPS or words % STEPS or block < 1:
         raise ScheduleError(
-            f'{group.label}: words={words} has to be a multiple of {STEPS}, block={block} at least 1'
+            f'{group.label}: words={words} has to be a multiple of {STEPS}, block={block} at '
+            f'least 1'
         )
     epilogue = plan_half_epilogue(group, 'k', starts=False, most=ROUNDINGS)
     return HalfTilesPlan(group, schedule, shape, stage, epilogue)
