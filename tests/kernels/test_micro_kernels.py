@@ -193,10 +193,11 @@ def test_every_shape_computes_its_definition_and_nothing_else(isa, third, tools)
 
 @pytest.mark.isa
 @pytest.mark.parametrize('third', [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_every_shape_of_f16_rounds_as_its_definition(half, third, tools):
-    """Products are added in f16, one rounding each; sums of a call in float32."""
+@pytest.mark.parametrize('accumulation', ['f32', 'f16'])
+def test_every_shape_of_f16_rounds_as_its_definition(half, accumulation, third, tools):
+    """Products are added in f16, one rounding each; sums of a call in float32, or in f16."""
     name, base = half
-    kernels = kernels_of(name)[third::3]
+    kernels = [replace(k, accumulation=accumulation) for k in kernels_of(name)[third::3]]
     printed = run_text(program(kernels), tools(base), ISAS[name].compiler_flags).splitlines()
     assert printed[-1] == 'all right'
     assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
