@@ -27,6 +27,7 @@ from tilewright.kernels.cpu.schemas.half.plan import (
     why_not,
 )
 from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.elementwise import elementwise
@@ -36,9 +37,11 @@ from tilewright.ops.group import Group
 from tilewright.ops.integer import in_words
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.ops.slices import into_slice
 from tilewright.ops.stage import Expr, call, const, read
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.rank import rank
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
 QUICK, ALL = 48, 600
@@ -179,6 +182,25 @@ def test_windows_that_are_runs_of_words(half, r: int, stride: int, tools: Tools)
     flags = (*compiler_flags(schedule), '-O1')
     for out in run_program(group, generate(group, schedule), arrays, tools(half[1]), flags):
         assert np.array_equal(out, want)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize('algorithm', ['direct', 'winograd'])
+def test_slices_are_written_in_place(half, algorithm: str, tools: Tools) -> None:
+    """A part of a concatenation has the numbers that it has alone, and nothing beside it."""
+    alone = half_group(conv2d(c=32, k=40, h=13, w=14, r=3, s=3, pad=1, bias=True), 'f16')
+    part = into_slice(alone, 3, 24, 96)
+    (found,) = rank(alone, known_machine('neoverse-n1'), 2, 1, algorithm)
+    arrays = verify.freeze_all(verify.random_arrays(alone, 1))
+    flags = (*compiler_flags(found.schedule), '-O1')
+    (want,), (out,) = (
+        run_program(g, generate(g, found.schedule), arrays, tools(half[1]), flags, ('end',))
+        for g in (alone, part)
+    )
+    assert np.array_equal(out[..., 24:64], want)
+    untouched = verify.poison(np.empty(1, np.float16)).view(np.uint16)[0]
+    for rest in (out[..., :24], out[..., 64:]):
+        assert (np.ascontiguousarray(rest).view(np.uint16) == untouched).all()
 
 
 @pytest.mark.isa

@@ -59,8 +59,9 @@ def test_networks_are_right_and_near_those_of_float32(graph: Graph) -> None:
 
 @pytest.mark.parametrize(
     ('channels', 'stride', 'window', 'pads'),
-    [(3, 2, 7, (3, 3, 3, 3)), (3, 2, 3, (0, 0, 1, 1)), (1, 2, 5, (2, 1, 0, 0)), (3, 4, 11, (0,) * 4),
-     (2, 1, 3, (1, 1, 1, 1)), (3, 1, 3, (1, 1, 1, 1)), (4, 2, 3, (1, 1, 1, 1))],
+    [(3, 2, 7, (3, 3, 3, 3)), (3, 2, 3, (0, 0, 1, 1)), (1, 2, 5, (2, 1, 0, 0)),
+     (3, 4, 11, (0, 0, 0, 0)), (2, 1, 3, (1, 1, 1, 1)), (3, 1, 3, (1, 1, 1, 1)),
+     (4, 2, 3, (1, 1, 1, 1))],
 )  # fmt: skip
 def test_first_layers_in_rows_compute_the_same(
     channels: int, stride: int, window: int, pads: tuple[int, ...]
