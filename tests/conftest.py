@@ -27,7 +27,7 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.machine import measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
-from tilewright.machine.isa import ISAS, host_isas
+from tilewright.machine.isa import ISAS, half_isa, host_half, host_isas
 from tilewright.machine.measure import Effort, Record, measure_host
 from tilewright.ops.group import Group
 from tilewright.ops.reference import reference
@@ -151,6 +151,17 @@ def isa(request: pytest.FixtureRequest) -> str:
     if reason:
         pytest.skip(f'{request.param} cannot run: {reason}')
     return request.param
+
+
+@pytest.fixture(params=[n for n, row in ISAS.items() if row.half], scope='session')
+def half(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """(the row for f16, its instruction set) of each that has such numbers; skipped as `isa` is."""
+    reason = cannot_run(request.param)
+    if not reason and request.param in host_isas() and not host_half(request.param):
+        reason = 'this host has no arithmetic of f16 (asimdhp)'
+    if reason:
+        pytest.skip(f'f16 on {request.param} cannot run: {reason}')
+    return half_isa(request.param), request.param
 
 
 @pytest.fixture(params=_isas(host_isas()), scope='session')

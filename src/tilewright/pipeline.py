@@ -165,8 +165,8 @@ def _stored_as(group: Group, dtype: str, target: str) -> Group:
         return group
     if dtype not in HALVES:
         raise InputError(f'dtype is {dtype!r}; choose one of f32, {", ".join(HALVES)}')
-    if target == 'cpu':
-        raise InputError(f'dtype={dtype!r} on target cpu; choose a GPU, or f32')
+    if target == 'cpu' and dtype != 'f16':
+        raise InputError(f'dtype={dtype!r} on target cpu; choose a GPU, f16, or f32')
     if not group.is_plain:
         raise InputError(f'{group.label} is not all of float32, so that it cannot be made {dtype}')
     return half_group(group, dtype)

@@ -58,6 +58,16 @@ static void fill(float *data, long floats, unsigned seed)
     }
 }
 
+/* Numbers of any size that sums of f16 hold: what is rounded, and when, shows. */
+static void fill_halves(float *data, long floats, unsigned seed)
+{
+    for (long i = 0; i < 2 * floats; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        const unsigned bits = (seed >> 16 & 0x83ff) | ((seed >> 8 & 7) + 10) << 10;
+        memcpy((char *)data + 2 * i, &(unsigned short){(unsigned short)bits}, 2);
+    }
+}
+
 static int try(const char *name, kernel_fn kernel, kernel_fn definition, long a_reach,
                long a_step, long b_step, long acc_floats, long count, long resume)
 {
@@ -66,8 +76,8 @@ static int try(const char *name, kernel_fn kernel, kernel_fn definition, long a_
     char *at[] = {base(a_floats, &a), base(b_floats, &b), base(acc_floats, &acc)};
     printf("%s count=%ld resume=%ld\\n", name, count, resume);
     fflush(stdout);
-    fill(a, a_floats, 1);
-    fill(b, b_floats, 2);
+    (HALF ? fill_halves : fill)(a, a_floats, 1);
+    (HALF ? fill_halves : fill)(b, b_floats, 2);
     fill(acc, acc_floats, 3);
     memcpy(want, acc, acc_floats * sizeof(float));
     definition(a, b, want, count, resume);
@@ -103,7 +113,7 @@ def shapes(isa: str) -> list[tuple[int, int]]:
         (pixels, vectors)
         for vectors in range(1, 5)
         for pixels in range(1, have)
-        if registers_needed(pixels, vectors) <= have
+        if registers_needed(pixels, vectors, ISAS[isa].weight_registers) <= have
     ]
 
 
@@ -131,7 +141,9 @@ def kernels_of(isa: str) -> list[MicroKernel]:
             # Accumulators of a whole part lie further apart than those of one tile.
             acc = tuple(p * (width + 12) for p in range(pixels)) if layout == 'rows' else dense
             name = f'{micro.micro_name(isa, (pixels,), vectors)}_{layout}'
-            made.append(MicroKernel(isa, offsets, vectors, steps, a_step, acc, name))
+            made.append(
+                MicroKernel(isa, offsets, vectors, steps, a_step, acc, name, dtype=ISAS[isa].dtype)
+            )
             if micro.can_turn(isa, offsets):
                 made.append(
                     MicroKernel(
@@ -139,7 +151,10 @@ def kernels_of(isa: str) -> list[MicroKernel]:
                     )
                 )
     far = tuple(p * 70_000 for p in range(3))
-    made.append(MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, f'mk_{isa}_far_acc'))
+    name = f'mk_{isa}_far_acc'
+    made.append(
+        MicroKernel(isa, (0, 1, 2), 2, (0,), 20_000_000 // 4, far, name, dtype=ISAS[isa].dtype)
+    )
     return made
 
 
@@ -162,6 +177,7 @@ def program(kernels: list[MicroKernel]) -> str:
         *rows,
         '};',
         f'static const long counts[] = {{{", ".join(map(str, COUNTS))}}};',
+        f'#define HALF {int(kernels[0].dtype == "f16")}',
     ]
     return '\n'.join([*text, *table]) + MAIN
 
@@ -173,6 +189,108 @@ def test_every_shape_computes_its_definition_and_nothing_else(isa, third, tools)
     printed = run_text(program(kernels), tools(isa), ISAS[isa].compiler_flags).splitlines()
     assert printed[-1] == 'all right'
     assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize('third', [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+@pytest.mark.parametrize('accumulation', ['f32', 'f16'])
+def test_every_shape_of_f16_rounds_as_its_definition(half, accumulation, third, tools):
+    """Products are added in f16, one rounding each; sums of a call in float32, or in f16."""
+    name, base = half
+    kernels = [replace(k, accumulation=accumulation) for k in kernels_of(name)[third::3]]
+    printed = run_text(program(kernels), tools(base), ISAS[name].compiler_flags).splitlines()
+    assert printed[-1] == 'all right'
+    assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2 * 2
+
+
+FINISHED = """
+typedef void (*finish_fn)(const float *, const float *, _Float16 *, long, const float *,
+                          const _Float16 *);
+static int try_finish(const char *name, finish_fn kernel, finish_fn definition, long a_reach,
+                      long a_step, long b_step, long results, long count)
+{
+    const long a_floats = count ? a_reach + (count - 1) * a_step : 0, b_floats = count * b_step;
+    float *a, *b, *out, *want, *bias, *more;
+    const long floats = (results + 1) / 2, lanes = b_step;
+    char *at[] = {base(a_floats, &a), base(b_floats, &b), base(floats, &out), base(floats, &want),
+                  base(lanes, &bias), base(floats, &more)};
+    printf("%s count=%ld\\n", name, count);
+    fflush(stdout);
+    fill_halves(a, a_floats, 1);
+    fill_halves(b, b_floats, 2);
+    fill_halves(more, floats, 3);
+    fill(bias, lanes, 4);
+    fill_halves(out, floats, 5);
+    memcpy(want, out, 4 * floats);
+    definition(a, b, (_Float16 *)want, count, bias, (_Float16 *)more);
+    kernel(a, b, (_Float16 *)out, count, bias, (_Float16 *)more);
+    const int wrong = memcmp(want, out, 4 * floats) != 0;
+    const long sizes[] = {a_floats, b_floats, floats, floats, lanes, floats};
+    for (int i = 0; i < 6; i++)
+        drop(at[i], sizes[i]);
+    return wrong;
+}
+
+int main(void)
+{
+    for (at_end = 0; at_end < 2; at_end++)
+        for (int c = 0; c < (int)(sizeof counts / sizeof *counts); c++)
+            for (int k = 0; k < (int)(sizeof kernels / sizeof *kernels); k++)
+                if (try_finish(kernels[k].name, kernels[k].kernel, kernels[k].definition,
+                               kernels[k].a_reach, kernels[k].a_step, kernels[k].b_step,
+                               kernels[k].results, counts[c]))
+                    return 1;
+    puts("all right");
+    return 0;
+}
+"""
+
+
+def finished_program(kernels: list[MicroKernel]) -> str:
+    """As `program`, for kernels that store results."""
+    text, rows = [], []
+    for kernel in kernels:
+        assert kernel.finish is not None
+        definition = replace(kernel, name=f'{kernel.name}_definition')
+        text += [micro.emit(kernel), micro.reference_c(definition)]
+        width = kernel.lanes * kernel.vectors
+        reach = max(kernel.steps) + max(kernel.pixels) + 1
+        rows.append(
+            f'    {{"{kernel.name}", {kernel.name}, {definition.name}, {reach}, {kernel.a_step}, '
+            f'{len(kernel.steps) * width}, {max(kernel.finish.out) + width}}},'
+        )
+    table = [
+        'static const struct { const char *name; finish_fn kernel, definition;',
+        '    long a_reach, a_step, b_step, results; } kernels[] = {', *rows, '};',
+        f'static const long counts[] = {{{", ".join(map(str, COUNTS))}}};',
+    ]  # fmt: skip
+    head, main = MAIN.split('static int try(')[0], FINISHED.split('static int try_finish(')
+    return '\n'.join([head, main[0], *text, *table]) + '\nstatic int try_finish(' + main[1]
+
+
+@pytest.mark.isa
+def test_every_shape_of_f16_finishes_its_results(half, tools):
+    """A bias, other numbers, limits: all that follows, of every shape, between guard pages."""
+    name, base = half
+    kernels = []
+    for number, (pixels, vectors) in enumerate(shapes(name)):
+        width = ISAS[name].lanes * vectors
+        apart = width + (0, 8, 40_000)[number % 3]
+        finish = micro.Finish(
+            tuple(p * apart for p in range(pixels)), number % 2 == 0, number % 5 < 2,
+            (None, 0.0, -1.5)[number % 3], (None, 6.0)[number // 2 % 2],
+        )  # fmt: skip
+        offsets, steps, a_step = list(layouts(pixels).values())[number % 5]
+        kernels.append(
+            MicroKernel(
+                name, offsets, vectors, steps, a_step, (), f'mk_{name}_{number}', dtype='f16',
+                finish=finish,
+            )
+        )  # fmt: skip
+    text = finished_program(kernels)
+    printed = run_text(text, tools(base), ISAS[name].compiler_flags).splitlines()
+    assert printed[-1] == 'all right'
+    assert len(printed) == 1 + len(kernels) * len(COUNTS) * 2
 
 
 @pytest.mark.parametrize('name', list(ISAS))

@@ -15,6 +15,7 @@ from tilewright.graph.graph import Graph, Node, Value
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.narrow.plan import draw_narrow, has_narrow, plan_narrow, why_not
 from tilewright.machine.isa import host_isas
+from tilewright.machine.known import known_machine
 from tilewright.network.arguments import check_narrow
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
@@ -109,5 +110,8 @@ def test_weights_that_f16_cannot_hold_stay() -> None:
 
 
 def test_a_machine_without_them_says_what_it_has() -> None:
-    with pytest.raises(InputError, match=r'neon has no kernels .* it has fp32, int8, auto'):
-        check_narrow('bf16', 'neon')
+    plain = replace(known_machine('neoverse-n1'), half_one_gflops=0.0, half_all_gflops=0.0)
+    with pytest.raises(InputError, match=r'neon.*has no arithmetic .* it has fp32, int8, auto'):
+        check_narrow('fp16', plain)
+    with pytest.raises(InputError, match='it has fp32, fp16, int8, auto'):
+        check_narrow('bf16', replace(plain, half_one_gflops=80.0, half_all_gflops=160.0))

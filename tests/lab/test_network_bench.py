@@ -201,7 +201,19 @@ def test_reduced_precision_is_shown_and_never_the_best_peer():
     assert 'p1 is not float32, and not counted as best peer: off by 1.0e-06' in table([found])
     assert NetworkResult.from_json(json.loads(json.dumps(found.to_json()))) == found
     usual = [name for name in peer_names('network') if table_of('network')[name].usual]
-    assert not {'ncnn-low', 'mnn-low'} & set(usual)
+    assert not {'ncnn-low', 'mnn-low', 'openvino-low'} & set(usual)
+
+
+def test_where_ours_is_reduced_so_may_the_best_peer_be():
+    found = result('a', 10.0, 20.0, 5.0)
+    exact, low = found.peers
+    ours = replace(found.ours, reduced=True)
+    found = replace(found, ours=ours, peers=(exact, replace(low, reduced=True)))
+    assert (found.best.peer, found.best.value) == ('p1', 0.5)
+    text = table([found])
+    assert 'off by' in text
+    assert 'p1 is not float32: off by 1.0e-06' in text
+    assert 'less than float32' in text
 
 
 def test_files_have_inputs_made_up_for_them(tmp_path):

@@ -163,7 +163,13 @@ def test_layers_are_planned_in_half() -> None:
     assert plan.best.schedule.schema == 'channels'
     assert 'MMA_BF16' in plan.source() or 'WGMMA_HALF_BF16' in plan.source()
     assert 'matrix instructions' in plan.explain()
-    with pytest.raises(InputError, match='choose a GPU, or f32'):
-        tw.optimize(layer, dtype='f16')
+    with pytest.raises(InputError, match='choose a GPU, f16, or f32'):
+        tw.optimize(layer, dtype='bf16')
+    with pytest.raises(InputError, match='i7-9700k has no arithmetic of f16; choose f32'):
+        tw.optimize(layer, 'i7-9700k', measure=False, dtype='f16')
+    words = {'measure': False, 'dtype': 'f16', 'algorithm': 'direct'}
+    plan = tw.optimize(layer, 'neoverse-n1', **words)
+    assert plan.best.schedule.schema == 'half'
+    assert 'fmla' in plan.source()
     with pytest.raises(InputError, match='choose one of f32, f16, bf16'):
         tw.optimize(layer, 'h200', measure=False, target='cuda', dtype='f8')

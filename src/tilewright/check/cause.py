@@ -39,6 +39,7 @@ from tilewright.ops.reference import reference
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.gpu.network import GpuNetwork
+from tilewright.runtime.verify import HALF_SUMS
 
 TASK_TRIES, WHOLE_TRIES = 16, 8
 
@@ -184,6 +185,8 @@ def _wrong_kernel(
     task = subject.program.tasks[number]
     where = part_written(task.group)
     limit = kernel_tolerance([t.dtype for t in task.group.tensors], subject.max_rel_err)
+    if task.group.half == 'f16' and not isinstance(subject.network, GpuNetwork):
+        limit += HALF_SUMS
 
     def exact(inputs: Arrays) -> Arrays:
         return {task.result: np.asarray(reference(task.group, inputs)[where])}

@@ -192,7 +192,8 @@ Precision = Annotated[
     PrecisionName | None,
     typer.Option(
         '--precision',
-        help='What values are stored as between kernels; fp16 and bf16 on GPUs [fp32].',
+        help='What values are stored as between kernels: fp32; on GPUs fp16 and bf16, on CPUs with '
+        'arithmetic of it fp16 [fp32].',
         show_default=False,
     ),
 ]
@@ -212,8 +213,8 @@ NetworkPrecision = Annotated[
     NetworkPrecisionName | None,
     typer.Option(
         '--precision',
-        help='GPUs: fp16 or bf16 between kernels; CPU: fp16 or bf16 weights where memory binds, '
-        'int8, or auto: the fastest mix within --accuracy [fp32].',
+        help='GPUs: fp16 or bf16 between kernels; CPU: fp16 where it computes in it, else fp16 or '
+        'bf16 weights where memory binds, int8, or auto: the fastest mix within --accuracy [fp32].',
         show_default=False,
     ),
 ]

@@ -1,11 +1,13 @@
-"""Values of a network in f16 or bf16, and images with their channels last: a pass for GPUs.
+"""Values of a network in f16 or bf16, and images with their channels last: a pass for GPUs, and for
+CPUs that compute in f16.
 
     x: f32 [n, 3, h, w] -> conv -> y: f32 [n, 64, h, w] -> conv -> out: f32
     x: f32 [n, 3, h, w] -> convert -> f16 [n, h, w, 8] -> conv -> y: f16 [n, h, w, 64] -> ...
 
 Goes in: a program of float32, behind fusion. Comes out: one that computes the same with half the
 bytes. Inputs and results keep the dtype and layout that callers know: an input is converted by a
-task of its own, a result is written as it is. Weights of products become half; all other constants
+task of its own, a result is written as it is. Weights of products become half, unless they are too
+large for it; all other constants
 (biases, scales), and what lies between the stages of a group (sums, statistics of normalisations),
 stay float32, so that a value is rounded once, where it is stored. What takes turns step by step
 stays as it is.
@@ -25,6 +27,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
+from tilewright.graph.half_rows import in_rows, row_form, row_weights
 from tilewright.graph.program import Program, Task
 from tilewright.ops.describe import dims_of
 from tilewright.ops.dtypes import HALVES, NUMPY
@@ -38,16 +41,25 @@ _ONNX_F32, _ONNX_F16 = 1, 10  # what ONNX's Cast calls them
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 
 
-def halved(program: Program, dtype: str) -> Program:
-    """[Program] -> [Program]; `dtype` is one of `HALVES`."""
-    state = _State(program, dtype)
-    tasks = [*state.conversions(), *(state.task(task) for task in program.tasks)]
+def halved(program: Program, dtype: str, on_cpu: bool = False) -> Program:
+    """[Program] -> [Program]; `dtype` is one of `HALVES`.
+
+    on_cpu   inputs of few channels are read in rows of pixels and channels (graph/half_rows.py),
+             and products of two values that are not constant stay float32, since no kernel of a CPU
+             multiplies such halves: what they give is converted behind them
+    """
+    state = _State(program, dtype, on_cpu)
+    made, last = state.conversions(), state.last_writers()
+    tasks = [task for name, task in made.items() if name in program.inputs]
+    for number, task in enumerate(program.tasks):
+        tasks.append(state.task(task))
+        tasks += [made[name] for name, writer in last.items() if writer == number]
     values = {name: state.type_of(name) for name in program.values} | state.made
     constants = {**program.constants, **state.constants}
     used = {v for t in tasks for v in t.operands.values()} | {v for _, v in program.outputs}
     used |= {program.base(v) for v in used}
     return replace(
-        program, tasks=tuple(tasks), values=values,
+        program, tasks=tuple(tasks), values=values, views={**program.views, **state.views},
         constants={n: a for n, a in constants.items() if n in used or n not in state.replaced},
     )  # fmt: skip
 
@@ -104,6 +116,14 @@ def _is_weight(group: Group, name: str) -> bool:
     return main.is_product_sum and name in {a.tensor for a in main.reads}
 
 
+def _multiplies_values(group: Group) -> bool:
+    """Whether a group adds up products of two tensors of which neither is constant."""
+    return any(
+        stage.is_product_sum and all(group.tensor(a.tensor).role != 'constant' for a in stage.reads)
+        for stage in group.stages
+    )
+
+
 def _by_channel(group: Group, name: str) -> bool:
     """Whether a tensor holds the weights of a depthwise convolution, a filter for each channel."""
     if not _is_weight(group, name) or group.tensor(name).role != 'constant':
@@ -152,7 +172,9 @@ class _State:
 
     program: Program
     dtype: str
+    on_cpu: bool = False
     made: dict[str, Value] = field(default_factory=dict)
+    views: dict[str, str] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)
 
@@ -161,8 +183,9 @@ class _State:
         self.taken = set(program.values)
         fixed = {*program.inputs, *program.constants}
         fixed |= {name for name in program.values if program.is_output(name)}
+        self.kept = {t.name for t in program.tasks if self.on_cpu and _multiplies_values(t.group)}
         for task in program.tasks:
-            if task.group.is_sequential:
+            if task.group.is_sequential or task.name in self.kept:
                 fixed |= {program.place(v)[0] for v in (task.result, *task.operands.values())}
         self.halves = {
             name
@@ -170,12 +193,46 @@ class _State:
             if value.dtype == 'f32' and name not in fixed and program.place(name)[0] not in fixed
         }
         self.last = self._last()
+        self.forms = {
+            name: form
+            for name in (program.inputs if self.on_cpu else ())
+            if name in self.last and len(program.readers.get(name, ())) == 1
+            and not program.readers[name][0].group.is_sequential
+            and (form := row_form(program.readers[name][0], name))
+        }  # fmt: skip
         self.converted = {
             name: self._converted(name)
             for name in program.inputs
             if program.values[name].dtype == 'f32' and program.readers.get(name)
             and not any(t.group.is_sequential for t in program.readers[name])
         }  # fmt: skip
+        results = {program.place(t.result)[0] for t in program.tasks if t.name in self.kept}
+        self.converted |= {
+            name: self._converted(name)
+            for name in program.values
+            if name not in program.inputs and program.place(name)[0] in results
+            and program.values[name].dtype == 'f32' and self._is_factor(name)
+        }  # fmt: skip
+
+    def _is_factor(self, name: str) -> bool:
+        """Whether some task multiplies a value by weights."""
+        return any(
+            task.name not in self.kept
+            and any(v == name and _is_weight(task.group, t) for t, v in task.operands.items())
+            for task in self.program.tasks
+        )
+
+    def last_writers(self) -> dict[str, int]:
+        """Converted values that tasks make -> the last task that writes to them."""
+        written = {
+            self.program.place(task.result)[0]: number
+            for number, task in enumerate(self.program.tasks)
+        }
+        return {
+            name: written[self.program.place(name)[0]]
+            for name in self.converted
+            if name not in self.program.inputs
+        }
 
     def _last(self) -> set[str]:
         """Images whose channels come last; results of networks and what is seen otherwise do not,
@@ -205,7 +262,9 @@ class _State:
     def _converted(self, name: str) -> tuple[str, int]:
         """(the half value of an input, its channels: filled up where all who read it allow it)."""
         value = self.program.values[name]
-        if name not in self.last:
+        if name in self.forms:
+            shape, channels = self.forms[name].shape, 0
+        elif name not in self.last:
             shape, channels = value.shape, 0
         else:
             readers = self.program.readers[name]
@@ -217,15 +276,23 @@ class _State:
             shape = (value.shape[0], *value.shape[2:], channels)
         half = fresh_name(f'{name}@{self.dtype}', self.taken)
         self.made[half] = Value(half, shape, self.dtype)
+        if name in self.forms:
+            view = fresh_name(f'{half}/rows', self.taken)
+            self.made[view] = Value(view, self.forms[name].rows, self.dtype)
+            self.views[view] = half
         return half, channels
 
-    def conversions(self) -> list[Task]:
-        tasks = []
+    def conversions(self) -> dict[str, Task]:
+        """Converted value -> the task that converts it."""
+        tasks = {}
         for name, (half, _) in self.converted.items():
             image, shape = name in self.last, self.made[half].shape
             dims = dims_of(shape)
             axes = [var(d.name) for d in dims]
             index = [axes[LAST.index(axis)] for axis in range(4)] if image else axes
+            if name in self.forms:
+                for axis, before in zip((2, 3), self.forms[name].before, strict=True):
+                    index[axis] = replace(index[axis], const=-before)
             stage = Stage(
                 'convert', dims, Access('Out', tuple(axes)), (Access('In', tuple(index)),), read(0)
             )  # fmt: skip
@@ -235,7 +302,7 @@ class _State:
                 Tensor('Out', tuple(d.name for d in dims), shape, 'output', self.dtype),
             )
             label = f'convert {"x".join(map(str, given))} {self.dtype}'
-            tasks.append(Task(half, Group(label, tensors, (stage,)), {'In': name}, half))
+            tasks[name] = Task(half, Group(label, tensors, (stage,)), {'In': name}, half)
         return tasks
 
     def type_of(self, name: str) -> Value:
@@ -245,15 +312,37 @@ class _State:
         shape = tuple(value.shape[a] for a in LAST) if name in self.last else value.shape
         return replace(value, shape=shape, dtype=self.dtype)
 
+    def _in_rows(self, task: Task) -> Task:
+        """The task that reads an input in rows."""
+        found = next((v for v in task.operands.values() if v in self.forms), '')
+        if not found:
+            return task
+        form = self.forms[found]
+        value = task.operands[form.weights]
+        given = task.group.tensor(form.weights).shape
+        array = np.asarray(self.program.constants[self.program.base(value)]).reshape(given)
+        rows = fresh_name(f'{value}/rows', self.taken)
+        self.made[rows] = Value(rows, row_weights(array, form).shape, 'f32')
+        self.constants[rows] = np.ascontiguousarray(row_weights(array, form))
+        self.replaced |= {self.program.base(value)}
+        view = next(v for v, half in self.views.items() if half == self.converted[found][0])
+        operands = {**task.operands, form.weights: rows, form.image: view}
+        return replace(task, group=in_rows(task.group, form), operands=operands)
+
     def task(self, task: Task) -> Task:
         """The task on what its values have become."""
+        if task.name in self.kept:
+            return task
+        task = self._in_rows(task)
         group, operands = task.group, dict(task.operands)
         names = {**operands, group.output.name: task.result}
         dtypes: dict[str, str] = {}
         orders: dict[str, tuple[int, ...]] = {}
         widened: dict[str, int] = {}  # reduction -> its length
         for tensor, value in names.items():
-            if value in self.halves:
+            if value in self.views:
+                dtypes[tensor] = self.dtype
+            elif value in self.halves:
                 dtypes[tensor] = self.dtype
                 if value in self.last:
                     orders[tensor] = LAST
@@ -267,15 +356,18 @@ class _State:
         if not dtypes or group.is_sequential:
             return task
         for tensor in [t for t in operands if _is_weight(group, t)]:
-            if self.program.base(operands[tensor]) in self.program.constants:
+            if self._is_constant(operands[tensor]):
                 if LAST in orders.values() and _by_channel(group, tensor):
                     orders[tensor] = WEIGHTS_LAST
                 operands[tensor] = self._weight(
                     group, tensor, operands[tensor], widened, orders.get(tensor)
                 )
-                dtypes[tensor] = self.dtype
+                dtypes[tensor] = self.made[operands[tensor]].dtype
         made = _rewritten(group, dtypes, orders, widened)
         return replace(task, group=made, operands=operands)
+
+    def _is_constant(self, value: str) -> bool:
+        return self.program.base(value) in self.program.constants or value in self.constants
 
     def _weight(
         self, group: Group, tensor: str, value: str, widened: Mapping[str, int],
@@ -293,10 +385,16 @@ class _State:
         name = f'{value}@{self.dtype}' + (f'/{shape}' if shape != given else '')
         name += f'/{order}' if order else ''
         if name not in self.made:
-            array = np.pad(np.asarray(self.program.constants[base]).reshape(given), longer)
+            known = self.program.constants if base in self.program.constants else self.constants
+            array = np.pad(np.asarray(known[base]).reshape(given), longer)
             moved = array.transpose(order) if order else array
-            self.constants[name] = np.ascontiguousarray(moved, NUMPY[self.dtype])
-            self.made[name] = Value(name, moved.shape, self.dtype)
+            with np.errstate(over='ignore'):
+                kept = np.ascontiguousarray(moved, NUMPY[self.dtype])
+            dtype = self.dtype
+            if not np.isfinite(kept.astype(np.float32)).all():  # too large: they stay
+                dtype, kept = 'f32', np.ascontiguousarray(moved, np.float32)
+            self.constants[name] = kept
+            self.made[name] = Value(name, moved.shape, dtype)
             self.replaced |= {base}
         return name
 

@@ -214,11 +214,12 @@ class _Told:
 
     def _task(self, number: int, task: Task, packed: Sequence[Access]) -> Event:
         """Behind the task before it; `packed` are its constants, where they are known."""
-        reads = [
-            self._planned(task.operands[tensor.name])
-            for tensor in task.group.tensors
-            if tensor.role == 'input'
-        ]
+        reads = []
+        for tensor in task.group.tensors:
+            if tensor.role == 'input':
+                read = self._planned(task.operands[tensor.name])
+                part = read_box(task.group, tensor.name)  # a slice of a value that is in the making
+                reads.append(read._replace(region=part) if part else read)
         result = self._planned(task.result)
         writes = [result._replace(region=box(task.group)) if task.writes_part else result]
         if self.rooms is not None:

@@ -81,15 +81,18 @@ FUSIONS: dict[str, tuple[str, ...]] = {
 # On a GPU chains do not pay yet (docs/deepcuts.md).
 _DEFAULTS = {'cpu': 'all'}
 HALF = 'half'  # a pass that only a precision asks for
+# What CPUs leave out with it: kernels of f16 take images as they are, channels last, one by one.
+_NOT_IN_HALF = ('prologue', 'chain', 'layout')
 
 
-def with_half(passes: ProgramPasses, dtype: str) -> ProgramPasses:
+def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> ProgramPasses:
     """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on."""
     made: dict[str, Callable[[Program, Cost], Program]] = {}
     for name, one in passes.items():
-        made[name] = one
+        if not on_cpu or name not in _NOT_IN_HALF:
+            made[name] = one
         if name == 'fuse':
-            made[HALF] = lambda program, _: share(halved(program, dtype))
+            made[HALF] = lambda program, _: share(halved(program, dtype, on_cpu))
     return made
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """Multiply-adds of f16 that add in f16, twice as many lanes in a vector as floats."""
+
+    required_flags: tuple[str, ...] = ()
+    compiler_flags: tuple[str, ...] = ()
+    emit: Emitter | str = ''
+
+
+@dataclass(frozen=True, slots=True)
 class Isa:
     """One instruction set, as a micro-kernel sees it.
 
@@ -58,6 +68,8 @@ class Isa:
     loop_instructions   of an iteration of a micro-kernel, beside multiply-adds and loads
     dtype, accumulation what multiply-adds multiply, and what they add in
     dots       what it has for small whole numbers, best first; the last needs nothing else
+    half       what it has for f16; the row that kernels of f16 go by is `half_isa` of its name
+    weight_registers   that a vector of weights takes in one step
     """
 
     name: str
@@ -79,6 +91,8 @@ class Isa:
     dtype: str = 'f32'
     accumulation: str = 'f32'
     dots: tuple[Dot, ...] = ()
+    half: Half | None = None
+    weight_registers: int = 1
 
     def __post_init__(self) -> None:
         if not re.fullmatch('[a-z0-9]+', self.name):
@@ -100,7 +114,9 @@ class Isa:
     @property
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """What it can multiply, and what it adds that in."""
-        return (self.dtype, self.accumulation), *((dot.dtype, 'i32') for dot in self.dots)
+        own = ((self.dtype, self.accumulation),)
+        own = (*own, ('f16', 'f16')) if self.dtype == 'f16' else own
+        return *own, *((dot.dtype, 'i32') for dot in self.dots)
 
     def dot(self, dtype: str) -> Dot | None:
         """How it multiplies small whole numbers in words of a dtype, if it does."""
@@ -151,6 +167,9 @@ _ROWS = (
         turns=True,
         stream_bytes=512,  # 34 GB/s on two Neoverse-N1 cores, 31 without, 24 with 4 KiB
         dots=(Dot('i8', 4, ('asimddp',), ('-march=armv8.2-a+dotprod',)), Dot('i32', 1)),
+        half=Half(
+            ('asimdhp',), ('-march=armv8.2-a+fp16',), 'tilewright.kernels.cpu.isa.neon_half:emit'
+        ),
         loop_instructions=8,  # large numbers are added in two, prefetches have a base of their own
     ),
     Isa(
@@ -167,7 +186,57 @@ _ROWS = (
         dots=(Dot('i32', 1),),
     ),
 )
-ISAS: Registry[Isa] = Registry('an instruction set', _ROWS)
+_HALF = 'half'  # how names of rows for f16 end
+
+
+def half_isa(name: str) -> str:
+    """The row that kernels of f16 go by in an instruction set; '' where it has no such numbers."""
+    return f'{name}{_HALF}' if ISAS[name].half else ''
+
+
+@lru_cache(maxsize=16)
+def _half_row(row: Isa) -> Isa:
+    """A row for f16, by words of 32 bits with two of them each: an element is as large as a float.
+
+    A step multiplies both halves of a word, one behind the other, by vectors of twice as many
+    lanes, so that a word and a vector take two multiply-adds that add to the same register. Sums
+    of a run of steps are added up in float32, which is what `lanes` counts.
+    """
+    assert row.half is not None
+    return replace(
+        row,
+        name=f'{row.name}{_HALF}',
+        vector_bytes=2 * row.vector_bytes,
+        fma_per_cycle=max(row.fma_per_cycle // 2, 1),
+        fma_latency_cycles=2 * row.fma_latency_cycles,
+        fma_chain_cycles=2 * row.fma_chain_cycles,
+        required_flags=(*row.required_flags, *row.half.required_flags),
+        compiler_flags=(*row.compiler_flags, *row.half.compiler_flags),
+        emit=row.half.emit,
+        turns=False,
+        dtype='f16',
+        dots=(),
+        half=None,
+        weight_registers=2,
+    )
+
+
+class IsaTable(Registry[Isa]):
+    """Instruction sets by name. Rows for f16 are found under theirs and not listed beside the
+    others: they are forms of a row, for kernels of one schema, and nobody chooses between them.
+    """
+
+    def __getitem__(self, name: str) -> Isa:
+        base = name.removesuffix(_HALF)
+        if base != name and base in self._load() and super().__getitem__(base).half:
+            return _half_row(super().__getitem__(base))
+        return super().__getitem__(name)
+
+    def is_shipped(self, name: str) -> bool:
+        return super().is_shipped(name) or super().is_shipped(name.removesuffix(_HALF))
+
+
+ISAS: Registry[Isa] = IsaTable('an instruction set', _ROWS)
 
 _ARCH_NAMES = {'amd64': 'x86_64', 'x64': 'x86_64', 'arm64': 'aarch64'}
 
@@ -212,9 +281,17 @@ def host_dot(isa: str, root: Path = Path('/')) -> str:
     return next((d.dtype for d in ISAS[isa].dots if flags.issuperset(d.required_flags)), '')
 
 
+def host_half(isa: str, root: Path = Path('/')) -> bool:
+    """Whether this host multiplies f16 within an instruction set."""
+    half = ISAS[isa].half
+    return half is not None and cpu_flags(root).issuperset(half.required_flags)
+
+
 def host_multiplies(isa: str, dtype: str) -> bool:
     """Whether this host has what kernels of an instruction set need for a dtype."""
-    dot = ISAS[isa].dot(dtype)
+    dot, base = ISAS[isa].dot(dtype), isa.removesuffix(_HALF)
+    if base != isa:
+        return base in host_isas() and host_half(base)
     return isa in host_isas() and (dot is None or cpu_flags().issuperset(dot.required_flags))
 
 

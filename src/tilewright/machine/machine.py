@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tilewright.errors import InputError
 from tilewright.machine.constants import TimeConstants, default_constants
-from tilewright.machine.isa import ISAS, Dot
+from tilewright.machine.isa import ISAS, Dot, half_isa
 
 
 def bytes_text(count: float) -> str:
@@ -67,7 +67,8 @@ class Machine:
 
     `dot_dtype` is what its products of small whole numbers multiply ('' for what every machine with
     its instruction set has), their peaks are in G operations/s, two for each product; 0 where they
-    were not measured. `constants` are those of the time model that were fitted on it, None where it
+    were not measured. `half_one_gflops` and `half_all_gflops` are peaks of f16 multiply-adds, 0
+    where it has none. `constants` are those of the time model that were fitted on it, None where it
     was not calibrated (`time_constants`).
     """
 
@@ -86,6 +87,8 @@ class Machine:
     dot_dtype: str = ''
     dot_one_gops: float = 0.0
     dot_all_gops: float = 0.0
+    half_one_gflops: float = 0.0
+    half_all_gflops: float = 0.0
     constants: TimeConstants | None = None
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class Machine:
         if not isinstance(caches, tuple) or not caches or not all(type(c) is Cache for c in caches):
             self._refuse('caches', 'at least one cache is needed, the innermost first')
         may_be_zero = ('fork_join_us', 'dot_one_gops', 'dot_all_gops')
+        may_be_zero = (*may_be_zero, 'half_one_gflops', 'half_all_gflops')
         for name in ('clock_ghz', 'peak_one_gflops', 'peak_all_gflops', *may_be_zero):
             value = getattr(self, name)
             if not _figure(value) or (value == 0 and name not in may_be_zero):
@@ -107,6 +111,8 @@ class Machine:
         known = [dot.dtype for dot in ISAS[self.isa].dots]
         if self.dot_dtype not in ('', *known):
             self._refuse('dot_dtype', f'{self.isa} has {", ".join(known) or "none"}')
+        if self.half_one_gflops and not ISAS[self.isa].half:
+            self._refuse('half_one_gflops', f'{self.isa} has no arithmetic of f16: leave it out')
         for name in ('bandwidth_one_gbps', 'bandwidth_all_gbps'):
             values, count = getattr(self, name), len(caches) + 1
             right = isinstance(values, tuple) and len(values) == count
@@ -144,6 +150,32 @@ class Machine:
             return self
         one, every = self.dot_one_gops / dot.products, self.dot_all_gops / dot.products
         return replace(self, peak_one_gflops=one, peak_all_gflops=max(one, every))
+
+    @property
+    def half(self) -> bool:
+        """Whether it multiplies f16."""
+        return self.half_one_gflops > 0
+
+    def multiplying(self, dtype: str) -> Machine:
+        """The machine with the peak of a dtype's multiply-adds, where it has them: what bounds
+        products of it.
+        """
+        if dtype != 'f16' or not self.half:
+            return self
+        return replace(
+            self, peak_one_gflops=self.half_one_gflops, peak_all_gflops=self.half_all_gflops
+        )
+
+    def in_halves(self) -> Machine:
+        """The machine as products of f16 see it: a word, two of them, stands where a float does,
+        and a multiply-add of words is one of floats.
+        """
+        one, every = self.half_one_gflops / 2, self.half_all_gflops / 2
+        return replace(
+            self, isa=half_isa(self.isa), peak_one_gflops=one, peak_all_gflops=max(one, every),
+            dot_dtype='', dot_one_gops=0.0, dot_all_gops=0.0, half_one_gflops=0.0,
+            half_all_gflops=0.0, constants=self.time_constants,
+        )  # fmt: skip
 
     def bandwidth_gbps(self, boundary: int, threads: int) -> float:
         """Bandwidth over one boundary for `threads` cores together."""

@@ -26,7 +26,7 @@ from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.constants import TimeConstants
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
-from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot
+from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot, host_half
 from tilewright.machine.known import known_machine, machine_from_file
 from tilewright.machine.machine import Machine
 
@@ -82,11 +82,13 @@ class Effort:
 class Probe:
     """probe.c, compiled for one instruction set, with what it multiplies, and loaded."""
 
-    def __init__(self, isa: Isa, dot: Dot | None = None) -> None:
+    def __init__(self, isa: Isa, dot: Dot | None = None, *, half: bool = False) -> None:
         source = (resources.files('tilewright.machine') / 'probe.c').read_text()
         defines = (f'-DISA_{isa.probe}', f'-DVECTOR_BYTES={isa.vector_bytes}')
         if dot:
             defines = (*defines, f'-DDOT_{dot.dtype}', *dot.compiler_flags)
+        if half and isa.half:
+            defines = (*defines, '-DDOT_f16', *isa.half.compiler_flags)
         library = build(source, (*isa.compiler_flags, *defines), name='probe')
         self._run = ctypes.CDLL(str(library)).probe_run
 
@@ -143,6 +145,7 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         facts = describe_host(affinity=_core_cpus(probe, facts.cpus, effort))
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
+    half_one, half_all = _half_peaks(ISAS[isa], facts, effort)
     curve = _sweep(probe, facts, effort)
     caches = with_usable_sizes(facts.caches, curve)
     one, every = boundary_bandwidths(caches, curve)
@@ -162,6 +165,8 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         dot_dtype=host_dot(isa),
         dot_one_gops=_rounded(dot_one / 1e9),
         dot_all_gops=_rounded(dot_all / 1e9),
+        half_one_gflops=_rounded(half_one / 1e9),
+        half_all_gflops=_rounded(half_all / 1e9),
     )
     return Record(machine, curve)
 
@@ -208,6 +213,15 @@ def _dot_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float
     probe = Probe(isa, dot)
     one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
     return dot.products * one, dot.products * max(one, every)
+
+
+def _half_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float]:
+    """Operations a second on f16, of one core and of all; 0 where there are none."""
+    if not host_half(isa.name):
+        return 0.0, 0.0
+    probe = Probe(isa, half=True)
+    one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
+    return 2 * one, 2 * max(one, every)
 
 
 def _rounded(value: float) -> float:
@@ -269,6 +283,8 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
         measured=False,
         fingerprint=fingerprint(facts, isa),
         dot_dtype=host_dot(isa),
+        half_one_gflops=2 * clock * row.flops_per_cycle if host_half(isa) else 0.0,
+        half_all_gflops=2 * clock * row.flops_per_cycle * cores if host_half(isa) else 0.0,
     )
 
 
@@ -333,13 +349,26 @@ def _host_record(facts: HostFacts, isa: str, measure: bool) -> tuple[Record | No
     """The stored record, or a new one that is then stored, or None; and a warning if it was not."""
     path = machine_file(facts, isa)
     record = _stored(path, fingerprint(facts, isa))
-    if record or not measure:
+    lacks = record is not None and not record.machine.half and host_half(isa)
+    if record and lacks and not measure:  # twice the lanes
+        one, every = 2 * record.machine.peak_one_gflops, 2 * record.machine.peak_all_gflops
+        known = replace(record.machine, half_one_gflops=one, half_all_gflops=every)
+        return replace(record, machine=known), None
+    if not measure or (record and not lacks):
         return record, None
     with _lock(path):
         # Another process may have measured while this one waited.
         record = _stored(path, fingerprint(facts, isa))
-        if record:
+        if record and (record.machine.half or not host_half(isa)):
             return record, None
+        if record:  # it was measured before its f16 were
+            one, every = _half_peaks(ISAS[isa], facts, Effort())
+            machine = replace(
+                record.machine, half_one_gflops=_rounded(one / 1e9),
+                half_all_gflops=_rounded(every / 1e9),
+            )  # fmt: skip
+            record = replace(record, machine=machine)
+            return record, _write(path, record)
         record = measure_host(facts, isa)
         return record, _write(path, record) or busy_warning(record.machine, path)
 

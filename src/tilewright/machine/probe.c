@@ -141,13 +141,19 @@ static double fma_loop(long loops) {
 #define MULTIPLY "sdot v\\n\\().4s, v30.16b, v31.16b\n\t"
 #elif defined(DOT_i32)
 #define MULTIPLY "mla v\\n\\().4s, v30.4s, v31.4s\n\t"
+#elif defined(DOT_f16) /* words of two: each lane of a word multiplies as many as one of floats */
+#define MULTIPLY "fmla v\\n\\().8h, v30.8h, v31.8h\n\t"
+#define KIND ".8h"
 #else
 #define MULTIPLY "fmla v\\n\\().4s, v30.4s, v31.4s\n\t"
 #endif
+#ifndef KIND
+#define KIND ".4s"
+#endif
 static double fma_loop(long loops) {
   long left = loops;
-  __asm__ volatile("fmov v30.4s, #1.0\n\t"
-                   "fmov v31.4s, #0.125\n\t"
+  __asm__ volatile("fmov v30" KIND ", #1.0\n\t"
+                   "fmov v31" KIND ", #0.125\n\t"
                    ".irp n,0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23,24,25,26,27,28,29\n\t"
                    "movi v\\n\\().4s, #0\n\t"
                    ".endr\n\t"

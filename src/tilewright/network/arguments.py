@@ -97,12 +97,13 @@ def check_precision(
         )
 
 
-def check_narrow(precision: str, isa: str) -> None:
-    """Refuse weights of 16 bits where an instruction set has no kernels for them."""
-    if not has_narrow(isa):
+def check_narrow(precision: str, machine: Machine) -> None:
+    """Refuse a type of 16 bits that a machine neither computes in nor stores weights as."""
+    if not has_narrow(machine.isa):
+        has = ('fp32', *(['fp16'] if machine.half else []), *CPU_PRECISIONS)
         raise InputError(
-            f'precision={precision!r}: {isa} has no kernels with weights of 16 bits; it has '
-            f'{", ".join(("fp32", *CPU_PRECISIONS))}'
+            f'precision={precision!r}: {machine.name} ({machine.isa}) has no arithmetic of it, nor '
+            f'kernels with weights of 16 bits; it has {", ".join(has)}'
         )
 
 

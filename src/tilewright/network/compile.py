@@ -169,7 +169,8 @@ def compile(
              of ours that was chosen. 'only': the library wherever it can compute a group.
     precision  'fp32'; on GPUs also 'fp16' or 'bf16': what values are stored as between kernels,
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
-             for a model of fp16 on a GPU, else fp32. On the CPU 'fp16' and 'bf16' are what weights
+             for a model of fp16 where it can be computed in, else fp32. On a CPU with arithmetic
+             of f16 'fp16' means the same; on others 'fp16' and 'bf16' are what weights
              are stored as where memory binds; there are also 'int8': quantised by
              `samples`, and 'auto': the fastest mix of fp32 and int8 layers within `accuracy`, of
              which `network.mix` tells (docs/precision.md).
@@ -258,11 +259,12 @@ def compile(
     given, from_onnx = network, is_onnx(network)
     if fallback is None and not isinstance(network, Program):
         network = read(network, shapes, example_inputs, constants)  # before anything is opened
-    if target != 'cpu' and isinstance(network, Graph) and holds_halves(network):
+    site = target_of(target).site(machine, threads, device)
+    computes = target != 'cpu' or site.machine.half
+    if computes and isinstance(network, Graph) and holds_halves(network):
         network = given = widened(network)  # computed in 32 bits, and stored in 16 again
         precision, from_onnx = precision or 'fp16', False
         check_precision(precision, target, libraries)
-    site = target_of(target).site(machine, threads, device)
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, site.threads)
         if mixture.theirs:
@@ -273,8 +275,10 @@ def compile(
     site_passes = passes_at(site, asked, progress=progress)
     if precision not in (None, 'fp32'):
         dtype = PRECISIONS[precision]
-        if target == 'cpu':
-            check_narrow(precision, site.machine.isa)
+        if target == 'cpu' and dtype == 'f16' and site.machine.half:
+            site_passes = with_half(site_passes, dtype, on_cpu=True)
+        elif target == 'cpu':
+            check_narrow(precision, site.machine)
             site_passes = with_narrow(site_passes, dtype, why_not_narrow)
         else:
             site_passes = with_half(site_passes, dtype)

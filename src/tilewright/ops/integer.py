@@ -18,7 +18,7 @@ products. In *words* the same sum is one of floats as far as memory and loops go
     Acc[n, k, h, w] += In[n, H, W, c4] . Ker[k, c4, r, s]                 c4 = c / 4, rounded up
 
 so that searches, models and loops of fp32 serve it (`in_words`): an element is four bytes, and a
-multiply-add is an instruction.
+multiply-add is an instruction. Products of f16 are in words of two in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ops.dtypes import NUMPY, is_float, limits
+from tilewright.ops.dtypes import DTYPES, NUMPY, is_float, limits
 from tilewright.ops.functions import X, add
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const, read
@@ -36,6 +36,7 @@ from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const,
 ACCUMULATION = 'i32'
 SMALL = ('u8', 'i8')  # what integer kernels multiply
 IN_BYTES = 4  # numbers of a word that are stored as they are multiplied
+WORD_BYTES = 4
 INTEGER_PRODUCT = call('mul', cast(read(0), ACCUMULATION), cast(read(1), ACCUMULATION))
 
 
@@ -112,7 +113,8 @@ def in_words(group: Group, products: int) -> Words | None:
     """
     image, weights = factors(group)
     stage = group.main
-    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products)]
+    kept = _stays(group, image, products)
+    dims = [d for d in stage.reduction if _can_share(stage, image, weights, d, products, kept)]
     if not dims:
         return None
     last = image.index[-1].names
@@ -141,7 +143,8 @@ def in_words(group: Group, products: int) -> Words | None:
         pad_value=0.0,
     )
     shape = group.tensor(image.tensor).shape
-    in_place = products == IN_BYTES and axis == len(shape) - 1 and shape[axis] % products == 0
+    whole = products * DTYPES[group.tensor(image.tensor).dtype] == WORD_BYTES
+    in_place = whole and axis == len(shape) - 1 and shape[axis] % products == 0
     return Words(Group(group.label, (*tensors, result), (main,)), dim, axis, in_place)
 
 
@@ -152,19 +155,36 @@ def factors(group: Group) -> tuple[Access, Access]:
     return (second, first) if swap else (first, second)
 
 
-def _can_share(stage: Stage, image: Access, weights: Access, dim: str, products: int) -> bool:
-    """Whether neighbours along a reduction may lie in one word, in both factors."""
+def _can_share(
+    stage: Stage, image: Access, weights: Access, dim: str, products: int, stays: bool
+) -> bool:
+    """Whether neighbours along a reduction may lie in one word, in both factors. Pixels may step
+    over whole words in a row of f16 that is read in place (graph/half_rows.py).
+    """
     pixels = set(stage.parallel) - set(weights.names)
     for access in (image, weights):
         found = [e for e in access.index if dim in e.names]
         if len(found) != 1 or found[0].coefficient(dim) != 1 or found[0].const % products:
             return False
         others = [(n, c) for n, c in found[0].terms if n != dim]
-        if any(n in pixels or n in stage.reduction or c % products for n, c in others):
+        steps = stays and access is image and found[0] is image.index[-1]
+        if any(
+            (n in pixels and not steps) or n in stage.reduction or c % products for n, c in others
+        ):
             return False
         if others and stage.sizes[dim] % products:
             return False
     return True
+
+
+def _stays(group: Group, image: Access, products: int) -> bool:
+    """Whether an image of f16 is read in place, and its rows are whole words."""
+    tensor = group.tensor(image.tensor)
+    inside = all(
+        e.const >= 0 and e.const + e.extent(group.main.sizes) <= size
+        for e, size in zip(image.index, tensor.shape, strict=True)
+    )
+    return tensor.dtype == 'f16' and inside and tensor.shape[-1] % products == 0
 
 
 def _cut(expression: Affine, dim: str, products: int) -> Affine:

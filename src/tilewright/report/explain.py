@@ -114,7 +114,8 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
     name = algorithm_title(best_schema(plan).algorithm)
     kernels = 'every kernel' if _is_direct(plan) else f'every {name} kernel with these tiles'
     found = []
-    times = bound_times(prediction.flops_done, prediction.moved, machine, plan.threads)
+    seen = machine.multiplying(plan.group.half)
+    times = bound_times(prediction.flops_done, prediction.moved, seen, plan.threads)
     for resource, seconds in times.items():
         traffic = resource in names
         name = f'compulsory traffic {names[resource]}' if traffic else 'arithmetic at peak'

@@ -40,10 +40,15 @@ import numpy as np
 from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import HALVES, NUMPY, holds_floats, is_float, limits
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
+from tilewright.ops.winograd_half import LENIENT, why_not_half
 
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
 # Results that are stored in half a float are rounded once more, and so is what they are made of.
 TOLERANCE |= {name: TOLERANCE['f32'] + 2 * rounded for name, rounded in HALVES.items()}
+# CPUs add f16 in f16, in runs of at most 256 products (kernels/cpu/schemas/half): six times what is
+# expected of those, 2^-11 sqrt(256 / 24) of a result.
+HALF_SUMS = 6 * HALVES['f16'] * (256 / 24) ** 0.5
 NETWORK_TOLERANCE = {2: 1e-2, 4: 1e-3, 8: 1e-8}  # by the bytes of an element
 LEAST = 1e-3  # results of networks below this are compared as if they were so large
 _POISON = {4: 0x7FA5A5A5, 8: 0x7FF4A5A5A5A5A5A5}
@@ -109,6 +114,14 @@ def poison(array: np.ndarray) -> np.ndarray:
     size = array.dtype.itemsize
     array.view(f'u{size}').fill(_POISON.get(size, (1 << 8 * size) - 1))
     return array
+
+
+def half_tolerance(group: Group) -> float:
+    """What kernels of a CPU may be off by on a group of f16: six times what is expected of sums, and
+    of Winograd's transforms where they apply.
+    """
+    tiles = 0.0 if why_not_half(group) else 6 * LENIENT * DEFAULT_LIMIT
+    return TOLERANCE['f16'] + max(HALF_SUMS, tiles)
 
 
 def denominator(got: np.ndarray, want: np.ndarray, scale: float) -> np.ndarray:

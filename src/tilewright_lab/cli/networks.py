@@ -91,6 +91,7 @@ def _compare(
         given = {
             'fallback': options.fallback, 'fuse': options.fuse, 'fleet': options.fleet,
             'shapes': options.shapes,
+            'precision': options.precision if options.precision != 'fp32' else None,
         }  # fmt: skip
         compiling |= {name: value for name, value in given.items() if value}
         return compare_network(
@@ -125,7 +126,7 @@ def _report(
             'peers': list(names), 'seed': seed, 'threads': threads,
             'rounds': options.rounds, 'turn_ms': options.turn_ms, 'batch': options.batch or 1,
             'tune': options.tune, 'max_rel_err': options.max_rel_err,
-            'machine': machine.to_json(), 'peak': peaks,
+            'precision': options.precision, 'machine': machine.to_json(), 'peak': peaks,
         }
     )  # fmt: skip
     if any(not result.ours.ok for result in done):

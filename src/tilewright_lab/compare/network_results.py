@@ -55,10 +55,10 @@ class NetworkResult:
 
     @property
     def best(self) -> Ratio | None:
-        """The fastest peer in float32 against ours."""
-        reduced = {peer.name for peer in self.peers if peer.reduced}
-        exact = [ratio for ratio in self.ratios if ratio.peer not in reduced]
-        return min(exact, key=lambda ratio: ratio.value, default=None)
+        """The fastest peer against ours: in float32, where ours is, else any."""
+        reduced = {peer.name for peer in self.peers if peer.reduced and not self.ours.reduced}
+        fair = [ratio for ratio in self.ratios if ratio.peer not in reduced]
+        return min(fair, key=lambda ratio: ratio.value, default=None)
 
     def time_ms(self, contestant: Contestant) -> float | None:
         return contestant.mean_ms if self.flush else contestant.median_ms
@@ -135,7 +135,21 @@ def _time(result: NetworkResult, contestant: Contestant | None) -> str:
 
 def table(results: Sequence[NetworkResult], peak_gflops: float | None = None) -> str:
     """The grid as text, then the mean, versions, settings and whatever went wrong."""
-    return '\n'.join([grid(results, peak_gflops).text(), '', *notes(results)])
+    shown = [grid(results, peak_gflops).text(), '']
+    if any(result.ours.reduced for result in results):
+        shown += [error_grid(results).text(), '']
+    return '\n'.join([*shown, *notes(results)])
+
+
+def error_grid(results: Sequence[NetworkResult]) -> Grid:
+    """Networks as rows: how far each contestant is off, as a share of the largest result."""
+    peers = list(dict.fromkeys(peer.name for r in results for peer in r.peers))
+    rows = []
+    for result in results:
+        found = {c.name: c.max_rel_err for c in (result.ours, *result.peers)}
+        errors = (found.get(name) for name in (result.ours.name, *peers))
+        rows.append((result.name, *('-' if e is None else f'{e:.1e}' for e in errors)))
+    return Grid(('off by', 'ours', *peers), tuple(rows))
 
 
 def notes(results: Sequence[NetworkResult]) -> list[str]:
@@ -160,9 +174,10 @@ def notes(results: Sequence[NetworkResult]) -> list[str]:
             found.append(f'{result.name}: ours {result.ours.status}: {result.ours.message}')
         found += [f'{result.name}: {result.trouble}'] * bool(result.trouble)
     if results:
+        kind = 'less than float32' if results[0].ours.reduced else 'float32'
         caches, figure = ('flushed', 'means') if results[0].flush else ('warm', 'medians')
         found.append(
-            f'{results[0].threads} threads, float32, batch {results[0].batch}, NCHW in, called '
+            f'{results[0].threads} threads, {kind}, batch {results[0].batch}, NCHW in, called '
             f'from Python, weights packed ahead by all, caches {caches}, each contestant alone; '
             f'ratios of {figure} with 95% intervals'
         )
@@ -186,8 +201,9 @@ def _peer_notes(name: str, results: Sequence[NetworkResult]) -> list[str]:
         )
         lines.append(f'{name}{version}: {said}')
     if off:
+        counted = all(r.ours.reduced for r in results)
         lines.append(
-            f'{name} is not float32, and not counted as best peer: off by {max(off):.1e} of the '
-            f'largest output'
+            f'{name} is not float32{"" if counted else ", and not counted as best peer"}: off by '
+            f'{max(off):.1e} of the largest output'
         )
     return lines + failure_notes(name, rows, 'networks')

@@ -26,7 +26,13 @@ from tilewright.runtime import verify
 from tilewright_lab.compare.network_results import NetworkResult
 from tilewright_lab.compare.results import Contestant
 from tilewright_lab.compare.rounds import Rounds, Tell
-from tilewright_lab.peers.contestants import ORACLE, OURS, Arrays, table_of
+from tilewright_lab.peers.contestants import (
+    ORACLE,
+    OURS,
+    REDUCED_TOLERANCE,
+    Arrays,
+    table_of,
+)
 from tilewright_lab.peers.network_process import load, save
 from tilewright_lab.peers.peers import Peer, PeerError, absence, check_names
 
@@ -227,8 +233,7 @@ class _Run:
             return Contestant(name, 'missing', sentence)
         options = self.options if name == OURS else {}
         request = _request(self.subject, self.want, self.threads, self.folder, options)
-        row = table_of('network')[name]
-        request['tolerance'] = row.tolerance
+        request['tolerance'] = self._tolerance(name)
         peer = self.seats[name]
         try:
             reply = peer.ask(request, PREPARE_LIMIT_S, self.progress)
@@ -242,18 +247,24 @@ class _Run:
                 settings=tuple(reply['settings'].items()),
                 tried=tuple(reply['tried']),
                 algorithm=reply['algorithm'],
-                reduced=row.reduced,
+                reduced=self._reduced(name),
             )
         )
+
+    def _reduced(self, name: str) -> bool:
+        """Whether a contestant computes in less than float32: by its row, or as asked."""
+        asked = self.options.get('precision') not in (None, 'fp32')
+        return table_of('network')[name].reduced or (name == OURS and asked)
+
+    def _tolerance(self, name: str) -> float | None:
+        return REDUCED_TOLERANCE if self._reduced(name) else None
 
     def check(self, row: Contestant) -> Contestant:
         try:
             got = _answers(self.seats[row.name], self.folder)
         except PeerError as error:
             return replace(row, status=error.status, message=error.message)
-        verdict = verify.compare_results(
-            got, self.want, tolerance=table_of('network')[row.name].tolerance
-        )
+        verdict = verify.compare_results(got, self.want, tolerance=self._tolerance(row.name))
         if not verdict.ok:
             message = f'its answer differs from ONNX Runtime: {verdict.message}'
             return replace(row, status='wrong', message=message)

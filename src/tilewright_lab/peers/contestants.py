@@ -233,6 +233,9 @@ CONTESTANTS: dict[Place, dict[str, Registration]] = {
             f'{_NETWORKS}:onnxruntime_variants', ('onnxruntime',), reads=True
         ),
         'openvino': Registration(f'{_NETWORKS}:openvino_variants', ('openvino',), reads=True),
+        'openvino-low': Registration(
+            f'{_NETWORKS}:openvino_low_variants', ('openvino',), reads=True, reduced=True
+        ),
         'ncnn': _mobile('ncnn_variants', 'ncnn', tools=('pnnx',)),
         'ncnn-low': _mobile('ncnn_low_variants', 'ncnn', tools=('pnnx',), reduced=True),
         'mnn': _mobile('mnn_variants', 'MNN'),

@@ -140,6 +140,12 @@ def openvino_variants() -> NetworkVariants:
         yield settings, lambda job, settings=settings: _openvino(job, settings)
 
 
+def openvino_low_variants() -> NetworkVariants:
+    """In whatever precision it takes by itself."""
+    for settings in libraries.openvino_settings(''):
+        yield settings, lambda job, settings=settings: _openvino(job, settings)
+
+
 def _openvino(job: NetworkJob, settings: dict[str, Any]) -> NetworkVariant:
     ov: Any = import_module('openvino')
 

@@ -17,6 +17,7 @@ from tilewright.ops.stage import Expr
 C_TYPES = {
     'f32': 'float',
     'f64': 'double',
+    'f16': '_Float16',
     'i64': 'int64_t',
     'i32': 'int32_t',
     'i16': 'int16_t',
@@ -60,7 +61,7 @@ class Typed:
             return text
         if to == 'bool':
             return f'({text} != 0)'
-        if is_float(dtype) and to not in ('f32', 'f64', 'i64', 'u64'):
+        if is_float(dtype) and to not in ('f16', 'f32', 'f64', 'i64', 'u64'):
             text = f'(int64_t){text}'  # beyond a narrow type, conversion is defined this way only
         return f'({C_TYPES[to]}){text}'
 

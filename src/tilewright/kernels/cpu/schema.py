@@ -86,6 +86,7 @@ class CpuSchema:
     last_resort  it is only asked where no other schema of its algorithm applies
     reason     a sentence for people: why it is what a group has
     integer    it multiplies small whole numbers, in what the machine has for them (`Isa.dots`)
+    half       it multiplies f16, by the row of the machine's instruction set for them (`Isa.half`)
     """
 
     name: str
@@ -112,6 +113,7 @@ class CpuSchema:
     last_resort: bool = False
     reason: str = ''
     integer: bool = False
+    half: bool = False
 
     def __post_init__(self) -> None:
         if self.choices is None and not self.rank:
@@ -183,12 +185,15 @@ SCHEMAS: Registry[CpuSchema] = Registry(
     (
         f'{_FOLDERS}.outer:OUTER',
         f'{_FOLDERS}.dot:DOT',
+        f'{_FOLDERS}.half:HALF',
         f'{_FOLDERS}.narrow:NARROW',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
+        f'{_FOLDERS}.windows:WINDOWS',
+        f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',

@@ -98,4 +98,5 @@ def bound_times(flops: float, moved: float, machine: Machine, threads: int) -> d
 
 def lower_bound(group: Group, machine: Machine, threads: int) -> float:
     """Seconds that no direct kernel of this group can beat: every product is computed."""
-    return max(bound_times(group.flops, group.compulsory_bytes, machine, threads).values())
+    seen = machine.multiplying(group.half)
+    return max(bound_times(group.flops, group.compulsory_bytes, seen, threads).values())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, half_isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
@@ -91,9 +91,16 @@ def _offering(group: Group, machine: Machine, algorithm: str) -> list[CpuSchema]
     isa, dot = ISAS[machine.isa], machine.dot
     floats = (isa.dtype, isa.accumulation)
     integers = (dot.dtype, 'i32') if dot else floats
-    lacks = {
-        s.name: s.lacks(group, isa, integers if s.integer else floats) for s in SCHEMAS.values()
-    }
+    halves = ISAS[half_isa(machine.isa)] if machine.half else None
+
+    def lacking(schema: CpuSchema) -> str:
+        if not schema.half:
+            return schema.lacks(group, isa, integers if schema.integer else floats)
+        if halves is None:
+            return f'{machine.name} has no arithmetic of f16'
+        return schema.lacks(group, halves, (halves.dtype, halves.accumulation))
+
+    lacks = {s.name: lacking(s) for s in SCHEMAS.values()}
     if all(lacks.values()):
         raise InputError(f'{group.label}: {next(iter(lacks.values()))}')
     return [s for s in SCHEMAS.values() if s.algorithm == algorithm and not lacks[s.name]]

@@ -52,6 +52,13 @@ def rank_dot(
         made.append(
             replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
         )
+    return fewest_passes(form, made, machine, top)
+
+
+def fewest_passes(
+    form: Words, made: list[Candidate], machine: Machine, top: int
+) -> tuple[Candidate, ...]:
+    """The best `top`; of those whose times are near each other, what reads weights least often."""
     copies = [copy_seconds(form, c.schedule, machine) for c in made]
     total = {c.schedule: c.prediction.seconds + s for c, s in zip(made, copies, strict=True)}
     best = min(total.values(), default=0.0)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.errors import InputError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schema import is_shipped
 from tilewright.knobs import debug
@@ -59,6 +60,8 @@ class CpuTarget:
     def plan(self, group: Group, wanted: Wanted) -> Plan:
         machine, warning = machine_of(wanted.machine, wanted.measure)
         threads = thread_count(wanted.threads, machine)
+        if group.half == 'f16' and not machine.half:
+            raise InputError(f'{machine.name} has no arithmetic of f16; choose f32')
         begin = time.perf_counter()
         top = max(wanted.top, wanted.trials or 1)
         bound = 0.0
@@ -89,11 +92,12 @@ class CpuTarget:
 
     def bounds_s(self, plan: Plan) -> tuple[float, float]:
         chosen = plan.best.prediction
-        times = bound_times(chosen.flops_done, chosen.moved, plan.machine, plan.threads)
+        machine = plan.machine.multiplying(plan.group.half)
+        times = bound_times(chosen.flops_done, chosen.moved, machine, plan.threads)
         return lower_bound(plan.group, plan.machine, plan.threads), max(times.values())
 
     def peak_gflops(self, plan: Plan) -> float:
-        return plan.machine.peak_gflops(plan.threads)
+        return plan.machine.multiplying(plan.group.half).peak_gflops(plan.threads)
 
     def summary(self, group: Group, schedule: AnySchedule) -> str:
         return summary(group, cpu_schedule(schedule))

@@ -31,6 +31,24 @@ PREFETCH_CYCLES = 60  # what a load from the second-level cache takes, with room
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """What a micro-kernel of f16 makes of its sums where they are complete behind one call: results
+    in f16, which leave the registers once.
+
+    out    where each pixel's results begin, in f16 from the first one's
+    bias   a number for each lane, of float32, is added
+    more   a number for each result, of f16, at the same places, is added behind it
+    low, high   limits that results are cut off at
+    """
+
+    out: tuple[int, ...]
+    bias: bool = False
+    more: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MicroKernel:
     """All offsets are in floats; `b_ahead` is how far ahead vectors are asked for, 0 for never, and
     `a_ahead` whether pixels of later iterations are: not where these lie side by side, which
@@ -40,7 +58,9 @@ class MicroKernel:
     vector by the elements of `b`, and acc[at[4c + j] + 4v ..] has four pixels of lane 4v + j. Four
     neighbours of `pixels` lie side by side then. `dtype` is that of `a` and `b`, `accumulation`
     that of the sums. Small whole numbers come in words of 32 bits, several in each, which stand
-    where floats do: a step adds up their products (`Isa.dots`).
+    where floats do: a step adds up their products (`Isa.dots`). So do f16, two in a word: vectors
+    are of 8 then, those of `b` come for the first number of a word, then for the second, and a
+    call adds in f16; its sums go into acc, or are added to what is there, in `accumulation`.
 
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
@@ -49,6 +69,9 @@ class MicroKernel:
 
     `stored` is what vectors of `b` are in memory: those of f16 or bf16 are widened as they are
     loaded, and offsets in them count such numbers.
+
+    With `finish` there is no `acc` nor `resume`: the function is told where results lie, and what
+    is added to them.
     """
 
     isa: str
@@ -66,6 +89,7 @@ class MicroKernel:
     fetch: int = 0
     varies: bool = False
     stored: str = 'f32'
+    finish: Finish | None = None
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -80,7 +104,7 @@ class MicroKernel:
                 f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
                 f'transposed of'
             )
-        need = registers_needed(len(self.pixels), self.vectors)
+        need = registers_needed(len(self.pixels), self.vectors, isa.weight_registers)
         have = isa.registers
         if need > have:
             raise ScheduleError(
@@ -132,9 +156,11 @@ def can_turn(isa: str, pixels: tuple[int, ...]) -> bool:
     return ISAS[isa].turns and all(run == tuple(range(run[0], run[0] + BLOCK)) for run in runs)
 
 
-def registers_needed(pixels: int, vectors: int) -> int:
-    """Accumulators, the vectors of one step, and one register for what is broadcast."""
-    return pixels * vectors + vectors + 1
+def registers_needed(pixels: int, vectors: int, each: int = 1) -> int:
+    """Accumulators, the vectors of one step, `each` of so many registers, and one register for what
+    is broadcast.
+    """
+    return (pixels + each) * vectors + 1
 
 
 def rows_fit(isa: Isa, rows: int, vectors: int) -> bool:
@@ -184,6 +210,12 @@ def emit(kernel: MicroKernel) -> str:
 
 def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
+    if kernel.finish:
+        head = (
+            f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
+            f'_Float16 *out, long count, const float *bias, const _Float16 *more)'
+        )
+        return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
     weight = WEIGHT_TYPES[kernel.stored]
     more = f', const {weight} *next' if kernel.fetch else ''
     more += ', long stride' if kernel.varies else ''
@@ -218,6 +250,8 @@ def reference_c(kernel: MicroKernel) -> str:
     width = kernel.lanes * kernel.vectors
     pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
     acc = ', '.join(map(str, kernel.acc))
+    if kernel.dtype == 'f16':
+        return _half_reference_c(kernel)
     of_a, of_b, total, products = _c_types(kernel)
     place = 'at[p] + v'
     if kernel.turned:
@@ -237,6 +271,48 @@ def reference_c(kernel: MicroKernel) -> str:
             f'                           (({of_b} *)(b + (i * {len(kernel.steps)} + s) * {width} + '
             'v))[j];',
             f'        (({total} *)acc)[{place}] = sum;',
+            '    }',
+        ],
+    )
+
+
+def _half_reference_c(kernel: MicroKernel) -> str:
+    """The same of f16: each product is added in f16, rounded once, the sum of a call in float32."""
+    width = kernel.lanes * kernel.vectors
+    pixels, steps = ', '.join(map(str, kernel.pixels)), ', '.join(map(str, kernel.steps))
+    finish = kernel.finish
+    acc = ', '.join(map(str, finish.out if finish else kernel.acc))
+    kind = '_Float16' if kernel.accumulation == 'f16' else 'float'
+    end = [
+        f'{kind} *to = ({kind} *)(acc + at[p]) + v;',
+        f'*to = (resume ? *to : ({kind})0) + ({kind})sum;',
+    ]
+    if finish:
+        end = ['sum = (_Float16)((float)sum + (float)(_Float16)bias[v]);'] if finish.bias else []
+        if finish.more:
+            end.append('sum = (_Float16)((float)sum + (float)more[at[p] + v]);')
+        if finish.low is not None:
+            end.append(f'sum = sum < (_Float16){finish.low} ? (_Float16){finish.low} : sum;')
+        if finish.high is not None:
+            end.append(f'sum = sum > (_Float16){finish.high} ? (_Float16){finish.high} : sum;')
+        end.append('out[at[p] + v] = sum;')
+    return function(
+        kernel,
+        [
+            f'static const long pixels[] = {{{pixels}}}, steps[] = {{{steps}}}, at[] = {{{acc}}};',
+            f'for (long p = 0; p < {len(kernel.pixels)}; p++)',
+            f'    for (long v = 0; v < {width}; v++) {{',
+            '        _Float16 sum = 0;',
+            '        for (long i = 0; i < count; i++)',
+            f'            for (long s = 0; s < {len(kernel.steps)}; s++)',
+            '                for (long j = 0; j < 2; j++) {',
+            f'                    const float *from = a + i * {kernel.a_step} + steps[s];',
+            f'                    const float *by = b + (i * {len(kernel.steps)} + s) * {width};',
+            '                    const double x = ((const _Float16 *)(from + pixels[p]))[j];',
+            f'                    const double w = ((const _Float16 *)by)[j * {width} + v];',
+            '                    sum = (_Float16)(x * w + (double)sum);',
+            '                }',
+            *(f'        {line}' for line in end),
             '    }',
         ],
     )

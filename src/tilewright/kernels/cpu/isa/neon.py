@@ -13,7 +13,7 @@ from tilewright.kernels.cpu.isa import micro, neon_rows
 from tilewright.kernels.cpu.isa.neon_address import Addresses, accumulators, add_immediate, clobbers
 from tilewright.machine.isa import ISAS
 
-_LETTER = {4: 'q', 2: 'd', 1: 's'}
+LETTER = {4: 'q', 2: 'd', 1: 's'}
 
 
 def chunks(pixels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
     addresses = Addresses('%[a]')
-    lines += _prefetch(kernel)
+    lines += prefetch_pixels(kernel)
     lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
     for number, step in enumerate(kernel.steps):
         b_offset = number * vectors * 16
@@ -66,7 +66,7 @@ def emit(kernel: micro.MicroKernel) -> str:
             size = len(together)
             offset = 4 * (step + kernel.pixels[together[0]])
             operand = addresses.operand(offset, 4 * size, lines)
-            lines.append(f'ldr {_LETTER[size]}{register}, {operand}')
+            lines.append(f'ldr {LETTER[size]}{register}, {operand}')
             for lane, pixel in enumerate(together):
                 for v in range(vectors):
                     target = pixel * vectors + v
@@ -83,7 +83,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers()))
 
 
-def _prefetch(kernel: micro.MicroKernel) -> list[str]:
+def prefetch_pixels(kernel: micro.MicroKernel) -> list[str]:
     """Ask for the lines that a later iteration reads, relative to one extra base."""
     places = micro.prefetches(kernel)
     if not places:

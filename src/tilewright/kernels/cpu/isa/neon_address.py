@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tilewright.kernels.cpu.isa import micro
 
-_ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
+ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
 
 
 class Addresses:
     """Turns a byte offset from a pointer into an operand, adding a base where none reaches it."""
 
-    def __init__(self, pointer: str) -> None:
-        self.pointer = pointer
+    def __init__(self, pointer: str, bases: tuple[str, ...] = ADDRESS_REGISTERS) -> None:
+        self.pointer, self.bases = pointer, bases
         self.base = 0
         self.register = pointer
         self.turn = 0
@@ -21,8 +21,8 @@ class Addresses:
             rest = offset - base
             if (0 <= rest <= 4095 * size and rest % size == 0) or -256 <= rest <= 255:
                 return f'[{register}, #{rest}]'
-        self.turn = (self.turn + 1) % len(_ADDRESS_REGISTERS)
-        self.register, self.base = _ADDRESS_REGISTERS[self.turn], offset
+        self.turn = (self.turn + 1) % len(self.bases)
+        self.register, self.base = self.bases[self.turn], offset
         out += add_immediate(self.register, self.pointer, offset)
         return f'[{self.register}]'
 
@@ -54,4 +54,4 @@ def accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:
 
 def clobbers() -> list[str]:
     """What a micro-kernel overwrites."""
-    return [f'v{i}' for i in range(32)] + [*_ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']
+    return [f'v{i}' for i in range(32)] + [*ADDRESS_REGISTERS, 'x13', 'x14', 'cc', 'memory']

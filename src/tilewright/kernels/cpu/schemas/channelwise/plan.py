@@ -129,7 +129,7 @@ def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
     batch, row, column, channel = (e.names[0] for e in write)
     if read[0] != write[0] or read[3] != write[3] or {batch, row, column} & set(weights.names):
         return None
-    down, across = _slide(group, read[1], row, shape[1]), _slide(group, read[2], column, shape[2])
+    down, across = slide(group, read[1], row, shape[1]), slide(group, read[2], column, shape[2])
     if down is None or across is None or channel not in weights.names:
         return None
     if set(stage.reduction) != {down.tap, across.tap} - {''}:
@@ -137,7 +137,8 @@ def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
     return batch, down, across, channel
 
 
-def _slide(group: Group, index: Affine, out: str, extent: int) -> Slide | None:
+def slide(group: Group, index: Affine, out: str, extent: int) -> Slide | None:
+    """How a window slides along an axis of so many elements; None where it is read otherwise."""
     sizes = group.main.sizes
     taps = [n for n in index.names if n != out]
     if out not in index.names or len(taps) > 1 or index.const > 0:

@@ -1,16 +1,16 @@
-"""The schema of integer products in C: the loops and micro-kernels of outer products, on words.
+"""The schemas of integer products and of f16 in C: loops and micro-kernels of outer products, on
+words.
 
 Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
 
     pack_tile    rows of channels, number by number, into words; outside the image its zero point
     tw_pack      weights into panels of words, zeros beyond the last channel
-    store_row    sums, which are i32, through the epilogue, into whatever the result is
+    store_row    sums, which are i32 or float, through the epilogue, into whatever the result is
 """
 
 from __future__ import annotations
 
 from tilewright.kernels.cpu import abi, operand
-from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED, SUMS, DotPlan
@@ -25,7 +25,8 @@ def generate(p: DotPlan) -> str:
     writer = Writer()
     abi.write_head(writer, p.group, p.words.schedule)
     writer.line('#include <stdint.h>')
-    writer.line(f'typedef int32_t {SUMS} __attribute__((may_alias));')
+    if p.words.sums == SUMS:
+        writer.line(f'typedef int32_t {SUMS} __attribute__((may_alias));')
     writer.line()
     write_functions(writer, p.words.functions)
     if p.words.schedule.pack:
@@ -42,7 +43,7 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
     flip = f' ^ {128 if image.dtype == "i8" else -128}' if p.flips else ''
     pad = int(stage.pad_value)
     pad = (pad ^ 128) - (256 if pad ^ 128 > 127 and image.dtype == 'u8' else 0) if p.flips else pad
-    kind, inner = C_TYPES[image.dtype], p.words.operand.splits[-1]
+    kind, inner = p.source, p.words.operand.splits[-1]
     step, size = image.strides[inner.axis], image.shape[inner.axis]
     known = '' if p.whole else 'long from, long size, long count, '
     writer.open(
@@ -124,7 +125,8 @@ def _write_packing(writer: Writer, p: DotPlan) -> None:
     inside = f'{c.vector} < {panels.size} && number < {sizes[p.form.dim]}'
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     source = f'constants[{names.index(p.weights.name)}]'
-    writer.line(f'const int8_t *b = (const int8_t *){source};')
+    kind = p.weight if p.halves else 'int8_t'
+    writer.line(f'const {kind} *b = (const {kind} *){source};')
     writer.line(f'{p.weight} *to = ({p.weight} *)packed;')
     for name in p.words.loose:
         writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
@@ -134,9 +136,12 @@ def _write_packing(writer: Writer, p: DotPlan) -> None:
     )
     for name in c.reduction:
         writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
+    if p.halves:
+        writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.open('for (long lane = 0; lane < width; lane++)')
     writer.line(f'const long {c.vector} = panel * {panels.width} + lane;')
-    writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
+    if not p.halves:
+        writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.line(f'const long number = {p.form.dim} * {p.products} + spot;')
     steps = [scaled('number' if d == p.form.dim else d, s) for d, s in strides.items()]
     address = total([*steps, str(const)])
@@ -178,7 +183,7 @@ def _write_part(writer: Writer, p: DotPlan) -> None:
     def pointer(tensor: str) -> str:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
-    kind = C_TYPES[p.image.dtype] if p.words.schedule.pack else 'float'
+    kind = p.source if p.words.schedule.pack else 'float'
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line(f'const {kind} *source = (const {kind} *)({pointer(p.image.name)});')
     write_nest(writer, p.words, pointer, 'pack_tile(source, buffer, from, extent);')

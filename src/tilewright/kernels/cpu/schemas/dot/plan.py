@@ -58,14 +58,26 @@ class DotPlan:
         return self.group.tensor(factors(self.group)[1].tensor)
 
     @property
+    def halves(self) -> bool:
+        """Whether numbers are f16, which are copied by their bits. Panels have all lanes of the
+        first number of a word, then those of the second.
+        """
+        return self.image.dtype == 'f16'
+
+    @property
+    def source(self) -> str:
+        """The C type of a number of the image in memory."""
+        return 'uint16_t' if self.halves else C_TYPES[self.image.dtype]
+
+    @property
     def number(self) -> str:
         """The C type of a number in a word of the image."""
-        return C_TYPES[self.words.schedule.dtype]
+        return 'uint16_t' if self.halves else C_TYPES[self.words.schedule.dtype]
 
     @property
     def weight(self) -> str:
         """The C type of a number in a word of weights."""
-        return f'int{32 // self.products}_t'
+        return 'uint16_t' if self.halves else f'int{32 // self.products}_t'
 
 
 def why_not(group: Group) -> str:

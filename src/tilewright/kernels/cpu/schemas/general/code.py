@@ -25,6 +25,7 @@ from tilewright.kernels.cpu.expression import C_TYPES, Typed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.names import TAKEN, rename_stage, safe_iterators
 from tilewright.kernels.cpu.nest import Nest, part_extents
+from tilewright.kernels.cpu.schemas.general import halves
 from tilewright.kernels.cpu.schemas.general.nest import PieceWriter
 from tilewright.kernels.cpu.schemas.general.plan import (
     Piece,
@@ -95,6 +96,8 @@ def generate(unit: GeneralPlan) -> str:
     writer = Writer()
     abi.write_head(writer, unit.group, unit.schedule)
     writer.lines += [*HELPERS.splitlines(), '']
+    if any(t.dtype == 'f16' for t in unit.group.tensors):
+        writer.lines += [*halves.FUNCTIONS.splitlines(), '']
     write_functions(writer, typed.functions)
     for table in unit.tables.all():
         values = ', '.join(map(str, table.values))
@@ -244,6 +247,8 @@ class GeneralPlan:
             return f'p{len(names) - 1}_', strides
 
         piece = piece_of(part, self.tables, pointer, spans, fixed)
+        if len(self.running) == 1:
+            piece = halves.as_bits(piece)
         writer.open('')
         for place in piece.places:
             own = chunked and place.tensor not in self.local

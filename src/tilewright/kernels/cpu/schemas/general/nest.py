@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.kernels.cpu.expression import C_TYPES, Typed, number
-from tilewright.kernels.cpu.schemas.general import window
+from tilewright.kernels.cpu.schemas.general import halves, window
 from tilewright.kernels.cpu.schemas.general.plan import (
     Loop,
     Piece,
@@ -35,6 +35,7 @@ from tilewright.kernels.cpu.schemas.general.plan import (
     unrolled,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.ops.dtypes import computed
 from tilewright.ops.stage import COMBINERS, Expr
 
 Kept = Callable[[Test], bool]  # the tests that are made for each point
@@ -59,6 +60,7 @@ class PieceWriter:
         )
         self.kind = C_TYPES[piece.dtype]
         self.windowed = self._windowed()
+        self.block: halves.Block | None = None  # while a loop over f16 is written
 
     def write(self) -> None:
         piece = self.piece
@@ -288,17 +290,18 @@ class PieceWriter:
         if skips:
             low, high = 'from_', 'to_'
             self._clip(at, count)
-        writer.line(SIMD)
-        writer.open(f'for (long j_ = {low}; j_ < {high}; j_++)')
-        writer.line(here)
-        self._accumulate('partial_[j_]', [{}] if skips else self._points(), kept)
-        writer.close(1 + len(loops))
-        writer.line(SIMD)
-        writer.open(f'for (long j_ = 0; j_ < {count}; j_++)')
-        writer.line(here)
-        writer.line(f'const {self.kind} value_0 = partial_[j_];')
-        self._finish()
-        writer.close(2)
+        points = [{}] if skips else self._points()
+        self._neighbours(
+            'j_', low, high, here, lambda: self._accumulate('partial_[j_]', points, kept)
+        )
+        writer.close(len(loops))
+
+        def finish() -> None:
+            self.writer.line(f'const {self.kind} value_0 = partial_[j_];')
+            self._finish()
+
+        self._neighbours('j_', '0', count, here, finish)
+        writer.close()
 
     def _clip(self, at: str, count: str) -> None:
         """Go on with the points of a strip, `from_` to `to_`, that are inside for this tap."""
@@ -341,12 +344,11 @@ class PieceWriter:
         writer.close()
 
     def _lanes(self, at: str, count: int) -> None:
-        writer = self.writer
-        writer.line(SIMD)
-        writer.open(f'for (long j_ = 0; j_ < {count}; j_++)')
-        writer.line(f'const long {self.strip.name} = {total([at, "j_"])};')
-        self._accumulate('partial_[j_]', self._points(), _every)
-        writer.close()
+        here = f'const long {self.strip.name} = {total([at, "j_"])};'
+        points = self._points()
+        self._neighbours(
+            'j_', '0', str(count), here, lambda: self._accumulate('partial_[j_]', points, _every)
+        )
 
     def _clear(self, width: int) -> None:
         combiner = self.piece.stage.combiner
@@ -361,14 +363,63 @@ class PieceWriter:
 
     def _point_loop(self, strip: Loop | None, low: str, high: str, kept: Kept) -> None:
         """One loop, each of whose points is finished at once; without a strip a single point."""
-        writer = self.writer
         if strip is None:
-            writer.open('')
+            self.writer.open('')
+            self._finish_taps(self._points(), kept)
+            self.writer.close()
+            return
+        points = self._points()
+        self._neighbours(strip.name, low, high, '', lambda: self._finish_taps(points, kept))
+
+    def _neighbours(
+        self, name: str, low: str, high: str, here: str, body: Callable[[], None]
+    ) -> None:
+        """A loop whose points lie side by side; `here` stands before its body."""
+        first = low
+        length = int(high) - int(low) if low.isdigit() and high.isdigit() else -1
+        if any(halves.runs(p, self.strip.name) for p in self.piece.places):
+            if length < 0 or length >= halves.RUN:
+                first = self._blocks_of_halves(name, low, high, here, body)
+            if length >= 0 and length % halves.RUN == 0:
+                return
+        self.writer.line(SIMD)
+        self.writer.open(f'for (long {name} = {first}; {name} < {high}; {name}++)')
+        if here:
+            self.writer.line(here)
+        body()
+        self.writer.close()
+
+    def _blocks_of_halves(
+        self, name: str, low: str, high: str, here: str, body: Callable[[], None]
+    ) -> str:
+        """The same for whole blocks of f16; comes out: where the rest begins."""
+        writer, self.writer, self.block = self.writer, Writer(), halves.Block()
+        body()
+        inner, block = self.writer.lines, self.block
+        self.writer, self.block = writer, None
+        start = f'{name}from_'
+        if low.isdigit() and high.isdigit():
+            whole = int(low) + (int(high) - int(low)) // halves.RUN * halves.RUN
+            writer.open(f'for (long {name} = {low}; {name} < {whole}; {name} += {halves.RUN})')
         else:
-            writer.line(SIMD)
-            writer.open(f'for (long {strip.name} = {low}; {strip.name} < {high}; {strip.name}++)')
-        self._finish_taps(self._points(), kept)
+            whole = start
+            writer.line(f'const long {start} = {high} - ({high} - ({low})) % {halves.RUN};')
+            writer.open(f'for (long {name} = {low}; {name} < {start}; {name} += {halves.RUN})')
+        if here:
+            writer.line(here)
+        block.before(writer)
+        writer.line(f'const long block_ = {name};')
+        writer.line(SIMD)
+        writer.open(f'for (long i_ = 0; i_ < {halves.RUN}; i_++)')
+        writer.line(f'const long {name} = block_ + i_;')
+        if here:
+            writer.line(here)
+        for line in inner:
+            writer.line(line)
         writer.close()
+        block.after(writer)
+        writer.close()
+        return str(whole)
 
     def _finish_taps(self, taps: list[dict[str, int]], kept: Kept) -> None:
         """A point from the taps of its window, and what follows."""
@@ -408,11 +459,16 @@ class PieceWriter:
     def _element(self, place: Place, looked_up: Mapping[int, str]) -> str:
         if place.lookups:
             self.typed.functions['lookup'] = None
+        beyond = number(self.piece.stage.pad_value, computed(place.dtype))
+        if self.block is not None and halves.runs(place, self.strip.name):
+            return self.block.read(place, beyond)
         element = f'{place.pointer}[{place.index(looked_up)}]'
+        if place.dtype == 'f16':
+            element = f'(float){element}'
         if not place.tests:
             return element
         tests = ' && '.join(dict.fromkeys(t.text() for t in place.tests))
-        return f'({tests} ? {element} : {number(self.piece.stage.pad_value, place.dtype)})'
+        return f'({tests} ? {element} : {beyond})'
 
     def _finish(self) -> None:
         """What follows the sum, and the store."""
@@ -426,7 +482,10 @@ class PieceWriter:
             value = self.typed.convert(text, dtype, after.dtype)
             writer.line(f'const {C_TYPES[after.dtype]} value_{n} = {value};')
             dtypes.append(after.dtype)
-        writer.line(f'{piece.write.pointer}[{piece.write.index({})}] = value_{len(piece.after)};')
+        target = f'{piece.write.pointer}[{piece.write.index({})}]'
+        if self.block is not None and halves.runs(piece.write, self.strip.name):
+            target = self.block.write(piece.write)
+        writer.line(f'{target} = value_{len(piece.after)};')
 
 
 def _every(_: Test) -> bool:

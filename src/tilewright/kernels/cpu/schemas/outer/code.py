@@ -93,7 +93,15 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
         b_ahead=p.stream_ahead,
+        finish=_finish(p, [place(p.out_strides, point) for point in pixels]),
     )
+
+
+def _finish(p: OuterPlan, places: list[int]) -> micro.Finish | None:
+    if p.finish is None:
+        return None
+    bias, more = bool(p.finish.bias), bool(p.finish.more)
+    return micro.Finish(tuple(places), bias, more, p.finish.low, p.finish.high)
 
 
 def _write_part(writer: Writer, p: OuterPlan) -> None:
@@ -218,6 +226,10 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
         strides, const = access_strides(p.group, c.a)
         shifts = [scaled(at(d), strides.get(d, 0)) for d in moving]
         writer.line(f'const float *tile = source + {total([*shifts, str(const)])};')
+    if p.finish:
+        _write_store_fetch(writer, p, nest)
+        _write_calls(writer, p, nest, width)
+        return
     if p.persistent:
         place = [
             scaled(f'({at(d)} - {nest_part(p, d)})', p.acc_strides[d])
@@ -256,7 +268,27 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     count = f'{at(c.loop)[1]} - {at(c.loop)[0]}' if c.loop else '1'
     shift = total([scaled(f'({d} - {at(d)[0]})', p.operand.strides.get(d, 0)) for d in c.outer])
     again = ' || '.join([resume, *(f'{d} > {at(d)[0]}' for d in c.outer)])
-    arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}, acc, {count}, {again}'
+    runs = bool(p.run and c.loop) and p.run < p.schedule.levels[1].tile[c.loop]
+    if runs:
+        writer.line(f'const long length = {count};')
+        writer.open(f'for (long done = 0; done < length; done += {p.run})')
+        count, again = f'min_long({p.run}, length - done)', f'{again} || done'
+        linear, shift = f'{linear} + done', total(
+            [shift, scaled('done', p.operand.strides.get(c.loop, 0))]
+        )  # fmt: skip
+    arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}'
+    if p.finish:
+        pointers = [
+            next(
+                (f'{i.name} + {_operand_place(p, nest, i)}' for i in p.epilogue.operands
+                 if i.name == name),
+                'NULL',
+            )
+            for name in (p.finish.bias, p.finish.more)
+        ]  # fmt: skip
+        arguments += f', {_out(p)} + {_result_place(p, nest)}, {count}, {", ".join(pointers)}'
+    else:
+        arguments += f', acc, {count}, {again}'
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])
@@ -272,8 +304,8 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
             f'{micro.micro_name(p.schedule.isa, extents, vectors)}({arguments});'
         ),
     )
-    if c.outer:
-        writer.close(len(c.outer))
+    if c.outer or runs:
+        writer.close(len(c.outer) + runs)
 
 
 def _dispatch(writer: Writer, p: OuterPlan, nest: Nest, call) -> None:

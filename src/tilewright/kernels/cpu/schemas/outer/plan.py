@@ -14,6 +14,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
+from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import EVERY, Nest, part_extents, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
@@ -49,13 +50,25 @@ class Ahead:
     most: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What micro-kernels make of complete sums (`micro.Finish`), and of which operands."""
+
+    bias: str = ''
+    more: str = ''
+    low: float | None = None
+    high: float | None = None
+
+
 @dataclass(frozen=True)
 class OuterPlan:
     """Everything that the generator decides before it writes a line.
 
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
-    and panels is as large as a float. `whole` is what follows sums of whole numbers, on vectors;
-    `stored` is what weights of floats are in panels.
+    and panels is as large as a float. `whole` is what follows sums of whole numbers or f16, on
+    vectors; `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
+    iterations of the loop a call of a micro-kernel has at most. With `finish` micro-kernels store
+    results themselves.
     """
 
     group: Group
@@ -75,9 +88,11 @@ class OuterPlan:
     quick: Quick | None
     sums: str = 'float'
     result: str = 'float'
-    whole: WholeValue | None = None
+    whole: WholeValue | HalfValue | None = None
     stored: str = 'f32'
     ahead: Ahead | None = None
+    run: int = 0
+    finish: Finished | None = None
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.

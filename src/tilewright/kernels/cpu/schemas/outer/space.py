@@ -66,7 +66,9 @@ def _busy_tiles(contraction: Contraction, isa: Isa, wanted: int) -> Iterator[dic
     most = -(-sizes[contraction.vector] // isa.lanes)
     for vectors in range(1, min(4, most) + 1):
         fitting = (
-            p for p in range(isa.registers, 0, -1) if registers_needed(p, vectors) <= isa.registers
+            p
+            for p in range(isa.registers, 0, -1)
+            if registers_needed(p, vectors, isa.weight_registers) <= isa.registers
         )
         limit = next(fitting, 0)
         ranges = [range(1, min(limit, sizes[d]) + 1) for d in blocked]
@@ -142,7 +144,7 @@ def _any_register_tiles(
                 fits = [
                     e
                     for e in range(1, sizes[name] + 1)
-                    if registers_needed(others * e, vectors) <= isa.registers
+                    if registers_needed(others * e, vectors, isa.weight_registers) <= isa.registers
                 ]
                 tile[name] = random.choice(fits or [1])
             yield tile

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.half_vectors import LANES, HalfValue
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
@@ -43,7 +44,12 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
-    if p.whole:
+    if p.finish:
+        _write_fetch(writer, p)
+        return
+    if isinstance(p.whole, HalfValue):
+        _write_half(writer, p, p.whole)
+    elif p.whole:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
         _write_lane_row(writer, p)
@@ -95,7 +101,7 @@ def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     """
     along = [d for d, stride in p.out_strides.items() if stride == 1]
     found = tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
-    if p.sums == 'float':
+    if p.sums == p.result == 'float':
         return found
     # Several operands have one number for each channel, which stay near.
     return tuple(i for i in found if any(i.stride(d) for d in p.contraction.pixels))
@@ -195,6 +201,24 @@ def _beside(p: OuterPlan) -> bool:
     return narrow and bool(p.epilogue.functions) and not by_pixels(p)
 
 
+def _write_half(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
+    """One vector of sums, of which `count` lanes are stored: all on vectors, or one by one."""
+    vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
+    value.write_functions(writer)
+    writer.open(_head(p, 'store_vector', '').replace('long lanes', 'unsigned long count'))
+    for first in range(0, lanes, LANES):
+        writer.open(f'if (count >= {first + LANES})')
+        value.write_block(writer, operands, vector, first)
+        writer.close()
+    writer.open(f'for (unsigned long lane = count / {LANES} * {LANES}; lane < count; lane++)')
+    writer.line('const float value = acc[lane];')
+    for item in operands:
+        writer.line(f'const long {item.name}_at = {scaled("lane", item.stride(vector)) or 0};')
+    writer.line(f'out[lane] = {p.epilogue.expression};')
+    writer.close(2)
+    writer.line()
+
+
 def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
     """One vector of sums that are whole numbers, of which `count` lanes are stored; and four."""
     vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
@@ -234,7 +258,7 @@ def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
         writer.line()
 
 
-def _stores_fours(p: OuterPlan, value: WholeValue) -> bool:
+def _stores_fours(p: OuterPlan, value: WholeValue | HalfValue) -> bool:
     """Whether the vectors of a pixel, two to four, are narrowed and stored at once."""
     return value.in_fours and p.panels.lanes == 16 and 2 <= p.panels.vectors <= 4
 
