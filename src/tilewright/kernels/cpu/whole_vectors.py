@@ -27,9 +27,7 @@ from tilewright.ops.stage import Expr
 MAGIC = 12582912  # 1.5 * 2^23: a float at which neighbours are 1 apart
 MAGIC_BITS = 0x4B400000
 WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
-# By bytes of an x86 vector. Other sets leave all of it to compilers, which have no unsigned
-# numbers to widen there and narrow well.
-BITS = {64: 512, 32: 256}
+BITS = {64: 512, 32: 256}  # by bytes of an x86 vector; NEON's are in whole_neon.py
 
 
 class _NoVectorError(Exception):

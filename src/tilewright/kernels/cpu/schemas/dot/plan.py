@@ -154,7 +154,8 @@ def vector_epilogue(group: Group, epilogue: Epilogue, schedule: Schedule) -> Who
     """The same on a schedule's vectors (kernels/cpu/whole_vectors.py), where they can."""
     items, isa = epilogue.operands, ISAS[schedule.isa]
     strange = any(item.stride(schedule.vector) not in (0, 1) for item in items)
-    if strange or isa.arch != 'x86_64' or isa.vector_bytes not in BITS:
+    has = isa.arch == 'aarch64' or (isa.arch == 'x86_64' and isa.vector_bytes in BITS)
+    if strange or not has:
         return None
     value = 'value'
     if items and items[-1].tensor == MOVED:

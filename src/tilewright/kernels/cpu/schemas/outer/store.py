@@ -16,6 +16,13 @@ from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.whole_neon import (
+    LANES,
+    read_lines,
+    store_lines,
+    together,
+    write_neon_vectors,
+)
 from tilewright.kernels.cpu.whole_vectors import (
     WholeValue,
     vector_operands,
@@ -23,6 +30,7 @@ from tilewright.kernels.cpu.whole_vectors import (
     write_vectors,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 
@@ -42,7 +50,9 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
-    if p.whole:
+    if p.whole and _on_neon(p):
+        write_neon_vectors(writer, p.whole, p.epilogue.operands)
+    elif p.whole:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
         _write_lane_row(writer, p)
@@ -257,6 +267,54 @@ def _write_whole_stores(
         writer.close()
 
 
+def _on_neon(p: OuterPlan) -> bool:
+    return ISAS[p.schedule.isa].arch == 'aarch64'
+
+
+def _write_neon_stores(
+    writer: Writer, p: OuterPlan, value: WholeValue, points: list[dict[str, int]],
+    strides: Mapping[str, int], run: int, vectors: int,
+) -> None:  # fmt: skip
+    """Every vector of a tile, up to four of a pixel at once; what belongs to channels alone is
+    read before the first pixel.
+    """
+    last = p.panels.size - (p.panels.count - 1) * p.panels.width
+    width, vector, pixels = LANES * vectors, p.contraction.vector, p.contraction.pixels
+    cut = width - LANES < last < width
+    items = p.epilogue.operands
+    fixed = [item for item in items if not any(item.stride(d) for d in pixels)]
+    for tail in (True, False) if cut else (False,):
+        writer.open(f'if (lanes < {width})' if tail else '')
+        for run_of in together(vectors):
+            ends = run_of[-1] + 1 == vectors
+            count = last - (vectors - 1) * LANES if tail and ends else LANES
+            writer.open('')
+            for item in fixed:
+                for line in read_lines(item, item.name, vector, run_of, count):
+                    writer.line(line)
+            for at in points:
+                places = {'acc': dict(strides), 'out': dict(p.out_strides)}
+                places |= {item.name: dict(item.strides) for item in items}
+                texts = {}
+                for name, steps in places.items():
+                    first = sum(steps.get(d, 0) * i for d, i in at.items())
+                    pixel = scaled('pixel', steps.get(p.lane, 0))
+                    texts[name] = f'({name} + {total([str(first), pixel])})'
+                writer.open(f'for (long pixel = 0; pixel < {run}; pixel++)')
+                for item in items:
+                    if item not in fixed:
+                        for line in read_lines(item, texts[item.name], vector, run_of, count):
+                            writer.line(line)
+                sums = {v: f'*(const whole_v *)({texts["acc"]} + {LANES * v})' for v in run_of}
+                for line in store_lines(value, items, sums, texts['out'], count):
+                    writer.line(line)
+                writer.close()
+            writer.close()
+        if tail:
+            writer.line('return;')
+        writer.close()
+
+
 def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], vectors: int) -> None:
     names = p.contraction.pixels
     width = p.panels.lanes * vectors
@@ -279,6 +337,11 @@ def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], ve
         dict(zip(others, point, strict=True))
         for point in itertools.product(*(range(sizes[d]) for d in others))
     ]
+    if p.whole and _on_neon(p):
+        _write_neon_stores(writer, p, p.whole, points, strides, run, vectors)
+        writer.close()
+        writer.line()
+        return
     if p.whole:
         fours = _stores_fours(p, p.whole)
         _write_whole_stores(writer, p, points, strides, run, vectors, fours)

@@ -1,0 +1,176 @@
+"""Vectors of whole numbers in C for NEON: from and to memory, four of them at once as bytes.
+
+Goes in: what follows a sum (`WholeValue`, kernels/cpu/whole_vectors.py) and its operands. Comes out:
+C functions
+
+    finish(value, e0_v, ..)     a vector of sums through the epilogue
+    take_DTYPE(from, count)     so many numbers, the lanes of a vector or the first few of them
+    put_DTYPE(to, all, count)   the same back
+    spread_DTYPE(bytes, v)      vector v of the four that 16 bytes become
+    put_bytes(to, a, b, c, d, count)   the lowest bytes of four vectors, `count` of them in all
+
+and of tiles the lines that call them. Rounding by an addition leaves small whole numbers in the
+lowest bits of lanes (`WholeValue.made`), so that narrowing is picking bytes: three instructions for
+four vectors, where conversions take two cycles each on one of two pipes of a Neoverse-N1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.functions import INLINE
+from tilewright.kernels.cpu.pointwise import Operand
+from tilewright.kernels.cpu.whole_vectors import WholeValue
+from tilewright.kernels.cpu.writer import Writer
+from tilewright.ops.dtypes import DTYPES
+
+LANES = 4
+AT_ONCE = 4  # vectors that are narrowed together
+
+_TYPES = """\
+typedef float real_v __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t whole_v __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint32_t bits_v __attribute__((vector_size(16), aligned(4), may_alias));
+INLINE real_v every_real(float x) { return (real_v)vdupq_n_f32(x); }
+INLINE whole_v every_whole(int32_t x) { return (whole_v)vdupq_n_s32(x); }
+INLINE real_v real_max(real_v a, real_v b)
+{
+    return (real_v)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+}
+INLINE real_v real_min(real_v a, real_v b)
+{
+    return (real_v)vminq_f32((float32x4_t)a, (float32x4_t)b);
+}
+INLINE whole_v whole_max(whole_v a, whole_v b)
+{
+    return (whole_v)vmaxq_s32((int32x4_t)a, (int32x4_t)b);
+}
+INLINE whole_v whole_min(whole_v a, whole_v b)
+{
+    return (whole_v)vminq_s32((int32x4_t)a, (int32x4_t)b);
+}
+"""
+
+_PUT_BYTES = """\
+INLINE void put_bytes(void *to, whole_v a, whole_v b, whole_v c, whole_v d, unsigned long count)
+{
+    const uint16x8_t low = vuzp1q_u16((uint16x8_t)a, (uint16x8_t)b);
+    const uint16x8_t high = vuzp1q_u16((uint16x8_t)c, (uint16x8_t)d);
+    const uint8x16_t bytes = vuzp1q_u8((uint8x16_t)low, (uint8x16_t)high);
+    memcpy(to, &bytes, count);
+}
+"""
+
+_SPREAD = """\
+INLINE whole_v spread_@dtype@(@sign@8x16_t x, int v)
+{
+    const @sign@16x8_t half = v < 2 ? vmovl_@s@8(vget_low_@s@8(x)) : vmovl_@s@8(vget_high_@s@8(x));
+    return (whole_v)(v % 2 ? vmovl_@s@16(vget_high_@s@16(half)) : vmovl_@s@16(vget_low_@s@16(half)));
+}
+"""
+
+
+def write_neon_vectors(writer: Writer, value: WholeValue, operands: Sequence[Operand]) -> None:
+    """The types, what expressions call, and what loads and stores."""
+    writer.line('#include <arm_neon.h>')
+    text = _TYPES
+    dtypes = dict.fromkeys((value.dtype, *(item.dtype for item in operands)))
+    if DTYPES[value.dtype] == 1:
+        text += _PUT_BYTES
+    for dtype in (d for d in dtypes if DTYPES[d] == 1):
+        letter = 'u' if dtype[0] == 'u' else 's'
+        sign = 'uint' if letter == 'u' else 'int'
+        text += _SPREAD.replace('@dtype@', dtype).replace('@sign@', sign).replace('@s@', letter)
+    writer.lines += text.replace('INLINE', INLINE).splitlines()
+    for dtype in dtypes:
+        if DTYPES[dtype] > 1:
+            _write_memory(writer, dtype)
+    kinds = {item.name: _kind(item.dtype) for item in operands}
+    given = ''.join(f', {kind} {name}_v' for name, kind in kinds.items())
+    writer.open(f'{INLINE} {_kind(value.dtype)} finish(whole_v value{given})')
+    writer.line(f'return {value.made(last=True)};')
+    writer.close()
+    writer.line()
+
+
+def _kind(dtype: str) -> str:
+    return 'real_v' if dtype == 'f32' else 'whole_v'
+
+
+def _write_memory(writer: Writer, dtype: str) -> None:
+    """`take` and `put` of numbers of 16 or 32 bits."""
+    kind, wide = C_TYPES[dtype], _kind(dtype)
+    take, put, narrow = 'x', 'all', wide
+    if DTYPES[dtype] == 2:
+        letter = 'u' if dtype[0] == 'u' else 's'
+        narrow = f'{"u" if letter == "u" else ""}int16x4_t'
+        take = f'(whole_v)vmovl_{letter}16(x)'
+        put = f'({narrow})vmovn_u32((uint32x4_t)all)'
+    writer.open(f'{INLINE} {wide} take_{dtype}(const {kind} *from, unsigned long count)')
+    writer.line(f'{narrow} x = {{0}};')
+    writer.line('memcpy(&x, from, count * sizeof(*from));')
+    writer.line(f'return {take};')
+    writer.close()
+    writer.open(f'{INLINE} void put_{dtype}({kind} *to, {wide} all, unsigned long count)')
+    writer.line(f'const {narrow} x = {put};')
+    writer.line('memcpy(to, &x, count * sizeof(*to));')
+    writer.close()
+
+
+def read_lines(
+    item: Operand, place: str, vector: str, vectors: Sequence[int], count: int
+) -> list[str]:
+    """C lines: an operand's vectors `e0_0`, `e0_1` .., of which the last has `count` lanes; a
+    stride of 0 along lanes is one number for all of them.
+    """
+    kind, name = _kind(item.dtype), item.name
+    if not item.stride(vector):
+        every = 'every_real' if item.dtype == 'f32' else 'every_whole'
+        return [f'const {kind} {name}_{v} = {every}({place}[0]);' for v in vectors]
+    if DTYPES[item.dtype] == 1:
+        sign = 'uint' if item.dtype[0] == 'u' else 'int'
+        size = LANES * (len(vectors) - 1) + count
+        first = vectors[0]
+        return [
+            f'{sign}8x16_t {name}_bytes_{first} = {{0}};',
+            f'memcpy(&{name}_bytes_{first}, {place} + {LANES * first}, {size});',
+            *(f'const whole_v {name}_{v} = spread_{item.dtype}({name}_bytes_{first}, {v - first});'
+              for v in vectors),
+        ]  # fmt: skip
+    lines = []
+    for v in vectors:
+        lanes = count if v == vectors[-1] else LANES
+        read = f'take_{item.dtype}({place} + {LANES * v}, {lanes})'
+        lines.append(f'const {kind} {name}_{v} = {read};')
+    return lines
+
+
+def store_lines(
+    value: WholeValue, operands: Sequence[Operand], sums: Mapping[int, str], to: str, count: int
+) -> list[str]:
+    """C lines that finish the vectors `sums` and store them from `to` on; of the last one `count`
+    lanes.
+    """
+    made = {}
+    for v, text in sums.items():
+        given = ''.join(f', {item.name}_{v}' for item in operands)
+        made[v] = f'finish({text}{given})'
+    last = max(sums)
+    if DTYPES[value.dtype] > 1:
+        return [
+            f'put_{value.dtype}({to} + {LANES * v}, {text}, {count if v == last else LANES});'
+            for v, text in made.items()
+        ]
+    names = [f'y{v}' for v in made]
+    lines = [f'const whole_v y{v} = {text};' for v, text in made.items()]
+    names += names[-1:] * (AT_ONCE - len(names))
+    size = LANES * (len(made) - 1) + count
+    return [*lines, f'put_bytes({to} + {LANES * min(sums)}, {", ".join(names)}, {size});']
+
+
+def together(vectors: int) -> list[list[int]]:
+    """The vectors of a tile, in the runs that are narrowed at once."""
+    return [
+        list(range(first, min(first + AT_ONCE, vectors))) for first in range(0, vectors, AT_ONCE)
+    ]
