@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tilewright.kernels.cpu.expression import C_TYPES, number
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
@@ -26,6 +28,7 @@ from tilewright.ops.stage import Expr
 
 MAGIC = 12582912  # 1.5 * 2^23: a float at which neighbours are 1 apart
 MAGIC_BITS = 0x4B400000
+SMALLEST_DIVISOR = 2.0**-60  # far from where products of floats lose bits
 WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
 BITS = {64: 512, 32: 256}  # by bytes of an x86 vector; NEON's are in whole_neon.py
 
@@ -37,13 +40,17 @@ class _NoVectorError(Exception):
 @dataclass(frozen=True, slots=True)
 class WholeValue:
     """A vector; `limits` where it is a float that is still to be cut off there, rounded and moved
-    by `zero`, which makes it a number of `dtype`.
+    by `zero`, which makes it a number of `dtype`. Where there is a `divisor`, it is divided first,
+    by an own function of sets whose division is slow. What is `near` its limits fits in 16 bits
+    (kernels/cpu/bounded.py).
     """
 
     text: str
     dtype: str
     limits: tuple[int, int] | None = None
     zero: int = 0
+    divisor: float = 0.0
+    near: bool = False
 
     @property
     def in_fours(self) -> bool:
@@ -61,24 +68,72 @@ class WholeValue:
     def made(self, last: bool = False) -> str:
         """The vector in C; of the `last` one only the lowest bits are stored."""
         if self.limits is None:
-            return self.text
-        low, high = (number(bound - self.zero, 'f32') for bound in self.limits)
-        cut = f'real_min(real_max({self.text}, every_real({low})), every_real({high}))'
+            return self.text if not self.divisor else f'({self.text} / {self._divisor})'
+        cut = self._cut()
         even = self.zero - self.zero % 2 if last else 0  # what is odd would turn halves around
         rest = self.zero - even - (0 if last else MAGIC_BITS)
         whole = f'(whole_v)({cut} + {number(MAGIC + even, "f32")})'
         return f'({whole} + {rest})' if rest else f'({whole})'
 
+    def as_float(self, less: int) -> str:
+        """The whole number minus another, as a float: what adding leaves, subtracting gives."""
+        rest = number(MAGIC + less - self.zero, 'f32')
+        return f'(({self._cut()} + {number(MAGIC, "f32")}) - {rest})'
+
+    def _cut(self) -> str:
+        """The float between its limits, as it will be rounded. A dividend is cut off at the
+        products of divisor and limits, whose quotients round to the limits themselves.
+        """
+        assert self.limits is not None
+        by = np.float32(self.divisor or 1.0)
+        low, high = (
+            number(float(np.float32(bound - self.zero) * by), 'f32') for bound in self.limits
+        )
+        cut = f'real_min(real_max({self.text}, every_real({low})), every_real({high}))'
+        return f'quotient({cut}, {self._divisor})' if self.divisor else cut
+
+    @property
+    def _divisor(self) -> str:
+        return number(self.divisor, 'f32')
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What an expression reads, and whether a set divides by an instruction."""
+
+    values: tuple[WholeValue, ...]
+    divides: bool
+
+    @property
+    def dtypes(self) -> list[str]:
+        return [value.dtype for value in self.values]
+
+
+def is_usual(divisor: float) -> bool:
+    """Whether a number may divide by products: they lose no bits far from the ends of floats."""
+    return SMALLEST_DIVISOR <= divisor <= 1 / SMALLEST_DIVISOR
+
 
 def vector_value(
-    group: Group, operands: Sequence[Operand], value: str = 'value'
+    group: Group, operands: Sequence[Operand], value: str = 'value', divides: bool = True
 ) -> WholeValue | None:
-    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order."""
+    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order. `divides`:
+    whether numbers are divided by an instruction; else by the function `quotient`.
+    """
+    tensor = group.main.write.tensor
+    return following(group, tensor, WholeValue(value, 'i32'), operands, divides)
+
+
+def following(
+    group: Group, tensor: str, value: WholeValue, operands: Sequence[Operand],
+    divides: bool = False,
+) -> WholeValue | None:  # fmt: skip
+    """What the stages behind a tensor make of its value; `operands` are those that they read."""
     names = iter(item.name for item in operands)
-    values = {group.main.write.tensor: WholeValue(value, 'i32')}
-    result = values[group.main.write.tensor]
+    values, result = {tensor: value}, value
+    writers = [group.main.write.tensor, *(stage.write.tensor for stage in group.epilogue)]
     try:
-        for stage in group.epilogue:
+        for stage in group.epilogue[writers.index(tensor) :]:
             reads = [
                 values.get(access.tensor)
                 or WholeValue(f'{next(names)}_v', group.tensor(access.tensor).dtype)
@@ -87,7 +142,8 @@ def vector_value(
             if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
                 return None
             dtype = group.tensor(stage.write.tensor).dtype
-            result = _expr(stage.expr, reads, dtype_of(stage.expr, [r.dtype for r in reads]))
+            given = _Reads(tuple(reads), divides)
+            result = _expr(stage.expr, given, dtype_of(stage.expr, given.dtypes))
             if result.dtype != dtype:
                 return None
             values[stage.write.tensor] = result
@@ -96,9 +152,9 @@ def vector_value(
     return result
 
 
-def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
+def _expr(expr: Expr, reads: _Reads, to: str) -> WholeValue:
     if expr.op == 'read':
-        return reads[int(expr.value)]
+        return reads.values[int(expr.value)]
     if expr.op in ('const', 'whole'):
         kind = 'real' if to == 'f32' else 'whole'
         if to not in (*WHOLE, 'f32'):
@@ -106,9 +162,9 @@ def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
         return WholeValue(
             f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to
         )
-    dtypes = [r.dtype for r in reads]
+    dtypes = reads.dtypes
     if expr.op == 'cast':
-        return _cast(expr, reads, dtypes)
+        return _cast(expr, reads)
     within = operand_dtype(expr, dtypes)
     args = [_expr(a, reads, within) for a in expr.args]
     if len(args) != 2 or any(a.dtype != within for a in args):
@@ -118,6 +174,9 @@ def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
     sign = {'add': '+', 'sub': '-', 'mul': '*', 'div': '/'}.get(expr.op)
     if sign is None or within not in ('f32', 'i32') or (sign == '/' and within == 'i32'):
         raise _NoVectorError
+    by = expr.args[1]
+    if sign == '/' and not reads.divides and by.op == 'const' and is_usual(by.value):
+        return WholeValue(args[0].made(), within, divisor=float(by.value))
     left, right = (a.made() for a in args)
     if within == 'f32':
         return WholeValue(f'({left} {sign} {right})', within)
@@ -134,11 +193,14 @@ def _extreme(expr: Expr, args: Sequence[WholeValue], dtype: str) -> WholeValue:
     return WholeValue(f'{kind}_{expr.op}({first.made()}, {args[1].made()})', dtype)
 
 
-def _cast(expr: Expr, reads: Sequence[WholeValue], dtypes: Sequence[str]) -> WholeValue:
+def _cast(expr: Expr, reads: _Reads) -> WholeValue:
     inner, dtype = expr.args[0], expr.name
-    given = dtype_of(inner, dtypes)
+    given = dtype_of(inner, reads.dtypes)
     if given == 'f32' and dtype in ('u8', 'i8', 'u16', 'i16'):
         return _saturated(inner, reads, dtype)
+    moved = _moved(inner, reads) if dtype == 'f32' else None
+    if moved:
+        return WholeValue(moved, 'f32')
     found = _expr(inner, reads, given)
     if found.dtype == dtype:
         return found
@@ -151,7 +213,20 @@ def _cast(expr: Expr, reads: Sequence[WholeValue], dtypes: Sequence[str]) -> Who
     raise _NoVectorError
 
 
-def _saturated(expr: Expr, reads: Sequence[WholeValue], dtype: str) -> WholeValue:
+def _moved(expr: Expr, reads: _Reads) -> str:
+    """A number that is rounded, minus a constant, as a float without a conversion; '' for others:
+    what `made` adds to round is taken off again, exactly.
+    """
+    if reads.divides or expr.op != 'sub' or dtype_of(expr, reads.dtypes) != 'i32':
+        return ''
+    first, second = (a.args[0] if a.op == 'cast' and a.name == 'i32' else a for a in expr.args)
+    if first.op != 'read' or second.op != 'whole':
+        return ''
+    value = reads.values[int(first.value)]
+    return value.as_float(int(second.value)) if value.limits else ''
+
+
+def _saturated(expr: Expr, reads: _Reads, dtype: str) -> WholeValue:
     """min(max(round(x) + zero, low), high), as ops/integer.py writes it."""
     bounds = []
     for op in ('min', 'max'):
@@ -162,12 +237,12 @@ def _saturated(expr: Expr, reads: Sequence[WholeValue], dtype: str) -> WholeValu
     zero = 0
     if expr.op == 'add' and expr.args[1].op == 'const':
         zero, expr = int(expr.args[1].value), expr.args[0]
-    if expr.op != 'round' or dtype_of(expr, [r.dtype for r in reads]) != 'f32':
+    if expr.op != 'round' or dtype_of(expr, reads.dtypes) != 'f32':
         raise _NoVectorError
     found = _expr(expr.args[0], reads, 'f32')
     if found.dtype != 'f32':
         raise _NoVectorError
-    return WholeValue(found.made(), dtype, (bounds[1], bounds[0]), zero)
+    return WholeValue(found.text, dtype, (bounds[1], bounds[0]), zero, found.divisor)
 
 
 def write_vectors(writer: Writer, isa: str, dtypes: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.bounded import NearValue, near_value, with_near
 from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.nest import part_extents
@@ -40,6 +41,7 @@ class DotPlan:
 
     flips   numbers of the image change their sign bit as they are copied: they are moved by 128
     whole   a copied tile has all channels of its pixels, so that how many is known
+    near    what follows sums that are known to be small as weights are packed
     """
 
     group: Group
@@ -48,6 +50,7 @@ class DotPlan:
     products: int
     flips: bool
     whole: bool
+    near: NearValue | None = None
 
     @property
     def image(self) -> Tensor:
@@ -117,15 +120,21 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     epilogue, vector = moved_epilogue(group, _strides(group, words) if flips else None), None
     if words.out_strides.get(schedule.vector) == 1:
         vector = vector_epilogue(group, epilogue, schedule)
+    near = None
+    if vector and isa.arch == 'aarch64' and not words.loose:
+        items = epilogue.operands[: -1 if flips else None]
+        near = near_value(group, items, len(epilogue.operands), schedule.vector)
+    epilogue = replace(epilogue, operands=with_near(epilogue.operands, near))
     words = replace(
         words,
         epilogue=replace(epilogue, functions=()) if vector else epilogue,
+        near=near.value if near else None,
         quick=None,
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
         whole=vector,
     )
-    return DotPlan(group, words, form, dot.products, flips, whole)
+    return DotPlan(group, words, form, dot.products, flips, whole, near)
 
 
 def _strides(group: Group, words: OuterPlan) -> dict[str, int]:
@@ -160,7 +169,7 @@ def vector_epilogue(group: Group, epilogue: Epilogue, schedule: Schedule) -> Who
     value = 'value'
     if items and items[-1].tensor == MOVED:
         value = f'(value + {items[-1].name}_v)'
-    return vector_value(group, items, value)
+    return vector_value(group, items, value, divides=isa.arch == 'x86_64')
 
 
 def draw_dot(

@@ -55,7 +55,8 @@ class OuterPlan:
     """Everything that the generator decides before it writes a line.
 
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
-    and panels is as large as a float. `whole` is what follows sums of whole numbers, on vectors;
+    and panels is as large as a float. `whole` is what follows sums of whole numbers, on vectors,
+    and `near` the same where the last operand of the epilogue says that they are small;
     `stored` is what weights of floats are in panels.
     """
 
@@ -77,6 +78,7 @@ class OuterPlan:
     sums: str = 'float'
     result: str = 'float'
     whole: WholeValue | None = None
+    near: WholeValue | None = None
     stored: str = 'f32'
     ahead: Ahead | None = None
 

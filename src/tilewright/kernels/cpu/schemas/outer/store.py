@@ -51,7 +51,7 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
     if p.whole and _on_neon(p):
-        write_neon_vectors(writer, p.whole, p.epilogue.operands)
+        write_neon_vectors(writer, p.whole, _vectors(p), p.near)
     elif p.whole:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
@@ -271,6 +271,11 @@ def _on_neon(p: OuterPlan) -> bool:
     return ISAS[p.schedule.isa].arch == 'aarch64'
 
 
+def _vectors(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
+    """The operands that are vectors: the last is a number where sums may be small."""
+    return p.epilogue.operands[: -1 if p.near else None]
+
+
 def _write_neon_stores(
     writer: Writer, p: OuterPlan, value: WholeValue, points: list[dict[str, int]],
     strides: Mapping[str, int], run: int, vectors: int,
@@ -279,39 +284,51 @@ def _write_neon_stores(
     read before the first pixel.
     """
     last = p.panels.size - (p.panels.count - 1) * p.panels.width
-    width, vector, pixels = LANES * vectors, p.contraction.vector, p.contraction.pixels
+    width = LANES * vectors
     cut = width - LANES < last < width
-    items = p.epilogue.operands
-    fixed = [item for item in items if not any(item.stride(d) for d in pixels)]
     for tail in (True, False) if cut else (False,):
         writer.open(f'if (lanes < {width})' if tail else '')
         for run_of in together(vectors):
             ends = run_of[-1] + 1 == vectors
             count = last - (vectors - 1) * LANES if tail and ends else LANES
-            writer.open('')
-            for item in fixed:
-                for line in read_lines(item, item.name, vector, run_of, count):
-                    writer.line(line)
-            for at in points:
-                places = {'acc': dict(strides), 'out': dict(p.out_strides)}
-                places |= {item.name: dict(item.strides) for item in items}
-                texts = {}
-                for name, steps in places.items():
-                    first = sum(steps.get(d, 0) * i for d, i in at.items())
-                    pixel = scaled('pixel', steps.get(p.lane, 0))
-                    texts[name] = f'({name} + {total([str(first), pixel])})'
-                writer.open(f'for (long pixel = 0; pixel < {run}; pixel++)')
-                for item in items:
-                    if item not in fixed:
-                        for line in read_lines(item, texts[item.name], vector, run_of, count):
-                            writer.line(line)
-                sums = {v: f'*(const whole_v *)({texts["acc"]} + {LANES * v})' for v in run_of}
-                for line in store_lines(value, items, sums, texts['out'], count):
-                    writer.line(line)
+            if p.near:
+                writer.open(f'if (*{p.epilogue.operands[-1].name})')
+                _write_neon_run(writer, p, (p.near, True), points, strides, run, (run_of, count))
                 writer.close()
+            writer.open('else' if p.near else '')
+            _write_neon_run(writer, p, (value, False), points, strides, run, (run_of, count))
             writer.close()
         if tail:
             writer.line('return;')
+        writer.close()
+
+
+def _write_neon_run(
+    writer: Writer, p: OuterPlan, made: tuple[WholeValue, bool], points: list[dict[str, int]],
+    strides: Mapping[str, int], run: int, which: tuple[list[int], int],
+) -> None:  # fmt: skip
+    (value, near), (run_of, count) = made, which
+    items, vector = _vectors(p), p.contraction.vector
+    fixed = [i for i in items if not any(i.stride(d) for d in p.contraction.pixels)]
+    for item in fixed:
+        for line in read_lines(item, item.name, vector, run_of, count):
+            writer.line(line)
+    for at in points:
+        places = {'acc': dict(strides), 'out': dict(p.out_strides)}
+        places |= {item.name: dict(item.strides) for item in items}
+        texts = {}
+        for name, steps in places.items():
+            first = sum(steps.get(d, 0) * i for d, i in at.items())
+            pixel = scaled('pixel', steps.get(p.lane, 0))
+            texts[name] = f'({name} + {total([str(first), pixel])})'
+        writer.open(f'for (long pixel = 0; pixel < {run}; pixel++)')
+        for item in items:
+            if item not in fixed:
+                for line in read_lines(item, texts[item.name], vector, run_of, count):
+                    writer.line(line)
+        sums = {v: f'*(const whole_v *)({texts["acc"]} + {LANES * v})' for v in run_of}
+        for line in store_lines(value, items, sums, texts['out'], count, near):
+            writer.line(line)
         writer.close()
 
 
