@@ -18,7 +18,13 @@ from dataclasses import dataclass
 
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.pointwise import Operand
-from tilewright.kernels.cpu.whole_vectors import MAGIC, MAGIC_BITS, WholeValue, following
+from tilewright.kernels.cpu.whole_vectors import (
+    MAGIC,
+    MAGIC_BITS,
+    NEAR_LIMITS,
+    WholeValue,
+    following,
+)
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.functions import add
 from tilewright.ops.group import Group
@@ -28,7 +34,6 @@ from tilewright.ops.stage import Expr, const, read
 START = '@start'  # for every channel what its sums begin with: its bias and the bits of M
 NEAR = '@near'  # whether all of them are small
 LARGEST_SUM = 1 << 22
-LARGEST = 32000  # of what is rounded: zero points and limits are added in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def near_value(
     first = f'(real_v)(whole_v)((bits_v)value + (bits_v){start.name}_v)'
     low = -128 if dtype == 'i8' else 0
     made = WholeValue(
-        f'product({first} - {MAGIC}.0f, {scale.name}_v)', dtype, (low, low + 255), zero, near=True
+        f'(({first} - {MAGIC}.0f) * {scale.name}_v)', dtype, (low, low + 255), zero, near=True
     )
     value = following(group, stages[0].write.tensor, made, names)
     return None if value is None else NearValue(value, start, near, bias, scale)
@@ -139,7 +144,7 @@ def write_near(
     writer.line(f'const double factor = {item(near.scale)};')
     writer.line(f'start[{channel}] = (int32_t)((uint32_t)first + {MAGIC_BITS}u);')
     writer.line(
-        f'near &= size < {LARGEST_SUM} && size * factor < {LARGEST} && size * factor > -{LARGEST};'
+        f'near &= size < {LARGEST_SUM} && size * factor < {NEAR_LIMITS} && size * factor > -{NEAR_LIMITS};'
     )
     writer.close()
     writer.line(f'*(int32_t *)(packed + {places[NEAR]}) = near;')

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
-from tilewright.kernels.cpu.whole_vectors import MAGIC, WholeValue
+from tilewright.kernels.cpu.whole_vectors import ABOVE, WholeValue
 from tilewright.kernels.cpu.writer import Writer
-from tilewright.ops.dtypes import DTYPES
+from tilewright.ops.dtypes import DTYPES, limits
 
 LANES = 4
 AT_ONCE = 4  # vectors that are narrowed together
@@ -90,12 +90,23 @@ INLINE void put_near(void *to, whole_v a, whole_v b, whole_v c, whole_v d, unsig
 """
 
 # Rounded before anything is added to it: compilers would make one instruction of both.
-_PRODUCT = """\
-INLINE real_v product(real_v a, real_v b)
+_SETTLED = """\
+INLINE real_v settled(real_v x)
 {
-    real_v made = a * b;
-    __asm__("" : "+w"(made));
-    return made;
+    __asm__("" : "+w"(x));
+    return x;
+}
+"""
+
+# Bytes as floats: 2^23, and how far each is above the smallest of its type.
+_ABOVE = """\
+INLINE real_v above_@dtype@(@sign@8x16_t x, int v)
+{
+    const uint8x16_t from = @from@;
+    const uint8x16_t none = vdupq_n_u8(0);
+    const uint16x8_t half = (uint16x8_t)(v < 2 ? vzip1q_u8(from, none) : vzip2q_u8(from, none));
+    const uint16x8_t high = vdupq_n_u16(0x4B00);
+    return (real_v)(v % 2 ? vzip2q_u16(half, high) : vzip1q_u16(half, high));
 }
 """
 
@@ -119,26 +130,30 @@ def write_neon_vectors(
     dtypes = dict.fromkeys((value.dtype, *(item.dtype for item in operands)))
     if DTYPES[value.dtype] == 1:
         text += _PUT_BYTES
-    if 'quotient(' in value.made(last=True):
-        text += _QUOTIENT
-    if near:
-        text += _PRODUCT + (_put_near(near) if near.near else '')
+    called = value.made(last=True) + (near.made(last=True) if near else '')
+    text += _QUOTIENT if 'quotient(' in called else ''
+    kept = next((made for made in (value, near) if made and made.near), None)
+    text += _SETTLED + _put_near(kept) if kept else ''
     for dtype in (d for d in dtypes if DTYPES[d] == 1):
         letter = 'u' if dtype[0] == 'u' else 's'
         sign = 'uint' if letter == 'u' else 'int'
-        text += _SPREAD.replace('@dtype@', dtype).replace('@sign@', sign).replace('@s@', letter)
+        above = 'x' if letter == 'u' else 'veorq_u8((uint8x16_t)x, vdupq_n_u8(128))'
+        text += (
+            (_SPREAD + _ABOVE).replace('@dtype@', dtype).replace('@sign@', sign)
+            .replace('@s@', letter).replace('@from@', above)
+        )  # fmt: skip
     writer.lines += text.replace('INLINE', INLINE).splitlines()
     for dtype in dtypes:
         if DTYPES[dtype] > 1:
             _write_memory(writer, dtype)
     kinds = {item.name: _kind(item.dtype) for item in operands}
     given = ''.join(f', {kind} {name}_v' for name, kind in kinds.items())
+    given += ''.join(f', real_v {item.name}_r' for item in _bytes(operands))
     for name, made in (('finish', value), ('finish_near', near)):
         if made is None:
             continue
         writer.open(f'{INLINE} {_kind(made.dtype)} {name}(whole_v value{given})')
-        rounded = f'(whole_v)({made.text} + {MAGIC}.0f)'
-        writer.line(f'return {rounded if made.near else made.made(last=True)};')
+        writer.line(f'return {made.settled() if made.near else made.made(last=True)};')
         writer.close()
     writer.line()
 
@@ -159,6 +174,11 @@ def _put_near(value: WholeValue) -> str:
     for name, word in words.items():
         text = text.replace(f'@{name}@', word)
     return text
+
+
+def _bytes(operands: Sequence[Operand]) -> list[Operand]:
+    """Operands that are also read as floats."""
+    return [item for item in operands if DTYPES[item.dtype] == 1]
 
 
 def _kind(dtype: str) -> str:
@@ -194,7 +214,11 @@ def read_lines(
     kind, name = _kind(item.dtype), item.name
     if not item.stride(vector):
         every = 'every_real' if item.dtype == 'f32' else 'every_whole'
-        return [f'const {kind} {name}_{v} = {every}({place}[0]);' for v in vectors]
+        lines = [f'const {kind} {name}_{v} = {every}({place}[0]);' for v in vectors]
+        if DTYPES[item.dtype] == 1:
+            above = f'every_real({ABOVE - limits(item.dtype)[0]}.0f + {place}[0])'
+            lines += [f'const real_v {name}_r{v} = {above};' for v in vectors]
+        return lines
     if DTYPES[item.dtype] == 1:
         sign = 'uint' if item.dtype[0] == 'u' else 'int'
         size = LANES * (len(vectors) - 1) + count
@@ -203,6 +227,8 @@ def read_lines(
             f'{sign}8x16_t {name}_bytes_{first} = {{0}};',
             f'memcpy(&{name}_bytes_{first}, {place} + {LANES * first}, {size});',
             *(f'const whole_v {name}_{v} = spread_{item.dtype}({name}_bytes_{first}, {v - first});'
+              for v in vectors),
+            *(f'const real_v {name}_r{v} = above_{item.dtype}({name}_bytes_{first}, {v - first});'
               for v in vectors),
         ]  # fmt: skip
     lines = []
@@ -223,6 +249,7 @@ def store_lines(
     made, name = {}, 'finish_near' if near else 'finish'
     for v, text in sums.items():
         given = ''.join(f', {item.name}_{v}' for item in operands)
+        given += ''.join(f', {item.name}_r{v}' for item in _bytes(operands))
         made[v] = f'{name}({text}{given})'
     last = max(sums)
     if DTYPES[value.dtype] > 1:

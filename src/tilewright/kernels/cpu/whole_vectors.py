@@ -12,6 +12,7 @@ whole limit allows, and adding 1.5 * 2^23 leaves it, rounded half to even, in it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,8 @@ from tilewright.ops.stage import Expr
 
 MAGIC = 12582912  # 1.5 * 2^23: a float at which neighbours are 1 apart
 MAGIC_BITS = 0x4B400000
+ABOVE = 1 << 23  # floats from here on have a whole number in their lowest bits
+NEAR_LIMITS = 32000  # what fits in 16 bits, with a zero point
 SMALLEST_DIVISOR = 2.0**-60  # far from where products of floats lose bits
 WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
 BITS = {64: 512, 32: 256}  # by bytes of an x86 vector; NEON's are in whole_neon.py
@@ -42,7 +45,7 @@ class WholeValue:
     """A vector; `limits` where it is a float that is still to be cut off there, rounded and moved
     by `zero`, which makes it a number of `dtype`. Where there is a `divisor`, it is divided first,
     by an own function of sets whose division is slow. What is `near` its limits fits in 16 bits
-    (kernels/cpu/bounded.py).
+    (kernels/cpu/bounded.py); `most` is the size that a float is known to have at most.
     """
 
     text: str
@@ -51,6 +54,7 @@ class WholeValue:
     zero: int = 0
     divisor: float = 0.0
     near: bool = False
+    most: float = math.inf
 
     @property
     def in_fours(self) -> bool:
@@ -75,10 +79,17 @@ class WholeValue:
         whole = f'(whole_v)({cut} + {number(MAGIC + even, "f32")})'
         return f'({whole} + {rest})' if rest else f'({whole})'
 
-    def as_float(self, less: int) -> str:
+    def settled(self) -> str:
+        """What is near its limits, rounded in the lowest 16 bits of lanes; not yet moved."""
+        text = f'quotient({self.text}, {self._divisor})' if self.divisor else self.text
+        return f'(whole_v)(settled({text}) + {number(MAGIC, "f32")})'
+
+    def as_float(self, less: int) -> WholeValue:
         """The whole number minus another, as a float: what adding leaves, subtracting gives."""
+        assert self.limits is not None
         rest = number(MAGIC + less - self.zero, 'f32')
-        return f'(({self._cut()} + {number(MAGIC, "f32")}) - {rest})'
+        text = f'(({self._cut()} + {number(MAGIC, "f32")}) - {rest})'
+        return WholeValue(text, 'f32', most=max(abs(limit - less) for limit in self.limits))
 
     def _cut(self) -> str:
         """The float between its limits, as it will be rounded. A dividend is cut off at the
@@ -160,8 +171,9 @@ def _expr(expr: Expr, reads: _Reads, to: str) -> WholeValue:
         if to not in (*WHOLE, 'f32'):
             raise _NoVectorError
         return WholeValue(
-            f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to
-        )
+            f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to,
+            most=abs(float(expr.value)),
+        )  # fmt: skip
     dtypes = reads.dtypes
     if expr.op == 'cast':
         return _cast(expr, reads)
@@ -179,7 +191,9 @@ def _expr(expr: Expr, reads: _Reads, to: str) -> WholeValue:
         return WholeValue(args[0].made(), within, divisor=float(by.value))
     left, right = (a.made() for a in args)
     if within == 'f32':
-        return WholeValue(f'({left} {sign} {right})', within)
+        first, second = (a.most for a in args)
+        most = {'+': first + second, '-': first + second, '*': first * second}.get(sign, math.inf)
+        return WholeValue(f'({left} {sign} {right})', within, most=most)
     return WholeValue(f'(whole_v)((bits_v){left} {sign} (bits_v){right})', within)
 
 
@@ -200,7 +214,7 @@ def _cast(expr: Expr, reads: _Reads) -> WholeValue:
         return _saturated(inner, reads, dtype)
     moved = _moved(inner, reads) if dtype == 'f32' else None
     if moved:
-        return WholeValue(moved, 'f32')
+        return moved
     found = _expr(inner, reads, given)
     if found.dtype == dtype:
         return found
@@ -213,17 +227,36 @@ def _cast(expr: Expr, reads: _Reads) -> WholeValue:
     raise _NoVectorError
 
 
-def _moved(expr: Expr, reads: _Reads) -> str:
-    """A number that is rounded, minus a constant, as a float without a conversion; '' for others:
-    what `made` adds to round is taken off again, exactly.
+def _moved(expr: Expr, reads: _Reads) -> WholeValue | None:
+    """A small whole number, with or without a constant taken off, as a float without a conversion;
+    None for others. What `made` adds to round is taken off again; bytes of an operand are read as
+    floats from 2^23 on (`e0_r`). Both are exact.
     """
-    if reads.divides or expr.op != 'sub' or dtype_of(expr, reads.dtypes) != 'i32':
-        return ''
-    first, second = (a.args[0] if a.op == 'cast' and a.name == 'i32' else a for a in expr.args)
-    if first.op != 'read' or second.op != 'whole':
-        return ''
-    value = reads.values[int(first.value)]
-    return value.as_float(int(second.value)) if value.limits else ''
+    less = 0
+    if expr.op == 'sub' and dtype_of(expr, reads.dtypes) == 'i32' and _bare(expr.args[1]):
+        less, expr = int(_inner(expr.args[1]).value), expr.args[0]
+    expr = _inner(expr)
+    if reads.divides or expr.op != 'read':
+        return None
+    value = reads.values[int(expr.value)]
+    if value.limits:
+        return value.as_float(less)
+    if not value.text.endswith('_v') or value.dtype not in ('u8', 'i8'):
+        return None
+    low, high = (bound - less for bound in limits(value.dtype))
+    first = number(ABOVE - low, 'f32')
+    return WholeValue(
+        f'({value.text[:-2]}_r - {first})', 'f32', most=float(max(abs(low), abs(high)))
+    )
+
+
+def _inner(expr: Expr) -> Expr:
+    """What is widened to an i32."""
+    return expr.args[0] if expr.op == 'cast' and expr.name == 'i32' else expr
+
+
+def _bare(expr: Expr) -> bool:
+    return _inner(expr).op == 'whole'
 
 
 def _saturated(expr: Expr, reads: _Reads, dtype: str) -> WholeValue:
@@ -242,7 +275,11 @@ def _saturated(expr: Expr, reads: _Reads, dtype: str) -> WholeValue:
     found = _expr(expr.args[0], reads, 'f32')
     if found.dtype != 'f32':
         raise _NoVectorError
-    return WholeValue(found.text, dtype, (bounds[1], bounds[0]), zero, found.divisor)
+    most = found.most / (found.divisor or 1.0)
+    return WholeValue(
+        found.text, dtype, (bounds[1], bounds[0]), zero, found.divisor,
+        near=not reads.divides and dtype in ('u8', 'i8') and most < NEAR_LIMITS,
+    )  # fmt: skip
 
 
 def write_vectors(writer: Writer, isa: str, dtypes: Sequence[str]) -> None:

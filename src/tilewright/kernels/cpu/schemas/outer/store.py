@@ -321,6 +321,7 @@ def _write_neon_run(
             first = sum(steps.get(d, 0) * i for d, i in at.items())
             pixel = scaled('pixel', steps.get(p.lane, 0))
             texts[name] = f'({name} + {total([str(first), pixel])})'
+        writer.line('#pragma GCC unroll 1')  # registers hold the vectors of one pixel
         writer.open(f'for (long pixel = 0; pixel < {run}; pixel++)')
         for item in items:
             if item not in fixed:
