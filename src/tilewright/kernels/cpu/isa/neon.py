@@ -16,7 +16,7 @@ _LETTER = {4: 'q', 2: 'd', 1: 's'}
 _ADDRESS_REGISTERS = ('x9', 'x10', 'x11', 'x12')
 
 
-class _Addresses:
+class Addresses:
     """Turns a byte offset from a pointer into an operand, adding a base where none reaches it."""
 
     def __init__(self, pointer: str) -> None:
@@ -86,7 +86,7 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['b 2f', '1:']
     lines += _accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
-    addresses = _Addresses('%[a]')
+    addresses = Addresses('%[a]')
     lines += _prefetch(kernel)
     lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
     for number, step in enumerate(kernel.steps):
@@ -131,7 +131,7 @@ def _prefetch(kernel: micro.MicroKernel) -> list[str]:
 def _accumulators(kernel: micro.MicroKernel, instruction: str) -> list[str]:
     """Load or store every accumulator from its place in acc."""
     lines: list[str] = []
-    addresses = _Addresses('%[acc]')
+    addresses = Addresses('%[acc]')
     for p, offset in enumerate(kernel.acc):
         for v in range(kernel.vectors):
             operand = addresses.operand(4 * offset + 16 * v, 16, lines)

@@ -41,7 +41,6 @@ class DotPlan:
 
     flips   numbers of the image change their sign bit as they are copied: they are moved by 128
     whole   a copied tile has all channels of its pixels, so that how many is known
-    near    what follows sums that are known to be small as weights are packed
     """
 
     group: Group
@@ -50,7 +49,11 @@ class DotPlan:
     products: int
     flips: bool
     whole: bool
-    near: NearValue | None = None
+
+    @property
+    def near(self) -> NearValue | None:
+        """What follows sums that are known to be small as weights are packed."""
+        return self.words.near
 
     @property
     def image(self) -> Tensor:
@@ -128,13 +131,13 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     words = replace(
         words,
         epilogue=replace(epilogue, functions=()) if vector else epilogue,
-        near=near.value if near else None,
+        near=near,
         quick=None,
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
         whole=vector,
     )
-    return DotPlan(group, words, form, dot.products, flips, whole, near)
+    return DotPlan(group, words, form, dot.products, flips, whole)
 
 
 def _strides(group: Group, words: OuterPlan) -> dict[str, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.bounded import NearValue
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
@@ -78,7 +79,7 @@ class OuterPlan:
     sums: str = 'float'
     result: str = 'float'
     whole: WholeValue | None = None
-    near: WholeValue | None = None
+    near: NearValue | None = None
     stored: str = 'f32'
     ahead: Ahead | None = None
 

@@ -51,7 +51,7 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
 def write_store(writer: Writer, p: OuterPlan) -> None:
     """One row function, and one store function for each pixel tile that calls it row by row."""
     if p.whole and _on_neon(p):
-        write_neon_vectors(writer, p.whole, _vectors(p), p.near)
+        write_neon_vectors(writer, p.whole, _vectors(p), p.near.value if p.near else None)
     elif p.whole:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
@@ -293,7 +293,7 @@ def _write_neon_stores(
             count = last - (vectors - 1) * LANES if tail and ends else LANES
             if p.near:
                 writer.open(f'if (*{p.epilogue.operands[-1].name})')
-                _write_neon_run(writer, p, (p.near, True), points, strides, run, (run_of, count))
+                _write_neon_run(writer, p, (p.near.value, True), points, strides, run, (run_of, count))
                 writer.close()
             writer.open('else' if p.near else '')
             _write_neon_run(writer, p, (value, False), points, strides, run, (run_of, count))
