@@ -4,11 +4,11 @@
         7] [--calls 20]
                                 [--json FILE]
 
-NETWORK is a name of the zoo [resnet18] or an .onnx file, such as a quantised one. It is exported into an empty folder, built with `make` and
-whatever compiler that finds, and checks itself; then each round times `--calls` calls of either,
-one after the other, in an order that changes from round to round. With `--folder` the export is
-kept, and one that is there already is used. The ratio is that of the medians of all rounds'
-medians. Exit code 1 if the export's own check fails.
+NETWORK is a name of the zoo [resnet18] or an .onnx file, such as a quantised one. It is exported
+into an empty folder, built with `make` and whatever compiler that finds, and checks itself; then
+each round times `--calls` calls of either, one after the other, in an order that changes from round
+to round. With `--folder` the export is kept, and one that is there already is used. The ratio is
+that of the medians of all rounds' medians. Exit code 1 if the export's own check fails.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def measured(name: str, calls: int) -> dict[str, Any]:
     found = [t for t in network.profile(calls=calls).tasks if 'layer' in t.origin]
     times = statistics.median(task.time_ms for task in found)
     products = 2 * group.main.points
-    peak = load_machine().dot_one_gops
+    peak = load_machine()[0].dot_one_gops
     return {
         'layer': name, 'threads': 1, 'ms': times, 'gops': products / times / 1e6,
         'peak_gops': peak, 'share_of_peak': products / times / 1e6 / peak,

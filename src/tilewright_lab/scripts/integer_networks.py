@@ -137,8 +137,8 @@ def ours(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any]:
 
 def mnn_model(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
     """MNN's own int8: weights of 8 bits from the network of floats, activations quantised as it
-    runs. Its converter makes nothing of QDQ files: it takes a quantised image for three images. None
-    where MNN is not installed.
+    runs. Its converter makes nothing of QDQ files: it takes a quantised image for three of them.
+    None where MNN is not installed.
     """
     if find_spec('MNN') is None:
         return None

@@ -5,7 +5,7 @@ rounded. Comes out: a `NearValue`, what follows the sum with fewer instructions,
 decides as weights are packed whether it may be used. With M = 1.5 * 2^23 and integers s:
 
     |s| < 2^22              bits of M plus s are those of the float M + s: no conversion
-    |s * scale| < 2^15      rounded it fits in 16 bits, whose narrowing saturates: nothing is cut off
+    |s * scale| < 2^15      rounded it fits in 16 bits, whose narrowing saturates: no limits
 
 Both hold in a channel where 128 times the sum of its weights' sizes, plus its bias, is so small;
 the bits of M and the bias are added at once. Results are the same, number by number.
@@ -143,9 +143,8 @@ def write_near(
     writer.line(f'const double size = {largest} * (double)most + (first < 0 ? -first : first);')
     writer.line(f'const double factor = {item(near.scale)};')
     writer.line(f'start[{channel}] = (int32_t)((uint32_t)first + {MAGIC_BITS}u);')
-    writer.line(
-        f'near &= size < {LARGEST_SUM} && size * factor < {NEAR_LIMITS} && size * factor > -{NEAR_LIMITS};'
-    )
+    writer.line('const double made = size * (factor < 0 ? -factor : factor);')
+    writer.line(f'near &= size < {LARGEST_SUM} && made < {NEAR_LIMITS};')
     writer.close()
     writer.line(f'*(int32_t *)(packed + {places[NEAR]}) = near;')
     writer.close()
@@ -153,4 +152,3 @@ def write_near(
 
 def with_near(operands: tuple[Operand, ...], near: NearValue | None) -> tuple[Operand, ...]:
     return (*operands, *near.operands) if near else operands
-

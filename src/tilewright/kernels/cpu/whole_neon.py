@@ -1,7 +1,7 @@
 """Vectors of whole numbers in C for NEON: from and to memory, four of them at once as bytes.
 
-Goes in: what follows a sum (`WholeValue`, kernels/cpu/whole_vectors.py) and its operands. Comes out:
-C functions
+Goes in: what follows a sum (`WholeValue`, kernels/cpu/whole_vectors.py) and its operands. Comes
+out: C functions
 
     finish(value, e0_v, ..)     a vector of sums through the epilogue
     take_DTYPE(from, count)     so many numbers, the lanes of a vector or the first few of them
@@ -54,8 +54,8 @@ INLINE whole_v whole_min(whole_v a, whole_v b)
 
 # x / by for a number that is known, rounded as division is: a quotient that is off by less than a
 # unit becomes the nearest float by its remainder times the nearest inverse (Markstein, 'Computation
-# of elementary functions on the IBM RISC System/6000 processor', 1990, theorem 7). Five instructions
-# of half a cycle, where a division takes six cycles.
+# of elementary functions on the IBM RISC System/6000 processor', 1990). Five instructions of half a
+# cycle on a Neoverse-N1, where a division takes six cycles.
 _QUOTIENT = """\
 INLINE real_v quotient(real_v x, float by)
 {
@@ -114,7 +114,8 @@ _SPREAD = """\
 INLINE whole_v spread_@dtype@(@sign@8x16_t x, int v)
 {
     const @sign@16x8_t half = v < 2 ? vmovl_@s@8(vget_low_@s@8(x)) : vmovl_@s@8(vget_high_@s@8(x));
-    return (whole_v)(v % 2 ? vmovl_@s@16(vget_high_@s@16(half)) : vmovl_@s@16(vget_low_@s@16(half)));
+    const @sign@16x4_t part = v % 2 ? vget_high_@s@16(half) : vget_low_@s@16(half);
+    return (whole_v)vmovl_@s@16(part);
 }
 """
 
@@ -260,7 +261,11 @@ def store_lines(
     names = [f'y{v}' for v in made]
     lines = [f'const whole_v y{v} = {text};' for v, text in made.items()]
     names += names[-1:] * (AT_ONCE - len(names))
-    size = LANES * (len(made) - 1) + count if isinstance(count, int) else f'{LANES * (len(made) - 1)} + {count}'
+    size = (
+        LANES * (len(made) - 1) + count
+        if isinstance(count, int)
+        else f'{LANES * (len(made) - 1)} + {count}'
+    )
     put = 'put_near' if value.near else 'put_bytes'
     return [*lines, f'{put}({to} + {LANES * min(sums)}, {", ".join(names)}, {size});']
 

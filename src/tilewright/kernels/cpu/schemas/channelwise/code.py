@@ -17,8 +17,8 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa.words import words_dot
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
-from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
 from tilewright.kernels.cpu.schemas.channelwise.interleaved import write_neon_tiles
+from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
 from tilewright.kernels.cpu.schemas.channelwise.unpacked import ORDER, write_tiles
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
 from tilewright.kernels.cpu.writer import Writer, scaled, total

@@ -59,9 +59,7 @@ def _write_tile(
         writer.close()
     if near:
         for v in _ALL:
-            writer.line(
-                f'const int32x4_t start{v} = vld1q_s32({near.start.name} + {LANES * v});'
-            )
+            writer.line(f'const int32x4_t start{v} = vld1q_s32({near.start.name} + {LANES * v});')
     first = 'start{}' if near else 'vdupq_n_s32(0)'
     for i in range(pixels):
         for v in _ALL:

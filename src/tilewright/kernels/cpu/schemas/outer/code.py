@@ -63,22 +63,22 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
             kernel = replace(_micro(p, extents, vectors), a_ahead=a_ahead)
             writer.lines += micro.emit(kernel).splitlines()
             writer.line()
-            if finishes(p, extents, vectors):
-                assert p.near is not None
+            if p.near and finishes(p):
                 places = pixel_places(p, extents)
                 writer.lines += emit_near(kernel, places, p.near.value).splitlines()
                 writer.line()
     write_store(writer, p)
 
 
-def finishes(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> bool:
+def finishes(p: OuterPlan) -> bool:
     """Whether sums that are small are finished in registers: one call completes them."""
     c, near = p.contraction, p.near
     if near is None or p.persistent or c.outer or p.out_strides.get(c.vector) != 1:
         return False
     if p.ahead or p.stream_ahead or near.scale.stride(c.vector) != 1:
         return False
-    return not why_not_near(_micro(p, extents, vectors), near.value)
+    variants = itertools.product(p.pixel_extents, {p.panels.vectors, p.panels.tail_vectors})
+    return not any(why_not_near(_micro(p, *variant), near.value) for variant in variants)
 
 
 def pixel_places(p: OuterPlan, extents: tuple[int, ...]) -> list[int]:
@@ -267,11 +267,11 @@ def _write_finishing(writer: Writer, p: OuterPlan, nest: Nest) -> bool:
     whether a block for all others was opened behind it.
     """
     c, near = p.contraction, p.near
-    variants = itertools.product(p.pixel_extents, {p.panels.vectors, p.panels.tail_vectors})
-    if near is None or not all(finishes(p, *variant) for variant in variants):
+    if near is None or not finishes(p):
         return False
-    first, high = nest.at(c.vector)[0], nest.at(c.loop)[1] if c.loop else '1'
-    whole = '' if p.panels.size % p.panels.width == 0 else f' && {first} + {p.panels.width} <= {p.panels.size}'  # noqa: E501
+    high, whole = nest.at(c.loop)[1] if c.loop else '1', ''
+    if p.panels.size % p.panels.width:
+        whole = f' && {nest.at(c.vector)[0]} + {p.panels.width} <= {p.panels.size}'
     writer.open(f'if (*{near.near.name}{whole})')
     places = ', '.join(f'{i.name} + {_operand_place(p, nest, i)}' for i in (near.start, near.scale))
     given = f'tile, weights, {places}, {_out(p)} + {_result_place(p, nest)}, {high}'

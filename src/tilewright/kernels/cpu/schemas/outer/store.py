@@ -293,7 +293,9 @@ def _write_neon_stores(
             count = last - (vectors - 1) * LANES if tail and ends else LANES
             if p.near:
                 writer.open(f'if (*{p.epilogue.operands[-1].name})')
-                _write_neon_run(writer, p, (p.near.value, True), points, strides, run, (run_of, count))
+                _write_neon_run(
+                    writer, p, (p.near.value, True), points, strides, run, (run_of, count)
+                )
                 writer.close()
             writer.open('else' if p.near else '')
             _write_neon_run(writer, p, (value, False), points, strides, run, (run_of, count))
