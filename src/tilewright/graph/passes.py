@@ -29,6 +29,7 @@ from tilewright.graph.narrow import narrowed
 from tilewright.graph.pool_order import order_pools
 from tilewright.graph.program import Program
 from tilewright.graph.prologue import put_before
+from tilewright.graph.signs import with_sign
 from tilewright.graph.simplify import simplify
 from tilewright.ops.group import Group
 
@@ -36,6 +37,7 @@ ProgramPasses = Mapping[str, Callable[[Program, Cost], Program]]
 
 NODE_PASSES: dict[str, Callable[[Graph, Cost], Graph]] = {
     'integer': lambda graph, _: on_integers(graph),
+    'signs': lambda graph, cost: with_sign(graph, getattr(cost, 'words', '')),
     'fold': lambda graph, _: fold(graph),
     'simplify': lambda graph, _: simplify(graph),
     'batch_norm': lambda graph, _: fold_batch_norm(graph),

@@ -165,6 +165,7 @@ class _SameCosts:
             known, seconds = next(left, ('', 0.0))
             return seconds if known == form else self.cost(group)
 
+        cost.__dict__['words'] = getattr(self.cost, 'words', '')  # as passes ask for it
         return cost
 
 

@@ -132,6 +132,12 @@ def _convert(name: str, words: list[str], folder: Path, made: Path) -> None:
         raise InputError(f'{name} cannot convert the model (exit code {done.returncode}): {last}')
 
 
+def convert_to_mnn(model: Path, made: Path, *more: str) -> None:
+    """An ONNX file as MNN's, by further words of its converter where they are given."""
+    words = ['-f', 'ONNX', '--modelFile', str(model), '--MNNModel', str(made), '--bizCode', 'bench']
+    _convert('MNN', [sys.executable, '-c', _CONVERT_TO_MNN, *words, *more], made.parent, made)
+
+
 def mnn_variants() -> NetworkVariants:
     yield from _mnn_settings('high')
 
@@ -156,9 +162,7 @@ def _mnn(job: NetworkJob, settings: Mapping[str, Any]) -> NetworkVariant:
     manager.set_hint(_WINOGRAD_HINT, settings['winograd_memory'])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'a.mnn')
-        words = ['-f', 'ONNX', '--modelFile', str(job.model.resolve()), '--MNNModel', str(path)]
-        words += ['--bizCode', 'bench']
-        _convert('MNN', [sys.executable, '-c', _CONVERT_TO_MNN, *words], Path(folder), path)
+        convert_to_mnn(job.model.resolve(), path)
         module = nn.load_module_from_file(
             str(path), list(job.inputs), list(job.outputs), runtime_manager=manager
         )

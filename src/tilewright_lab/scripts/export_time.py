@@ -4,11 +4,11 @@
         7] [--calls 20]
                                 [--json FILE]
 
-NETWORK is a name of the zoo [resnet18]. It is exported into an empty folder, built with `make` and
-whatever compiler that finds, and checks itself; then each round times `--calls` calls of either,
-one after the other, in an order that changes from round to round. With `--folder` the export is
-kept, and one that is there already is used. The ratio is that of the medians of all rounds'
-medians. Exit code 1 if the export's own check fails.
+NETWORK is a name of the zoo [resnet18] or an .onnx file, such as a quantised one. It is exported
+into an empty folder, built with `make` and whatever compiler that finds, and checks itself; then
+each round times `--calls` calls of either, one after the other, in an order that changes from round
+to round. With `--folder` the export is kept, and one that is there already is used. The ratio is
+that of the medians of all rounds' medians. Exit code 1 if the export's own check fails.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def timed(folder: Path, name: str, calls: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description='exported C against the network in this process')
-    parser.add_argument('network', nargs='?', default='resnet18', choices=zoo.NAMES)
+    parser.add_argument('network', nargs='?', default='resnet18')
     parser.add_argument('--folder', type=Path)
     parser.add_argument('--threads', type=int)
     parser.add_argument('--rounds', type=int, default=7)
@@ -58,10 +58,12 @@ def main() -> None:
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch) / given.network
-        model = zoo.onnx_model(given.network)
+        of_file = given.network.endswith('.onnx')
+        name = Path(given.network).stem if of_file else given.network
+        folder = given.folder or Path(scratch) / name
+        model = given.network if of_file else zoo.onnx_model(name)
         if not (folder / 'Makefile').exists():
-            tw.export(model, folder, name=given.network, threads=given.threads)
+            tw.export(model, folder, name=name, threads=given.threads)
         net = tw.compile(model, threads=given.threads)
         build_s = build(folder)
         inputs = {value.name: example(value) for value in net.inputs}
@@ -70,18 +72,18 @@ def main() -> None:
         for number in range(given.rounds):
             for what in ('export', 'process') if number % 2 else ('process', 'export'):
                 if what == 'export':
-                    ours[what].append(timed(folder, given.network, given.calls))
+                    ours[what].append(timed(folder, name, given.calls))
                 else:
                     ours[what].append(1e3 * statistics.median(net.time(inputs, given.calls)))
     medians = {what: statistics.median(times) for what, times in ours.items()}
     ratio = medians['export'] / medians['process']
     print(
-        f'{given.network}, threads: {net.threads}: exported {medians["export"]:.3f} ms, in process '
+        f'{name}, threads: {net.threads}: exported {medians["export"]:.3f} ms, in process '
         f'{medians["process"]:.3f} ms, ratio {ratio:.3f}; built in {build_s:.1f} s'
     )
     if given.json is not None:
         result = {
-            'network': given.network, 'threads': net.threads, 'calls': given.calls,
+            'network': name, 'quantised': of_file, 'threads': net.threads, 'calls': given.calls,
             'build_s': build_s, 'samples_ms': ours, 'median_ms': medians, 'ratio': ratio,
             'versions': versions(),
         }  # fmt: skip

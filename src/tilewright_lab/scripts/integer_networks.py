@@ -1,10 +1,10 @@
-"""Quantised networks of the zoo: ours against ONNX Runtime and OpenVINO, answers and times.
+"""Quantised networks of the zoo: ours against ONNX Runtime, OpenVINO and MNN, answers and times.
 
     python -m tilewright_lab.scripts.integer_networks resnet18 mobilenet_v1 --json int8.json
 
 Goes in: names of networks; `--models FOLDER` keeps or finds quantised models there. Comes out: for
 each a line with the largest difference to ONNX Runtime in units of the quantised result, how many
-results differ, and the median milliseconds of our int8, ONNX Runtime's and OpenVINO's. Each
+results differ, and the median milliseconds of our int8, ONNX Runtime's, OpenVINO's and MNN's. Each
 contestant is a process of its own, stopped while others run, and all of them take a turn in every
 round. Models are quantised by ONNX Runtime's own tool (QDQ, activations u8, weights i8 for each
 channel, ranges of a few random images).
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright import zoo
+from tilewright_lab.peers.mobile import convert_to_mnn
 
 SAMPLES = 4
 
@@ -131,8 +135,40 @@ def ours(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any]:
     return lambda inputs: next(iter(net.run(dict(inputs)).values()))
 
 
+def mnn_model(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any] | None:
+    """MNN's own int8: weights of 8 bits from the network of floats, activations quantised as it
+    runs. Its converter makes nothing of QDQ files: it takes a quantised image for three of them.
+    None where MNN is not installed.
+    """
+    if find_spec('MNN') is None:
+        return None
+    import onnx
+
+    nn, expr = import_module('MNN.nn'), import_module('MNN.expr')
+    made = zoo.onnx_model(path.stem)
+    results = [value.name for value in made.graph.output]
+    setting = {'backend': 'CPU', 'numThread': threads, 'precision': 'low', 'memory': 'low'}
+    manager = nn.create_runtime_manager(({**setting, 'power': 'high'},))
+    with tempfile.TemporaryDirectory() as folder:
+        floats, converted = Path(folder, 'floats.onnx'), Path(folder, 'a.mnn')
+        onnx.save(made, floats)
+        convert_to_mnn(floats, converted, '--weightQuantBits', '8')
+        given = [value.name for value in made.graph.input]
+        module = nn.load_module_from_file(str(converted), given, results, runtime_manager=manager)
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Any:
+        variables = []
+        for array in inputs.values():
+            variables.append(expr.placeholder(list(array.shape), expr.NCHW, expr.float))
+            variables[-1].write(array)
+        return module.forward(variables)[0].read()
+
+    return run
+
+
 CONTESTANTS = {
     'ours': ours, 'onnxruntime': onnxruntime_session, 'openvino': openvino_model,
+    'mnn': mnn_model,
 }  # fmt: skip
 
 
@@ -140,12 +176,14 @@ def serve(who: str, name: str, path: Path, threads: int) -> None:
     """A contestant: reads how many milliseconds to run for, and writes what every call took; the
     first line that it writes is its answer.
     """
+    said = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)  # libraries that greet people do so elsewhere
     inputs = zoo.inputs(zoo.network(name))
     run = CONTESTANTS[who](path, threads)
     if run is None:
-        print('null', flush=True)
+        print('null', file=said, flush=True)
         return
-    print(json.dumps(np.asarray(run(inputs)).ravel().tolist()), flush=True)
+    print(json.dumps(np.asarray(run(inputs)).ravel().tolist()), file=said, flush=True)
     for line in sys.stdin:
         run(inputs)
         times, end = [], time.perf_counter() + 1e-3 * float(line)
@@ -153,7 +191,7 @@ def serve(who: str, name: str, path: Path, threads: int) -> None:
             begin = time.perf_counter()
             run(inputs)
             times.append(1e3 * (time.perf_counter() - begin))
-        print(json.dumps(times), flush=True)
+        print(json.dumps(times), file=said, flush=True)
 
 
 class Contestant:

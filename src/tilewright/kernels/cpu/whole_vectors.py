@@ -12,8 +12,11 @@ whole limit allows, and adding 1.5 * 2^23 leaves it, rounded half to even, in it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tilewright.kernels.cpu.expression import C_TYPES, number
 from tilewright.kernels.cpu.functions import INLINE
@@ -26,10 +29,11 @@ from tilewright.ops.stage import Expr
 
 MAGIC = 12582912  # 1.5 * 2^23: a float at which neighbours are 1 apart
 MAGIC_BITS = 0x4B400000
+ABOVE = 1 << 23  # floats from here on have a whole number in their lowest bits
+NEAR_LIMITS = 32000  # what fits in 16 bits, with a zero point
+SMALLEST_DIVISOR = 2.0**-60  # far from where products of floats lose bits
 WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
-# By bytes of an x86 vector. Other sets leave all of it to compilers, which have no unsigned
-# numbers to widen there and narrow well.
-BITS = {64: 512, 32: 256}
+BITS = {64: 512, 32: 256}  # by bytes of an x86 vector; NEON's are in whole_neon.py
 
 
 class _NoVectorError(Exception):
@@ -39,13 +43,18 @@ class _NoVectorError(Exception):
 @dataclass(frozen=True, slots=True)
 class WholeValue:
     """A vector; `limits` where it is a float that is still to be cut off there, rounded and moved
-    by `zero`, which makes it a number of `dtype`.
+    by `zero`, which makes it a number of `dtype`. Where there is a `divisor`, it is divided first,
+    by an own function of sets whose division is slow. What is `near` its limits fits in 16 bits
+    (kernels/cpu/bounded.py); `most` is the size that a float is known to have at most.
     """
 
     text: str
     dtype: str
     limits: tuple[int, int] | None = None
     zero: int = 0
+    divisor: float = 0.0
+    near: bool = False
+    most: float = math.inf
 
     @property
     def in_fours(self) -> bool:
@@ -63,24 +72,79 @@ class WholeValue:
     def made(self, last: bool = False) -> str:
         """The vector in C; of the `last` one only the lowest bits are stored."""
         if self.limits is None:
-            return self.text
-        low, high = (number(bound - self.zero, 'f32') for bound in self.limits)
-        cut = f'real_min(real_max({self.text}, every_real({low})), every_real({high}))'
+            return self.text if not self.divisor else f'({self.text} / {self._divisor})'
+        cut = self._cut()
         even = self.zero - self.zero % 2 if last else 0  # what is odd would turn halves around
         rest = self.zero - even - (0 if last else MAGIC_BITS)
         whole = f'(whole_v)({cut} + {number(MAGIC + even, "f32")})'
         return f'({whole} + {rest})' if rest else f'({whole})'
 
+    def settled(self) -> str:
+        """What is near its limits, rounded in the lowest 16 bits of lanes; not yet moved."""
+        text = f'quotient({self.text}, {self._divisor})' if self.divisor else self.text
+        return f'(whole_v)(settled({text}) + {number(MAGIC, "f32")})'
+
+    def as_float(self, less: int) -> WholeValue:
+        """The whole number minus another, as a float: what adding leaves, subtracting gives."""
+        assert self.limits is not None
+        rest = number(MAGIC + less - self.zero, 'f32')
+        text = f'(({self._cut()} + {number(MAGIC, "f32")}) - {rest})'
+        return WholeValue(text, 'f32', most=max(abs(limit - less) for limit in self.limits))
+
+    def _cut(self) -> str:
+        """The float between its limits, as it will be rounded. A dividend is cut off at the
+        products of divisor and limits, whose quotients round to the limits themselves.
+        """
+        assert self.limits is not None
+        by = np.float32(self.divisor or 1.0)
+        low, high = (
+            number(float(np.float32(bound - self.zero) * by), 'f32') for bound in self.limits
+        )
+        cut = f'real_min(real_max({self.text}, every_real({low})), every_real({high}))'
+        return f'quotient({cut}, {self._divisor})' if self.divisor else cut
+
+    @property
+    def _divisor(self) -> str:
+        return number(self.divisor, 'f32')
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What an expression reads, and whether a set divides by an instruction."""
+
+    values: tuple[WholeValue, ...]
+    divides: bool
+
+    @property
+    def dtypes(self) -> list[str]:
+        return [value.dtype for value in self.values]
+
+
+def is_usual(divisor: float) -> bool:
+    """Whether a number may divide by products: they lose no bits far from the ends of floats."""
+    return SMALLEST_DIVISOR <= divisor <= 1 / SMALLEST_DIVISOR
+
 
 def vector_value(
-    group: Group, operands: Sequence[Operand], value: str = 'value'
+    group: Group, operands: Sequence[Operand], value: str = 'value', divides: bool = True
 ) -> WholeValue | None:
-    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order."""
+    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order. `divides`:
+    whether numbers are divided by an instruction; else by the function `quotient`.
+    """
+    tensor = group.main.write.tensor
+    return following(group, tensor, WholeValue(value, 'i32'), operands, divides)
+
+
+def following(
+    group: Group, tensor: str, value: WholeValue, operands: Sequence[Operand],
+    divides: bool = False,
+) -> WholeValue | None:  # fmt: skip
+    """What the stages behind a tensor make of its value; `operands` are those that they read."""
     names = iter(item.name for item in operands)
-    values = {group.main.write.tensor: WholeValue(value, 'i32')}
-    result = values[group.main.write.tensor]
+    values, result = {tensor: value}, value
+    writers = [group.main.write.tensor, *(stage.write.tensor for stage in group.epilogue)]
     try:
-        for stage in group.epilogue:
+        for stage in group.epilogue[writers.index(tensor) :]:
             reads = [
                 values.get(access.tensor)
                 or WholeValue(f'{next(names)}_v', group.tensor(access.tensor).dtype)
@@ -89,7 +153,8 @@ def vector_value(
             if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
                 return None
             dtype = group.tensor(stage.write.tensor).dtype
-            result = _expr(stage.expr, reads, dtype_of(stage.expr, [r.dtype for r in reads]))
+            given = _Reads(tuple(reads), divides)
+            result = _expr(stage.expr, given, dtype_of(stage.expr, given.dtypes))
             if result.dtype != dtype:
                 return None
             values[stage.write.tensor] = result
@@ -98,19 +163,20 @@ def vector_value(
     return result
 
 
-def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
+def _expr(expr: Expr, reads: _Reads, to: str) -> WholeValue:
     if expr.op == 'read':
-        return reads[int(expr.value)]
+        return reads.values[int(expr.value)]
     if expr.op in ('const', 'whole'):
         kind = 'real' if to == 'f32' else 'whole'
         if to not in (*WHOLE, 'f32'):
             raise _NoVectorError
         return WholeValue(
-            f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to
-        )
-    dtypes = [r.dtype for r in reads]
+            f'every_{kind}({number(expr.value, "f32" if kind == "real" else "i32")})', to,
+            most=abs(float(expr.value)),
+        )  # fmt: skip
+    dtypes = reads.dtypes
     if expr.op == 'cast':
-        return _cast(expr, reads, dtypes)
+        return _cast(expr, reads)
     within = operand_dtype(expr, dtypes)
     args = [_expr(a, reads, within) for a in expr.args]
     if len(args) != 2 or any(a.dtype != within for a in args):
@@ -120,9 +186,14 @@ def _expr(expr: Expr, reads: Sequence[WholeValue], to: str) -> WholeValue:
     sign = {'add': '+', 'sub': '-', 'mul': '*', 'div': '/'}.get(expr.op)
     if sign is None or within not in ('f32', 'i32') or (sign == '/' and within == 'i32'):
         raise _NoVectorError
+    by = expr.args[1]
+    if sign == '/' and not reads.divides and by.op == 'const' and is_usual(by.value):
+        return WholeValue(args[0].made(), within, divisor=float(by.value))
     left, right = (a.made() for a in args)
     if within == 'f32':
-        return WholeValue(f'({left} {sign} {right})', within)
+        first, second = (a.most for a in args)
+        most = {'+': first + second, '-': first + second, '*': first * second}.get(sign, math.inf)
+        return WholeValue(f'({left} {sign} {right})', within, most=most)
     return WholeValue(f'(whole_v)((bits_v){left} {sign} (bits_v){right})', within)
 
 
@@ -136,11 +207,14 @@ def _extreme(expr: Expr, args: Sequence[WholeValue], dtype: str) -> WholeValue:
     return WholeValue(f'{kind}_{expr.op}({first.made()}, {args[1].made()})', dtype)
 
 
-def _cast(expr: Expr, reads: Sequence[WholeValue], dtypes: Sequence[str]) -> WholeValue:
+def _cast(expr: Expr, reads: _Reads) -> WholeValue:
     inner, dtype = expr.args[0], expr.name
-    given = dtype_of(inner, dtypes)
+    given = dtype_of(inner, reads.dtypes)
     if given == 'f32' and dtype in ('u8', 'i8', 'u16', 'i16'):
         return _saturated(inner, reads, dtype)
+    moved = _moved(inner, reads) if dtype == 'f32' else None
+    if moved:
+        return moved
     found = _expr(inner, reads, given)
     if found.dtype == dtype:
         return found
@@ -153,7 +227,39 @@ def _cast(expr: Expr, reads: Sequence[WholeValue], dtypes: Sequence[str]) -> Who
     raise _NoVectorError
 
 
-def _saturated(expr: Expr, reads: Sequence[WholeValue], dtype: str) -> WholeValue:
+def _moved(expr: Expr, reads: _Reads) -> WholeValue | None:
+    """A small whole number, with or without a constant taken off, as a float without a conversion;
+    None for others. What `made` adds to round is taken off again; bytes of an operand are read as
+    floats from 2^23 on (`e0_r`). Both are exact.
+    """
+    less = 0
+    if expr.op == 'sub' and dtype_of(expr, reads.dtypes) == 'i32' and _bare(expr.args[1]):
+        less, expr = int(_inner(expr.args[1]).value), expr.args[0]
+    expr = _inner(expr)
+    if reads.divides or expr.op != 'read':
+        return None
+    value = reads.values[int(expr.value)]
+    if value.limits:
+        return value.as_float(less)
+    if not value.text.endswith('_v') or value.dtype not in ('u8', 'i8'):
+        return None
+    low, high = (bound - less for bound in limits(value.dtype))
+    first = number(ABOVE - low, 'f32')
+    return WholeValue(
+        f'({value.text[:-2]}_r - {first})', 'f32', most=float(max(abs(low), abs(high)))
+    )
+
+
+def _inner(expr: Expr) -> Expr:
+    """What is widened to an i32."""
+    return expr.args[0] if expr.op == 'cast' and expr.name == 'i32' else expr
+
+
+def _bare(expr: Expr) -> bool:
+    return _inner(expr).op == 'whole'
+
+
+def _saturated(expr: Expr, reads: _Reads, dtype: str) -> WholeValue:
     """min(max(round(x) + zero, low), high), as ops/integer.py writes it."""
     bounds = []
     for op in ('min', 'max'):
@@ -164,12 +270,16 @@ def _saturated(expr: Expr, reads: Sequence[WholeValue], dtype: str) -> WholeValu
     zero = 0
     if expr.op == 'add' and expr.args[1].op == 'const':
         zero, expr = int(expr.args[1].value), expr.args[0]
-    if expr.op != 'round' or dtype_of(expr, [r.dtype for r in reads]) != 'f32':
+    if expr.op != 'round' or dtype_of(expr, reads.dtypes) != 'f32':
         raise _NoVectorError
     found = _expr(expr.args[0], reads, 'f32')
     if found.dtype != 'f32':
         raise _NoVectorError
-    return WholeValue(found.made(), dtype, (bounds[1], bounds[0]), zero)
+    most = found.most / (found.divisor or 1.0)
+    return WholeValue(
+        found.text, dtype, (bounds[1], bounds[0]), zero, found.divisor,
+        near=not reads.divides and dtype in ('u8', 'i8') and most < NEAR_LIMITS,
+    )  # fmt: skip
 
 
 def write_vectors(writer: Writer, isa: str, dtypes: Sequence[str]) -> None:

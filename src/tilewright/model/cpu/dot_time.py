@@ -36,7 +36,7 @@ def predict_dot(group: Group, schedule: Schedule, machine: Machine) -> Predictio
         replace(b, bytes=share * b.bytes, seconds=share * b.seconds) for b in found.boundaries
     )
     less = sum(b.seconds for b in found.boundaries[1:]) - sum(b.seconds for b in crossed[1:])
-    on_vectors = ISAS[schedule.isa].arch == 'x86_64'
+    on_vectors = ISAS[schedule.isa].arch in ('x86_64', 'aarch64')
     saved = (1 - (VECTOR_SHARE if on_vectors else STORE_SHARE)) * found.store_s
     bound = share * found.bound_s
     return replace(

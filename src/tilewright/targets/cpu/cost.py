@@ -24,6 +24,11 @@ class CpuCost:
     machine: Machine
     threads: int
 
+    @property
+    def words(self) -> str:
+        """What words of integer products hold: what quantised tensors had best be stored as."""
+        return self.machine.dot.dtype if self.machine.dot else ''
+
     def __call__(self, group: Group) -> float:
         machine, threads = self.machine, self.threads
         moved = group.compulsory_bytes

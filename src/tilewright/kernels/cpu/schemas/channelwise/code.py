@@ -11,15 +11,18 @@ Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of ker
 from __future__ import annotations
 
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.bounded import NEAR, START, write_near
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa.words import words_dot
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.schemas.channelwise.interleaved import write_neon_tiles
 from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
-from tilewright.kernels.cpu.schemas.channelwise.unpacked import CHUNK, ORDER, write_tiles
+from tilewright.kernels.cpu.schemas.channelwise.unpacked import ORDER, write_tiles
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.integer import factors
 
 
@@ -29,8 +32,9 @@ def generate(p: ChannelwisePlan) -> str:
     abi.write_head(writer, p.group, p.schedule)
     writer.line('#include <stdint.h>')
     if p.vector:
-        writer.line(ORDER)
-        write_tiles(writer, p)
+        neon = ISAS[p.schedule.isa].arch == 'aarch64'
+        writer.line('#define CHANNEL(at) (at)' if neon else ORDER)
+        (write_neon_tiles if neon else write_tiles)(writer, p)
     else:
         _write_functions(writer, p)
     _write_packing(writer, p)
@@ -59,6 +63,7 @@ def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
     places, offset = {weights: 0}, abi.aligned(p.word_rows * p.across.taps * p.channels)
     floats = {t.name: -(-t.bytes // 4) for t in p.group.with_role('constant')}
     floats |= {MOVED: p.channels} if p.flips else {}
+    floats |= {START: p.channels, NEAR: 1} if p.near else {}
     if p.vector:  # in chunks, in the order of their lanes
         floats |= {
             item.tensor: p.channels for item in p.epilogue.operands if item.stride(p.channel)
@@ -68,6 +73,11 @@ def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
             places[name] = offset
             offset += abi.aligned(size)
     return places, offset
+
+
+def _place(p: ChannelwisePlan) -> str:
+    """Where the number of channel `lane` lies."""
+    return f'lane / {p.chunk} * {p.chunk} + CHANNEL(lane % {p.chunk})'
 
 
 def _row_floats(p: ChannelwisePlan) -> int:
@@ -152,10 +162,10 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
     writer.line(f'const int8_t *b = (const int8_t *)constants[{names.index(weights.tensor)}];')
     writer.line(f'{kind} *to = ({kind} *)packed;')
     if p.vector:
-        writer.open(f'for (long first = 0; first < {size}; first += {CHUNK})')
+        writer.open(f'for (long first = 0; first < {size}; first += {p.chunk})')
     writer.open(f'for (long r = 0; r < {p.word_rows}; r++)')
     writer.open(f'for (long s = 0; s < {p.across.taps}; s++)')
-    lanes = CHUNK if p.vector else p.channels
+    lanes = p.chunk if p.vector else p.channels
     writer.open(f'for (long at = 0; at < {lanes}; at++)')
     writer.line(f'const long lane = {"first + CHANNEL(at)" if p.vector else "at"};')
     writer.open(f'for (long tap = r * {p.products}; tap < (r + 1) * {p.products}; tap++)')
@@ -169,9 +179,18 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
         writer.line(f'for (long tap = 0; tap < {p.down.taps}; tap++)')
         writer.line(f'    for (long s = 0; s < {p.across.taps}; s++)')
         writer.line(f'        sum += b[{address}];')
-        at = 'lane / 64 * 64 + CHANNEL(lane % 64)' if p.vector else 'lane'
+        at = _place(p) if p.vector else 'lane'
         writer.line(f'moved[{at}] = {sign}128 * sum;')
         writer.close()
+    if p.near:
+        loops = [
+            f'for (long tap = 0; tap < {p.down.taps}; tap++)',
+            f'for (long s = 0; s < {p.across.taps}; s++)',
+        ]
+        terms[p.channel] = p.channel
+        weight = total([*(scaled(terms[d], step) for d, step in strides.items()), str(const)])
+        moved = (-128 if p.image.dtype == 'i8' else 128) if p.flips else 0
+        write_near(writer, p.group, p.near, p.channel, places, (loops, weight), moved, 128)
     of_channels = {
         item.tensor: item for item in p.epilogue.operands if item.stride(p.channel) and p.vector
     }
@@ -185,9 +204,7 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
                 f'((const {kind} *)constants[{number}])[{of_channels[tensor.name].const} + lane]'
             )
             writer.line(f'for (long lane = 0; lane < {size}; lane++)')
-            writer.line(
-                f'    (({kind} *)({place}))[lane / 64 * 64 + CHANNEL(lane % 64)] = {source};'
-            )
+            writer.line(f'    (({kind} *)({place}))[{_place(p)}] = {source};')
         else:
             writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
     writer.close()
@@ -268,8 +285,10 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
     )
     writer.open(f'for (long first = 0; first < {size}; first += {width})')
     writer.line(f'const long channels = min_long({width}, {size} - first);')
-    if p.vector:
-        writer.line(f'const __mmask64 mask = -1ull >> ({CHUNK} - channels);')
+    mask = 'channels'
+    if p.vector and ISAS[p.schedule.isa].arch == 'x86_64':
+        mask = 'mask'
+        writer.line(f'const __mmask64 mask = -1ull >> ({p.chunk} - channels);')
     tail = across.size % pixels
     whole = across.size - tail
     for count, low, high in ((pixels, 0, whole), (tail, whole, across.size)):
@@ -281,7 +300,7 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
         given = f'words + {at}, weights + first, {to}, channels{operands}'
         if p.vector:
             place = f'weights + first * {p.word_rows * across.taps}'
-            given = f'rows, {at}, {place}, {to}, mask{operands}'
+            given = f'rows, {at}, {place}, {to}, {mask}{operands}'
         writer.line(f'tile_{count}({given});')
         writer.close()
     writer.close()

@@ -13,10 +13,11 @@ below each other are put into words (`Isa.dots`), so that a multiply-add takes s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.bounded import NearValue, near_value, with_near
 from tilewright.kernels.cpu.pointwise import Epilogue
 from tilewright.kernels.cpu.schemas.dot.plan import moved_epilogue, vector_epilogue
 from tilewright.kernels.cpu.space import even_cuts, register_order, whole_tile
@@ -63,6 +64,7 @@ class ChannelwisePlan:
     flips: bool
     epilogue: Epilogue
     vector: WholeValue | None = None  # where tiles interleave bytes in registers (unpacked.py)
+    near: NearValue | None = None  # what follows sums that are small as weights are packed
 
     @property
     def tile_pixels(self) -> list[int]:
@@ -73,6 +75,11 @@ class ChannelwisePlan:
     @property
     def image(self) -> Tensor:
         return self.group.tensor(factors(self.group)[0].tensor)
+
+    @property
+    def chunk(self) -> int:
+        """Channels of a tile that interleaves bytes: as many as a vector has bytes."""
+        return ISAS[self.schedule.isa].vector_bytes
 
     @property
     def lanes(self) -> int:
@@ -159,21 +166,31 @@ def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
         raise ScheduleError(f'{group.label}: {channel} has to be tiled by whole vectors')
     if any(name != down.out for name, _ in schedule.parallel):
         raise ScheduleError(f'{group.label}: only {down.out} is cut between threads')
-    dot = ISAS[schedule.isa].dot(schedule.dtype)
+    isa = ISAS[schedule.isa]
+    dot = isa.dot(schedule.dtype)
     if dot is None:
         raise ScheduleError(f'{group.label}: {schedule.isa} has no products of {schedule.dtype}')
     flips = dot.products == IN_BYTES and group.tensor(factors(group)[0].tensor).dtype != dot.dtype
     epilogue = moved_epilogue(group, {channel: 1} if flips else None)
     vector = None
-    if schedule.reg.tile[channel] == 64 and ISAS[schedule.isa].lanes == 16 and dot.dtype == 'u8':
+    if schedule.reg.tile[channel] == isa.vector_bytes and interleaves(schedule.isa, dot.dtype):
         sizes = {**group.main.sizes, channel: 1}
         moving = (d for item in epilogue.operands for d, step in item.strides if step)
         each = all(sizes[d] == 1 for d in moving)
         vector = vector_epilogue(group, epilogue, schedule) if each else None
+    vector, near = vector if vector and vector.in_fours else None, None
+    if vector and isa.arch == 'aarch64':
+        items = epilogue.operands[: -1 if flips else None]
+        near = near_value(group, items, len(epilogue.operands), channel)
+        epilogue = replace(epilogue, operands=with_near(epilogue.operands, near))
     return ChannelwisePlan(
-        group, schedule, batch, down, across, channel, dot.products, flips, epilogue,
-        vector if vector and vector.in_fours else None,
-    )  # fmt: skip
+        group, schedule, batch, down, across, channel, dot.products, flips, epilogue, vector, near
+    )
+
+
+def interleaves(isa: str, dtype: str) -> bool:
+    """Whether tiles make words of four bytes in registers (unpacked.py)."""
+    return (ISAS[isa].arch, ISAS[isa].lanes, dtype) in (('x86_64', 16, 'u8'), ('aarch64', 4, 'i8'))
 
 
 def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[Schedule]:
@@ -187,8 +204,8 @@ def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Ite
     for pixels, vectors in TILES:
         tile = dict.fromkeys(stage.sizes, 1)
         tile |= {across.out: min(pixels, across.size), channel: lanes * min(vectors, most)}
-        if (lanes, vectors, dtype) == (16, 4, 'u8'):
-            tile[channel] = 64  # whole chunks, however few channels there are (unpacked.py)
+        if vectors == 4 and interleaves(isa, dtype):
+            tile[channel] = 4 * lanes  # whole chunks, however few channels there are
         levels = (Level.of('reg', order, tile), Level.of('l1', order, whole_tile(stage, tile)))
         cut = even_cuts(stage, threads, (down.out,))[0]
         yield Schedule('channelwise', isa, channel, levels, cut, dtype=dtype, accumulation='i32')

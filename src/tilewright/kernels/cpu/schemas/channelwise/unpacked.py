@@ -19,7 +19,6 @@ from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
 from tilewright.kernels.cpu.whole_vectors import vector_operands, write_four, write_vectors
 from tilewright.kernels.cpu.writer import Writer
 
-CHUNK = 64  # channels of a tile
 # The channel of a chunk whose number stands at a place of it, and the place of a channel: a 4 x 4
 # matrix of fours is transposed, which undoes itself.
 ORDER = '#define CHANNEL(at) ((at) / 4 % 4 * 16 + (at) / 16 * 4 + (at) % 4)'

@@ -10,14 +10,19 @@ Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of ker
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.bounded import NEAR, START, write_near
+from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED, SUMS, DotPlan
 from tilewright.kernels.cpu.schemas.outer.code import write_kernels, write_nest
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
-from tilewright.ops.integer import factors
+from tilewright.ops.integer import IN_BYTES, factors
 
 
 def generate(p: DotPlan) -> str:
@@ -39,10 +44,12 @@ def generate(p: DotPlan) -> str:
 
 def _write_pack(writer: Writer, p: DotPlan) -> None:
     """pack_tile: every pixel's channels, a row of words."""
-    image, stage = p.image, p.group.main
+    image = p.image
     flip = f' ^ {128 if image.dtype == "i8" else -128}' if p.flips else ''
-    pad = int(stage.pad_value)
-    pad = (pad ^ 128) - (256 if pad ^ 128 > 127 and image.dtype == 'u8' else 0) if p.flips else pad
+    if _in_rows(p):
+        _write_word_rows(writer, p, flip)
+        return
+    pad = _pad(p)
     kind, inner = p.source, p.words.operand.splits[-1]
     step, size = image.strides[inner.axis], image.shape[inner.axis]
     known = '' if p.whole else 'long from, long size, long count, '
@@ -81,6 +88,72 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
     writer.line()
 
 
+def _in_rows(p: DotPlan) -> bool:
+    """Whether channels are planes of at most a word, whose rows lie side by side in the image and
+    in the copied tile: compilers put neighbours of such rows into words at once.
+    """
+    image, splits = p.image, p.words.operand.splits
+    neon = ISAS[p.words.schedule.isa].arch == 'aarch64'  # which stores four rows interleaved
+    if not neon or not p.whole or len(splits) < 2 or p.products != IN_BYTES:
+        return False
+    inner, row = splits[-1], splits[-2]
+    one = image.shape[inner.axis] <= p.products and image.strides[inner.axis] > 1
+    return one and image.strides[row.axis] == 1 and row.stride == 1 and not row.strip
+
+
+def _write_word_rows(writer: Writer, p: DotPlan, flip: str) -> None:
+    """pack_tile for planes: a row of words from a row of every plane, the border around it."""
+    image, splits = p.image, p.words.operand.splits
+    inner, row = splits[-1], splits[-2]
+    kind, planes, size = C_TYPES[image.dtype], image.shape[inner.axis], image.shape[row.axis]
+    pad = _pad(p)
+    writer.open(
+        f'static void copy_row(const {kind} *restrict source, {p.number} *restrict to, long from, '
+        f'long count, int inside)'
+    )
+    factor = row.factor
+    low = f'min_long(count, from < 0 ? (-from + {factor - 1}) / {factor} : 0)'
+    high = f'min_long(count, from < {size} ? ({size + factor - 1} - from) / {factor} : 0)'
+    writer.line(f'const long low = inside ? {low} : count;')
+    writer.line(f'const long high = inside ? max_long(low, {high}) : count;')
+    writer.line(f'const {kind} *restrict s = source + from;')
+    for begin, end in (('0', 'low'), ('high', 'count')):
+        writer.open(f'for (long x = {begin}; x < {end}; x++)')
+        for i in range(p.products):
+            writer.line(f'to[{p.products} * x + {i}] = ({p.number})({pad});')
+        writer.close()
+    writer.open('for (long x = low; x < high; x++)')
+    for i in range(p.products):
+        at = total([scaled('x', factor), str(i * image.strides[inner.axis])])
+        number = f's[{at}]{flip}' if i < planes else '0'
+        writer.line(f'to[{p.products} * x + {i}] = ({p.number})({number});')
+    writer.close(2)
+    writer.line()
+    writer.open(
+        f'static void pack_tile(const {kind} *restrict source, float *restrict buffer, '
+        f'const long *from, const long *extent)'
+    )
+    _, places, first = operand.open_rows(
+        writer, replace(p.words.operand, splits=splits[:-1]), image
+    )
+    for number, phase in enumerate(row.phases):
+        place = total([*places, str(number * row.count * row.stride)])
+        writer.line(
+            f'copy_row(source + ({first}), ({p.number} *)(buffer + {place}), from[{row.axis}] + '
+            f'{phase}, (extent[{row.axis}] - 1) / {row.factor} + 1, inside);'
+        )
+    writer.close(writer.depth)
+    writer.line()
+
+
+def _pad(p: DotPlan) -> int:
+    """What stands outside the image, as words hold it."""
+    pad = int(p.group.main.pad_value)
+    if not p.flips:
+        return pad
+    return (pad ^ 128) - (256 if pad ^ 128 > 127 and p.image.dtype == 'u8' else 0)
+
+
 def _write_word(writer: Writer, p: DotPlan, step: int, size: int, pad: int, flip: str) -> None:
     """All channels of a pixel, which are one word: stored at once."""
     bits = 32 // p.products
@@ -103,6 +176,8 @@ def _places(p: DotPlan) -> tuple[dict[str, int], int]:
     }
     if p.flips:
         sizes[MOVED] = p.words.panels.size * _loose_points(p)
+    if p.near:
+        sizes |= {START: p.words.panels.size, NEAR: 1}
     for name, floats in sizes.items():
         places[name] = offset
         offset += abi.aligned(floats)
@@ -147,10 +222,14 @@ def _write_packing(writer: Writer, p: DotPlan) -> None:
     address = total([*steps, str(const)])
     writer.line(f'*to++ = {inside} ? b[{address}] : 0;')
     writer.close(4 + len(c.reduction) + len(p.words.loose) - 1)
+    weight = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
     if p.flips:
-        _write_moved(writer, p, places[MOVED], total(
-            [*(scaled(d, s) for d, s in strides.items()), str(const)]
-        ))  # fmt: skip
+        _write_moved(writer, p, places[MOVED], weight)
+    if p.near:
+        loops = [f'for (long {d} = 0; {d} < {sizes[d]}; {d}++)' for d in c.reduction]
+        moved = (-128 if p.image.dtype == 'i8' else 128) if p.flips else 0
+        largest = 128 if p.products == IN_BYTES else 255
+        write_near(writer, p.group, p.near, c.vector, places, (loops, weight), moved, largest)
     for number, tensor in enumerate(p.group.with_role('constant')):
         if tensor.name in places:
             place = f'packed + {places[tensor.name]}'

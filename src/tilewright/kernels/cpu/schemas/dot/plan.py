@@ -15,6 +15,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import operand
+from tilewright.kernels.cpu.bounded import NearValue, near_value, with_near
 from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.nest import part_extents
@@ -48,6 +49,11 @@ class DotPlan:
     products: int
     flips: bool
     whole: bool
+
+    @property
+    def near(self) -> NearValue | None:
+        """What follows sums that are known to be small as weights are packed."""
+        return self.words.near
 
     @property
     def image(self) -> Tensor:
@@ -129,9 +135,15 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     epilogue, vector = moved_epilogue(group, _strides(group, words) if flips else None), None
     if words.out_strides.get(schedule.vector) == 1:
         vector = vector_epilogue(group, epilogue, schedule)
+    near = None
+    if vector and isa.arch == 'aarch64' and not words.loose:
+        items = epilogue.operands[: -1 if flips else None]
+        near = near_value(group, items, len(epilogue.operands), schedule.vector)
+    epilogue = replace(epilogue, operands=with_near(epilogue.operands, near))
     words = replace(
         words,
         epilogue=replace(epilogue, functions=()) if vector else epilogue,
+        near=near,
         quick=None,
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
@@ -166,12 +178,13 @@ def vector_epilogue(group: Group, epilogue: Epilogue, schedule: Schedule) -> Who
     """The same on a schedule's vectors (kernels/cpu/whole_vectors.py), where they can."""
     items, isa = epilogue.operands, ISAS[schedule.isa]
     strange = any(item.stride(schedule.vector) not in (0, 1) for item in items)
-    if strange or isa.arch != 'x86_64' or isa.vector_bytes not in BITS:
+    has = isa.arch == 'aarch64' or (isa.arch == 'x86_64' and isa.vector_bytes in BITS)
+    if strange or not has:
         return None
     value = 'value'
     if items and items[-1].tensor == MOVED:
         value = f'(value + {items[-1].name}_v)'
-    return vector_value(group, items, value)
+    return vector_value(group, items, value, divides=isa.arch == 'x86_64')
 
 
 def draw_dot(

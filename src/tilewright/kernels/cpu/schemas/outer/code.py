@@ -19,6 +19,8 @@ from dataclasses import replace
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.neon_near import emit_near
+from tilewright.kernels.cpu.isa.neon_near import why_not as why_not_near
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
@@ -61,7 +63,31 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
             kernel = replace(_micro(p, extents, vectors), a_ahead=a_ahead)
             writer.lines += micro.emit(kernel).splitlines()
             writer.line()
+            if p.near and finishes(p):
+                places = pixel_places(p, extents)
+                writer.lines += emit_near(kernel, places, p.near.value).splitlines()
+                writer.line()
     write_store(writer, p)
+
+
+def finishes(p: OuterPlan) -> bool:
+    """Whether sums that are small are finished in registers: one call completes them."""
+    c, near = p.contraction, p.near
+    if near is None or p.persistent or c.outer or p.out_strides.get(c.vector) != 1:
+        return False
+    if p.ahead or p.stream_ahead or near.scale.stride(c.vector) != 1:
+        return False
+    variants = itertools.product(p.pixel_extents, {p.panels.vectors, p.panels.tail_vectors})
+    return not any(why_not_near(_micro(p, *variant), near.value) for variant in variants)
+
+
+def pixel_places(p: OuterPlan, extents: tuple[int, ...]) -> list[int]:
+    """Elements from the first pixel of a tile to each, in the result."""
+    strides = [p.out_strides.get(d, 0) for d in p.contraction.pixels]
+    return [
+        sum(step * i for step, i in zip(strides, point, strict=True))
+        for point in itertools.product(*(range(e) for e in extents))
+    ]
 
 
 def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroKernel:
@@ -241,8 +267,35 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
     else:
         writer.line('float *acc = accumulators;')
     _write_store_fetch(writer, p, nest)
+    alone = _write_finishing(writer, p, nest)
     _write_calls(writer, p, nest, width)
     _write_store_call(writer, p, nest)
+    if alone:
+        writer.close()
+
+
+def _write_finishing(writer: Writer, p: OuterPlan, nest: Nest) -> bool:
+    """The call that finishes sums in registers, where they are small and fill their vectors;
+    whether a block for all others was opened behind it.
+    """
+    c, near = p.contraction, p.near
+    if near is None or not finishes(p):
+        return False
+    high, whole = nest.at(c.loop)[1] if c.loop else '1', ''
+    if p.panels.size % p.panels.width:
+        whole = f' && {nest.at(c.vector)[0]} + {p.panels.width} <= {p.panels.size}'
+    writer.open(f'if (*{near.near.name}{whole})')
+    places = ', '.join(f'{i.name} + {_operand_place(p, nest, i)}' for i in (near.start, near.scale))
+    given = f'tile, weights, {places}, {_out(p)} + {_result_place(p, nest)}, {high}'
+    _dispatch(
+        writer, p, nest,
+        lambda extents, vectors: (
+            f'{micro.micro_name(p.schedule.isa, extents, vectors)}_near({given});'
+        ),
+    )  # fmt: skip
+    writer.close()
+    writer.open('else')
+    return True
 
 
 def nest_part(p: OuterPlan, name: str) -> str:

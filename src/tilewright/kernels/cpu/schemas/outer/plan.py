@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
+from tilewright.kernels.cpu.bounded import NearValue
 from tilewright.kernels.cpu.contraction import Contraction, check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.half_vectors import HalfValue
@@ -66,7 +67,8 @@ class OuterPlan:
 
     `sums` and `result` are C types of accumulators and of what is stored; what stands in buffers
     and panels is as large as a float. `whole` is what follows sums of whole numbers or f16, on
-    vectors; `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
+    vectors, and `near` the same where the last operand of the epilogue says that they are small;
+    `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
     iterations of the loop a call of a micro-kernel has at most. With `finish` micro-kernels store
     results themselves.
     """
@@ -89,6 +91,7 @@ class OuterPlan:
     sums: str = 'float'
     result: str = 'float'
     whole: WholeValue | HalfValue | None = None
+    near: NearValue | None = None
     stored: str = 'f32'
     ahead: Ahead | None = None
     run: int = 0

@@ -13,10 +13,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu.expression import C_TYPES
-from tilewright.kernels.cpu.half_vectors import LANES, HalfValue
+from tilewright.kernels.cpu.half_vectors import LANES as HALF_LANES
+from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.whole_neon import (
+    LANES,
+    read_lines,
+    store_lines,
+    together,
+    write_neon_vectors,
+)
 from tilewright.kernels.cpu.whole_vectors import (
     WholeValue,
     vector_operands,
@@ -49,6 +57,8 @@ def write_store(writer: Writer, p: OuterPlan) -> None:
         return
     if isinstance(p.whole, HalfValue):
         _write_half(writer, p, p.whole)
+    elif isinstance(p.whole, WholeValue) and _on_neon(p):
+        write_neon_vectors(writer, p.whole, _vectors(p), p.near.value if p.near else None)
     elif p.whole:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
@@ -206,11 +216,12 @@ def _write_half(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
     vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
     value.write_functions(writer)
     writer.open(_head(p, 'store_vector', '').replace('long lanes', 'unsigned long count'))
-    for first in range(0, lanes, LANES):
-        writer.open(f'if (count >= {first + LANES})')
+    for first in range(0, lanes, HALF_LANES):
+        writer.open(f'if (count >= {first + HALF_LANES})')
         value.write_block(writer, operands, vector, first)
         writer.close()
-    writer.open(f'for (unsigned long lane = count / {LANES} * {LANES}; lane < count; lane++)')
+    whole = f'count / {HALF_LANES} * {HALF_LANES}'
+    writer.open(f'for (unsigned long lane = {whole}; lane < count; lane++)')
     writer.line('const float value = acc[lane];')
     for item in operands:
         writer.line(f'const long {item.name}_at = {scaled("lane", item.stride(vector)) or 0};')
@@ -293,6 +304,74 @@ def _write_whole_stores(
         writer.close()
 
 
+def _on_neon(p: OuterPlan) -> bool:
+    return ISAS[p.schedule.isa].arch == 'aarch64'
+
+
+def _vectors(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
+    """The operands that are vectors: the last is a number where sums may be small."""
+    return p.epilogue.operands[: -1 if p.near else None]
+
+
+def _write_neon_stores(
+    writer: Writer, p: OuterPlan, value: WholeValue, points: list[dict[str, int]],
+    strides: Mapping[str, int], run: int, vectors: int,
+) -> None:  # fmt: skip
+    """Every vector of a tile, up to four of a pixel at once; what belongs to channels alone is
+    read before the first pixel.
+    """
+    last = p.panels.size - (p.panels.count - 1) * p.panels.width
+    width = LANES * vectors
+    cut = width - LANES < last < width
+    for tail in (True, False) if cut else (False,):
+        writer.open(f'if (lanes < {width})' if tail else '')
+        for run_of in together(vectors):
+            ends = run_of[-1] + 1 == vectors
+            count = last - (vectors - 1) * LANES if tail and ends else LANES
+            if p.near:
+                writer.open(f'if (*{p.epilogue.operands[-1].name})')
+                _write_neon_run(
+                    writer, p, (p.near.value, True), points, strides, run, (run_of, count)
+                )
+                writer.close()
+            writer.open('else' if p.near else '')
+            _write_neon_run(writer, p, (value, False), points, strides, run, (run_of, count))
+            writer.close()
+        if tail:
+            writer.line('return;')
+        writer.close()
+
+
+def _write_neon_run(
+    writer: Writer, p: OuterPlan, made: tuple[WholeValue, bool], points: list[dict[str, int]],
+    strides: Mapping[str, int], run: int, which: tuple[list[int], int],
+) -> None:  # fmt: skip
+    (value, near), (run_of, count) = made, which
+    items, vector = _vectors(p), p.contraction.vector
+    fixed = [i for i in items if not any(i.stride(d) for d in p.contraction.pixels)]
+    for item in fixed:
+        for line in read_lines(item, item.name, vector, run_of, count):
+            writer.line(line)
+    for at in points:
+        places = {'acc': dict(strides), 'out': dict(p.out_strides)}
+        places |= {item.name: dict(item.strides) for item in items}
+        texts = {}
+        for name, steps in places.items():
+            first = sum(steps.get(d, 0) * i for d, i in at.items())
+            pixel = scaled('pixel', steps.get(p.lane, 0))
+            texts[name] = f'({name} + {total([str(first), pixel])})'
+        writer.line('#pragma GCC unroll 1')  # registers hold the vectors of one pixel
+        writer.open(f'for (long pixel = 0; pixel < {run}; pixel++)')
+        for item in items:
+            if item not in fixed:
+                for line in read_lines(item, texts[item.name], vector, run_of, count):
+                    writer.line(line)
+        sums = {v: f'*(const whole_v *)({texts["acc"]} + {LANES * v})' for v in run_of}
+        for line in store_lines(value, items, sums, texts['out'], count, near):
+            writer.line(line)
+        writer.close()
+
+
 def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], vectors: int) -> None:
     names = p.contraction.pixels
     width = p.panels.lanes * vectors
@@ -315,6 +394,11 @@ def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], ve
         dict(zip(others, point, strict=True))
         for point in itertools.product(*(range(sizes[d]) for d in others))
     ]
+    if isinstance(p.whole, WholeValue) and _on_neon(p):
+        _write_neon_stores(writer, p, p.whole, points, strides, run, vectors)
+        writer.close()
+        writer.line()
+        return
     if p.whole:
         fours = _stores_fours(p, p.whole)
         _write_whole_stores(writer, p, points, strides, run, vectors, fours)
