@@ -41,13 +41,19 @@ _ONNX_F32, _ONNX_F16 = 1, 10  # what ONNX's Cast calls them
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 
 
-def halved(program: Program, dtype: str, rows: bool = False) -> Program:
+def halved(program: Program, dtype: str, on_cpu: bool = False) -> Program:
     """[Program] -> [Program]; `dtype` is one of `HALVES`.
 
-    rows   inputs of few channels are read in rows of pixels and channels (graph/half_rows.py)
+    on_cpu   inputs of few channels are read in rows of pixels and channels (graph/half_rows.py),
+             and products of two values that are not constant stay float32, since no kernel of a CPU
+             multiplies such halves: what they give is converted behind them
     """
-    state = _State(program, dtype, rows)
-    tasks = [*state.conversions(), *(state.task(task) for task in program.tasks)]
+    state = _State(program, dtype, on_cpu)
+    made, last = state.conversions(), state.last_writers()
+    tasks = [task for name, task in made.items() if name in program.inputs]
+    for number, task in enumerate(program.tasks):
+        tasks.append(state.task(task))
+        tasks += [made[name] for name, writer in last.items() if writer == number]
     values = {name: state.type_of(name) for name in program.values} | state.made
     constants = {**program.constants, **state.constants}
     used = {v for t in tasks for v in t.operands.values()} | {v for _, v in program.outputs}
@@ -110,6 +116,14 @@ def _is_weight(group: Group, name: str) -> bool:
     return main.is_product_sum and name in {a.tensor for a in main.reads}
 
 
+def _multiplies_values(group: Group) -> bool:
+    """Whether a group adds up products of two tensors of which neither is constant."""
+    return any(
+        stage.is_product_sum and all(group.tensor(a.tensor).role != 'constant' for a in stage.reads)
+        for stage in group.stages
+    )
+
+
 def _by_channel(group: Group, name: str) -> bool:
     """Whether a tensor holds the weights of a depthwise convolution, a filter for each channel."""
     if not _is_weight(group, name) or group.tensor(name).role != 'constant':
@@ -158,7 +172,7 @@ class _State:
 
     program: Program
     dtype: str
-    rows: bool = False
+    on_cpu: bool = False
     made: dict[str, Value] = field(default_factory=dict)
     views: dict[str, str] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
@@ -169,8 +183,9 @@ class _State:
         self.taken = set(program.values)
         fixed = {*program.inputs, *program.constants}
         fixed |= {name for name in program.values if program.is_output(name)}
+        self.kept = {t.name for t in program.tasks if self.on_cpu and _multiplies_values(t.group)}
         for task in program.tasks:
-            if task.group.is_sequential:
+            if task.group.is_sequential or task.name in self.kept:
                 fixed |= {program.place(v)[0] for v in (task.result, *task.operands.values())}
         self.halves = {
             name
@@ -180,7 +195,7 @@ class _State:
         self.last = self._last()
         self.forms = {
             name: form
-            for name in (program.inputs if self.rows else ())
+            for name in (program.inputs if self.on_cpu else ())
             if name in self.last and len(program.readers.get(name, ())) == 1
             and not program.readers[name][0].group.is_sequential
             and (form := row_form(program.readers[name][0], name))
@@ -191,6 +206,33 @@ class _State:
             if program.values[name].dtype == 'f32' and program.readers.get(name)
             and not any(t.group.is_sequential for t in program.readers[name])
         }  # fmt: skip
+        results = {program.place(t.result)[0] for t in program.tasks if t.name in self.kept}
+        self.converted |= {
+            name: self._converted(name)
+            for name in program.values
+            if name not in program.inputs and program.place(name)[0] in results
+            and program.values[name].dtype == 'f32' and self._is_factor(name)
+        }  # fmt: skip
+
+    def _is_factor(self, name: str) -> bool:
+        """Whether some task multiplies a value by weights."""
+        return any(
+            task.name not in self.kept
+            and any(v == name and _is_weight(task.group, t) for t, v in task.operands.items())
+            for task in self.program.tasks
+        )
+
+    def last_writers(self) -> dict[str, int]:
+        """Converted values that tasks make -> the last task that writes to them."""
+        written = {
+            self.program.place(task.result)[0]: number
+            for number, task in enumerate(self.program.tasks)
+        }
+        return {
+            name: written[self.program.place(name)[0]]
+            for name in self.converted
+            if name not in self.program.inputs
+        }
 
     def _last(self) -> set[str]:
         """Images whose channels come last; results of networks and what is seen otherwise do not,
@@ -240,8 +282,9 @@ class _State:
             self.views[view] = half
         return half, channels
 
-    def conversions(self) -> list[Task]:
-        tasks = []
+    def conversions(self) -> dict[str, Task]:
+        """Converted value -> the task that converts it."""
+        tasks = {}
         for name, (half, _) in self.converted.items():
             image, shape = name in self.last, self.made[half].shape
             dims = dims_of(shape)
@@ -259,7 +302,7 @@ class _State:
                 Tensor('Out', tuple(d.name for d in dims), shape, 'output', self.dtype),
             )
             label = f'convert {"x".join(map(str, given))} {self.dtype}'
-            tasks.append(Task(half, Group(label, tensors, (stage,)), {'In': name}, half))
+            tasks[name] = Task(half, Group(label, tensors, (stage,)), {'In': name}, half)
         return tasks
 
     def type_of(self, name: str) -> Value:
@@ -288,6 +331,8 @@ class _State:
 
     def task(self, task: Task) -> Task:
         """The task on what its values have become."""
+        if task.name in self.kept:
+            return task
         task = self._in_rows(task)
         group, operands = task.group, dict(task.operands)
         names = {**operands, group.output.name: task.result}

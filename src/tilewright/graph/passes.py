@@ -92,7 +92,7 @@ def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> Progra
         if not on_cpu or name not in _NOT_IN_HALF:
             made[name] = one
         if name == 'fuse':
-            made[HALF] = lambda program, _: share(halved(program, dtype, rows=on_cpu))
+            made[HALF] = lambda program, _: share(halved(program, dtype, on_cpu))
     return made
 
 

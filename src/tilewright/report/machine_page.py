@@ -98,6 +98,9 @@ def _rate_rows(machine: Machine) -> Table:
     if machine.dot_one_gops:
         word = f'peak of {machine.dot_dtype} products'
         rows.append([word, *_pair(machine.dot_one_gops, machine.dot_all_gops), 'Gop/s'])
+    if machine.half:
+        pair = _pair(machine.half_one_gflops, machine.half_all_gflops)
+        rows.append(['FMA peak of f16', *pair, 'GFLOP/s'])
     rates = zip(machine.bandwidth_one_gbps, machine.bandwidth_all_gbps, strict=True)
     for name, (one, every) in zip(boundary_names(machine), rates, strict=True):
         rows.append([name, *_pair(one, every), 'GB/s'])
