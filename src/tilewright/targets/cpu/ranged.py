@@ -24,9 +24,12 @@ from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
 from tilewright.kernels.cpu.generate import compiler_flags
-from tilewright.kernels.cpu.nest import EVERY
+from tilewright.kernels.cpu.nest import EVERY, part_extents
+from tilewright.kernels.cpu.operand import packed_tile
+from tilewright.kernels.cpu.schemas.chain.plan import tiled_stage
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
-from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
+from tilewright.kernels.cpu.schemas.winograd.plan import product
+from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, joined, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
@@ -34,6 +37,7 @@ from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
 from tilewright.runtime.cpu.loaded import Compiled
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.cpu.rooms import SharedMemory
@@ -110,12 +114,35 @@ def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
     sizes of its group: one library then serves all sizes.
     """
     schedule = choice.schedule
-    if schedule.schema != 'outer':
+    if not _takes_every(schedule):
         return choice
-    sizes = [tiled_form(group, schedule.reg.tile).main.sizes for group in (small, large)]
-    varying = tuple((f'{EVERY}{d}', 1) for d, size in sizes[1].items() if sizes[0].get(d) != size)
+    stages = [_tiled_stage(group, schedule) for group in (small, large)]
+    rooms = dict.fromkeys(stages[1].sizes, 1)
+    if schedule.pack:
+        rooms = packed_tile(schedule, part_extents(stages[1], schedule))
+    varying = tuple(
+        (f'{EVERY}{d}', rooms[d])
+        for d, size in stages[1].sizes.items()
+        if stages[0].sizes.get(d) != size
+    )
     plain = tuple(option for option in schedule.options if not option[0].startswith(EVERY))
     return replace(choice, schedule=replace(schedule, options=plain + varying))
+
+
+def _takes_every(schedule: Schedule) -> bool:
+    """Whether kernels of its schema have code for every remainder where they are asked to."""
+    return schedule.schema in ('outer', 'winograd', 'stencil') or (
+        schedule.schema == 'chain' and bool(schedule.vector)
+    )
+
+
+def _tiled_stage(group: Group, schedule: Schedule) -> Stage:
+    """The stage that a schedule tiles."""
+    if schedule.schema == 'winograd':
+        return product(group, schedule)
+    if schedule.schema == 'chain':
+        return tiled_stage(group)
+    return tiled_form(group, schedule.reg.tile).main
 
 
 def cut(schedule: Schedule, group: Group) -> Schedule:
@@ -154,18 +181,24 @@ class SizedKernels:
         self, sources: Iterable[tuple[SourceAtSize, tuple[str, ...]]], progress: Report | None
     ) -> None:
         """One library for each form among sources and their compiler's flags."""
-        members: dict[_Form, dict[tuple[int, ...], SourceAtSize]] = {}
+        members: dict[_Form, dict[tuple, SourceAtSize]] = {}
         for source, flags in sources:
-            members.setdefault((source.form, flags), {})[source.numbers] = source
-        merged = {key: SizedSource.of(list(some.values())) for key, some in members.items()}
+            numbers = (source.numbers, source.scratch_bytes, source.tables, source.zeros)
+            members.setdefault((source.form, flags), {})[numbers] = source
+        parts = [(key, part) for key, some in members.items() for part in joined([*some.values()])]
+        merged = [SizedSource.of(part) for _, part in parts]
         with ThreadPoolExecutor(usable_cores()) as pool:
-            waiting = {key: pool.submit(build, made.source, key[1]) for key, made in merged.items()}
-            for done, (key, future) in enumerate(waiting.items(), 1):
+            waiting = [
+                pool.submit(build, made.source, key[1])
+                for (key, _), made in zip(parts, merged, strict=True)
+            ]
+            for done, future in enumerate(waiting, 1):
+                (key, part), there = parts[done - 1], self.forms.setdefault(parts[done - 1][0], [])
                 try:
-                    self.forms[key] = [(merged[key], future.result())]
+                    there.append((merged[done - 1], future.result()))
                 except CompilerError:  # a number that C wants to be constant
-                    each = [SizedSource.of([source]) for source in members[key].values()]
-                    self.forms[key] = [(one, build(one.source, key[1])) for one in each]
+                    each = [SizedSource.of([source]) for source in part]
+                    there += [(one, build(one.source, key[1])) for one in each]
                 if progress is not None:
                     progress(
                         Progress('build', 'kernels of many sizes', done, len(waiting), 0.0, None)
