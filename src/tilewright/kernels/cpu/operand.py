@@ -146,10 +146,10 @@ def in_place(group: Group, contraction: Contraction) -> Operand:
 
 def buffer_of(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> Operand:
     """The buffer that this schedule copies tiles into, for the part of one thread."""
-    rooms = every(schedule)
-    tile = {d: max(size, rooms.get(d, 0)) for d, size in packed_tile(schedule, part).items()}
+    tile, rooms = packed_tile(schedule, part), every(schedule)
+    room = {d: max(size, rooms.get(d, 0)) for d, size in tile.items()}
     return buffered(
-        contraction, tile, lane_of(contraction, schedule), strips_of(contraction, schedule, tile)
+        contraction, room, lane_of(contraction, schedule), strips_of(contraction, schedule, tile)
     )
 
 

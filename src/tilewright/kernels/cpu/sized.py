@@ -25,13 +25,14 @@ from functools import cached_property, lru_cache
 from tilewright.errors import ScheduleError
 
 # Words, strings, pragmas and fractions are skipped; group 1 is a whole number, which may be written
-# as an unsigned one or as a float that holds it exactly.
+# as an unsigned one or as a float that holds it exactly. Group 2 is a fraction: 1 / 400 of a mean.
 _TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|#[^\n]*|[A-Za-z_]\w*|0[xX][0-9a-fA-F]+\w*'
     r'|(\d+)(?:(?=ul\b)|(?=\.0f\b)(?<!\d{8})|(?![\w.]))'
-    r'|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?\w*|\d+\w*',
+    r'|((?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)\w*|\d+\w*',
     re.DOTALL,
 )
+_INVERSE = '\x01'  # behind a number whose inverse is meant, as a float
 _SUFFIXES = (('ul', ''), ('.0f', '(float)'))  # behind a number, and before what replaces it
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/', re.DOTALL)
 _SHUFFLE = '__builtin_shufflevector('
@@ -131,17 +132,30 @@ def read_source(text: str) -> SourceAtSize:
 def _pieces(function: str) -> tuple[str | int, ...]:
     """Text, number, text, .., text. Most functions are the same at many sizes."""
     found: list[str | int] = []
-    done, lanes = 0, _lanes(function)
+    done, mark, constant = 0, '', _lanes(function)
     for token in _TOKEN.finditer(function):
-        if token[1] is not None and not any(a <= token.start() < b for a, b in lanes):
-            found += [function[done : token.start()], int(token[1])]
-            done = token.end()
-    return (*found, function[done:])
+        whole = token[1] is not None and not constant[token.start()]
+        number = int(token[1]) if whole else _inverse_of(token[0]) if token[2] else 0
+        if whole or number:
+            found += [mark + function[done : token.start()], number]
+            done, mark = token.end(), '' if whole else _INVERSE
+    return (*found, mark + function[done:])
 
 
-def _lanes(function: str) -> list[tuple[int, int]]:
-    """Where the lanes stand that shuffles pick, which C wants to be constant."""
-    found: list[tuple[int, int]] = []
+def _inverse_of(text: str) -> int:
+    """n where this is how `1 / n` is written as a float; else 0."""
+    value = float(text.rstrip('f'))
+    number = round(1 / value) if 1e-7 < value < 1 else 0
+    return number if number and text == _inverse(number) else 0
+
+
+def _inverse(number: int) -> str:
+    return f'{1 / number}f'
+
+
+def _lanes(function: str) -> bytearray:
+    """1 where the lanes stand that shuffles pick, which C wants to be constant."""
+    found = bytearray(len(function) + 1)
     start = function.find(_SHUFFLE)
     while start >= 0:
         at, depth = start + len(_SHUFFLE), 1
@@ -150,7 +164,8 @@ def _lanes(function: str) -> list[tuple[int, int]]:
             at += 1
         picked = _LANES.search(function, start, at)
         if picked:
-            found.append(picked.span())
+            low, high = picked.span()
+            found[low:high] = b'\1' * (high - low)
         start = function.find(_SHUFFLE, start + 1)
     return found
 
@@ -237,6 +252,11 @@ class SizedSource:
             for at in some:
                 words[at] = f'tw_n[{number}]'
         pieces = list(self.pieces)
+        for at in range(len(words)):
+            if pieces[at + 1].startswith(_INVERSE):
+                told = words[at].startswith('tw_n')
+                words[at] = f'(float)(1.0 / {words[at]})' if told else _inverse(int(words[at]))
+                pieces[at + 1] = pieces[at + 1].removeprefix(_INVERSE)
         for at in (at for some in self.places for at in some):
             for suffix, cast in _SUFFIXES:
                 if pieces[at + 1].startswith(suffix):
