@@ -28,9 +28,7 @@ EVERY = 'every_'
 def every(schedule: Schedule) -> dict[str, int]:
     """The dimensions whose sizes vary, and the room for each."""
     return {
-        name.removeprefix(EVERY): room
-        for name, room in schedule.options
-        if name.startswith(EVERY)
+        name.removeprefix(EVERY): room for name, room in schedule.options if name.startswith(EVERY)
     }
 
 

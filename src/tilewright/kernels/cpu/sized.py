@@ -34,9 +34,11 @@ _TOKEN = re.compile(
 )
 _INVERSE = '\x01'  # behind a number whose inverse is meant, as a float
 _SUFFIXES = (('ul', ''), ('.0f', '(float)'))  # behind a number, and before what replaces it
-_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/', re.DOTALL)
+_COMMENT = re.compile(r'/\*.*?\*/', re.DOTALL)
 _SHUFFLE = '__builtin_shufflevector('
+_CALLS = re.compile(r'__builtin_shufflevector\(|[()]')
 _LANES = re.compile(r'(?:, -?\d+)+\)$')
+LANES_TEXT = 128  # characters that the lanes of a shuffle take, at most
 # Beginnings of the longest are those of every size: tables of positions, rows of zeros.
 _TABLE = re.compile(r'^(static const int \w+)\[\] = \{([-\d, ]*)\};$', re.M)
 _NO_ZEROS = re.compile(r'^(static const float \w+)\[\];$', re.M)
@@ -101,7 +103,7 @@ def read_source(text: str) -> SourceAtSize:
     if len(sizes) != 3:
         raise ScheduleError('a source without its three size functions cannot be shared by sizes')
     text = _SIZE.sub(r'long \1(void) { return -1; }', text)
-    text = _COMMENT.sub(lambda found: found[1] or '', text)  # they name sizes, too
+    text = _COMMENT.sub('', text)  # they name sizes, too
     tables = tuple(
         tuple(int(v) for v in found[2].split(',') if v.strip()) for found in _TABLE.finditer(text)
     )
@@ -156,17 +158,17 @@ def _inverse(number: int) -> str:
 def _lanes(function: str) -> bytearray:
     """1 where the lanes stand that shuffles pick, which C wants to be constant."""
     found = bytearray(len(function) + 1)
-    start = function.find(_SHUFFLE)
-    while start >= 0:
-        at, depth = start + len(_SHUFFLE), 1
-        while depth:
-            depth += {'(': 1, ')': -1}.get(function[at], 0)
-            at += 1
-        picked = _LANES.search(function, start, at)
-        if picked:
-            low, high = picked.span()
-            found[low:high] = b'\1' * (high - low)
-        start = function.find(_SHUFFLE, start + 1)
+    if _SHUFFLE not in function:
+        return found
+    opened: list[int] = []
+    for token in _CALLS.finditer(function):
+        if token[0] != ')':
+            opened.append(token.start() if token[0] == _SHUFFLE else -1)
+        elif (start := opened.pop()) >= 0:
+            picked = _LANES.search(function, max(start, token.end() - LANES_TEXT), token.end())
+            if picked:
+                low, high = picked.span()
+                found[low:high] = b'\1' * (high - low)
     return found
 
 
@@ -286,7 +288,7 @@ def joined(members: Sequence[SourceAtSize]) -> list[list[SourceAtSize]]:
         for part in parts:
             longest = [max(some, key=len) for some in zip(*(m.tables for m in part), strict=True)]
             pairs = zip(longest, member.tables, strict=True)
-            if all(_begin([max(p, key=len)], [min(p, key=len)]) for p in pairs):
+            if all(a[: len(b)] == b[: len(a)] for a, b in pairs):
                 part.append(member)
                 break
         else:

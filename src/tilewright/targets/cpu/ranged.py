@@ -23,7 +23,7 @@ from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Box, Point, spread
-from tilewright.kernels.cpu.generate import compiler_flags
+from tilewright.kernels.cpu.generate import compiler_flags, planned
 from tilewright.kernels.cpu.nest import EVERY, part_extents
 from tilewright.kernels.cpu.operand import packed_tile
 from tilewright.kernels.cpu.schemas.chain.plan import tiled_stage
@@ -50,7 +50,7 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 4  # the first sizes of an axis, which are all looked at
+SMALL = 4  # the first sizes of a single axis, which are all looked at
 LOOKED_AT = 9  # further points at which sources are generated ahead, of a range with more
 
 
@@ -70,11 +70,8 @@ def best_moved(
         for moved in _moved(anchor.choices[number], group, machine, threads)
     }
     for choice, origin in sorted(found.values(), key=lambda pair: pair[0].predicted_s):
-        try:
-            source_of(group, choice.schedule)
-        except ScheduleError:
-            continue
-        return choice, origin
+        if _is_legal(group, choice.schedule):
+            return choice, origin
     raise ScheduleError(f'{group.label}: no schedule of another size computes it')
 
 
@@ -98,6 +95,16 @@ def _moved(choice: Choice, group: Group, machine: Machine, threads: int) -> Iter
         if said is not None:
             bound = max(bound_times(said.flops_done, said.moved, machine, threads).values())
             yield Choice(schedule, said.seconds, bound, said.limit)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_legal(group: Group, schedule: Schedule) -> bool:
+    """Whether it can be planned: code with its register tile was generated for its anchor."""
+    try:
+        planned(group, schedule)
+    except ScheduleError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1 << 14)
@@ -267,11 +274,13 @@ def _sources(
 
     lines = list(_lines(one.family.box))
     grid = spread(one.family.box, LOOKED_AT) if len(lines) != 1 else ()
+    each = max(3, LOOKED_AT // max(1, len(lines)))  # all lines together have about as many
     for number in range(len(one.family.groups)):
         for point in grid:
             form(number, point)
         for line in lines:
-            some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
+            few = SMALL if len(lines) == 1 else 2
+            some = {*range(min(few, len(line))), *range(0, len(line), -(-len(line) // each))}
             ends = sorted({*some, len(line) - 1})
             forms = {at: form(number, line[at]) for at in ends}
             waiting = list(itertools.pairwise(ends))

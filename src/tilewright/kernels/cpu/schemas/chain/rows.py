@@ -212,7 +212,10 @@ def every_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip,
             for number in range(1, most + 1)
         )
     before = (many - 2) * width  # the strip in front of the last one
-    ends = axis.step * (before + starts[-1] + lanes - 1) + max(axis.taps), axis.step + min(axis.taps)
+    ends = (
+        axis.step * width + min(axis.taps),
+        axis.step * (before + starts[-1] + lanes - 1) + max(axis.taps),
+    )
     if many == 1 or any(_inside(axis, place) is None for place in ends):
         return cover_strips(axis, lanes, width, pitch)
     first = cover_strips(replace(axis, size=width), lanes, width, pitch)

@@ -312,9 +312,7 @@ def every_rows(axis: Axis, tile: int) -> tuple[Rows, ...]:
     first = min(axis.taps)
     found = []
     for count in range(tile, 0, -1):
-        reads = tuple(
-            tuple(axis.step * i + tap - first for tap in axis.taps) for i in range(count)
-        )
+        reads = tuple(tuple(axis.step * i + tap - first for tap in axis.taps) for i in range(count))
         times = whole if count == tile else int(count == left)
         found.append(Rows(0 if count == tile else whole * tile, count, times, reads, True))
     return tuple(found)
