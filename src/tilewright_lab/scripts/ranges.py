@@ -22,6 +22,7 @@ sizes that FILE has are not done again. `--seconds` ends a part in time.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -54,12 +55,33 @@ PARTS = ('compile', 'speed', 'right')
 Arrays = dict[str, np.ndarray]
 
 
-def compiled(model: str, threads: int | None, shapes: Sequence[str]) -> Any:
-    """A network for the sizes of these options, be they ranges or not."""
-    source, sizes = model_of(model, ranged=True), read_shapes(shapes)
+def compiled(
+    model: str, threads: int | None, shapes: Sequence[str], keep: Path | None = None
+) -> Any:
+    """A network for the sizes of these options, be they ranges or not; `keep` is a folder that has
+    those of earlier runs.
+    """
+    sizes = read_shapes(shapes)
+    if keep is None:
+        return _compiled(model, threads, sizes, None)
+    name = hashlib.sha256(f'{model} {threads} {sorted(shapes)}'.encode()).hexdigest()[:16]
+    path = keep / f'{name}.tw'
+    if not path.exists():
+        keep.mkdir(parents=True, exist_ok=True)
+        _compiled(model, threads, sizes, path)
+    return tw.load(path, threads=threads)
+
+
+def _compiled(model: str, threads: int | None, sizes: Any, save: Path | None) -> Any:
+    source = model_of(model, ranged=True)
     if find_ranges(sizes) is not None:
-        return tw.compile(source, shapes=sizes, threads=threads)
-    return tw.compile(reader_of(source, read)(sizes), threads=threads)
+        return tw.compile(source, shapes=sizes, threads=threads, save=save)
+    return tw.compile(reader_of(source, read)(sizes), threads=threads, save=save)
+
+
+def words_of(ranges: Ranges, point: Point) -> list[str]:
+    """The shapes of a point, as the command line has them."""
+    return [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(point).items()]
 
 
 def compile_seconds(words: Sequence[str]) -> dict[str, float]:
@@ -219,6 +241,8 @@ def main() -> None:
     parser.add_argument('--threads', type=int)
     parser.add_argument('--seconds', type=float, default=math.inf)
     parser.add_argument('--json', type=Path)
+    parser.add_argument('--keep', type=Path, help='a folder that keeps networks from run to run')
+    parser.add_argument('--prepare', action='store_true', help='fill --keep, and measure nothing')
     parser.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -230,8 +254,10 @@ def main() -> None:
     record = Record(given.json, about, given.seconds)
     if 'compile' in parts:
         record.keep('compile', _compile_part(given, ranges))
+    if given.prepare:
+        return _prepare(given, ranges)
     if parts != ['compile']:
-        net = compiled(given.model, given.threads, given.shape)
+        net = compiled(given.model, given.threads, given.shape, given.keep)
         record.keep('certificate', net.certificate.to_json())
         print(net)
         if 'speed' in parts:
@@ -241,8 +267,26 @@ def main() -> None:
     return None
 
 
+def _prepare(given: argparse.Namespace, ranges: Ranges) -> None:
+    """Networks of the points whose speed is asked for, kept for a later run."""
+    ends = time.monotonic() + given.seconds
+    points = speed_points(given, ranges)
+    for number, words in enumerate([given.shape, *(words_of(ranges, p) for p in points)]):
+        if time.monotonic() > ends:
+            print(f'{1 + len(points) - number} networks are left; the same command goes on')
+            break
+        compiled(given.model, given.threads, words, given.keep)
+        print(f'{", ".join(words)} is kept', flush=True)
+
+
+def speed_points(given: argparse.Namespace, ranges: Ranges) -> list[Point]:
+    """Those of --at, or of a grid of about --points."""
+    asked = [tuple(map(int, text.split(','))) for text in given.at or ()]
+    return asked or spread(ranges.box, given.points)
+
+
 def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
-    largest = [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(ranges.largest).items()]
+    largest = words_of(ranges, ranges.largest)
     threads = ['--threads', str(given.threads)] if given.threads else []
     found: dict[str, list[dict[str, float]]] = {'one': [], 'range': []}
     for _ in range(given.compilations):
@@ -256,14 +300,11 @@ def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
 
 
 def _speed_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Record) -> None:
-    asked = [tuple(map(int, text.split(','))) for text in given.at or ()]
-    graph_at = reader_of(model_of(given.model, ranged=True), read)
-
     def row(point: Point) -> dict:
-        exact = tw.compile(graph_at(ranges.at(point)), threads=given.threads)
+        exact = compiled(given.model, given.threads, words_of(ranges, point), given.keep)
         return speed_at(net, exact, point, given.repeat)
 
-    rows = record.rows('speed', asked or spread(ranges.box, given.points), row)
+    rows = record.rows('speed', speed_points(given, ranges), row)
     if rows:
         ratios = [row['ratio'] for row in rows]
         print(

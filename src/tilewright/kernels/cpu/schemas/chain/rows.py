@@ -208,8 +208,7 @@ def every_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip,
     left = count - (vectors - 1) * lanes if count >= lanes else lanes
     if many == 1 and count >= lanes:
         return tuple(
-            _whole_row(axis, lanes, number, left, int(number == vectors))
-            for number in range(1, most + 1)
+            _whole_row(axis, lanes, number, left, vectors) for number in range(1, most + 1)
         )
     before = (many - 2) * width  # the strip in front of the last one
     ends = (
@@ -221,19 +220,21 @@ def every_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip,
     first = cover_strips(replace(axis, size=width), lanes, width, pitch)
     middle = Strip(width, many - 2, starts, (), 0, lanes, True)
     start = (many - 1) * width
+    kind = vectors if count >= lanes else most + count
     found = [
-        every_end(axis, lanes, number, left if number > 1 else lanes, start,
-                  int(number == vectors and count >= lanes))
+        every_end(axis, lanes, number, left if number > 1 else lanes, start, (kind, number))
         for number in range(1, most + 1)
-    ]  # fmt: skip
+    ]
     found += [
-        every_end(axis, lanes, 1, short, start, int(short == count)) for short in range(1, lanes)
+        every_end(axis, lanes, 1, short, start, (kind, most + short)) for short in range(1, lanes)
     ]
     return (bounded(first[0], axis), inner_strip(axis, lanes, middle), *found)
 
 
-def _whole_row(axis: Axis, lanes: int, count: int, left: int, times: int) -> Strip:
-    """A row of `count` vectors, side by side but for the last one, which ends with the row."""
+def _whole_row(axis: Axis, lanes: int, count: int, left: int, have: int) -> Strip:
+    """A row of `count` vectors, side by side but for the last one, which ends with the row; this
+    size has a row of `have`.
+    """
     size = (count - 1) * lanes + left if count > 1 else lanes
     row = replace(axis, size=size, extent=axis.extent - axis.step * (axis.size - size))
     starts = (*range(0, (count - 1) * lanes, lanes), size - lanes)
@@ -244,7 +245,9 @@ def _whole_row(axis: Axis, lanes: int, count: int, left: int, times: int) -> Str
         )
         for x in starts
     )
-    return Strip(0, times, starts, reads, row.extent, lanes, guarded=True)
+    return Strip(
+        0, int(count == have), starts, reads, row.extent, lanes, when=(have, count)
+    )  # fmt: skip
 
 
 def _inside(axis: Axis, place: int) -> int | None:
@@ -324,11 +327,14 @@ def _write_rows(writer: Writer, plan: SlidingPlan, count: int) -> None:
     for strip in plan.strips:
         first = strip.start // across.strip
         if strip.fixed:
-            writer.open(f'if ({strip.times})' if strip.guarded else '')
+            writer.open(f'if ({strip.when[0]} == {strip.when[1]})' if strip.when else '')
             _write_strip(writer, plan, count, offsets, strip, '', first * across.pitch, '')
         else:
-            end = first + strip.times
-            writer.open(f'for (long q = {first}; q < {end}; q++)')
+            if strip.when:
+                writer.open(f'if ({strip.when[0]} == {strip.when[1]})')
+                writer.line(f'const long q = {first};')
+            else:
+                writer.open(f'for (long q = {first}; q < {first + strip.times}; q++)')
             step = across.strip * shape.across.step
             column = total([scaled('q', step), str(min(shape.across.taps))])
             writer.line(f'const long column = {column};')

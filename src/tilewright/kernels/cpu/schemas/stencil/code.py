@@ -133,8 +133,12 @@ def _write_rows(writer: Writer, plan: StencilPlan, number: int, rows: Rows) -> N
             writer.close()
             continue
         name, width = shape.across.name, plan.lanes * len(strip.starts)
-        end = strip.start + strip.times * width
-        writer.open(f'for (long {name} = {strip.start}; {name} < {end}; {name} += {width})')
+        if strip.when:
+            writer.open(f'if ({strip.when[0]} == {strip.when[1]})')
+            writer.line(f'const long {name} = {strip.start};')
+        else:
+            end = strip.start + strip.times * width
+            writer.open(f'for (long {name} = {strip.start}; {name} < {end}; {name} += {width})')
         first = f'{name} * {shape.across.step} + {min(shape.across.taps)}'
         if plan.by_pointer:
             writer.line(f'const long column = {first};')
@@ -366,7 +370,9 @@ def _write_calls(writer: Writer, plan: StencilPlan, nest: Nest) -> None:
                 writer.line(f'if ({low} <= {rows.start} && {rows.start} < {high})')
             writer.line(('' if whole else '    ') + f'{call});')
             continue
-        end = rows.start + rows.times * rows.count
+        if rows.when:
+            writer.line(f'if ({rows.when[0]} == {rows.when[1]})')
+        end = rows.start + (1 if rows.when else rows.times) * rows.count
         first = str(rows.start) if whole else f'max_long({low}, {rows.start})'
         last = str(end) if whole else f'min_long({high}, {end})'
         writer.line(f'for (long {name} = {first}; {name} < {last}; {name} += {rows.count})')

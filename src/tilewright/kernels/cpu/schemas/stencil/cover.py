@@ -169,7 +169,7 @@ class Rows:
 
     `reads[i][t]` is the input row of output row i and tap t, None in the padding. It counts from
     the tile's own first input row where the tile `moves`, as one does that occurs several times,
-    else from the image's.
+    else from the image's. `when` two numbers are equal it occurs: what this size has, and its own.
     """
 
     start: int
@@ -177,6 +177,7 @@ class Rows:
     times: int
     reads: tuple[tuple[int | None, ...], ...]
     moves: bool = False
+    when: tuple[int, int] | None = None
 
     @property
     def fixed(self) -> bool:
@@ -194,8 +195,8 @@ class Strip:
     `starts` are the first outputs of the vectors, `reads[v][t]` the columns of vector v and tap t,
     and `extent` the end of the shortest row; these count from the strip's own first output and
     column where it `moves`, as one does that occurs several times, else from the image's. `width`
-    is how many outputs a vector has: all lanes, or a row that is shorter. A strip that occurs at
-    other sizes only has `times` 0; one that is `guarded` asks whether it occurs.
+    is how many outputs a vector has: all lanes, or a row that is shorter. `when` two numbers are
+    equal the strip occurs: what this size has, and its own; at other sizes `times` is 0.
     """
 
     start: int
@@ -205,11 +206,11 @@ class Strip:
     extent: int
     width: int
     moves: bool = False
-    guarded: bool = False
+    when: tuple[int, int] | None = None
 
     @property
     def fixed(self) -> bool:
-        return self.guarded or (self.times == 1 and not self.moves)
+        return not self.moves and (self.times == 1 or self.when is not None)
 
 
 @lru_cache(maxsize=4096)
@@ -313,8 +314,11 @@ def every_rows(axis: Axis, tile: int) -> tuple[Rows, ...]:
     found = []
     for count in range(tile, 0, -1):
         reads = tuple(tuple(axis.step * i + tap - first for tap in axis.taps) for i in range(count))
-        times = whole if count == tile else int(count == left)
-        found.append(Rows(0 if count == tile else whole * tile, count, times, reads, True))
+        if count == tile:
+            found.append(Rows(0, count, whole, reads, True))
+        else:
+            only = left, count
+            found.append(Rows(whole * tile, count, int(left == count), reads, True, only))
     return tuple(found)
 
 
@@ -334,10 +338,10 @@ def every_columns(axis: Axis, lanes: int, vectors: int) -> tuple[Strip, ...]:
     middle = Strip(lanes, times, tuple(range(0, vectors * lanes, lanes)), (), 0, lanes, True)
     left = axis.size - lanes * (many - 1)
     found = [
-        every_end(axis, lanes, count, left, start, int(count == last + 1))
+        every_end(axis, lanes, count, left, start, (last + 1, count))
         for count in range(2, vectors + 1)
     ]
-    alone = every_end(axis, lanes, 1, lanes, axis.size - lanes, int(last == 0))
+    alone = every_end(axis, lanes, 1, lanes, axis.size - lanes, (last + 1, 1))
     return (bounded(first, axis), inner_strip(axis, lanes, middle), alone, *found)
 
 
@@ -355,7 +359,9 @@ def inner_strip(axis: Axis, lanes: int, strip: Strip) -> Strip:
     return replace(strip, reads=reads, extent=end)
 
 
-def every_end(axis: Axis, lanes: int, count: int, left: int, start: int, times: int) -> Strip:
+def every_end(
+    axis: Axis, lanes: int, count: int, left: int, start: int, when: tuple[int, int]
+) -> Strip:
     """The last `count` vectors of a row, from output `start` on: side by side but for the last one,
     which ends with the row and adds `left` outputs to those before it.
     """
@@ -371,7 +377,8 @@ def every_end(axis: Axis, lanes: int, count: int, left: int, start: int, times: 
         tuple(tuple(read(x + lane, tap) for lane in range(lanes)) for tap in axis.taps)
         for x in starts
     )
-    return Strip(start, times, starts, reads, extent - first, lanes, True)
+    times = int(when[0] == when[1])
+    return Strip(start, times, starts, reads, extent - first, lanes, True, when)
 
 
 def bounded(strip: Strip, axis: Axis) -> Strip:
