@@ -12,6 +12,7 @@ there. Its tiles are cut to the sizes of the point.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from pathlib import Path
 from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.graph.ranges import Box, Point, spread
+from tilewright.graph.ranges import Box, Point
 from tilewright.kernels.cpu.generate import compiler_flags, planned
 from tilewright.kernels.cpu.nest import EVERY, part_extents
 from tilewright.kernels.cpu.operand import packed_tile
@@ -50,8 +51,12 @@ from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_pro
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
-SMALL = 4  # the first sizes of a single axis, which are all looked at
-LOOKED_AT = 9  # further points at which sources are generated ahead, of a range with more
+SMALL = 4  # the first sizes of an axis, which are all looked at
+LOOKED_AT = 9  # further sizes along a line at which sources are generated ahead
+STAGGERED = 12  # sizes of an axis that are looked at beside others
+LONG = 40  # sizes of an axis; of longer ones some along lines are looked at, of a line not all
+SHORT = 20_000  # characters of a source that is made quickly, and is looked at oftener
+ENOUGH = 3  # points in a row at which kernels have to serve that were not made for them
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
@@ -253,44 +258,116 @@ def build_ahead(
 def _sources(
     one: PlannedFamily, machine: Machine
 ) -> Iterable[tuple[SourceAtSize, tuple[str, ...]]]:
-    """Sources at a grid of points, and along lines wherever their form changes: between two sizes
-    of different forms the one in the middle is looked at, until no size is between them.
+    """Sources at points that show every size of short axes, and along lines of longer ones; more of
+    them wherever a kernel of those that are there would not serve.
     """
-    groups: dict[Point, list[Group]] = {}
-    found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
-
-    def form(number: int, point: Point) -> str:
-        if point not in groups:
-            groups[point] = one.family.groups_at(point)
-            for group in groups[point]:
-                check_group(group)
-        group = groups[point][number]
-        key = (number, group.digest)
-        if key not in found:
-            schedule = best_choice(one, number, group, machine).schedule
-            text = source_of(group, schedule)
-            found[key] = (read_source(text), compiler_flags(schedule))
-        return found[key][0].form
-
-    lines = list(_lines(one.family.box))
-    grid = spread(one.family.box, LOOKED_AT) if len(lines) != 1 else ()
-    each = max(3, LOOKED_AT // max(1, len(lines)))  # all lines together have about as many
+    look = _Look(one, machine)
+    box = one.family.box
+    wide = [sizes for sizes in box if len(sizes) > 1]
+    along = len(wide) < 2 or max(map(len, wide)) > LONG
+    first = (*_corners(box), *_smallest(box), *_staggered(box, 0))
     for number in range(len(one.family.groups)):
-        for point in grid:
-            form(number, point)
-        for line in lines:
-            few = SMALL if len(lines) == 1 else 2
-            some = {*range(min(few, len(line))), *range(0, len(line), -(-len(line) // each))}
-            ends = sorted({*some, len(line) - 1})
-            forms = {at: form(number, line[at]) for at in ends}
-            waiting = list(itertools.pairwise(ends))
-            while waiting:
-                low, high = waiting.pop()
-                if high - low > 1 and forms[low] != forms[high]:
-                    middle = (low + high) // 2
-                    forms[middle] = form(number, line[middle])
-                    waiting += [(low, middle), (middle, high)]
-    return found.values()
+        for point in dict.fromkeys(first):
+            look.at(number, point)
+        for line in _lines(box) if along else ():
+            _refine(look, number, line)
+        held = 0
+        for point in (*_staggered(box, 1), *_diagonal(box), *_staggered(box, 2)):
+            held = held + 1 if look.at(number, point) else 0
+            if held >= ENOUGH and look.characters[number] > SHORT:
+                break
+    return look.found.values()
+
+
+class _Look:
+    """Sources of groups at points, and whether those before would have served."""
+
+    def __init__(self, one: PlannedFamily, machine: Machine) -> None:
+        self.one, self.machine = one, machine
+        self.groups: dict[Point, list[Group]] = {}
+        self.found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
+        self.characters: dict[int, int] = {}  # of a group's longest source
+        self._members: dict[_Form, list[SourceAtSize]] = {}
+        self._merged: dict[_Form, list[SizedSource]] = {}
+
+    def at(self, number: int, point: Point) -> bool:
+        """Whether kernels of the sources so far compute this group at this point, too."""
+        if point not in self.groups:
+            self.groups[point] = self.one.family.groups_at(point)
+            for group in self.groups[point]:
+                check_group(group)
+        group = self.groups[point][number]
+        key = (number, group.digest)
+        if key in self.found:
+            return True
+        schedule = best_choice(self.one, number, group, self.machine).schedule
+        text, flags = source_of(group, schedule), compiler_flags(schedule)
+        source = read_source(text)
+        self.characters[number] = max(len(text), self.characters.get(number, 0))
+        self.found[key] = (source, flags)
+        form = (source.form, flags)
+        members = self._members.setdefault(form, [])
+        if form not in self._merged:
+            self._merged[form] = [SizedSource.of(part) for part in joined(members)]
+        if any(made.numbers(source) is not None for made in self._merged[form]):
+            return True
+        members.append(source)
+        del self._merged[form]
+        return False
+
+
+def _refine(look: _Look, number: int, line: Sequence[Point]) -> None:
+    """Some sizes of a line, and those in the middle between two until kernels serve there."""
+    step = 1 if len(line) <= LONG else -(-len(line) // LOOKED_AT)
+    some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
+    ends = sorted({*some, len(line) - 1})
+    for at in ends:
+        look.at(number, line[at])
+    waiting = list(itertools.pairwise(ends))
+    while waiting:
+        low, high = waiting.pop()
+        middle = (low + high) // 2
+        if high - low > 1 and not look.at(number, line[middle]):
+            waiting += [(low, middle), (middle, high)]
+
+
+def _corners(box: Box) -> Iterator[Point]:
+    yield from itertools.product(*(dict.fromkeys((s[-1], s[0])) for s in box))
+
+
+def _smallest(box: Box) -> Iterator[Point]:
+    """The smallest sizes in all company: loops and vectors vanish there, each in its way."""
+    if len(box) == 2:
+        yield from itertools.product(*(sizes[: SMALL - 1] for sizes in box))
+
+
+def _diagonal(box: Box) -> Iterator[Point]:
+    """Points whose sizes are equal, where tables and strides may be, too."""
+    axes = [_evenly(sizes, LONG // 2) for sizes in box]
+    return zip(*axes, strict=False)
+
+
+def _staggered(box: Box, turn: int) -> Iterator[Point]:
+    """Points that have each size of each axis once, as queens on a board do; for another turn the
+    same sizes in other company. At most `STAGGERED` sizes of an axis: the first, and others evenly.
+    """
+    axes = [_evenly(sizes, STAGGERED) for sizes in box]
+    for i in range(max(map(len, axes))):
+        yield tuple(
+            sizes[(i * _coprime(2 + 5 * axis + 3 * turn, len(sizes)) + axis * turn) % len(sizes)]
+            for axis, sizes in enumerate(axes)
+        )
+
+
+def _coprime(number: int, size: int) -> int:
+    return next(n for n in itertools.count(number) if math.gcd(n, size) == 1)
+
+
+def _evenly(sizes: range, most: int) -> list[int]:
+    if len(sizes) <= most:
+        return list(sizes)
+    rest = (round(i * (len(sizes) - 1) / (most - 1)) for i in range(most))
+    return [sizes[i] for i in sorted({*range(SMALL), *rest})[:most]]
 
 
 def _lines(box: Box) -> Iterator[list[Point]]:
