@@ -15,8 +15,12 @@ sizes that FILE has are not done again. `--seconds` ends a part in time.
     speed     at the points of --at, or N points of a grid (--points): both networks compute the
               same inputs in turns; medians of their calls are compared
     right     at N points (--right), drawn at random with both ends: the largest difference from
-              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer, and how many kernels
-              had to be built that `compile` had not foreseen
+              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer, how far their own
+              answers move where inputs change by a millionth, and how many kernels had to be built
+              that `compile` had not foreseen
+
+`--keep` FOLDER keeps compiled networks; `--prepare` fills it, and measures nothing: timing is then
+a matter of loading them.
 """
 
 from __future__ import annotations
@@ -163,6 +167,18 @@ def reference_of(model: str) -> Callable[[Point, Ranges, Arrays], list[np.ndarra
         return [part.numpy() for part in (found if isinstance(found, tuple) else (found,))]
 
     return answer
+
+
+def noise(
+    reference: Callable[[Point, Ranges, Arrays], list[np.ndarray]],
+    point: Point,
+    ranges: Ranges,
+    arrays: Arrays,
+) -> dict[str, float]:
+    """How far others' own answers move where inputs change by a millionth."""
+    moved = {n: a * np.float32(1 + 1e-6) if a.dtype.kind == 'f' else a for n, a in arrays.items()}
+    answers = [reference(point, ranges, given) for given in (arrays, moved)]
+    return {'noise': difference(*answers)}
 
 
 def speed_at(net: Any, exact: Any, point: Point, repeat: int) -> dict:
@@ -322,15 +338,17 @@ def _right_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Rec
             arrays = inputs_of(net.at(*point).inputs, sum(point))
             right = reference(point, ranges, arrays)
             off = difference(list(net.run(arrays).values()), right)
-        return {'difference': off, 'built_late': len(late)}
+        return {'difference': off, 'built_late': len(late)} | noise(
+            reference, point, ranges, arrays
+        )
 
     rows = record.rows('right', some_points(ranges, given.right), row)
     if rows:
         worst = max(rows, key=lambda row: row['difference'])
         late = sum(row['built_late'] for row in rows)
         print(
-            f'{len(rows)} sizes, largest difference {worst["difference"]:.1e} at {worst["point"]}; '
-            f'{late} kernels built late'
+            f'{len(rows)} sizes, largest difference {worst["difference"]:.1e} at {worst["point"]} '
+            f'(own noise {worst["noise"]:.1e}); {late} kernels built late'
         )
 
 
