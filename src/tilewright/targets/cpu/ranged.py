@@ -269,12 +269,13 @@ def _sources(
     for number in range(len(one.family.groups)):
         for point in dict.fromkeys(first):
             look.at(number, point)
-        for line in _lines(box) if along else ():
-            _refine(look, number, line)
+        quick = look.characters[number] <= SHORT
+        for line in _lines(box) if along or quick else ():
+            _refine(look, number, line, len(wide) == 1)
         held = 0
-        for point in (*_staggered(box, 1), *_diagonal(box), *_staggered(box, 2)):
+        for point in (*_staggered(box, 1), *_diagonal(box)):
             held = held + 1 if look.at(number, point) else 0
-            if held >= ENOUGH and look.characters[number] > SHORT:
+            if held >= ENOUGH and not quick:
                 break
     return look.found.values()
 
@@ -316,9 +317,11 @@ class _Look:
         return False
 
 
-def _refine(look: _Look, number: int, line: Sequence[Point]) -> None:
-    """Some sizes of a line, and those in the middle between two until kernels serve there."""
-    step = 1 if len(line) <= LONG else -(-len(line) // LOOKED_AT)
+def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> None:
+    """Some sizes of a line, and those in the middle between two until kernels serve there; all of
+    a short line that is all there is.
+    """
+    step = 1 if alone and len(line) <= LONG else -(-len(line) // LOOKED_AT)
     some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
     ends = sorted({*some, len(line) - 1})
     for at in ends:
