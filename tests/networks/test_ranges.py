@@ -7,6 +7,8 @@ import json
 import runpy
 import subprocess
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,9 @@ from tilewright.graph.lower import lower
 from tilewright.graph.passes import passes_of
 from tilewright.graph.ranges import find_ranges, spread
 from tilewright.network import export
+from tilewright.network.compile import read
 from tilewright.network.ranged import plan_ranges, ranged_network
+from tilewright.targets.cpu import ranged
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 
@@ -122,6 +126,22 @@ def test_sizes_outside_are_one_sentence(made):
         net.at(0)
 
 
+@pytest.mark.parametrize(
+    ('size', 'why'),
+    [
+        ((65, 64), "axis 2 of 'x' has size 65, between .* 64 to 640 in steps of 32; .* 64 or 96"),
+        ((64, 639), "axis 3 of 'x' has size 639, between .* pad the input to 608 or 640"),
+        ((32, 64), "axis 2 of 'x' has size 32, outside of 64 to 640 .* a range that holds it"),
+        ((64, 672), "axis 3 of 'x' has size 672, outside of 64 to 640"),
+    ],
+)
+def test_sizes_of_two_axes_outside_or_between_steps_are_one_sentence(size, why):
+    ranges = find_ranges({'x': (1, 3, range(64, 641, 32), range(64, 641, 32))})
+    assert ranges is not None
+    with pytest.raises(ArrayError, match=why):
+        ranges.point_of('detector', {'x': (1, 3, *size)})
+
+
 def test_what_cannot_be_a_range_is_one_sentence():
     with pytest.raises(ModelError, match='a range ascends'):
         tw.compile(encoder(), shapes={'ids': (1, range(5, 1))})
@@ -159,7 +179,7 @@ def test_a_gpu_has_a_network_for_each_size(halves):
     net = tw.compile(halves, 'host', shapes=shapes)
     compare(net, halves, shapes, 100)
     assert net.arena_bytes > net.at(2, 8).arena_bytes
-    with pytest.raises(ArrayError, match=r"axis 2 of 'x' has size 5, outside of 4 to 8"):
+    with pytest.raises(ArrayError, match=r"axis 2 of 'x' has size 5, between two sizes of 4 to 8"):
         net(np.zeros((1, 2, 5), np.float32))
 
 
@@ -205,6 +225,45 @@ def test_a_program_exported_with_dims_keeps_them():
 def test_batches_heights_and_widths_vary_together():
     net = tw.compile(detector(), shapes=IMAGES, threads=2, check=True)
     compare(net, detector(), IMAGES, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('error:.*not built ahead')
+def test_heights_and_widths_are_right_at_every_size():
+    """All 49 sizes of an image, from libraries that were all there before the first call."""
+    shapes = {'x': (1, 3, range(16, 113, 16), range(16, 113, 16))}
+    net = tw.compile(detector(), shapes=shapes, threads=2)
+    compare(net, detector(), shapes, 100)
+    assert net.plans.kernels.late == 0
+    with pytest.raises(InputError, match=r'x\[3\] = 17 is between two sizes of 16 to 112'):
+        net.at(16, 17)
+
+
+@pytest.mark.slow
+def test_searches_and_libraries_do_not_grow_with_the_number_of_sizes(monkeypatch):
+    """Per-size work: 400 sizes would take a hundred times as long as 4 to compile."""
+    searched, built = Counter(), Counter()
+    choose = CpuSite.choose
+
+    def count_searches(site, program, *more):
+        searched[now] += len({task.group.digest for task in program.tasks})
+        return choose(site, program, *more)
+
+    def count_builds(source, flags):
+        built[now] += 1
+        return Path(f'{built[now]}.so')
+
+    monkeypatch.setattr(CpuSite, 'choose', count_searches)
+    monkeypatch.setattr(ranged, 'build', count_builds)
+    site = CpuSite.of(None, 2)
+    for now in (3, 20):
+        sizes = range(64, 64 + 32 * now, 32)
+        ranges = find_ranges({'x': (1, 3, sizes, sizes)})
+        assert ranges is not None
+        saved = plan_ranges(partial(read, detector()), ranges, site, Asked(), passes_of(None, None))
+        ranged.build_ahead(saved.families, site.machine)
+    assert searched[20] == searched[3] <= 12
+    assert built[20] <= 2 * built[3]
 
 
 @pytest.mark.slow

@@ -39,6 +39,18 @@ def range_text(sizes: range) -> str:
     return f'{sizes[0]} to {sizes[-1]}{steps}' if len(sizes) > 1 else str(sizes[0])
 
 
+def wrong(axis: Axis, size: int) -> str:
+    """Why a size is none of an axis, and what to do."""
+    sizes = axis.sizes
+    if not sizes[0] < size < sizes[-1]:
+        return f'outside of {range_text(sizes)}; compile the model for a range that holds it'
+    below = sizes[(size - sizes[0]) // sizes.step]
+    return (
+        f'between two sizes of {range_text(sizes)}; resize or pad the input to {below} or '
+        f'{below + sizes.step}, or compile the model for smaller steps'
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """The axes that vary, and the shapes of inputs: numbers, or the number of an axis as 'i'."""
@@ -85,8 +97,7 @@ class Ranges:
                 )
             if size not in axis.sizes:
                 raise ArrayError(
-                    f'{network}: axis {position} of {name!r} has size {size}, outside of '
-                    f'{range_text(axis.sizes)}; compile the model for a range that holds it'
+                    f'{network}: axis {position} of {name!r} has size {size}, {wrong(axis, size)}'
                 )
             found.append(size)
         return tuple(found)

@@ -15,13 +15,18 @@ sizes that FILE has are not done again. `--seconds` ends a part in time.
     speed     at the points of --at, or N points of a grid (--points): both networks compute the
               same inputs in turns; medians of their calls are compared
     right     at N points (--right), drawn at random with both ends: the largest difference from
-              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer, and how many kernels
-              had to be built that `compile` had not foreseen
+              PyTorch (zoo) or ONNX Runtime, as a share of the largest answer, how far their own
+              answers move where inputs change by a millionth, and how many kernels had to be built
+              that `compile` had not foreseen
+
+`--keep` FOLDER keeps compiled networks; `--prepare` fills it, and measures nothing: timing is then
+a matter of loading them.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -54,12 +59,33 @@ PARTS = ('compile', 'speed', 'right')
 Arrays = dict[str, np.ndarray]
 
 
-def compiled(model: str, threads: int | None, shapes: Sequence[str]) -> Any:
-    """A network for the sizes of these options, be they ranges or not."""
-    source, sizes = model_of(model, ranged=True), read_shapes(shapes)
+def compiled(
+    model: str, threads: int | None, shapes: Sequence[str], keep: Path | None = None
+) -> Any:
+    """A network for the sizes of these options, be they ranges or not; `keep` is a folder that has
+    those of earlier runs.
+    """
+    sizes = read_shapes(shapes)
+    if keep is None:
+        return _compiled(model, threads, sizes, None)
+    name = hashlib.sha256(f'{model} {threads} {sorted(shapes)}'.encode()).hexdigest()[:16]
+    path = keep / f'{name}.tw'
+    if not path.exists():
+        keep.mkdir(parents=True, exist_ok=True)
+        _compiled(model, threads, sizes, path)
+    return tw.load(path, threads=threads)
+
+
+def _compiled(model: str, threads: int | None, sizes: Any, save: Path | None) -> Any:
+    source = model_of(model, ranged=True)
     if find_ranges(sizes) is not None:
-        return tw.compile(source, shapes=sizes, threads=threads)
-    return tw.compile(reader_of(source, read)(sizes), threads=threads)
+        return tw.compile(source, shapes=sizes, threads=threads, save=save)
+    return tw.compile(reader_of(source, read)(sizes), threads=threads, save=save)
+
+
+def words_of(ranges: Ranges, point: Point) -> list[str]:
+    """The shapes of a point, as the command line has them."""
+    return [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(point).items()]
 
 
 def compile_seconds(words: Sequence[str]) -> dict[str, float]:
@@ -143,6 +169,18 @@ def reference_of(model: str) -> Callable[[Point, Ranges, Arrays], list[np.ndarra
     return answer
 
 
+def noise(
+    reference: Callable[[Point, Ranges, Arrays], list[np.ndarray]],
+    point: Point,
+    ranges: Ranges,
+    arrays: Arrays,
+) -> dict[str, float]:
+    """How far others' own answers move where inputs change by a millionth."""
+    moved = {n: a * np.float32(1 + 1e-6) if a.dtype.kind == 'f' else a for n, a in arrays.items()}
+    answers = [reference(point, ranges, given) for given in (arrays, moved)]
+    return {'noise': difference(*answers)}
+
+
 def speed_at(net: Any, exact: Any, point: Point, repeat: int) -> dict:
     """Samples of both, turn by turn, and the largest difference."""
     arrays = inputs_of(exact.inputs, sum(point))
@@ -219,6 +257,8 @@ def main() -> None:
     parser.add_argument('--threads', type=int)
     parser.add_argument('--seconds', type=float, default=math.inf)
     parser.add_argument('--json', type=Path)
+    parser.add_argument('--keep', type=Path, help='a folder that keeps networks from run to run')
+    parser.add_argument('--prepare', action='store_true', help='fill --keep, and measure nothing')
     parser.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -230,8 +270,10 @@ def main() -> None:
     record = Record(given.json, about, given.seconds)
     if 'compile' in parts:
         record.keep('compile', _compile_part(given, ranges))
+    if given.prepare:
+        return _prepare(given, ranges)
     if parts != ['compile']:
-        net = compiled(given.model, given.threads, given.shape)
+        net = compiled(given.model, given.threads, given.shape, given.keep)
         record.keep('certificate', net.certificate.to_json())
         print(net)
         if 'speed' in parts:
@@ -241,8 +283,26 @@ def main() -> None:
     return None
 
 
+def _prepare(given: argparse.Namespace, ranges: Ranges) -> None:
+    """Networks of the points whose speed is asked for, kept for a later run."""
+    ends = time.monotonic() + given.seconds
+    points = speed_points(given, ranges)
+    for number, words in enumerate([given.shape, *(words_of(ranges, p) for p in points)]):
+        if time.monotonic() > ends:
+            print(f'{1 + len(points) - number} networks are left; the same command goes on')
+            break
+        compiled(given.model, given.threads, words, given.keep)
+        print(f'{", ".join(words)} is kept', flush=True)
+
+
+def speed_points(given: argparse.Namespace, ranges: Ranges) -> list[Point]:
+    """Those of --at, or of a grid of about --points."""
+    asked = [tuple(map(int, text.split(','))) for text in given.at or ()]
+    return asked or spread(ranges.box, given.points)
+
+
 def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
-    largest = [f'{n}={",".join(map(str, s))}' for n, s in ranges.at(ranges.largest).items()]
+    largest = words_of(ranges, ranges.largest)
     threads = ['--threads', str(given.threads)] if given.threads else []
     found: dict[str, list[dict[str, float]]] = {'one': [], 'range': []}
     for _ in range(given.compilations):
@@ -256,14 +316,11 @@ def _compile_part(given: argparse.Namespace, ranges: Ranges) -> dict:
 
 
 def _speed_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Record) -> None:
-    asked = [tuple(map(int, text.split(','))) for text in given.at or ()]
-    graph_at = reader_of(model_of(given.model, ranged=True), read)
-
     def row(point: Point) -> dict:
-        exact = tw.compile(graph_at(ranges.at(point)), threads=given.threads)
+        exact = compiled(given.model, given.threads, words_of(ranges, point), given.keep)
         return speed_at(net, exact, point, given.repeat)
 
-    rows = record.rows('speed', asked or spread(ranges.box, given.points), row)
+    rows = record.rows('speed', speed_points(given, ranges), row)
     if rows:
         ratios = [row['ratio'] for row in rows]
         print(
@@ -281,15 +338,17 @@ def _right_part(given: argparse.Namespace, ranges: Ranges, net: Any, record: Rec
             arrays = inputs_of(net.at(*point).inputs, sum(point))
             right = reference(point, ranges, arrays)
             off = difference(list(net.run(arrays).values()), right)
-        return {'difference': off, 'built_late': len(late)}
+        return {'difference': off, 'built_late': len(late)} | noise(
+            reference, point, ranges, arrays
+        )
 
     rows = record.rows('right', some_points(ranges, given.right), row)
     if rows:
         worst = max(rows, key=lambda row: row['difference'])
         late = sum(row['built_late'] for row in rows)
         print(
-            f'{len(rows)} sizes, largest difference {worst["difference"]:.1e} at {worst["point"]}; '
-            f'{late} kernels built late'
+            f'{len(rows)} sizes, largest difference {worst["difference"]:.1e} at {worst["point"]} '
+            f'(own noise {worst["noise"]:.1e}); {late} kernels built late'
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import safe_names
 from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
@@ -31,9 +33,15 @@ def check(group: Group, schedule: Schedule) -> CpuSchema:
 
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
+    return SCHEMAS[schedule.schema].generate(planned(group, schedule))
+
+
+def planned(group: Group, schedule: Schedule) -> Any:
+    """What `generate` decides before it writes a line: much less work than the lines; ScheduleError
+    where the schedule is not legal.
+    """
     schema = check(group, schedule)
-    tiled = tiled_form(group, schedule.reg.tile)
-    return schema.generate(schema.plan(*safe_names(tiled, schedule)))
+    return schema.plan(*safe_names(tiled_form(group, schedule.reg.tile), schedule))
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:

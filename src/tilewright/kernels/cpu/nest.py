@@ -20,8 +20,16 @@ from tilewright.ops.stage import Stage
 from tilewright.schedule.schedule import Level, Schedule
 
 # Before the name of a dimension whose size varies, an option of schedules: its loops and the code
-# of its remainders are there at every size, so that one kernel serves all of them.
+# of its remainders are there at every size, so that one kernel serves all of them. Its value is how
+# many of them a buffer has room for, at least: places in it are then the same at every size.
 EVERY = 'every_'
+
+
+def every(schedule: Schedule) -> dict[str, int]:
+    """The dimensions whose sizes vary, and the room for each."""
+    return {
+        name.removeprefix(EVERY): room for name, room in schedule.options if name.startswith(EVERY)
+    }
 
 
 class Nest:
@@ -33,8 +41,7 @@ class Nest:
         self.part = part_extents(stage, schedule)
         self._at: dict[str, tuple[str, str]] = {}
         self._largest = dict(self.part)
-        options = (name for name, _ in schedule.options)
-        self._every = {name.removeprefix(EVERY) for name in options if name.startswith(EVERY)}
+        self._every = every(schedule)
         self.opened = 0
 
     def at(self, name: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from functools import lru_cache
 
 from tilewright.kernels.cpu.contraction import Contraction
 from tilewright.kernels.cpu.front import Front
+from tilewright.kernels.cpu.nest import every
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Affine
@@ -145,9 +146,10 @@ def in_place(group: Group, contraction: Contraction) -> Operand:
 
 def buffer_of(contraction: Contraction, schedule: Schedule, part: Mapping[str, int]) -> Operand:
     """The buffer that this schedule copies tiles into, for the part of one thread."""
-    tile = packed_tile(schedule, part)
+    tile, rooms = packed_tile(schedule, part), every(schedule)
+    room = {d: max(size, rooms.get(d, 0)) for d, size in tile.items()}
     return buffered(
-        contraction, tile, lane_of(contraction, schedule), strips_of(contraction, schedule, tile)
+        contraction, room, lane_of(contraction, schedule), strips_of(contraction, schedule, tile)
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.graph.ranges import Point, Ranges
+from tilewright.graph.ranges import Point, Ranges, wrong
 from tilewright.runtime.cpu.calls import renew_in_children
 from tilewright.runtime.cpu.kernel import array_of
 from tilewright.runtime.cpu.network import Network
@@ -55,9 +55,18 @@ class RangedNetwork(CalledNetwork):
 
     def at(self, *point: int) -> Network:
         """The network of one point, sizes in the order of `ranges.axes`."""
-        box = self.ranges.box
-        if len(point) != len(box) or any(p not in s for p, s in zip(point, box, strict=True)):
-            raise InputError(f'{point} is not a point of {self.ranges}; give a size for each axis')
+        axes = self.ranges.axes
+        if len(point) != len(axes):
+            raise InputError(
+                f'{point} is not a point of {self.ranges}; give a size for each of {len(axes)} axes'
+            )
+        for axis, size in zip(axes, point, strict=True):
+            if size not in axis.sizes:
+                (name, position) = axis.places[0]
+                raise InputError(
+                    f'{point} is not a point of {self.ranges}: {name}[{position}] = {size} is '
+                    f'{wrong(axis, size)}'
+                )
         with self._lock:
             if point not in self._bound:
                 self._bound[point] = self._bind(point, self._memory)

@@ -12,6 +12,7 @@ there. Its tiles are cut to the sizes of the point.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,14 @@ from pathlib import Path
 from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
-from tilewright.graph.ranges import Box, Point, spread
-from tilewright.kernels.cpu.generate import compiler_flags
-from tilewright.kernels.cpu.nest import EVERY
+from tilewright.graph.ranges import Box, Point
+from tilewright.kernels.cpu.generate import compiler_flags, planned
+from tilewright.kernels.cpu.nest import EVERY, part_extents
+from tilewright.kernels.cpu.operand import packed_tile
+from tilewright.kernels.cpu.schemas.chain.plan import tiled_stage
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
-from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, read_source
+from tilewright.kernels.cpu.schemas.winograd.plan import product
+from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, joined, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
@@ -34,6 +38,7 @@ from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.ops.core import core
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
+from tilewright.ops.stage import Stage
 from tilewright.runtime.cpu.loaded import Compiled
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.cpu.rooms import SharedMemory
@@ -47,7 +52,11 @@ from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
 SMALL = 4  # the first sizes of an axis, which are all looked at
-LOOKED_AT = 9  # further points at which sources are generated ahead, of a range with more
+LOOKED_AT = 9  # further sizes along a line at which sources are generated ahead
+STAGGERED = 12  # sizes of an axis that are looked at beside others
+LONG = 40  # sizes of an axis; of longer ones some along lines are looked at, of a line not all
+SHORT = 20_000  # characters of a source that is made quickly, and is looked at oftener
+ENOUGH = 3  # points in a row at which kernels have to serve that were not made for them
 
 
 def best_choice(one: PlannedFamily, number: int, group: Group, machine: Machine) -> Choice:
@@ -66,11 +75,8 @@ def best_moved(
         for moved in _moved(anchor.choices[number], group, machine, threads)
     }
     for choice, origin in sorted(found.values(), key=lambda pair: pair[0].predicted_s):
-        try:
-            source_of(group, choice.schedule)
-        except ScheduleError:
-            continue
-        return choice, origin
+        if _is_legal(group, choice.schedule):
+            return choice, origin
     raise ScheduleError(f'{group.label}: no schedule of another size computes it')
 
 
@@ -97,6 +103,16 @@ def _moved(choice: Choice, group: Group, machine: Machine, threads: int) -> Iter
 
 
 @lru_cache(maxsize=1 << 14)
+def _is_legal(group: Group, schedule: Schedule) -> bool:
+    """Whether it can be planned: code with its register tile was generated for its anchor."""
+    try:
+        planned(group, schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1 << 14)
 def _predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction | None:
     """None where the model refuses the schedule."""
     try:
@@ -110,12 +126,35 @@ def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
     sizes of its group: one library then serves all sizes.
     """
     schedule = choice.schedule
-    if schedule.schema != 'outer':
+    if not _takes_every(schedule):
         return choice
-    sizes = [tiled_form(group, schedule.reg.tile).main.sizes for group in (small, large)]
-    varying = tuple((f'{EVERY}{d}', 1) for d, size in sizes[1].items() if sizes[0].get(d) != size)
+    stages = [_tiled_stage(group, schedule) for group in (small, large)]
+    rooms = dict.fromkeys(stages[1].sizes, 1)
+    if schedule.pack:
+        rooms = packed_tile(schedule, part_extents(stages[1], schedule))
+    varying = tuple(
+        (f'{EVERY}{d}', rooms[d])
+        for d, size in stages[1].sizes.items()
+        if stages[0].sizes.get(d) != size
+    )
     plain = tuple(option for option in schedule.options if not option[0].startswith(EVERY))
     return replace(choice, schedule=replace(schedule, options=plain + varying))
+
+
+def _takes_every(schedule: Schedule) -> bool:
+    """Whether kernels of its schema have code for every remainder where they are asked to."""
+    return schedule.schema in ('outer', 'winograd', 'stencil') or (
+        schedule.schema == 'chain' and bool(schedule.vector)
+    )
+
+
+def _tiled_stage(group: Group, schedule: Schedule) -> Stage:
+    """The stage that a schedule tiles."""
+    if schedule.schema == 'winograd':
+        return product(group, schedule)
+    if schedule.schema == 'chain':
+        return tiled_stage(group)
+    return tiled_form(group, schedule.reg.tile).main
 
 
 def cut(schedule: Schedule, group: Group) -> Schedule:
@@ -154,18 +193,24 @@ class SizedKernels:
         self, sources: Iterable[tuple[SourceAtSize, tuple[str, ...]]], progress: Report | None
     ) -> None:
         """One library for each form among sources and their compiler's flags."""
-        members: dict[_Form, dict[tuple[int, ...], SourceAtSize]] = {}
+        members: dict[_Form, dict[tuple, SourceAtSize]] = {}
         for source, flags in sources:
-            members.setdefault((source.form, flags), {})[source.numbers] = source
-        merged = {key: SizedSource.of(list(some.values())) for key, some in members.items()}
+            numbers = (source.numbers, source.scratch_bytes, source.tables, source.zeros)
+            members.setdefault((source.form, flags), {})[numbers] = source
+        parts = [(key, part) for key, some in members.items() for part in joined([*some.values()])]
+        merged = [SizedSource.of(part) for _, part in parts]
         with ThreadPoolExecutor(usable_cores()) as pool:
-            waiting = {key: pool.submit(build, made.source, key[1]) for key, made in merged.items()}
-            for done, (key, future) in enumerate(waiting.items(), 1):
+            waiting = [
+                pool.submit(build, made.source, key[1])
+                for (key, _), made in zip(parts, merged, strict=True)
+            ]
+            for done, future in enumerate(waiting, 1):
+                (key, part), there = parts[done - 1], self.forms.setdefault(parts[done - 1][0], [])
                 try:
-                    self.forms[key] = [(merged[key], future.result())]
+                    there.append((merged[done - 1], future.result()))
                 except CompilerError:  # a number that C wants to be constant
-                    each = [SizedSource.of([source]) for source in members[key].values()]
-                    self.forms[key] = [(one, build(one.source, key[1])) for one in each]
+                    each = [SizedSource.of([source]) for source in part]
+                    there += [(one, build(one.source, key[1])) for one in each]
                 if progress is not None:
                     progress(
                         Progress('build', 'kernels of many sizes', done, len(waiting), 0.0, None)
@@ -213,42 +258,119 @@ def build_ahead(
 def _sources(
     one: PlannedFamily, machine: Machine
 ) -> Iterable[tuple[SourceAtSize, tuple[str, ...]]]:
-    """Sources at a grid of points, and along lines wherever their form changes: between two sizes
-    of different forms the one in the middle is looked at, until no size is between them.
+    """Sources at points that show every size of short axes, and along lines of longer ones; more of
+    them wherever a kernel of those that are there would not serve.
     """
-    groups: dict[Point, list[Group]] = {}
-    found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
-
-    def form(number: int, point: Point) -> str:
-        if point not in groups:
-            groups[point] = one.family.groups_at(point)
-            for group in groups[point]:
-                check_group(group)
-        group = groups[point][number]
-        key = (number, group.digest)
-        if key not in found:
-            schedule = best_choice(one, number, group, machine).schedule
-            text = source_of(group, schedule)
-            found[key] = (read_source(text), compiler_flags(schedule))
-        return found[key][0].form
-
-    lines = list(_lines(one.family.box))
-    grid = spread(one.family.box, LOOKED_AT) if len(lines) != 1 else ()
+    look = _Look(one, machine)
+    box = one.family.box
+    wide = [sizes for sizes in box if len(sizes) > 1]
+    along = len(wide) < 2 or max(map(len, wide)) > LONG
+    first = (*_corners(box), *_smallest(box), *_staggered(box, 0))
     for number in range(len(one.family.groups)):
-        for point in grid:
-            form(number, point)
-        for line in lines:
-            some = {*range(min(SMALL, len(line))), *range(0, len(line), -(-len(line) // LOOKED_AT))}
-            ends = sorted({*some, len(line) - 1})
-            forms = {at: form(number, line[at]) for at in ends}
-            waiting = list(itertools.pairwise(ends))
-            while waiting:
-                low, high = waiting.pop()
-                if high - low > 1 and forms[low] != forms[high]:
-                    middle = (low + high) // 2
-                    forms[middle] = form(number, line[middle])
-                    waiting += [(low, middle), (middle, high)]
-    return found.values()
+        for point in dict.fromkeys(first):
+            look.at(number, point)
+        quick = look.characters[number] <= SHORT
+        for line in _lines(box) if along or quick else ():
+            _refine(look, number, line, len(wide) == 1)
+        held = 0
+        for point in (*_staggered(box, 1), *_diagonal(box)):
+            held = held + 1 if look.at(number, point) else 0
+            if held >= ENOUGH and not quick:
+                break
+    return look.found.values()
+
+
+class _Look:
+    """Sources of groups at points, and whether those before would have served."""
+
+    def __init__(self, one: PlannedFamily, machine: Machine) -> None:
+        self.one, self.machine = one, machine
+        self.groups: dict[Point, list[Group]] = {}
+        self.found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
+        self.characters: dict[int, int] = {}  # of a group's longest source
+        self._members: dict[_Form, list[SourceAtSize]] = {}
+        self._merged: dict[_Form, list[SizedSource]] = {}
+
+    def at(self, number: int, point: Point) -> bool:
+        """Whether kernels of the sources so far compute this group at this point, too."""
+        if point not in self.groups:
+            self.groups[point] = self.one.family.groups_at(point)
+            for group in self.groups[point]:
+                check_group(group)
+        group = self.groups[point][number]
+        key = (number, group.digest)
+        if key in self.found:
+            return True
+        schedule = best_choice(self.one, number, group, self.machine).schedule
+        text, flags = source_of(group, schedule), compiler_flags(schedule)
+        source = read_source(text)
+        self.characters[number] = max(len(text), self.characters.get(number, 0))
+        self.found[key] = (source, flags)
+        form = (source.form, flags)
+        members = self._members.setdefault(form, [])
+        if form not in self._merged:
+            self._merged[form] = [SizedSource.of(part) for part in joined(members)]
+        if any(made.numbers(source) is not None for made in self._merged[form]):
+            return True
+        members.append(source)
+        del self._merged[form]
+        return False
+
+
+def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> None:
+    """Some sizes of a line, and those in the middle between two until kernels serve there; all of
+    a short line that is all there is.
+    """
+    step = 1 if alone and len(line) <= LONG else -(-len(line) // LOOKED_AT)
+    some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
+    ends = sorted({*some, len(line) - 1})
+    for at in ends:
+        look.at(number, line[at])
+    waiting = list(itertools.pairwise(ends))
+    while waiting:
+        low, high = waiting.pop()
+        middle = (low + high) // 2
+        if high - low > 1 and not look.at(number, line[middle]):
+            waiting += [(low, middle), (middle, high)]
+
+
+def _corners(box: Box) -> Iterator[Point]:
+    yield from itertools.product(*(dict.fromkeys((s[-1], s[0])) for s in box))
+
+
+def _smallest(box: Box) -> Iterator[Point]:
+    """The smallest sizes in all company: loops and vectors vanish there, each in its way."""
+    if len(box) == 2:
+        yield from itertools.product(*(sizes[: SMALL - 1] for sizes in box))
+
+
+def _diagonal(box: Box) -> Iterator[Point]:
+    """Points whose sizes are equal, where tables and strides may be, too."""
+    axes = [_evenly(sizes, LONG // 2) for sizes in box]
+    return zip(*axes, strict=False)
+
+
+def _staggered(box: Box, turn: int) -> Iterator[Point]:
+    """Points that have each size of each axis once, as queens on a board do; for another turn the
+    same sizes in other company. At most `STAGGERED` sizes of an axis: the first, and others evenly.
+    """
+    axes = [_evenly(sizes, STAGGERED) for sizes in box]
+    for i in range(max(map(len, axes))):
+        yield tuple(
+            sizes[(i * _coprime(2 + 5 * axis + 3 * turn, len(sizes)) + axis * turn) % len(sizes)]
+            for axis, sizes in enumerate(axes)
+        )
+
+
+def _coprime(number: int, size: int) -> int:
+    return next(n for n in itertools.count(number) if math.gcd(n, size) == 1)
+
+
+def _evenly(sizes: range, most: int) -> list[int]:
+    if len(sizes) <= most:
+        return list(sizes)
+    rest = (round(i * (len(sizes) - 1) / (most - 1)) for i in range(most))
+    return [sizes[i] for i in sorted({*range(SMALL), *rest})[:most]]
 
 
 def _lines(box: Box) -> Iterator[list[Point]]:

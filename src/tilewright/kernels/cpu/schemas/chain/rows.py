@@ -19,12 +19,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.nest import part_extents, tile_sets
+from tilewright.kernels.cpu.nest import every, part_extents, tile_sets
 from tilewright.kernels.cpu.operand import ROW_FLOATS, Split, packed_tile
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
 from tilewright.kernels.cpu.schemas.stencil.code import IN_ORDER, vector_text
-from tilewright.kernels.cpu.schemas.stencil.cover import Axis, Stencil, Strip, first_read, stencil
+from tilewright.kernels.cpu.schemas.stencil.cover import (
+    Axis,
+    Stencil,
+    Strip,
+    bounded,
+    every_end,
+    first_read,
+    inner_strip,
+    stencil,
+)
 from tilewright.kernels.cpu.schemas.stencil.plan import option
 from tilewright.kernels.cpu.vector_epilogue import (
     VectorEpilogue,
@@ -46,7 +55,8 @@ HELD = 9  # weights that stay in registers
 class SlidingPlan:
     """Everything about the producer that is decided before a line is written.
 
-    counts  every number of rows that is computed together: `rows`, and what tiles leave over
+    counts  every number of rows that is computed together: `rows`, and what tiles leave over; of
+            tiles of `every_height` what is left is computed by fewer at a time
     splits  how the buffer keeps each axis of the producer's result
     plane   floats between channels of what is read, where that is a region of one image (expand.py)
     """
@@ -59,6 +69,7 @@ class SlidingPlan:
     splits: tuple[Split, ...]
     epilogue: VectorEpilogue
     plane: int = 0
+    every_height: bool = False
 
     @property
     def rows(self) -> int:
@@ -148,9 +159,16 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     index = [level.name for level in p.schedule.levels].index(p.schedule.pack)
     heights = tile_sets(p.group.main, p.schedule, index)[row]
     counts = {rows for e in heights if e >= rows} | {e % rows for e in heights if e % rows}
-    strips = cover_strips(shape.across, lanes, strip, pitch)
+    strips, varying = cover_strips(shape.across, lanes, strip, pitch), every(p.schedule)
+    if row in varying:
+        counts = {rows, min(rows, 2), 1}
+    if column in varying:
+        strips = every_strips(shape.across, lanes, strip, pitch)
     epilogue = plan_vector_epilogue(part)
-    return SlidingPlan(part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue)
+    return SlidingPlan(
+        part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue,
+        every_height=row in varying,
+    )  # fmt: skip
 
 
 def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip, ...]:
@@ -175,6 +193,61 @@ def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip,
         else:
             found.append(strip)
     return tuple(strip if strip.fixed else _own(strip, axis, width) for strip in found)
+
+
+def every_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip, ...]:
+    """Strips that differ by numbers alone between sizes: the first one, those that touch no edge,
+    and last ones of every number of vectors, or of fewer outputs than a vector has. A row of one
+    strip has those of every number of vectors at both edges. Rows that are shorter than a vector,
+    or whose last outputs others read behind, have strips of their own.
+    """
+    many, most = -(-axis.size // width), -(-width // lanes)
+    count = axis.size - (many - 1) * width
+    starts = tuple(min(x, pitch - lanes) for x in range(0, width, lanes))
+    vectors = -(-count // lanes)
+    left = count - (vectors - 1) * lanes if count >= lanes else lanes
+    if many == 1 and count >= lanes:
+        return tuple(
+            _whole_row(axis, lanes, number, left, vectors) for number in range(1, most + 1)
+        )
+    before = (many - 2) * width  # the strip in front of the last one
+    ends = (
+        axis.step * width + min(axis.taps),
+        axis.step * (before + starts[-1] + lanes - 1) + max(axis.taps),
+    )
+    if many == 1 or any(_inside(axis, place) is None for place in ends):
+        return cover_strips(axis, lanes, width, pitch)
+    first = cover_strips(replace(axis, size=width), lanes, width, pitch)
+    middle = Strip(width, many - 2, starts, (), 0, lanes, True)
+    start = (many - 1) * width
+    kind = vectors if count >= lanes else most + count
+    found = [
+        every_end(axis, lanes, number, left if number > 1 else lanes, start, (kind, number))
+        for number in range(1, most + 1)
+    ]
+    found += [
+        every_end(axis, lanes, 1, short, start, (kind, most + short)) for short in range(1, lanes)
+    ]
+    return (bounded(first[0], axis), inner_strip(axis, lanes, middle), *found)
+
+
+def _whole_row(axis: Axis, lanes: int, count: int, left: int, have: int) -> Strip:
+    """A row of `count` vectors, side by side but for the last one, which ends with the row; this
+    size has a row of `have`.
+    """
+    size = (count - 1) * lanes + left if count > 1 else lanes
+    row = replace(axis, size=size, extent=axis.extent - axis.step * (axis.size - size))
+    starts = (*range(0, (count - 1) * lanes, lanes), size - lanes)
+    reads = tuple(
+        tuple(
+            tuple(_inside(row, row.step * (x + lane) + tap) for lane in range(lanes))
+            for tap in row.taps
+        )
+        for x in starts
+    )
+    return Strip(
+        0, int(count == have), starts, reads, row.extent, lanes, when=(have, count)
+    )  # fmt: skip
 
 
 def _inside(axis: Axis, place: int) -> int | None:
@@ -254,11 +327,14 @@ def _write_rows(writer: Writer, plan: SlidingPlan, count: int) -> None:
     for strip in plan.strips:
         first = strip.start // across.strip
         if strip.fixed:
-            writer.open('')
+            writer.open(f'if ({strip.when[0]} == {strip.when[1]})' if strip.when else '')
             _write_strip(writer, plan, count, offsets, strip, '', first * across.pitch, '')
         else:
-            end = first + strip.times
-            writer.open(f'for (long q = {first}; q < {end}; q++)')
+            if strip.when:
+                writer.open(f'if ({strip.when[0]} == {strip.when[1]})')
+                writer.line(f'const long q = {first};')
+            else:
+                writer.open(f'for (long q = {first}; q < {first + strip.times}; q++)')
             step = across.strip * shape.across.step
             column = total([scaled('q', step), str(min(shape.across.taps))])
             writer.line(f'const long column = {column};')
@@ -352,7 +428,7 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
     writer.line(f'const long height = extent[{row_axis}];')
     writer.line('long row = 0;')
     for count in sorted(plan.counts, reverse=True):
-        if count == plan.rows:
+        if count == plan.rows or plan.every_height:
             writer.line(f'for (; row + {count} <= height; row += {count})')
         else:
             writer.line(f'if (row + {count} == height)')

@@ -17,7 +17,7 @@ from tilewright.kernels.cpu.contraction import Contraction, check_plain, contrac
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.nest import EVERY, Nest, part_extents, tile_sets
+from tilewright.kernels.cpu.nest import Nest, every, part_extents, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
@@ -235,9 +235,8 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
     else:
         source = operand.in_place(group, contraction)
     sets = tile_sets(stage, schedule)
-    for name, _ in schedule.options:  # kernels for many sizes have the tails of all of them
-        dim = name.removeprefix(EVERY)
-        if name.startswith(EVERY) and dim in contraction.pixels:
+    for dim in every(schedule):  # kernels for many sizes have the tails of all of them
+        if dim in contraction.pixels:
             sets[dim] = {*range(1, reg[dim] + 1)}
     pixel_extents = tuple(itertools.product(*(sorted(sets[d]) for d in contraction.pixels)))
     tiled = [
@@ -261,7 +260,7 @@ def _ahead(
 ) -> Ahead | None:
     """What to ask for ahead of its use; None where rows are copied, or few tiles share a piece."""
     constant = group.tensor(contraction.b.tensor).role == 'constant'
-    many_sizes = any(name.startswith(EVERY) for name, _ in schedule.options)
+    many_sizes = bool(every(schedule))
     if schedule.pack or not constant or contraction.outer:
         return None
     vectors, rows = panels.vectors, math.prod(schedule.reg.tile[d] for d in contraction.pixels)

@@ -57,6 +57,8 @@ def generate(plan: StencilPlan) -> str:
             f'typedef float quad_v __attribute__((vector_size({4 * QUAD}), aligned(4), may_alias));'
         )
     writer.line('static const row_v zero_v;')
+    if plan.by_pointer:
+        writer.line(f'static const float zero_row[{plan.shape.across.extent}];')
     writer.lines += IN_ORDER.splitlines()
     writer.line()
     write_functions(writer, plan.epilogue, plan.lanes)
@@ -113,22 +115,36 @@ def _write_rows(writer: Writer, plan: StencilPlan, number: int, rows: Rows) -> N
         _write_weights(writer, plan)
     if not rows.fixed:
         first = f'{shape.down.name} * {shape.down.step} + {min(shape.down.taps)}'
-        writer.line(f'a += ({first}) * {plan.pitch};')
+        if plan.by_pointer:
+            for y in sorted({y for line in rows.reads for y in line}):
+                writer.line(
+                    f'const float *r{y} = (unsigned long)({first} + {y}) < {shape.down.extent}ul ? '
+                    f'a + ({first} + {y}) * {plan.pitch} : zero_row;'
+                )
+        else:
+            writer.line(f'a += ({first}) * {plan.pitch};')
         for pointer, stride in _down_strides(plan):
             if stride:
                 writer.line(f'{pointer} += {shape.down.name} * {stride};')
     for strip in plan.strips:
         if strip.fixed:
             _open_block(writer)
-            _write_tile(writer, plan, rows, strip, 'a')
+            _write_tile(writer, plan, rows, strip, '' if plan.by_pointer else 'a')
             writer.close()
             continue
         name, width = shape.across.name, plan.lanes * len(strip.starts)
-        end = strip.start + strip.times * width
-        writer.open(f'for (long {name} = {strip.start}; {name} < {end}; {name} += {width})')
+        if strip.when:
+            writer.open(f'if ({strip.when[0]} == {strip.when[1]})')
+            writer.line(f'const long {name} = {strip.start};')
+        else:
+            end = strip.start + strip.times * width
+            writer.open(f'for (long {name} = {strip.start}; {name} < {end}; {name} += {width})')
         first = f'{name} * {shape.across.step} + {min(shape.across.taps)}'
-        writer.line(f'const float *from = a + {first};')
-        _write_tile(writer, plan, rows, strip, 'from')
+        if plan.by_pointer:
+            writer.line(f'const long column = {first};')
+        else:
+            writer.line(f'const float *from = a + {first};')
+        _write_tile(writer, plan, rows, strip, 'column' if plan.by_pointer else 'from')
         writer.close()
     writer.close()
     writer.line()
@@ -161,7 +177,9 @@ def _weight(plan: StencilPlan, tap: int) -> str:
 
 
 def _write_tile(writer: Writer, plan: StencilPlan, rows: Rows, strip: Strip, source: str) -> None:
-    """Accumulate and store one tile of rows x vectors."""
+    """Accumulate and store one tile of rows x vectors; `source` is where its first row begins, or
+    its column where rows have pointers.
+    """
     shape = plan.shape
     strides, _ = access_strides(plan.group, shape.a)
     started: set[tuple[int, int]] = set()
@@ -205,6 +223,8 @@ def _write_sums(
                     continue
                 name = f'x{y}_{tap}_{v}'
                 row = total([source, str(y * plan.pitch)])
+                if plan.by_pointer:
+                    row = total([f'r{y}', source])
                 text = vector_text(vector[tap], shape.across.step, strip.extent, row)
                 writer.line(f'const row_v {name} = {text};')
                 for i, t in meets:
@@ -350,7 +370,9 @@ def _write_calls(writer: Writer, plan: StencilPlan, nest: Nest) -> None:
                 writer.line(f'if ({low} <= {rows.start} && {rows.start} < {high})')
             writer.line(('' if whole else '    ') + f'{call});')
             continue
-        end = rows.start + rows.times * rows.count
+        if rows.when:
+            writer.line(f'if ({rows.when[0]} == {rows.when[1]})')
+        end = rows.start + (1 if rows.when else rows.times) * rows.count
         first = str(rows.start) if whole else f'max_long({low}, {rows.start})'
         last = str(end) if whole else f'min_long({high}, {end})'
         writer.line(f'for (long {name} = {first}; {name} < {last}; {name} += {rows.count})')

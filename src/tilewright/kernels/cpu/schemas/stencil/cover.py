@@ -168,17 +168,20 @@ class Rows:
     """Output rows that are computed together, from row `start`, `times` times.
 
     `reads[i][t]` is the input row of output row i and tap t, None in the padding. It counts from
-    the tile's own first input row where the tile occurs several times, else from the image's.
+    the tile's own first input row where the tile `moves`, as one does that occurs several times,
+    else from the image's. `when` two numbers are equal it occurs: what this size has, and its own.
     """
 
     start: int
     count: int
     times: int
     reads: tuple[tuple[int | None, ...], ...]
+    moves: bool = False
+    when: tuple[int, int] | None = None
 
     @property
     def fixed(self) -> bool:
-        return self.times == 1
+        return self.times == 1 and not self.moves
 
     @property
     def inside(self) -> bool:
@@ -191,8 +194,9 @@ class Strip:
 
     `starts` are the first outputs of the vectors, `reads[v][t]` the columns of vector v and tap t,
     and `extent` the end of the shortest row; these count from the strip's own first output and
-    column where it occurs several times, else from the image's. `width` is how many outputs a
-    vector has: all lanes, or a row that is shorter.
+    column where it `moves`, as one does that occurs several times, else from the image's. `width`
+    is how many outputs a vector has: all lanes, or a row that is shorter. `when` two numbers are
+    equal the strip occurs: what this size has, and its own; at other sizes `times` is 0.
     """
 
     start: int
@@ -201,10 +205,12 @@ class Strip:
     reads: tuple[tuple[Columns, ...], ...]
     extent: int
     width: int
+    moves: bool = False
+    when: tuple[int, int] | None = None
 
     @property
     def fixed(self) -> bool:
-        return self.times == 1
+        return not self.moves and (self.times == 1 or self.when is not None)
 
 
 @lru_cache(maxsize=4096)
@@ -296,6 +302,89 @@ def _own_columns(strip: Strip, axis: Axis, lanes: int) -> Strip:
     )
     starts = tuple(x - strip.start for x in strip.starts)
     return replace(strip, starts=starts, reads=reads, extent=axis.extent - last)
+
+
+@lru_cache(maxsize=4096)
+def every_rows(axis: Axis, tile: int) -> tuple[Rows, ...]:
+    """Tiles of rows that are the same at every size: of `tile` rows, and of each number that may be
+    left over. Rows in the padding are read like others, from a row of zeros.
+    """
+    whole, left = divmod(axis.size, tile)
+    first = min(axis.taps)
+    found = []
+    for count in range(tile, 0, -1):
+        reads = tuple(tuple(axis.step * i + tap - first for tap in axis.taps) for i in range(count))
+        if count == tile:
+            found.append(Rows(0, count, whole, reads, True))
+        else:
+            only = left, count
+            found.append(Rows(whole * tile, count, int(left == count), reads, True, only))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def every_columns(axis: Axis, lanes: int, vectors: int) -> tuple[Strip, ...]:
+    """Strips that differ by numbers alone between sizes: the first vector of a row, `vectors` of
+    them at a time, and last ones of every number, which end where the row does. Rows that are no
+    longer than a vector, or whose last outputs others read behind, have strips of their own.
+    """
+    many = -(-axis.size // lanes)
+    times, last = divmod(many - 2, vectors)
+    start = lanes * (1 + times * vectors)
+    ends = axis.step * lanes + min(axis.taps), axis.step * (start - 1) + max(axis.taps)
+    if many < 2 or any(_within(axis, place) is None for place in ends):
+        return cover_columns(axis, lanes, vectors)
+    first = _strip(axis, lanes, (0,), lanes)
+    middle = Strip(lanes, times, tuple(range(0, vectors * lanes, lanes)), (), 0, lanes, True)
+    left = axis.size - lanes * (many - 1)
+    found = [
+        every_end(axis, lanes, count, left, start, (last + 1, count))
+        for count in range(2, vectors + 1)
+    ]
+    alone = every_end(axis, lanes, 1, lanes, axis.size - lanes, (last + 1, 1))
+    return (bounded(first, axis), inner_strip(axis, lanes, middle), alone, *found)
+
+
+def inner_strip(axis: Axis, lanes: int, strip: Strip) -> Strip:
+    """A strip that touches no edge at any size: what it reads, and no column behind that."""
+    first = min(axis.taps)
+    reads = tuple(
+        tuple(
+            tuple(axis.step * (x + lane) + tap - first for lane in range(lanes))
+            for tap in axis.taps
+        )
+        for x in strip.starts
+    )
+    end = 1 + max(c for vector in reads for tap in vector for c in tap)
+    return replace(strip, reads=reads, extent=end)
+
+
+def every_end(
+    axis: Axis, lanes: int, count: int, left: int, start: int, when: tuple[int, int]
+) -> Strip:
+    """The last `count` vectors of a row, from output `start` on: side by side but for the last one,
+    which ends with the row and adds `left` outputs to those before it.
+    """
+    size = (count - 1) * lanes + left
+    starts = (*range(0, (count - 1) * lanes, lanes), max(0, size - lanes))
+    first, extent = min(axis.taps), axis.extent - axis.step * (axis.size - size)
+
+    def read(x: int, tap: int) -> int | None:
+        place = axis.step * x + tap
+        return place - first if place < extent else None
+
+    reads = tuple(
+        tuple(tuple(read(x + lane, tap) for lane in range(lanes)) for tap in axis.taps)
+        for x in starts
+    )
+    times = int(when[0] == when[1])
+    return Strip(start, times, starts, reads, extent - first, lanes, True, when)
+
+
+def bounded(strip: Strip, axis: Axis) -> Strip:
+    """A strip at the left edge, which reads no column behind those that it needs."""
+    end = 1 + max(c for vector in strip.reads for tap in vector for c in tap if c is not None)
+    return replace(strip, extent=min(axis.extent, max(end, len(strip.reads[0][0]))))
 
 
 def statements(shape: Stencil, rows: tuple[Rows, ...], strips: tuple[Strip, ...]) -> int:

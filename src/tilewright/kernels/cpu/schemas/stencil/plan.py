@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import check_plain
+from tilewright.kernels.cpu.nest import every
 from tilewright.kernels.cpu.schemas.stencil.cover import (
     MOST_STATEMENTS,
     Rows,
@@ -18,6 +19,8 @@ from tilewright.kernels.cpu.schemas.stencil.cover import (
     Strip,
     cover_columns,
     cover_rows,
+    every_columns,
+    every_rows,
     statements,
     stencil,
 )
@@ -45,6 +48,11 @@ class StencilPlan:
     def by_lane(self) -> bool:
         """Whether multiply-adds can take a lane of a register as their factor."""
         return ISAS[self.schedule.isa].by_lane
+
+    @property
+    def by_pointer(self) -> bool:
+        """Whether rows are read through pointers of their own, those in the padding from zeros."""
+        return self.rows[0].moves
 
     @property
     def padded(self) -> int:
@@ -105,8 +113,15 @@ def plan_stencil(group: Group, schedule: Schedule) -> StencilPlan:
     bad = [d for d, _ in schedule.parallel if d not in (*shape.outer, shape.down.name)]
     if bad:
         raise ScheduleError(f'{label}: {bad} cannot be cut between threads')
-    rows = cover_rows(shape.down, reg[shape.down.name] if shape.down.name else 1)
-    strips = cover_columns(shape.across, lanes, reg[shape.across.name] // lanes)
+    tile, vectors = reg.get(shape.down.name, 1), reg[shape.across.name] // lanes
+    rows = cover_rows(shape.down, tile)
+    strips = cover_columns(shape.across, lanes, vectors)
+    varying = every(schedule)
+    if shape.down.name in varying and not shape.loops:
+        rows = every_rows(shape.down, tile)
+    if shape.across.name in varying:
+        at_every = every_columns(shape.across, lanes, vectors)
+        strips = at_every if statements(shape, rows, at_every) <= MOST_STATEMENTS else strips
     written = statements(shape, rows, strips)
     if written > MOST_STATEMENTS:
         raise ScheduleError(

@@ -16,7 +16,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.contraction import check_plain
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.nest import tile_sets
+from tilewright.kernels.cpu.nest import every, tile_sets
 from tilewright.kernels.cpu.pointwise import Epilogue, typed_epilogue
 from tilewright.kernels.cpu.schemas.winograd.transform import (
     Buffers,
@@ -248,6 +248,9 @@ def plan_points(
     panels = -(-shape.k // width)
     tail = -(-(shape.k - (panels - 1) * width) // lanes)
     sets = tile_sets(stage, schedule, 1)
+    for name in every(schedule):  # kernels for many sizes have blocks of all of them
+        if name in BLOCK:
+            sets[name] = {*range(1, schedule.levels[1].tile[name] + 1)}
     blocks = sorted({a * b * c for a, b, c in itertools.product(*(sets[d] for d in BLOCK))})
     buffers, classes, panel_floats = hold(max(blocks), max(sets['pw']), width)
     return PointsPlan(
