@@ -153,10 +153,10 @@ def step_cycles(
     """Cycles of one reduction step of a micro-kernel over `pixels`, `run` of them side by side.
 
     Where multiply-adds take a lane, up to four neighbours are loaded at once and each further row
-    needs an address; `along_rows` four steps share a load of each pixel, and vectors are loaded before they are needed.
-    Elsewhere every pixel is broadcast on its own. An iteration has `steps` of
-    them and is as long as the units that are busiest: in a first-level cache nothing else was seen
-    on a Neoverse-N1.
+    needs an address; `along_rows` four steps share a load of each pixel, and vectors are loaded
+    before they are needed. Elsewhere every pixel is broadcast on its own. An iteration has `steps`
+    of them and is as long as the units that are busiest: in a first-level cache nothing else was
+    seen on a Neoverse-N1.
     """
     fmas, rows = pixels * vectors, pixels // run
     loads, addresses = vectors + pixels, 0
