@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,7 +166,7 @@ def test_hundreds_of_windows(half, quarter: int, tools: Tools) -> None:
 @pytest.mark.parametrize('kind', ['silu', 'mean', 'scaled', 'large', 'outside'])
 def test_what_windows_compute_in_floats(half, kind: str, tools: Tools) -> None:
     """Epilogues that f16 does not have, filters whose rows are a loop, windows in the border."""
-    sizes = {'c': 20, 'k': 20, 'groups': 20, 'h': 11, 'w': 13, 'bias': True}
+    sizes: dict[str, Any] = {'c': 20, 'k': 20, 'groups': 20, 'h': 11, 'w': 13, 'bias': True}
     over = windows((9, 10), 3, 1, 1)
     made = {
         'silu': lambda: followed(conv2d(r=3, s=3, pad=1, **sizes), swish()),

@@ -117,8 +117,8 @@ def poison(array: np.ndarray) -> np.ndarray:
 
 
 def half_tolerance(group: Group) -> float:
-    """What kernels of a CPU may be off by on a group of f16: six times what is expected of sums, and
-    of Winograd's transforms where they apply.
+    """What kernels of a CPU may be off by on a group of f16: six times what is expected of sums,
+    and of Winograd's transforms where they apply.
     """
     tiles = 0.0 if why_not_half(group) else 6 * LENIENT * DEFAULT_LIMIT
     return TOLERANCE['f16'] + max(HALF_SUMS, tiles)
