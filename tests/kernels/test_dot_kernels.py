@@ -92,7 +92,7 @@ def stored_again(group: Group, random: Random, dtype: str) -> Group:
     if random.random() < 0.5:
         other = mul(cast(sub(cast(read(1), 'i32'), whole(7)), 'f32'), const(0.75))
         expr = saturated(add(mul(real, const(1.25)), other), moved, dtype)
-        return appended(group, expr, ('u8', group.output.shape), out=dtype)
+        return appended(group, expr, (random.choice(('u8', 'i8')), group.output.shape), out=dtype)
     group = appended(group, mul(real, read(1)), ('f32', (1,) * len(group.output.shape)), out='f32')
     by = const(float(np.float32(random.uniform(0.001, 0.02))))
     return appended(group, saturated(call('div', read(0), by), moved, dtype), out=dtype)
@@ -130,6 +130,9 @@ def drawn(seed: int) -> Group:
     if len(group.output.shape) == 4:
         kinds = (set(), {'In'}, {'Out'}, {'In', 'Out'}, {'In', 'Out'}, {'In', 'Out'})
         names = kinds[-1] if kind > 0.8 else random.choice(kinds)
+        if 'Out' in names:  # so lies what is added to it
+            others = (t for t in group.with_role('input') if t.name != 'In')
+            names = names | {t.name for t in others if t.shape == group.output.shape}
         group = channels_last(group, names) if names else group
     return group
 

@@ -1,6 +1,6 @@
 """Integer convolutions of the suites with one thread: how near to the peak of integer products.
 
-    python -m tilewright_lab.scripts.integer_layers R6 Y8 --json layers.json
+    python -m tilewright_lab.scripts.integer_layers mopt/R6 mopt/Y8 --json layers.json
 
 Goes in: names of convolutions (docs/specs.md). Comes out: for each the median microseconds of the
 layer, with the copy of its image, rounding and storing, and of its products the share of the peak

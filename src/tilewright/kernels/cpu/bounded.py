@@ -42,6 +42,7 @@ class NearValue:
 
     start, near   operands that are computed as weights are packed
     bias, scale   constants that the group has for every channel; None: it has no bias
+    alone         nothing else follows: no residual, no second rounding
     """
 
     value: WholeValue
@@ -49,6 +50,7 @@ class NearValue:
     near: Operand
     bias: Operand | None
     scale: Operand
+    alone: bool
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
@@ -86,7 +88,9 @@ def near_value(
         f'(({first} - {MAGIC}.0f) * {scale.name}_v)', dtype, (low, low + 255), zero, near=True
     )
     value = following(group, stages[0].write.tensor, made, names)
-    return None if value is None else NearValue(value, start, near, bias, scale)
+    if value is None:
+        return None
+    return NearValue(value, start, near, bias, scale, value.text == made.text)
 
 
 def _before(group: Group, bias: Operand | None) -> str:

@@ -73,7 +73,9 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
 def finishes(p: OuterPlan) -> bool:
     """Whether sums that are small are finished in registers: one call completes them."""
     c, near = p.contraction, p.near
-    if near is None or p.persistent or c.outer or p.out_strides.get(c.vector) != 1:
+    if near is None or not near.alone or p.persistent or c.outer:
+        return False
+    if p.out_strides.get(c.vector) != 1:
         return False
     if p.ahead or p.stream_ahead or near.scale.stride(c.vector) != 1:
         return False
