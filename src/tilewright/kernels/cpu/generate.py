@@ -33,7 +33,8 @@ def check(group: Group, schedule: Schedule) -> CpuSchema:
 
 def generate(group: Group, schedule: Schedule) -> str:
     """The C translation unit that computes `group` by `schedule`; deterministic."""
-    return SCHEMAS[schedule.schema].generate(planned(group, schedule))
+    plan = planned(group, schedule)
+    return SCHEMAS[schedule.schema].generate(plan)
 
 
 def planned(group: Group, schedule: Schedule) -> Any:
