@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -31,7 +33,7 @@ def model(dtype: type, leaves: bool = False) -> onnx.ModelProto:
         'low': dtype(zeros[1] + 3), 'high': dtype(zeros[1] + 99), 'shape': np.array(SHAPE),
     }  # fmt: skip
     of_x, of_y, weights = ['xs', 'xz'], ['ys', 'yz'], ['w', 'ws', 'wz']
-    pads = {'pads': [1, 1, 1, 1]}
+    pads: dict[str, Any] = {'pads': [1, 1, 1, 1]}
     nodes = [
         helper.make_node('QuantizeLinear', ['x', *of_x], ['q']),
         helper.make_node('QLinearConv', ['q', *of_x, *weights, *of_y], ['c'], **pads),

@@ -51,7 +51,7 @@ def around(sizes: dict[str, int], image: tuple[int, ...], pad: int, stride: int)
         zeros = constant(f'{name}_z', np.zeros(k), np.int8)
         bias = constant(f'{name}_b', draw.integers(-999, 1000, k), np.int32)
         given = [last, scale, zero, weights, scales, zeros, scale, zero, bias]
-        words = {'pads': [border] * 4, 'strides': [step] * 2}
+        words: dict[str, Any] = {'pads': [border] * 4, 'strides': [step] * 2}
         nodes.append(helper.make_node('QLinearConv', given, [name], name=name, **words))
         last = name
     nodes.append(helper.make_node('DequantizeLinear', [last, scale, zero], ['result']))
