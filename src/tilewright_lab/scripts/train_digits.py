@@ -56,7 +56,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     """Images [1797, 1, 8, 8] from 0 to 1, and what they show."""
     from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
 
-    found = load_digits()
+    found: Any = load_digits()
     return found.images[:, None].astype(np.float32) / 16, found.target.astype(np.int64)
 
 

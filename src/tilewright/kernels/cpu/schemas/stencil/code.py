@@ -116,7 +116,7 @@ def _write_rows(writer: Writer, plan: StencilPlan, number: int, rows: Rows) -> N
     if not rows.fixed:
         first = f'{shape.down.name} * {shape.down.step} + {min(shape.down.taps)}'
         if plan.by_pointer:
-            for y in sorted({y for line in rows.reads for y in line}):
+            for y in sorted({y for line in rows.reads for y in line if y is not None}):
                 writer.line(
                     f'const float *r{y} = (unsigned long)({first} + {y}) < {shape.down.extent}ul ? '
                     f'a + ({first} + {y}) * {plan.pitch} : zero_row;'
