@@ -137,6 +137,20 @@ def test_random_products_of_whole_numbers_are_the_definition(half, tools: Tools)
 
 
 @pytest.mark.isa
+def test_what_the_model_prefers_of_a_layer_in_place_is_right(half, tools: Tools) -> None:
+    """Many tiles of pixels that share weights: floats would ask for the next weights there."""
+    group = half_group(conv2d(c=96, k=200, h=14, w=13, r=1, s=1, bias=True), 'f16')
+    arrays = whole_numbers(group, 3)
+    found = rank(group, known_machine('neoverse-n1'), 1, 2)
+    assert found
+    for candidate in found:
+        flags, tiled = compiler_flags(candidate.schedule), flatten(group)
+        source = generate(tiled, candidate.schedule)
+        for out in run_program(group, source, arrays, tools(half[1]), flags):
+            assert np.array_equal(out, reference(group, arrays))
+
+
+@pytest.mark.isa
 @pytest.mark.slow
 @pytest.mark.parametrize('quarter', range(4))
 def test_six_hundred_products_of_whole_numbers(half, quarter: int, tools: Tools) -> None:

@@ -148,6 +148,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
         whole=vector,
+        ahead=None if isa.by_lane else words.ahead,  # for which there are micro-kernels of floats
     )
     return DotPlan(group, words, form, dot.products, flips, whole)
 

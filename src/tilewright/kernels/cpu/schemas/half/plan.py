@@ -117,7 +117,7 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
         vector = replace(vector, epilogue=replace(vector.epilogue, functions=()))
     words = replace(
         words, epilogue=epilogue, quick=None, result=C_TYPES[group.output.dtype], whole=vector,
-        run=run,
+        run=run, ahead=None,
     )  # fmt: skip
     finish = finished(group, words)
     if finish:
