@@ -158,7 +158,7 @@ def half(request: pytest.FixtureRequest) -> tuple[str, str]:
     """(the row for f16, its instruction set) of each that has such numbers; skipped as `isa` is."""
     reason = cannot_run(request.param)
     if not reason and request.param in host_isas() and not host_half(request.param):
-        reason = 'this host has no arithmetic of f16 (asimdhp)'
+        reason = 'this core has no fp16 arithmetic (asimdhp): run it on one that does'
     if reason:
         pytest.skip(f'f16 on {request.param} cannot run: {reason}')
     return half_isa(request.param), request.param

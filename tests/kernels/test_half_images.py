@@ -335,7 +335,7 @@ def test_plain_loops_round_once(isa: str, name: str, last: bool, tools: Tools) -
             outs = list(run_program(group, generate(form, schedule), arrays, tools(isa), flags))
         except CompilerError as error:
             if '_Float16' in str(error):
-                pytest.skip(f'the compiler for {isa} has no _Float16: gcc 12 or clang 15 do')
+                pytest.skip(f'the compiler for {isa} has no _Float16: install gcc 12 or clang 15')
             raise
         for out in outs:
             found = verify.compare(group, out, want)

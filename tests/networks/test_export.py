@@ -14,6 +14,7 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from marks import needs_make
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
@@ -37,11 +38,6 @@ from tilewright.search.cpu.choose import choose
 from tilewright.standalone import source as c
 from tilewright.standalone.tables import AtSize, tables
 from tilewright_lab.simulate.emulate import cannot_run
-
-needs_make = pytest.mark.skipif(
-    not (shutil.which('make') and any(map(shutil.which, ('gcc', 'clang', 'cc')))),
-    reason='make or a C compiler is not installed',
-)
 
 
 def odd_results() -> Program:

@@ -43,10 +43,6 @@ def emit(kernel: micro.MicroKernel) -> str:
     if micro.along_rows(kernel):
         return neon_rows.emit(kernel)
     pixels, vectors = len(kernel.pixels), kernel.vectors
-    weights = pixels * vectors
-    multiply = _MULTIPLY[kernel.dtype]
-    spare = list(range(weights + vectors, ISAS[kernel.isa].registers))
-    loaded = list(chunks(kernel.pixels))
     tiles = [(p, v) for p in range(pixels) for v in range(vectors)]
 
     lines = ['cbnz %[resume], 1f']
@@ -54,9 +50,23 @@ def emit(kernel: micro.MicroKernel) -> str:
     lines += ['b 2f', '1:']
     lines += accumulators(kernel, 'ldr')
     lines += ['2:', 'cbz %[count], 4f', '3:']
-    addresses = Addresses('%[a]')
     lines += prefetch_pixels(kernel)
     lines += [f'prfm pldl1keep, [%[b], #{4 * place}]' for place in micro.vector_prefetches(kernel)]
+    lines += iteration(kernel)
+    lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
+    lines += accumulators(kernel, 'str')
+    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
+    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers()))
+
+
+def iteration(kernel: micro.MicroKernel) -> list[str]:
+    """The products of all steps; then `a` and `b` are moved behind what was read."""
+    vectors, weights = kernel.vectors, len(kernel.pixels) * kernel.vectors
+    multiply = _MULTIPLY[kernel.dtype]
+    spare = list(range(weights + vectors, ISAS[kernel.isa].registers))
+    loaded = list(chunks(kernel.pixels))
+    addresses, lines = Addresses('%[a]'), []
     for number, step in enumerate(kernel.steps):
         b_offset = number * vectors * 16
         for v in range(vectors):
@@ -75,12 +85,7 @@ def emit(kernel: micro.MicroKernel) -> str:
                         vector, element = element, vector
                     lines.append(multiply.format(t=target, v=vector, e=element, lane=lane))
     lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
-    lines += add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
-    lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
-    lines += accumulators(kernel, 'str')
-    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
-    inputs = '[acc] "r"(acc), [resume] "r"(resume)'
-    return micro.function(kernel, micro.asm_block(lines, operands, inputs, clobbers()))
+    return lines + add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
 
 
 def prefetch_pixels(kernel: micro.MicroKernel) -> list[str]:

@@ -16,13 +16,12 @@ from collections.abc import Sequence
 
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.isa.neon import chunks
-from tilewright.kernels.cpu.isa.neon_address import Addresses, add_immediate
+from tilewright.kernels.cpu.isa.neon import LETTER, iteration
+from tilewright.kernels.cpu.isa.neon_address import Addresses, add_immediate, clobbers
 from tilewright.kernels.cpu.whole_vectors import MAGIC_BITS, WholeValue
 from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import limits
 
-_LETTER = {4: 'q', 2: 'd', 1: 's'}
 UNROLLED = 4  # iterations whose words are loaded at once
 
 
@@ -50,39 +49,17 @@ def emit_near(kernel: micro.MicroKernel, places: Sequence[int], value: WholeValu
         lines += _words(kernel, spare)
         lines += ['subs x15, x15, #1', 'b.ne 1b', '2:']
     lines += ['cbz %[count], 4f', '3:']
-    lines += _iteration(kernel, spare)
+    lines += iteration(kernel)
     lines += ['subs %[count], %[count], #1', 'b.ne 3b', '4:']
     lines += _finish(kernel, places, value, spare)
-    clobbers = [f'v{i}' for i in range(32)]
-    clobbers += ['x9', 'x10', 'x11', 'x12', 'x13', 'x14', 'x15', 'cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     inputs = '[start] "r"(start), [scale] "r"(scale), [out] "r"(out)'
-    body = micro.asm_block(lines, operands, inputs, clobbers)
+    body = micro.asm_block(lines, operands, inputs, [*clobbers(), 'x15'])
     head = (
         f'static __attribute__((noinline)) void {kernel.name}_near(const float *a, const float *b, '
         f'const int32_t *start, const float *scale, {C_TYPES[value.dtype]} *out, long count)'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
-
-
-def _iteration(kernel: micro.MicroKernel, spare: list[int]) -> list[str]:
-    """One iteration, as isa/neon.py writes it."""
-    pixels, vectors = len(kernel.pixels), kernel.vectors
-    weights, loaded, lines = pixels * vectors, list(chunks(kernel.pixels)), []
-    addresses = Addresses('%[a]')
-    for number, step in enumerate(kernel.steps):
-        for v in range(vectors):
-            lines.append(f'ldr q{weights + v}, [%[b], #{16 * (number * vectors + v)}]')
-        for turn, together in enumerate(loaded):
-            register = spare[(number * len(loaded) + turn) % len(spare)]
-            size = len(together)
-            offset = 4 * (step + kernel.pixels[together[0]])
-            operand = addresses.operand(offset, 4 * size, lines)
-            lines.append(f'ldr {_LETTER[size]}{register}, {operand}')
-            for lane, pixel in enumerate(together):
-                lines += _products(kernel, pixel, register, lane)
-    lines += add_immediate('%[b]', '%[b]', len(kernel.steps) * vectors * 16)
-    return lines + add_immediate('%[a]', '%[a]', 4 * kernel.a_step)
 
 
 def _products(kernel: micro.MicroKernel, pixel: int, register: int, lane: int) -> list[str]:
@@ -156,5 +133,5 @@ def _finish(
             lines.append(f'{narrow}2 v{at[0]}.16b, v{at[2]}.8h')
         lines += [f'{op} v{at[0]}.16b, v{at[0]}.16b, v{register}.16b' for register, op in cuts]
         operand = addresses.operand(place, 4 * vectors, lines)
-        lines.append(f'str {_LETTER[vectors]}{at[0]}, {operand}')
+        lines.append(f'str {LETTER[vectors]}{at[0]}, {operand}')
     return lines
