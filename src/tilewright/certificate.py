@@ -168,6 +168,8 @@ def _algorithm_operations(data: Mapping[str, Any], direct: int) -> int:
     algorithm, stage = data['assumes']['algorithm'], main_stage(data['group'])
     if algorithm['name'] == 'direct':
         return direct
+    if algorithm['name'] == 'strassen':  # seven products of blocks for every eight
+        return direct * 7 ** algorithm['levels'] // 8 ** algorithm['levels']
     sizes = {name: size for name, size, _ in stage['dims']}
     rows, columns = stage['reads'][0][1][2:]
     points, tiles = [], sizes['n'] * sizes.get('g', 1) * sizes['k'] * sizes['c']

@@ -63,7 +63,8 @@ def optimize(
               timed, else analytical].
     prune     on a GPU, what orders and cuts candidates before any is measured: 'time' [default],
               'bound' or 'pul' (docs/deepcuts.md); the same as model='pul' and 'bound'.
-    algorithm 'direct', 'winograd', 'fft', or 'auto': whatever is fastest within the error budget.
+    algorithm 'direct', 'winograd', 'fft', 'strassen', or 'auto': the fastest within the error
+              budget.
     max_rel_err  largest error, as a share of the largest output, that an algorithm may have.
     dtype     what inputs, weights and the result are stored as: 'f32'; on a GPU also 'f16' or
               'bf16', with sums in float32 and images that have their channels last: the plan's

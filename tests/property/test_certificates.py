@@ -124,6 +124,7 @@ def test_counts_are_those_of_a_walk(
         (tw.conv2d(c=16, h=40, w=40, k=16, r=7, s=7, pad=3), 'i7-9700k', 'cpu', 'fft'),
         (tw.conv2d(c=8, h=12, w=12, k=8, r=3, s=3, groups=8), 'i9-10980xe', 'cpu', 'auto'),
         (tw.matmul(m=16, n=32, k=8), 'i9-10980xe', 'cpu', 'auto'),
+        (tw.matmul(m=65, n=64, k=64), 'neoverse-n1', 'cpu', 'strassen'),
         (tw.conv2d(c=16, h=12, w=12, k=16, r=3, s=3, pad=1), 'h200', 'cuda', 'auto'),
     ],
     ids=lambda value: value if isinstance(value, str) else value.label[:20],

@@ -36,6 +36,7 @@ class AlgorithmName(StrEnum):
     DIRECT = 'direct'
     WINOGRAD = 'winograd'
     FFT = 'fft'
+    STRASSEN = 'strassen'
 
 
 def given(ctx: typer.Context, *names: str) -> dict[str, bool]:

@@ -172,17 +172,19 @@ def how_of(
 def warn_without(
     algorithm: str, program: Program, schemas: Mapping[str, str], max_rel_err: float
 ) -> None:
-    """Say so where Winograd or FFT was asked for and no convolution has it. `schemas` are those of
-    groups by their digests; these schemas have the names of their algorithms.
+    """Say so where an algorithm was asked for and no convolution, of Strassen's no product, has it.
+    `schemas` are those of groups by their digests; these have the names of their algorithms.
     """
-    windows = {
+    whole = algorithm == 'strassen'
+    sums = {
         task.group.digest
         for task in program.tasks
-        if task.group.main.is_product_sum and {'r', 's'} <= set(task.group.main.sizes)
+        if task.group.main.is_product_sum and (whole or {'r', 's'} <= set(task.group.main.sizes))
     }
-    if windows and not any(schemas[digest] == algorithm for digest in windows):
+    if sums and not any(schemas[digest] == algorithm for digest in sums):
+        what = 'product' if whole else 'convolution'
         warnings.warn(
-            f'no convolution of {program.name} can be computed by {algorithm_title(algorithm)} '
+            f'no {what} of {program.name} can be computed by {algorithm_title(algorithm)} '
             f'within an error of {max_rel_err:g}: all are computed directly',
             stacklevel=3,
         )

@@ -145,8 +145,8 @@ def compile(
     constants  input -> array, for inputs of an ONNX model whose values decide shapes; they are no
              inputs of the network then.
     example_inputs  tensors that a torch.nn.Module is traced with, instead of `shapes`.
-    algorithm  of convolutions: 'direct'; 'winograd' or 'fft' wherever it applies within the error
-             budget; 'auto': the fastest of all.
+    algorithm  of convolutions and products: 'direct'; 'winograd', 'fft' or 'strassen' wherever it
+             applies within the error budget; 'auto': the fastest of all.
     max_rel_err  largest error of one kernel, as a share of its largest output.
     passes   names out of `PASSES`; None: those that `fuse` asks for.
     fuse     'none': every operator is a kernel of its own; 'elementwise': what is computed element

@@ -29,6 +29,7 @@ from tilewright.graph.graph import Graph
 from tilewright.graph.passes import apply_passes
 from tilewright.graph.program import Program
 from tilewright.graph.ranges import Point, Ranges, count, points
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.network.arguments import is_onnx
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network
@@ -178,22 +179,30 @@ def _planned(
     how = (site.machine, site.threads, asked.max_rel_err)
     made: list[PlannedFamily] = []
     for family in sorted(found, key=lambda family: family.largest, reverse=True):
-        near = anchor_like(made[0], family, *how, asked.algorithm) if made else None
+        near = anchor_like(made[0], family, *how, asked.algorithm) if made else ()
         first = near or _searched(family, family.largest, site, asked, progress)
-        made.append(with_anchors(PlannedFamily(family, (first,)), *how))
+        made.append(with_anchors(PlannedFamily(family, first), *how))
     return tuple(made)
 
 
 def _searched(
     family: ProgramFamily, point: Point, site: CpuSite, asked: Asked, progress: Report | None
-) -> Anchor:
+) -> tuple[Anchor, ...]:
+    """Schedules that serve every size and, where others are faster for large ones, these, too."""
     program = family.at(point)
     found = site.choose(program, asked, progress)
     best = {digest: choices[0] for digest, choices in found.items()}
     if asked.tune == 'measure':
         best = site.tune(program, found, asked, progress)
     groups = PlannedFamily(family, ()).groups(program)
-    return anchor_of(family, point, [best[groups[n].digest] for n in range(len(groups))])
+    digests = [groups[n].digest for n in range(len(groups))]
+    large = {d for d, c in best.items() if SCHEMAS[c.schedule.schema].selective}
+    plain = dict(best)
+    if large:
+        direct = site.choose(program, asked.by('direct'), progress)
+        plain |= {digest: direct[digest][0] for digest in large}
+    kinds = [plain, best] if large else [plain]
+    return tuple(anchor_of(family, point, [some[d] for d in digests]) for some in kinds)
 
 
 def ranged_network(

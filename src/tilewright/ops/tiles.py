@@ -14,7 +14,13 @@ from typing import Generic, Protocol, TypeVar
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Dim, Stage, affine, call, read, var
 
-ALGORITHMS = ('auto', 'direct', 'winograd', 'fft')  # what one may ask for; auto: the fastest
+ALGORITHMS = (
+    'auto',
+    'direct',
+    'winograd',
+    'fft',
+    'strassen',
+)  # what one may ask for; auto: the fastest
 Tile = int | tuple[int, int]  # outputs of a tile: the same both ways, or rows x columns
 
 

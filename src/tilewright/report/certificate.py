@@ -102,6 +102,8 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
         options = dict(best.tiles)
     if name == 'direct':
         return {'name': name, 'tile': None}
+    if name == 'strassen':
+        return {'name': name, 'tile': None, 'levels': options['levels']}
     return {'name': name, 'tile': [options['m'], options.get('mw', options['m'])]}
 
 
@@ -117,7 +119,7 @@ def _assumptions(plan: Plan) -> dict[str, Any]:
         'precision': dtypes,
     }
     tile = algorithm['tile'] and 'x'.join(map(str, algorithm['tile']))
-    who = 'direct kernels' if tile is None else f'{algorithm["name"]} kernels in {tile} tiles'
+    who = f'{algorithm["name"]} kernels' + (f' in {tile} tiles' if tile else '')
     says = [
         f'it holds for {who} that multiply {dtypes} and read every operand as it is stored',
         'caches may hold from the call before all that fits into them',
@@ -236,8 +238,11 @@ def _touched(group: Group) -> dict[str, int]:
 
 def _operations(plan: Plan, needed: int) -> int:
     """Operations of the products of the best candidate's algorithm."""
-    if _algorithm(plan)['name'] == 'direct':
+    algorithm = _algorithm(plan)
+    if algorithm['name'] == 'direct':
         return needed
+    if algorithm['name'] == 'strassen':
+        return needed * 7 ** algorithm['levels'] // 8 ** algorithm['levels']
     if plan.target == 'cpu':
         return int(plan.best.prediction.flops_done)
     from tilewright.model.gpu.transactions import detour

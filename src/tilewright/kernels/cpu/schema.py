@@ -87,6 +87,7 @@ class CpuSchema:
     reason     a sentence for people: why it is what a group has
     integer    it multiplies small whole numbers, in what the machine has for them (`Isa.dots`)
     half       it multiplies f16, by the row of the machine's instruction set for them (`Isa.half`)
+    selective  of a group's sizes it computes large ones alone: ranges have another schema beside it
     """
 
     name: str
@@ -114,6 +115,7 @@ class CpuSchema:
     reason: str = ''
     integer: bool = False
     half: bool = False
+    selective: bool = False
 
     def __post_init__(self) -> None:
         if self.choices is None and not self.rank:
@@ -190,6 +192,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',
         f'{_FOLDERS}.fft:FFT',
+        f'{_FOLDERS}.strassen:STRASSEN',
         f'{_FOLDERS}.stencil:STENCIL',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.windows:WINDOWS',

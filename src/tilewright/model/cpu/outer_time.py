@@ -138,6 +138,11 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
     )
 
 
+def tile_cycles(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, float]:
+    """(cycles in micro-kernels, cycles in stores) of the largest part: register tiles alone."""
+    return _micro_cycles(_Case.of(group, schedule, machine), ISAS[schedule.isa])
+
+
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
     """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
     isa, threads = ISAS[schedule.isa], schedule.threads
@@ -432,7 +437,7 @@ def _traffic(case: _Case, machine: Machine) -> tuple[Boundary, ...]:
             sizes.append([words(a, box, rows, line_words) for a, rows in accesses])
         return sizes[number]
 
-    boundaries = [_boundary(machine, 0, _register_words(case), threads)]
+    boundaries = [boundary_of(machine, 0, _register_words(case), threads)]
     fits = 0
     for number in range(len(machine.caches)):
         room = MARGIN * machine.capacity_bytes(number, threads) / 4
@@ -454,7 +459,7 @@ def _traffic(case: _Case, machine: Machine) -> tuple[Boundary, ...]:
             written, again = words(result, part, plain, line_words), written
         weighted = read + k.written * written + k.resumed * again
         moved = read + 2 * (written + again)  # a line that is written is brought in before
-        boundaries.append(_boundary(machine, number + 1, moved, threads, weighted))
+        boundaries.append(boundary_of(machine, number + 1, moved, threads, weighted))
     return tuple(boundaries)
 
 
@@ -491,10 +496,10 @@ def _register_words(case: _Case) -> float:
     return steps * loads + footprint(stage.write, part) * (2 * passes - 1)
 
 
-def _boundary(
+def boundary_of(
     machine: Machine, number: int, words: float, threads: int, weighted: float | None = None
 ) -> Boundary:
-    """`words` of one thread cross; `weighted` are those that their time is counted by."""
+    """What crosses a boundary: `words` of one thread; `weighted` are what time is counted by."""
     shares = machine.time_constants.exposed
     exposed = shares[min(number, len(shares)) - 1] if number else 1.0
     timed = 4.0 * threads * (words if weighted is None else weighted)

@@ -60,7 +60,7 @@ def with_anchors(
         point = max(left, key=lambda p: _ratio(one, p, machine, threads))
         looked.add(point)
         found = _searched(one, point, machine, threads, max_rel_err)
-        if found.loss > GAIN and len(one.anchors) < MOST_ANCHORS:
+        if found.loss > GAIN and len({a.point for a in one.anchors}) < MOST_ANCHORS:
             one = replace(one, anchors=(*one.anchors, found.anchor))
             losses.append((found.left, point))
         else:
@@ -75,12 +75,12 @@ def with_anchors(
 def anchor_like(
     one: PlannedFamily, family: ProgramFamily, machine: Machine, threads: int, max_rel_err: float,
     algorithm: str,
-) -> Anchor | None:  # fmt: skip
+) -> tuple[Anchor, ...]:  # fmt: skip
     """Schedules for the largest point of a family, from those of another with the same tasks but
     for their sizes; groups that none of them fits are searched. None where tasks differ.
     """
     if task_forms(one.family.at(one.family.largest)) != task_forms(family.at(family.largest)):
-        return None
+        return ()
     pairs = zip(family.body['tasks'], one.family.body['tasks'], strict=True)
     same = {ours['group']: theirs['group'] for ours, theirs in pairs}
     anchors = tuple(
@@ -99,8 +99,14 @@ def anchor_like(
         replace(anchor, choices=tuple(own.get(n, c) for n, c in enumerate(anchor.choices)))
         for anchor in anchors
     )
-    near = PlannedFamily(family, anchors)
-    return _searched(near, family.largest, machine, threads, max_rel_err).anchor
+    near = PlannedFamily(family, tuple(a for a in anchors if not is_selective(a)))
+    found = _searched(near, family.largest, machine, threads, max_rel_err).anchor
+    return (found, *(a for a in anchors if is_selective(a)))
+
+
+def is_selective(anchor: Anchor) -> bool:
+    """Whether some of its schedules are for large sizes alone."""
+    return any(SCHEMAS[choice.schedule.schema].selective for choice in anchor.choices)
 
 
 def _fits(one: PlannedFamily, number: int, group: Group, machine: Machine) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import generate
-from tilewright.kernels.cpu.schema import is_extended
+from tilewright.kernels.cpu.schema import SCHEMAS, is_extended
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
@@ -98,7 +98,9 @@ def choose_all(
 def choose_frugal(
     groups: Sequence[Group], machine: Machine, threads: int, max_rel_err: float
 ) -> list[tuple[Choice, ...]]:
-    """For each group further Winograd kernels, with fewer weights than the fastest may have."""
+    """For each group further kernels of Winograd's and Strassen's algorithms, with fewer weights
+    than the fastest may have.
+    """
     questions = [
         [Question(core(g), machine, threads, 1, max_rel_err, growth) for growth in GROWTHS]
         for g in groups
@@ -166,11 +168,15 @@ def _searched(questions: Mapping[str, Question]) -> Iterator[tuple[str, tuple[Ch
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
     from tilewright.search.cpu.choose import choose, choose_preferred
+    from tilewright.search.cpu.rank_strassen import rank_strassen
     from tilewright.search.cpu.rank_winograd import rank_winograd
 
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
     if question.growth:
-        found = rank_winograd(group, machine, threads, top, question.max_rel_err, question.growth)
+        how = (group, machine, threads, top, question.max_rel_err, question.growth)
+        found = rank_winograd(*how)
+        if not SCHEMAS['strassen'].why_not(group):
+            found += rank_strassen(*how)
     elif question.algorithm in ALGORITHMS[2:]:
         found = choose_preferred(
             group, machine, threads, top, question.algorithm, question.max_rel_err

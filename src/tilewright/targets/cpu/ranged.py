@@ -27,9 +27,9 @@ from tilewright.graph.ranges import Box, Point
 from tilewright.kernels.cpu.generate import compiler_flags, planned
 from tilewright.kernels.cpu.nest import EVERY, part_extents
 from tilewright.kernels.cpu.operand import packed_tile
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.kernels.cpu.schemas.chain.plan import tiled_stage
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
-from tilewright.kernels.cpu.schemas.winograd.plan import product
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, joined, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
@@ -143,15 +143,15 @@ def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
 
 def _takes_every(schedule: Schedule) -> bool:
     """Whether kernels of its schema have code for every remainder where they are asked to."""
-    return schedule.schema in ('outer', 'winograd', 'stencil') or (
+    return schedule.schema in ('outer', 'winograd', 'stencil', 'strassen') or (
         schedule.schema == 'chain' and bool(schedule.vector)
     )
 
 
 def _tiled_stage(group: Group, schedule: Schedule) -> Stage:
     """The stage that a schedule tiles."""
-    if schedule.schema == 'winograd':
-        return product(group, schedule)
+    if schedule.schema in ('winograd', 'strassen'):
+        return SCHEMAS[schedule.schema].stage(group, schedule)
     if schedule.schema == 'chain':
         return tiled_stage(group)
     return tiled_form(group, schedule.reg.tile).main
