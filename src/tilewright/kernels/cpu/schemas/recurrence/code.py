@@ -189,7 +189,21 @@ class _Unit:
         each = vectors // self.plan.streams(product)
         at = [(v // each * product.units * each + v % each) * lanes for v in range(vectors)]
         out.line(f'w += low * {each * lanes};')
-        out.open(f'for (long k = low; k < high; k++, w += {each * lanes})')
+        out.line('long k = low;')
+        if ISAS[self.plan.schedule.isa].by_lane:
+            # A load brings a state's numbers for several k, which are multiplied by lanes.
+            out.open(f'for (; k + {lanes} <= high; k += {lanes}, w += {lanes * each * lanes})')
+            for b in range(count):
+                out.line(f'const vec x{b} = *(const vec *)(x + k{f" + {b * row}" if b else ""});')
+            for lane in range(lanes):
+                for v in range(vectors):
+                    name = f'w{lane}_{v}'
+                    place_of = at[v] + lane * each * lanes
+                    out.line(f'const vec {name} = *(const vec *)(w + {place_of});')
+                    for b in range(count):
+                        out.line(f's{b}_{v} += {name} * x{b}[{lane}];')
+            out.close()
+        out.open(f'for (; k < high; k++, w += {each * lanes})')
         if self.plan.is_large and ISAS[self.plan.schedule.isa].stream_bytes >= PAGE_BYTES:
             ahead = ISAS[self.plan.schedule.isa].stream_bytes // size * each // vectors
             per_line = max(1, LINE // size // lanes)
@@ -255,7 +269,7 @@ class _Unit:
             loops.append(f'for (long g = 0; g < {product.gates}; g += {gates})')
             g = 'g'
         if pieces > 1:
-            step = -(-product.units // pieces)
+            step = -(-product.units // (pieces * self.plan.lanes)) * self.plan.lanes
             loops.append(f'for (long from = 0; from < {product.units}; from += {step})')
             low, high = 'from', f'min_long(from + {step}, {product.units})'
         if batch > tile:
