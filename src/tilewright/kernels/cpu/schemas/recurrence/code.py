@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.expression import C_TYPES, Typed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.schemas.recurrence.plan import RecurrencePlan
 from tilewright.kernels.cpu.schemas.recurrence.team import ROUNDS_ALONE, ROUNDS_TOGETHER, TEAM
+from tilewright.kernels.cpu.transpose import TRANSPOSE
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
@@ -26,6 +27,7 @@ from tilewright.ops.stage import Access, Affine
 
 LINE = 64
 PAGE_BYTES = 4096  # weights of steps are asked for as far ahead, or not at all
+QUAD = 4  # lanes that are packed together
 PIECE = 1 << 14  # bytes of weights that stay in the first cache for several tiles of sequences
 
 HELPERS = """\
@@ -68,6 +70,8 @@ class _Unit:
         size = DTYPES[plan.dtype]
         head = HELPERS.format(type=C_TYPES[plan.dtype], bytes=size * plan.lanes, align=size)
         writer.lines += [*head.splitlines(), '']
+        if plan.dtype == 'f32':
+            writer.lines += [*TRANSPOSE.splitlines(), '']
         write_functions(writer, self.typed.functions)
         for values, name in self.tables.items():
             writer.line(f'static const int {name}[] = {{{", ".join(map(str, values))}}};')
@@ -127,16 +131,26 @@ class _Unit:
         out.open('for (long item = low; item < high; item++)')
         out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
         out.line(f'elem *const block = to + item * {units * gates * unit};')
-        out.open(f'for (long g = 0; g < {gates}; g++)')
-        out.open(f'for (long lane = 0; lane < {unit}; lane++)')
-        out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
-        out.line(f'const int there = first + lane < {rows};')
         stream = tile * unit // self.plan.streams(product)
+        # Where four lanes lie side by side, blocks of 4 x 4 are transposed: weights of a training
+        # step are packed in every call.
+        wide = QUAD if self.plan.dtype == 'f32' and unit % QUAD == 0 else 1
+        out.open(f'for (long g = 0; g < {gates}; g++)')
+        out.open(f'for (long lane = 0; lane < {unit}; lane += {wide})')
+        out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
         out.line(f'const long place = g % {tile} * {unit} + lane;')
         out.line(f'elem *const at = block + g / {tile} * {units * tile * unit}')
         out.line(f'    + place / {stream} * {units * stream} + place % {stream};')
-        out.line(f'for (long k = 0; k < {units}; k++)')
-        out.line(f'    at[k * {stream}] = there ? row[k] : 0;')
+        out.line('long k = 0;')
+        if wide > 1:
+            out.line(f'if (first + lane + {wide} <= {rows})')
+            out.line(f'    for (; k + {wide} <= {units}; k += {wide})')
+            out.line(f'        transpose4(row + k, {units}, at + k * {stream}, {stream}, {wide});')
+        out.line(f'for (; k < {units}; k++)')
+        out.line(f'    for (long n = 0; n < {wide}; n++)')
+        out.line(
+            f'        at[k * {stream} + n] = first + lane + n < {rows} ? row[n * {units} + k] : 0;'
+        )
         out.close(4)
         out.line()
 
