@@ -36,7 +36,8 @@ def why_no_recurrence(group: Group) -> str:
 def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
     """One register tile, with one thread and with all of them, directions together or apart.
 
-    Where they are apart, blocks are as small as a vector, so that they can be dealt out evenly.
+    Where they are apart, blocks are as small as a vector, so that they can be dealt out evenly,
+    unless larger ones can be, too: the functions behind each of them wait for one another.
     """
     row, stage = ISAS[isa], group.main
     lanes, sizes = row.vector_bytes // DTYPES[group.output.dtype], stage.sizes
@@ -46,7 +47,8 @@ def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Ite
     order = tuple(sizes)
     kinds = [(reg, sizes['d'])]
     if sizes['d'] > 1:
-        kinds.append((reg | {'h': lanes}, 1))
+        even = not -(-sizes['h'] // reg['h']) % threads
+        kinds.append((reg if even else reg | {'h': lanes}, 1))
     for tile, directions in kinds:
         whole = {d: max(1, -(-size // tile[d])) * tile[d] for d, size in sizes.items()}
         whole['d'] = directions
