@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.isa.micro import rows_fit
 from tilewright.kernels.cpu.schemas.attention.plan import plan_attention
 from tilewright.kernels.cpu.schemas.attention.space import attention_choices, made
 from tilewright.machine.compiler import build
@@ -159,6 +160,36 @@ def test_rows_that_see_nothing_and_numbers_that_are_none(direct):
     assert np.isnan(got[0, 0, [0, 2]]).all()
     assert np.isnan(want[0, 0, [0, 2]]).all()
     np.testing.assert_allclose(got[0, 0, [1, 3]], want[0, 0, [1, 3]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('isa', HOSTED)
+def test_weights_of_scores_of_any_size(isa):
+    """Rows that a mask moves as far down as float32 goes are weighed as if it were not there, and
+    scores far below their peak have the weights that float64 gives them, down to none.
+    """
+    lanes = ISAS[isa].lanes
+    sizes = sized(1, 1, 3, 4 * lanes + 3, 2, 3)
+    whole = tuple(sizes[n] for n in 'bhij')
+    group = attention(sizes, between=((elementwise('add', whole, whole), 'In0'),))
+    arrays = arrays_of(group)
+    mask = arrays['Mask']
+    mask[0, 0, 0] = np.finfo(np.float32).min
+    mask[0, 0, 1] = -np.linspace(0, 130, sizes['j'])
+    mask[0, 0, 2] = 1e4
+    schedule = made(read_attention(group), isa, (3, 2 * lanes), (3, 4 * lanes), ())
+    got, want = computed(group, schedule, arrays), reference(group, arrays)
+    np.testing.assert_allclose(got[0, 0, 0], arrays['V'][0, 0].mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[0, 0, 1], want[0, 0, 1], rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(got[0, 0, 2], want[0, 0, 2], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.isa
+def test_rows_are_walked_by_lanes():
+    """On an instruction set that multiplies by lanes the tile is one whose rows need no copy."""
+    group = attention(sized(1, 2, 64, 64, 64, 64))
+    for schedule in attention_choices(group, 'neon', 2, 2):
+        high, width = schedule.reg.tile['i'], schedule.reg.tile['v']
+        assert rows_fit(ISAS['neon'], high, width // ISAS['neon'].lanes)
 
 
 @pytest.mark.isa

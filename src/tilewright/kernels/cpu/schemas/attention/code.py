@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES, Typed
-from tilewright.kernels.cpu.functions import INLINE, write_functions
+from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest
-from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.attention.pack import write_direct, write_packs
 from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan
+from tilewright.kernels.cpu.schemas.attention.weights import write_weights
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
 from tilewright.ops.stage import Access
@@ -33,7 +33,7 @@ def generate(p: AttentionPlan) -> str:
     """[AttentionPlan] -> [C source]"""
     body, typed = Writer(), Typed()
     typed.functions['exp_f32'] = None
-    operands = _write_weights(body, p, typed)
+    operands = write_weights(body, p, typed)
     places = abi.constant_places(p.group, '', 0)
     body.open('void tw_pack(const float *const *constants, float *packed)')
     floats = _write_constants(body, p, places)
@@ -89,63 +89,6 @@ def _write_micro(writer: Writer, p: AttentionPlan) -> None:
         )
         writer.lines += micro.emit(kernel).splitlines()
         writer.line()
-
-
-def _write_weights(writer: Writer, p: AttentionPlan, typed: Typed) -> list[tuple[str, Access]]:
-    """`weigh`: scores of a row through scale and mask, then their exponentials."""
-    operands: list[tuple[str, Access]] = []
-    value, values = 'row[n]', {p.form.scores.write.tensor: 'row[n]'}
-    for stage in p.form.between:
-        reads = []
-        for access in stage.reads:
-            kind = p.group.tensor(access.tensor).dtype
-            if access.tensor in values:
-                reads.append((values[access.tensor], 'f32'))
-                continue
-            name = f'm{len(operands)}'
-            operands.append((name, access))
-            step = access_strides(p.group, access)[0].get(KEY, 0)
-            reads.append((f'{name}[{scaled("n", step) or "0"}]', kind))
-        at = {ROW: 'i', KEY: '(j + n)'} | {d: d for d in p.form.stack}
-        text, kind = typed.text(stage.expr, reads, at)
-        value = values[stage.write.tensor] = typed.convert(text, kind, 'f32')
-    given = ''.join(
-        f', const {C_TYPES[p.group.tensor(a.tensor).dtype]} *restrict {name}'
-        for name, a in operands
-    )
-    used = {n for s in p.form.between for n in s.expr.iterators()}
-    stack = ''.join(f', long {d}' for d in p.form.stack if d in used)
-    writer.line('/* row[n] = exp(score - peak), peak the largest score so far; sums follow it. */')
-    writer.open(
-        f'{INLINE} void weigh(float *restrict row, float *restrict sums, float *peak, '
-        f'float *sum, long count, long i, long j{stack}{given})'
-    )
-    writer.line('(void)i;')
-    writer.line('float top = -INFINITY, added = 0.0f;')
-    writer.line('#pragma omp simd reduction(max : top)')
-    writer.open('for (long n = 0; n < count; n++)')
-    writer.line(f'const float score = {value};')
-    writer.line('top = score > top ? score : top;')
-    if value != 'row[n]':
-        writer.line('row[n] = score;')
-    writer.close()
-    writer.line('const float old = *peak, most = old > top ? old : top;')
-    writer.line('const float by = most == -INFINITY ? 0.0f : most;')
-    writer.line('#pragma omp simd reduction(+ : added)')
-    writer.open('for (long n = 0; n < count; n++)')
-    writer.line('const float weight = exp_f32(row[n] - by);')
-    writer.line('row[n] = weight;')
-    writer.line('added += weight;')
-    writer.close()
-    writer.line('const float less = exp_f32(old - by);')
-    writer.line('*sum = j ? *sum * less + added : added;')
-    writer.line('*peak = most;')
-    writer.line('if (j && less != 1.0f)')
-    writer.line(f'    for (long n = 0; n < {p.columns}; n++)')
-    writer.line('        sums[n] *= less;')
-    writer.close()
-    writer.line()
-    return operands
 
 
 def _write_part(

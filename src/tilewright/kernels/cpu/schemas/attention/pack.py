@@ -8,7 +8,7 @@ Goes in: a plan. Comes out: C functions.
 
 from __future__ import annotations
 
-from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan
+from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan, Strides
 from tilewright.kernels.cpu.transpose import TRANSPOSE
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.attention import COLUMN, DEPTH, KEY
@@ -68,21 +68,36 @@ def _write_keys(writer: Writer, p: AttentionPlan, key: int, deep: int) -> None:
 
 
 def _write_columns(writer: Writer, p: AttentionPlan) -> None:
+    """Row by row, so that what is read lies side by side; panels are written in turns."""
     strides, keys, columns = p.strides(p.form.columns), p.size(KEY), p.size(COLUMN)
     writer.open('static void pack_columns(const float *restrict v, float *restrict to)')
-    writer.open(f'for (long e = 0; e < {columns}; e += {p.width})')
+    writer.open(f'for (long j = 0; j < {keys}; j++)')
+    if p.full_panels:
+        writer.open(f'for (long e = 0; e < {p.full_panels * p.width}; e += {p.width})')
+        writer.line(f'float *restrict const at = to + e * {keys} + j * {p.width};')
+        _write_piece(writer, strides, 'at', 'e', p.width, p.width)
+        writer.close()
     last = p.full_panels * p.width
-    writer.line(f'const long width = e < {last} ? {p.width} : {p.tail};')
-    writer.line(f'const long lanes = min_long(width, {columns} - e);')
-    writer.open(f'for (long j = 0; j < {keys}; j++, to += width)')
-    place = total([scaled('j', strides[KEY]), scaled('(e + lane)', strides[COLUMN])])
-    writer.line('for (long lane = 0; lane < lanes; lane++)')
-    writer.line(f'    to[lane] = v[{place}];')
-    if columns % p.lanes:
-        writer.line('for (long lane = lanes; lane < width; lane++)')
-        writer.line('    to[lane] = 0.0f;')
-    writer.close(3)
+    writer.line(f'float *restrict const rest = to + {last * keys} + j * {p.tail};')
+    _write_piece(writer, strides, 'rest', str(last), columns - last, p.tail)
+    writer.close(2)
     writer.line()
+
+
+def _write_piece(
+    writer: Writer, strides: Strides, to: str, first: str, count: int, room: int
+) -> None:
+    """`count` columns of a key from the `first` on, zero beyond them up to `room`."""
+    if strides[COLUMN] == 1:
+        start = total([scaled('j', strides[KEY]), first])
+        writer.line(f'memcpy({to}, v + {start}, {4 * count});')
+    else:
+        start = total([scaled('j', strides[KEY]), scaled(f'({first} + lane)', strides[COLUMN])])
+        writer.line(f'for (long lane = 0; lane < {count}; lane++)')
+        writer.line(f'    {to}[lane] = v[{start}];')
+    if count < room:
+        writer.line(f'for (long lane = {count}; lane < {room}; lane++)')
+        writer.line(f'    {to}[lane] = 0.0f;')
 
 
 def write_direct(writer: Writer, p: AttentionPlan) -> None:

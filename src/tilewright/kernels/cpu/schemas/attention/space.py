@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.kernels.cpu.isa.micro import registers_needed
+from tilewright.kernels.cpu.isa.micro import in_place, registers_needed, rows_fit
 from tilewright.kernels.cpu.space import Cut, even_cuts
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.attention import COLUMN, KEY, ROW, Attention, read_attention
@@ -25,7 +25,7 @@ def attention_choices(group: Group, isa: str, threads: int, _levels: int) -> Ite
     """[Group, ISA, threads] -> schedules."""
     form, row = read_attention(group), ISAS[isa]
     rows, keys = form.sizes[ROW], form.sizes[KEY]
-    vectors = min(2, -(-max(form.sizes[COLUMN], keys) // row.lanes))
+    vectors = min(tile_vectors(row), -(-max(form.sizes[COLUMN], keys) // row.lanes))
     width = vectors * row.lanes
     high = tile_height(rows, vectors, row)
     blocks = sorted({min(k, -(-keys // width) * width) // width * width or width for k in KEYS})
@@ -39,9 +39,17 @@ def attention_choices(group: Group, isa: str, threads: int, _levels: int) -> Ite
                 yield made(form, isa, (1, width), (1, count), cut, direct=True)
 
 
+def tile_vectors(isa: Isa) -> int:
+    """Vectors of a micro-kernel's row: two, which leave most registers to rows. Where four numbers
+    of a row are loaded at once and multiplied by lanes, four: rows need registers of their own.
+    """
+    return 4 if isa.by_lane and rows_fit(isa, 1, 4) else 2
+
+
 def tile_height(rows: int, vectors: int, isa: Isa) -> int:
     """Rows of a micro-kernel: as many as registers hold, dealt out so that few are left over."""
-    most = max(h for h in range(1, isa.registers) if registers_needed(h, vectors) <= isa.registers)
+    fits = [h for h in range(1, isa.registers) if registers_needed(h, vectors) <= isa.registers]
+    most = max([h for h in fits if in_place(isa, h, vectors)] or fits)
     return -(-rows // -(-rows // most))
 
 

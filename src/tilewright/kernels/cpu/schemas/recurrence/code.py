@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.expression import C_TYPES, Typed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.schemas.recurrence.plan import RecurrencePlan
 from tilewright.kernels.cpu.schemas.recurrence.team import ROUNDS_ALONE, ROUNDS_TOGETHER, TEAM
+from tilewright.kernels.cpu.transpose import TRANSPOSE
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
@@ -26,6 +27,7 @@ from tilewright.ops.stage import Access, Affine
 
 LINE = 64
 PAGE_BYTES = 4096  # weights of steps are asked for as far ahead, or not at all
+QUAD = 4  # lanes that are packed together
 PIECE = 1 << 14  # bytes of weights that stay in the first cache for several tiles of sequences
 
 HELPERS = """\
@@ -68,6 +70,8 @@ class _Unit:
         size = DTYPES[plan.dtype]
         head = HELPERS.format(type=C_TYPES[plan.dtype], bytes=size * plan.lanes, align=size)
         writer.lines += [*head.splitlines(), '']
+        if plan.dtype == 'f32':
+            writer.lines += [*TRANSPOSE.splitlines(), '']
         write_functions(writer, self.typed.functions)
         for values, name in self.tables.items():
             writer.line(f'static const int {name}[] = {{{", ".join(map(str, values))}}};')
@@ -127,16 +131,26 @@ class _Unit:
         out.open('for (long item = low; item < high; item++)')
         out.line(f'const long d = item / {blocks}, first = item % {blocks} * {unit};')
         out.line(f'elem *const block = to + item * {units * gates * unit};')
-        out.open(f'for (long g = 0; g < {gates}; g++)')
-        out.open(f'for (long lane = 0; lane < {unit}; lane++)')
-        out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
-        out.line(f'const int there = first + lane < {rows};')
         stream = tile * unit // self.plan.streams(product)
+        # Where four lanes lie side by side, blocks of 4 x 4 are transposed: weights of a training
+        # step are packed in every call.
+        wide = QUAD if self.plan.dtype == 'f32' and unit % QUAD == 0 else 1
+        out.open(f'for (long g = 0; g < {gates}; g++)')
+        out.open(f'for (long lane = 0; lane < {unit}; lane += {wide})')
+        out.line(f'const elem *row = from + ((d * {gates} + g) * {rows} + first + lane) * {units};')
         out.line(f'const long place = g % {tile} * {unit} + lane;')
         out.line(f'elem *const at = block + g / {tile} * {units * tile * unit}')
         out.line(f'    + place / {stream} * {units * stream} + place % {stream};')
-        out.line(f'for (long k = 0; k < {units}; k++)')
-        out.line(f'    at[k * {stream}] = there ? row[k] : 0;')
+        out.line('long k = 0;')
+        if wide > 1:
+            out.line(f'if (first + lane + {wide} <= {rows})')
+            out.line(f'    for (; k + {wide} <= {units}; k += {wide})')
+            out.line(f'        transpose4(row + k, {units}, at + k * {stream}, {stream}, {wide});')
+        out.line(f'for (; k < {units}; k++)')
+        out.line(f'    for (long n = 0; n < {wide}; n++)')
+        out.line(
+            f'        at[k * {stream} + n] = first + lane + n < {rows} ? row[n * {units} + k] : 0;'
+        )
         out.close(4)
         out.line()
 
@@ -189,7 +203,21 @@ class _Unit:
         each = vectors // self.plan.streams(product)
         at = [(v // each * product.units * each + v % each) * lanes for v in range(vectors)]
         out.line(f'w += low * {each * lanes};')
-        out.open(f'for (long k = low; k < high; k++, w += {each * lanes})')
+        out.line('long k = low;')
+        if ISAS[self.plan.schedule.isa].by_lane:
+            # A load brings a state's numbers for several k, which are multiplied by lanes.
+            out.open(f'for (; k + {lanes} <= high; k += {lanes}, w += {lanes * each * lanes})')
+            for b in range(count):
+                out.line(f'const vec x{b} = *(const vec *)(x + k{f" + {b * row}" if b else ""});')
+            for lane in range(lanes):
+                for v in range(vectors):
+                    name = f'w{lane}_{v}'
+                    place_of = at[v] + lane * each * lanes
+                    out.line(f'const vec {name} = *(const vec *)(w + {place_of});')
+                    for b in range(count):
+                        out.line(f's{b}_{v} += {name} * x{b}[{lane}];')
+            out.close()
+        out.open(f'for (; k < high; k++, w += {each * lanes})')
         if self.plan.is_large and ISAS[self.plan.schedule.isa].stream_bytes >= PAGE_BYTES:
             ahead = ISAS[self.plan.schedule.isa].stream_bytes // size * each // vectors
             per_line = max(1, LINE // size // lanes)
@@ -255,7 +283,7 @@ class _Unit:
             loops.append(f'for (long g = 0; g < {product.gates}; g += {gates})')
             g = 'g'
         if pieces > 1:
-            step = -(-product.units // pieces)
+            step = -(-product.units // (pieces * self.plan.lanes)) * self.plan.lanes
             loops.append(f'for (long from = 0; from < {product.units}; from += {step})')
             low, high = 'from', f'min_long(from + {step}, {product.units})'
         if batch > tile:

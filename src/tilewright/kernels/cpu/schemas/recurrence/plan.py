@@ -6,7 +6,8 @@ units reads one run of memory:
     packed[d][block][tile of gates][stream][k][vector of the stream]     units behind the last are
                                                                          zero
 
-A few streams are read side by side: prefetchers follow each, and have more under way.
+A few streams are read side by side where prefetchers follow each and have more under way
+(`Isa.streams`).
 
 Weights that are constant are packed ahead, others at the start of every call, into scratch. States
 that steps hand on lie in scratch twice, [parity][d][n][unit]: a step reads one and writes the
@@ -28,7 +29,6 @@ from tilewright.ops.phases import Phase, Product, StepPlan, step_plan
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20
-STREAMS = 4
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class RecurrencePlan:
     def streams(self, product: Product) -> int:
         """Runs of memory that the sums of a tile of gates read side by side."""
         vectors = self.gate_tile(product) * self.unit // self.lanes
-        return max(s for s in range(1, STREAMS + 1) if vectors % s == 0)
+        most = ISAS[self.schedule.isa].streams
+        return max(s for s in range(1, most + 1) if vectors % s == 0)
 
     def packed_elements(self, phase: Phase, product: Product) -> int:
         items = self.steps.directions * self.blocks(phase)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.isa.micro import rows_fit
 from tilewright.kernels.cpu.schemas.recurrence.plan import plan_recurrence
 from tilewright.kernels.cpu.space import CACHE_LEVELS
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.ops.phases import step_plan
@@ -35,17 +36,19 @@ def why_no_recurrence(group: Group) -> str:
 def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
     """One register tile, with one thread and with all of them, directions together or apart.
 
-    Where they are apart, blocks are as small as a vector, so that they can be dealt out evenly.
+    Where they are apart, blocks are as small as a vector, so that they can be dealt out evenly,
+    unless larger ones can be, too: the functions behind each of them wait for one another.
     """
     row, stage = ISAS[isa], group.main
     lanes, sizes = row.vector_bytes // DTYPES[group.output.dtype], stage.sizes
-    gates, batch = min(_tiles(sizes, row.registers - LEFT_FREE), key=lambda t: _cycles(sizes, *t))
+    gates, batch = min(_tiles(sizes, row), key=lambda t: _cycles(sizes, *t))
     vectors = max(1, min(-(-sizes['h'] // lanes), IN_FLIGHT // (gates * batch)))
     reg = dict.fromkeys(sizes, 1) | {'g': gates, 'n': batch, 'h': vectors * lanes, 'k': sizes['k']}
     order = tuple(sizes)
     kinds = [(reg, sizes['d'])]
     if sizes['d'] > 1:
-        kinds.append((reg | {'h': lanes}, 1))
+        even = not -(-sizes['h'] // reg['h']) % threads
+        kinds.append((reg if even else reg | {'h': lanes}, 1))
     for tile, directions in kinds:
         whole = {d: max(1, -(-size // tile[d])) * tile[d] for d, size in sizes.items()}
         whole['d'] = directions
@@ -56,11 +59,18 @@ def recurrence_choices(group: Group, isa: str, threads: int, levels: int) -> Ite
             yield Schedule('recurrence', isa, 'h', (Level.of('reg', order, tile), *outer), cut)
 
 
-def _tiles(sizes: Mapping[str, int], room: int) -> Iterator[tuple[int, int]]:
-    """(gates, sequences) whose sums fit registers, sequences dealt out as evenly as can be."""
+def _tiles(sizes: Mapping[str, int], isa: Isa) -> Iterator[tuple[int, int]]:
+    """(gates, sequences) whose sums fit registers, sequences dealt out as evenly as can be. Where
+    states are multiplied by lanes, each sequence needs a register beside its sums.
+    """
     for gates in range(1, sizes['g'] + 1):
-        if sizes['g'] % gates == 0 and gates <= room:
-            turns = -(-sizes['n'] // (room // gates))
+        if sizes['g'] % gates:
+            continue
+        most = (isa.registers - LEFT_FREE) // gates
+        if isa.by_lane:
+            most = max((n for n in range(1, most + 1) if rows_fit(isa, n, gates)), default=0)
+        if most:
+            turns = -(-sizes['n'] // most)
             yield gates, -(-sizes['n'] // turns)
 
 
