@@ -7,6 +7,7 @@ what it is expected to be off by (`half_error`).
 moments of ops/winograd_error.py least among fractions of eighths, zero and symmetric pairs. F(4, 3)
 at 0, 5/8, -5/8, 3/2, -3/2 and infinity is off by 2.2 times less than at 0, 1, -1, 2, -2. All of
 their squares are exact in f16, so that both passes of a transform multiply by exact numbers.
+F(2, 5) has the same points, and is off by less: its outputs are fewer sums of them.
 
 *Scales.* Rows of B^T are divided by the power of two that is at least the sum of their magnitudes,
 rows of G multiplied by it: no transformed input is larger than the largest input, so that nothing
@@ -35,10 +36,12 @@ from tilewright.ops.winograd import Geometry
 from tilewright.ops.winograd_error import UNIT, transform_error
 from tilewright.ops.winograd_matrices import Matrix, Transform, check, transform
 
-# Outputs of a tile -> pairs of points beside zero, and whether infinity is one, for three taps.
-PAIRS: dict[int, tuple[str, ...]] = {2: ('1',), 4: ('5/8', '3/2'), 6: ('1/2', '1', '2')}
-SIZES = tuple(PAIRS)
-TAPS = 3
+# Taps -> outputs of a tile -> pairs of points beside zero and infinity.
+PAIRS: dict[int, dict[int, tuple[str, ...]]] = {
+    3: {2: ('1',), 4: ('5/8', '3/2'), 6: ('1/2', '1', '2')},
+    5: {2: ('5/8', '3/2')},
+}
+SIZES = {taps: tuple(sizes) for taps, sizes in PAIRS.items()}
 # What errors of f16 are compared with: so many times the limit that kernels of float32 have, whose
 # roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile:
 # F(4, 3), which is off by 5e-3 in the mean, as sums of 2,304 products in f16 are.
@@ -46,12 +49,12 @@ LENIENT = 128.0
 
 
 @lru_cache(maxsize=16)
-def half_transform(m: int) -> Transform:
-    """F(m, 3) at points for f16, its rows scaled."""
+def half_transform(m: int, taps: int = 3) -> Transform:
+    """F(m, taps) at points for f16, its rows scaled."""
     points = (Fraction(0),)
-    for text in PAIRS[m]:
+    for text in PAIRS[taps][m]:
         points = (*points, Fraction(text), -Fraction(text))
-    plain = transform(m, TAPS, points, True)
+    plain = transform(m, taps, points, True)
     scales = [_power(sum(map(abs, row), Fraction(0))) for row in plain.bt]
     made = replace(
         plain,
@@ -74,15 +77,18 @@ def _scaled(rows: Matrix, scales: list[Fraction]) -> Matrix:
 
 
 def why_not_half(group: Group) -> str:
-    """'' for a convolution of f16 in NHWC, 3 x 3 at stride 1, weights constant; else why not."""
+    """'' for a convolution of f16 in NHWC, 3 x 3 or 5 x 5 at stride 1, weights constant; else why
+    not.
+    """
     stage = group.main
     if group.half != 'f16' or not stage.is_product_sum or group.stages[0] is not stage:
         return f'{group.label} does not begin with a sum of products of f16'
     sizes = stage.sizes
     if set(sizes) != set('nkhwcrs') or stage.pad_value != 0:
         return f'{group.label} has the dimensions {tuple(sizes)}, not those of a dense convolution'
-    if (sizes['r'], sizes['s']) != (TAPS, TAPS):
-        return f'{group.label} has a filter of {sizes["r"]} x {sizes["s"]}; 3 x 3 are transformed'
+    if sizes['r'] != sizes['s'] or sizes['r'] not in PAIRS:
+        shown = ' and '.join(f'{taps} x {taps}' for taps in PAIRS)
+        return f'{group.label} has a filter of {sizes["r"]} x {sizes["s"]}; {shown} are transformed'
     image, weights = stage.reads
     kept = group.tensor(weights.tensor)
     if kept.role != 'constant' or any(group.tensor(a.tensor).dtype != 'f16' for a in stage.reads):
@@ -104,15 +110,21 @@ def why_not_half(group: Group) -> str:
     return ''
 
 
+def half_sizes(group: Group) -> tuple[int, ...]:
+    """Outputs that tiles of a group may have each way; none where it does not apply."""
+    return () if why_not_half(group) else SIZES[group.main.sizes['r']]
+
+
 @lru_cache(maxsize=1024)
 def half_geometry(group: Group, m: int) -> Geometry:
     """[Group] -> [Geometry]; SpecError where it does not apply."""
     reason = why_not_half(group)
-    if reason or m not in PAIRS:
-        raise SpecError(f'Winograd in f16 with m={m} does not apply: {reason or SIZES}')
+    if reason or m not in half_sizes(group):
+        shown = reason or f'choose one of {half_sizes(group)}'
+        raise SpecError(f'Winograd in f16 with m={m} does not apply: {shown}')
     sizes, image = group.main.sizes, group.main.reads[0]
     _, height, width, _ = group.tensor(image.tensor).shape
-    f = half_transform(m)
+    f = half_transform(m, sizes['r'])
     return Geometry(
         n=sizes['n'], g=1, k=sizes['k'], c=sizes['c'], height=height, width=width,
         out_h=sizes['h'], out_w=sizes['w'], pad_top=-image.index[1].const,
@@ -124,11 +136,11 @@ def half_error(group: Group, m: int, run: int) -> float:
     """Expected largest error over the largest result, with runs of so many channels; inf if it does
     not apply.
     """
-    if m not in PAIRS or why_not_half(group):
+    if m not in half_sizes(group):
         return math.inf
     channels = group.main.sizes['c']
     long = min(run, channels)
     # Additions of a sum in order that round as much as runs and their sums do together.
     alike = long + channels / long
-    f = half_transform(m)
+    f = half_transform(m, group.main.sizes['r'])
     return final_error(group, transform_error(f, f, alike) * HALVES['f16'] / UNIT)
