@@ -102,13 +102,14 @@ def window(seed: int) -> Group:
 
 
 def tiled(seed: int) -> Group:
-    """A 3 x 3 convolution of any size, border and epilogue."""
+    """A 3 x 3 convolution of any size, stride, border and epilogue."""
     random = Random(seed)
     border = tuple(random.randint(0, 2) for _ in range(4))
     group = conv2d(
         n=random.choice((1, 1, 2)), c=random.choice((3, 8, 16, 21, 40)),
         k=random.choice((5, 8, 16, 27, 40)), h=random.randint(3, 14), w=random.randint(3, 14),
         r=3, s=3, pad=random.choice((0, 1, border)), bias=random.random() < 0.5,
+        stride=random.choice((1, 1, 2)),
     )  # fmt: skip
     return finished(group, random)
 
@@ -241,18 +242,18 @@ def test_hundreds_of_tiles(half, quarter: int, tools: Tools) -> None:
     assert sum(check_tiles(seed, half[1], tools(half[1])) for seed in seeds) > ALL // 8
 
 
-FILTERS = [(m, taps) for taps, sizes in SIZES.items() for m in sizes]
+FILTERS = [(m, *filters) for filters, sizes in SIZES.items() for m in sizes]
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize(('m', 'taps'), FILTERS)
+@pytest.mark.parametrize(('m', 'taps', 'stride'), FILTERS)
 @pytest.mark.parametrize('words', [8, 64])
 def test_errors_of_tiles_are_those_that_are_predicted(
-    half, m: int, taps: int, words: int, tools: Tools
+    half, m: int, taps: int, stride: int, words: int, tools: Tools
 ) -> None:
     """Off by no more than the model says, and the model does not say too much."""
-    sizes = {'c': 96, 'k': 24, 'h': 15, 'w': 14, 'r': taps, 's': taps, 'pad': taps // 2}
-    group = half_group(conv2d(**sizes), 'f16')
+    sizes = {'c': 96, 'k': 24, 'h': 15 * stride, 'w': 14 * stride, 'r': taps, 's': taps}
+    group = half_group(conv2d(**sizes, stride=stride, pad=taps // 2), 'f16')
     schedule = winograd_half_schedule(group, half[1], m, 12, 2, 12, words)
     arrays = verify.random_arrays(group, 2)
     want = reference(group, arrays)
@@ -262,10 +263,10 @@ def test_errors_of_tiles_are_those_that_are_predicted(
         assert predicted_error(group, schedule) / 6 < off < predicted_error(group, schedule)
 
 
-@pytest.mark.parametrize(('m', 'taps'), FILTERS)
-def test_transformed_inputs_stay_within_the_range_of_inputs(m: int, taps: int) -> None:
+@pytest.mark.parametrize(('m', 'taps', 'stride'), FILTERS)
+def test_transformed_inputs_stay_within_the_range_of_inputs(m: int, taps: int, stride: int) -> None:
     """So that f16 cannot overflow there."""
-    assert (np.abs(half_transform(m, taps).array('bt')).sum(axis=1) <= 1).all()
+    assert (np.abs(half_transform(m, taps, stride).array('bt')).sum(axis=1) <= 1).all()
 
 
 def test_winograd_is_ranked_within_its_error() -> None:
@@ -289,7 +290,10 @@ def test_winograd_is_ranked_within_its_error() -> None:
 
 def test_winograd_refuses_what_it_does_not_have() -> None:
     assert 'strided' in why_not_half(
-        half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3, stride=2), 'f16')
+        half_group(conv2d(c=8, k=8, h=9, w=9, r=5, s=5, stride=2), 'f16')
+    )
+    assert 'strided' in why_not_half(
+        half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3, stride=3), 'f16')
     )
     assert '7 x 7' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=7, s=7), 'f16'))
     assert '3 x 5' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=5), 'f16'))

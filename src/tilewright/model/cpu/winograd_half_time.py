@@ -6,7 +6,8 @@ Goes in: a group, a schedule with schema 'winograd_half', a machine. Comes out: 
                 micro-kernel has around them: accumulators that are cleared, added up and stored
     transforms  operations of both passes of B^T and of A^T, loads and stores of vectors, all in
                 the units of a core, for every tile and vector of channels
-    weights     once for every block of tiles, from the level that holds them
+    weights     once for every block of tiles, from the level that holds them; the first time from
+                memory, since a network's weights are colder than any cache, partly hidden
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from tilewright.schedule.schedule import Schedule
 # Vectors in a cycle: half rows count words, of which a vector of f16 is half of one.
 CALL_CYCLES = 24  # of a call of a micro-kernel, beside its accumulators
 CROWDED = 0.75  # of a cache, which a block and its products may fill
+EXPOSED = 0.4  # of the time that weights take from memory, which products do not hide
 
 
 def predict_winograd_half(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     plan = plan_winograd_half(group, schedule)
-    shape = plan.shape
+    shape, threads = plan.shape, schedule.threads
     tiles, panels = -(-plan.tiles // plan.tile_ways), -(-plan.panels // plan.k_ways)
     cycles = _product_cycles(plan, panels) + _transform_cycles(plan, panels, tiles)
     weights = 2 * plan.weight_halves
     moved = sum(t.bytes for t in group.tensors if t.role != 'inner')
     moved += weights - group.tensor(group.main.reads[1].tensor).bytes
     again = _again_seconds(plan, panels, tiles, weights / plan.k_ways, machine)
+    again += EXPOSED * weights / (1e9 * machine.bandwidth_gbps(len(machine.caches), threads))
     per_cycle = 1e9 * machine.clock_ghz
     # A multiply-add of words, two f16, is one of floats.
     flops = shape.t * plan.tiles * shape.c * shape.k

@@ -270,7 +270,7 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
     source = f'image + n * {shape.height * shape.width * shape.c}'
-    y, x = f'ph * {f.m} - {shape.pad_top}', f'pw * {f.m} - {shape.pad_left}'
+    y, x = f'ph * {f.step} - {shape.pad_top}', f'pw * {f.step} - {shape.pad_left}'
     writer.line(f'transform_input({source}, {y}, {x}, (f16 *)v + tile * {p.pitch});')
     writer.close()
     writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
