@@ -102,12 +102,15 @@ def window(seed: int) -> Group:
 
 
 def tiled(seed: int) -> Group:
-    """A 3 x 3 convolution of any size, stride, border and epilogue."""
+    """A 3 x 3 convolution of any size, stride, groups, border and epilogue."""
     random = Random(seed)
     border = tuple(random.randint(0, 2) for _ in range(4))
+    groups = random.choice((1, 1, 1, 2))
     group = conv2d(
-        n=random.choice((1, 1, 2)), c=random.choice((3, 8, 16, 21, 40)),
-        k=random.choice((5, 8, 16, 27, 40)), h=random.randint(3, 14), w=random.randint(3, 14),
+        n=random.choice((1, 1, 2)), groups=groups,
+        c=random.choice((3, 8, 16, 21, 40) if groups == 1 else (16, 48)),
+        k=random.choice((5, 8, 16, 27, 40) if groups == 1 else (16, 32, 80)),
+        h=random.randint(3, 14), w=random.randint(3, 14),
         r=3, s=3, pad=random.choice((0, 1, border)), bias=random.random() < 0.5,
         stride=random.choice((1, 1, 2)),
     )  # fmt: skip
@@ -294,6 +297,9 @@ def test_winograd_refuses_what_it_does_not_have() -> None:
     )
     assert 'strided' in why_not_half(
         half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3, stride=3), 'f16')
+    )
+    assert 'whole vectors' in why_not_half(
+        half_group(conv2d(c=8, k=16, groups=2, h=9, w=9, r=3, s=3), 'f16')
     )
     assert '7 x 7' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=7, s=7), 'f16'))
     assert '3 x 5' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=5), 'f16'))

@@ -32,7 +32,7 @@ from tilewright.errors import SpecError
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.epilogue_error import final_error
 from tilewright.ops.group import Group
-from tilewright.ops.stage import affine, var
+from tilewright.ops.stage import Affine, affine, var
 from tilewright.ops.winograd import Geometry
 from tilewright.ops.winograd_error import UNIT, transform_error
 from tilewright.ops.winograd_matrices import Matrix, Transform, check, transform
@@ -46,6 +46,7 @@ PAIRS: dict[tuple[int, int], dict[int, tuple[str, ...]]] = {
 }
 SIZES = {filters: tuple(sizes) for filters, sizes in PAIRS.items()}
 STRIDES = (1, 2)
+LANES = 8  # f16 of a vector
 # What errors of f16 are compared with: so many times the limit that kernels of float32 have, whose
 # roundings are 2^13 times smaller. By default 1e-4 admits 1.28e-2 at the worst output of a tile:
 # F(4, 3), which is off by 5e-3 in the mean, as sums of 2,304 products in f16 are.
@@ -89,8 +90,8 @@ def why_not_half(group: Group) -> str:
     if group.half != 'f16' or not stage.is_product_sum or group.stages[0] is not stage:
         return f'{group.label} does not begin with a sum of products of f16'
     sizes = stage.sizes
-    if set(sizes) != set('nkhwcrs') or stage.pad_value != 0:
-        return f'{group.label} has the dimensions {tuple(sizes)}, not those of a dense convolution'
+    if set(sizes) - {'g'} != set('nkhwcrs') or stage.pad_value != 0:
+        return f'{group.label} has the dimensions {tuple(sizes)}, not those of a convolution'
     if sizes['r'] != sizes['s'] or (sizes['r'], 1) not in PAIRS:
         shown = ' and '.join(f'{taps} x {taps}' for taps, stride in PAIRS if stride == 1)
         return f'{group.label} has a filter of {sizes["r"]} x {sizes["s"]}; {shown} are transformed'
@@ -101,16 +102,25 @@ def why_not_half(group: Group) -> str:
     rows, columns = image.index[1:3] if len(image.index) == 4 else (None, None)
     if rows is None or columns is None:
         return f'{group.label} reads no image of four axes'
+
+    def channel(dim: str, const: int = 0) -> Affine:
+        """The channels of a group behind those of the ones before it."""
+        grouped = (('g', sizes[dim]),) if 'g' in sizes else ()
+        return affine(*grouped, (dim, 1), const=const)
+
     right = (
         stage.write.index[:3] == (var('n'), var('h'), var('w'))
-        and stage.write.index[3:] == (affine(('k', 1), const=stage.write.index[-1].const),)
-        and weights.index == (var('k'), var('c'), var('r'), var('s'))
-        and (image.index[0], image.index[3]) == (var('n'), var('c'))
+        and stage.write.index[3:] == (channel('k', stage.write.index[-1].const),)
+        and weights.index == (channel('k'), var('c'), var('r'), var('s'))
+        and (image.index[0], image.index[3]) == (var('n'), channel('c'))
         and (sizes['r'], half_stride(group)) in PAIRS
         and max(rows.const, columns.const) <= 0
     )
-    if not right or group.tensor(image.tensor).shape[3] != sizes['c']:
+    groups = sizes.get('g', 1)
+    if not right or group.tensor(image.tensor).shape[3] != groups * sizes['c']:
         return f'{group.label} is strided, dilated, or not laid out as NHWC'
+    if groups > 1 and (sizes['c'] % LANES or sizes['k'] % LANES):
+        return f'{group.label} has groups that are no whole vectors of {LANES} channels'
     return ''
 
 
@@ -134,7 +144,9 @@ def half_sizes(group: Group) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def half_geometry(group: Group, m: int) -> Geometry:
-    """[Group] -> [Geometry]; SpecError where it does not apply."""
+    """[Group] -> [Geometry]; SpecError where it does not apply. Groups of channels are no dimension
+    of it: k counts all output channels, c those that each of them is a sum over.
+    """
     reason = why_not_half(group)
     if reason or m not in half_sizes(group):
         shown = reason or f'choose one of {half_sizes(group)}'
@@ -143,8 +155,8 @@ def half_geometry(group: Group, m: int) -> Geometry:
     _, height, width, _ = group.tensor(image.tensor).shape
     f = half_transform(m, sizes['r'], half_stride(group))
     return Geometry(
-        n=sizes['n'], g=1, k=sizes['k'], c=sizes['c'], height=height, width=width,
-        out_h=sizes['h'], out_w=sizes['w'], pad_top=-image.index[1].const,
+        n=sizes['n'], g=1, k=sizes.get('g', 1) * sizes['k'], c=sizes['c'], height=height,
+        width=width, out_h=sizes['h'], out_w=sizes['w'], pad_top=-image.index[1].const,
         pad_left=-image.index[2].const, down=f, across=f,
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ def _transform_cycles(plan: HalfTilesPlan, panels: int, tiles: int) -> float:
     f = plan.shape.down
     into = (2 * f.t * operations(f.bt) + 4 * f.t * f.t) / 2
     back = ((f.t + f.m) * operations(f.at) + f.t * f.t + 2 * f.m * f.t + 2 * f.m * f.m) / 2
-    channels, results = plan.channels // LANES, panels * plan.vectors
+    channels, results = plan.groups * plan.channels // LANES, panels * plan.vectors
     return tiles * (channels * into + results * back)
 
 

@@ -91,8 +91,8 @@ def _write_products(writer: Writer, p: HalfTilesPlan) -> None:
 def _write_input(writer: Writer, p: HalfTilesPlan) -> None:
     """One tile of all channels; rows outside are zeros, and so are columns."""
     shape, f = p.shape, p.shape.down
-    t, c = f.t, shape.c
-    writer.line(f'static const f16 nothing[{p.channels}];')
+    t, c = f.t, p.groups * shape.c
+    writer.line(f'static const f16 nothing[{p.groups * p.channels}];')
     writer.line()
     writer.open(
         'static __attribute__((noinline)) void transform_input('
@@ -269,25 +269,26 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
-    source = f'image + n * {shape.height * shape.width * shape.c}'
+    source = f'image + n * {shape.height * shape.width * shape.c * p.groups}'
     y, x = f'ph * {f.step} - {shape.pad_top}', f'pw * {f.step} - {shape.pad_left}'
     writer.line(f'transform_input({source}, {y}, {x}, (f16 *)v + tile * {p.pitch});')
     writer.close()
     writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
     writer.line(f'const float *u = args->packed + k * {shape.t * p.channels // 2};')
+    own = f'k / {shape.k // p.groups} * {p.channels // 2} + ' if p.groups > 1 else ''
     writer.open(f'for (long t = 0; t < {shape.t}; t++)')
     count = p.channels // (2 * STEPS)
     run = min(p.run, count)
     writer.open(f'for (long c = 0; c < {count}; c += {run})')
     writer.line(
-        f'multiply(v + t * {p.block * p.pitch // 2} + c * {STEPS}, '
+        f'multiply(v + {own}t * {p.block * p.pitch // 2} + c * {STEPS}, '
         f'u + (t * {p.channels} + c * {2 * STEPS}) * {p.width // 2}, '
         f'm + t * {p.block * p.width // 2}, tiles, min_long({run}, {count} - c), c > 0);'
     )
     writer.close(2)
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
-    point = {'n': 'n', 'h': f'(ph * {f.m})', 'w': f'(pw * {f.m})', 'k': 'k'}
+    point = {'g': '0', 'n': 'n', 'h': f'(ph * {f.m})', 'w': f'(pw * {f.m})', 'k': 'k'}
     strides, const = access_strides(group, group.main.write)
     place = total([*(scaled(point[d], s) for d, s in strides.items()), str(const)])
     operands = ''

@@ -68,8 +68,13 @@ class HalfTilesPlan:
         return -(-self.shape.k // self.width)
 
     @property
+    def groups(self) -> int:
+        """Groups of channels, each in whole vectors and panels where there are several."""
+        return self.group.main.sizes.get('g', 1)
+
+    @property
     def channels(self) -> int:
-        """Input channels in whole vectors."""
+        """Input channels of a sum, in whole vectors."""
         return -(-self.shape.c // LANES) * LANES
 
     @property
@@ -107,7 +112,8 @@ class HalfTilesPlan:
         """f16 from one transformed tile to the next; a line more where sets of a cache would be the
         same ones again and again.
         """
-        return self.channels + (32 if self.channels % 256 == 0 else 0)
+        channels = self.groups * self.channels
+        return channels + (32 if channels % 256 == 0 else 0)
 
     @property
     def runs(self) -> dict[int, tuple[int, ...]]:
@@ -176,6 +182,10 @@ def plan_winograd_half(group: Group, schedule: Schedule) -> HalfTilesPlan:
             f'{group.label}: runs of {run} tiles x {schedule.reg.tile["k"]} channels need {need} '
             f'registers; {schedule.isa} has {isa.registers}'
         )
+    if 'g' in group.main.sizes and group.main.sizes['k'] % schedule.reg.tile['k']:
+        raise ScheduleError(
+            f'{group.label}: panels of {schedule.reg.tile["k"]} channels reach over its groups'
+        )
     words, block = option(schedule, 'words'), option(schedule, 'block')
     if words < STEPS or words % STEPS or block < 1:
         raise ScheduleError(
@@ -204,8 +214,11 @@ def register_tiles(group: Group, isa: str) -> list[tuple[int, int]]:
     """(run, vectors): the longest run of tiles for each number of vectors of output channels."""
     row, most = ISAS[half_isa(isa)], -(-group.main.sizes['k'] // LANES)
     found = []
-    # With one vector multiply-adds wait for each other: only where there is no second one.
-    for vectors in range(min(2, most), min(3, most) + 1):
+    # With one vector multiply-adds wait for each other: only where there is no second one, or where
+    # panels of more would reach over groups.
+    grouped = 'g' in group.main.sizes
+    wide = [v for v in (2, 3) if v <= most and not (grouped and most % v)]
+    for vectors in wide or [1]:
         runs = [
             r for r in range(1, row.registers)
             if registers_needed(r, vectors, row.weight_registers) < row.registers
@@ -224,7 +237,7 @@ def winograd_half_choices(group: Group, isa: str, threads: int) -> Iterator[Sche
         cuts = {dict(c).get('k', 1): c for c in reversed(even_cuts(stage, threads, FREE))}
         for cut in list(cuts.values())[:3]:
             for run, vectors in register_tiles(group, isa):
-                if dict(cut).get('k', 1) * vectors * LANES > group.main.sizes['k'] + LANES:
+                if dict(cut).get('k', 1) * vectors * LANES > stage.sizes['k'] + LANES:
                     continue
                 for block in BLOCKS:
                     for words in RUNS:
