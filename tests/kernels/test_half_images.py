@@ -6,6 +6,7 @@ sum is exact in f16, so that results have to be equal; on others they are off by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -101,13 +102,17 @@ def window(seed: int) -> Group:
 
 
 def tiled(seed: int) -> Group:
-    """A 3 x 3 convolution of any size, border and epilogue."""
+    """A 3 x 3 convolution of any size, stride, groups, border and epilogue."""
     random = Random(seed)
     border = tuple(random.randint(0, 2) for _ in range(4))
+    groups = random.choice((1, 1, 1, 2))
     group = conv2d(
-        n=random.choice((1, 1, 2)), c=random.choice((3, 8, 16, 21, 40)),
-        k=random.choice((5, 8, 16, 27, 40)), h=random.randint(3, 14), w=random.randint(3, 14),
+        n=random.choice((1, 1, 2)), groups=groups,
+        c=random.choice((3, 8, 16, 21, 40) if groups == 1 else (16, 48)),
+        k=random.choice((5, 8, 16, 27, 40) if groups == 1 else (16, 32, 80)),
+        h=random.randint(3, 14), w=random.randint(3, 14),
         r=3, s=3, pad=random.choice((0, 1, border)), bias=random.random() < 0.5,
+        stride=random.choice((1, 1, 2)),
     )  # fmt: skip
     return finished(group, random)
 
@@ -240,14 +245,18 @@ def test_hundreds_of_tiles(half, quarter: int, tools: Tools) -> None:
     assert sum(check_tiles(seed, half[1], tools(half[1])) for seed in seeds) > ALL // 8
 
 
+FILTERS = [(m, *filters) for filters, sizes in SIZES.items() for m in sizes]
+
+
 @pytest.mark.isa
-@pytest.mark.parametrize('m', SIZES)
+@pytest.mark.parametrize(('m', 'taps', 'stride'), FILTERS)
 @pytest.mark.parametrize('words', [8, 64])
 def test_errors_of_tiles_are_those_that_are_predicted(
-    half, m: int, words: int, tools: Tools
+    half, m: int, taps: int, stride: int, words: int, tools: Tools
 ) -> None:
     """Off by no more than the model says, and the model does not say too much."""
-    group = half_group(conv2d(c=96, k=24, h=15, w=14, r=3, s=3, pad=1), 'f16')
+    sizes = {'c': 96, 'k': 24, 'h': 15 * stride, 'w': 14 * stride, 'r': taps, 's': taps}
+    group = half_group(conv2d(**sizes, stride=stride, pad=taps // 2), 'f16')
     schedule = winograd_half_schedule(group, half[1], m, 12, 2, 12, words)
     arrays = verify.random_arrays(group, 2)
     want = reference(group, arrays)
@@ -257,10 +266,10 @@ def test_errors_of_tiles_are_those_that_are_predicted(
         assert predicted_error(group, schedule) / 6 < off < predicted_error(group, schedule)
 
 
-@pytest.mark.parametrize('m', SIZES)
-def test_transformed_inputs_stay_within_the_range_of_inputs(m: int) -> None:
+@pytest.mark.parametrize(('m', 'taps', 'stride'), FILTERS)
+def test_transformed_inputs_stay_within_the_range_of_inputs(m: int, taps: int, stride: int) -> None:
     """So that f16 cannot overflow there."""
-    assert (np.abs(half_transform(m).array('bt')).sum(axis=1) <= 1).all()
+    assert (np.abs(half_transform(m, taps, stride).array('bt')).sum(axis=1) <= 1).all()
 
 
 def test_winograd_is_ranked_within_its_error() -> None:
@@ -276,13 +285,24 @@ def test_winograd_is_ranked_within_its_error() -> None:
     assert sizes(2e-5) == {2}
     assert not sizes(1e-6)
     assert half_error(group, 4, 32) < half_error(group, 4, 64) < half_error(group, 6, 32)
+    wide = half_group(conv2d(c=64, k=64, h=28, w=28, r=5, s=5, pad=2), 'f16')
+    assert {dict(c.schedule.options)['m'] for c in rank(wide, machine, 2, 50, 'winograd')} == {2}
+    assert half_error(wide, 2, 32) < half_error(group, 4, 32)
+    assert half_error(wide, 4, 32) == math.inf
 
 
 def test_winograd_refuses_what_it_does_not_have() -> None:
     assert 'strided' in why_not_half(
-        half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3, stride=2), 'f16')
+        half_group(conv2d(c=8, k=8, h=9, w=9, r=5, s=5, stride=2), 'f16')
     )
-    assert '5 x 5' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=5, s=5), 'f16'))
+    assert 'strided' in why_not_half(
+        half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3, stride=3), 'f16')
+    )
+    assert 'whole vectors' in why_not_half(
+        half_group(conv2d(c=8, k=16, groups=2, h=9, w=9, r=3, s=3), 'f16')
+    )
+    assert '7 x 7' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=7, s=7), 'f16'))
+    assert '3 x 5' in why_not_half(half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=5), 'f16'))
     group = half_group(conv2d(c=8, k=8, h=9, w=9, r=3, s=3), 'f16')
     good = winograd_half_schedule(group, 'neon', 4, 8, 1, 4, 8)
     assert good.isa == half_isa('neon')

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.errors import InputError, MissingError
+from tilewright.errors import CompilerError, InputError, MissingError
 from tilewright.machine import measure
+from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts, describe_host
 from tilewright.machine.isa import ISAS, best_isa, host_isas
 from tilewright.machine.known import known_machine, known_names
@@ -309,6 +310,16 @@ def test_measuring_does_not_pin_the_caller(cache: Path) -> None:
     before = os.sched_getaffinity(0)
     measure.Probe(ISAS['portable']).rates(0, tuple(before)[:1], [0], QUICK)
     assert os.sched_getaffinity(0) == before
+
+
+def test_flags_of_kernels_are_not_those_of_the_probe(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that is measured once, with -O0, is taken for a slow one from then on."""
+    monkeypatch.setenv('TILEWRIGHT_CFLAGS', '-include there/is/no/such.h')
+    measure.Probe(ISAS['portable'])
+    with pytest.raises(CompilerError):
+        build('int x;')
 
 
 def test_page_shows_found_and_measured() -> None:

@@ -179,11 +179,15 @@ def identity() -> tuple[tuple[str, ...], str]:
         raise
 
 
-def build(source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel') -> Path:
-    """[C source] -> [shared library]. Cached; safe against concurrent builders and kills."""
+def build(
+    source: str, flags: tuple[str, ...] = (), *, name: str = 'kernel', asked: bool = True
+) -> Path:
+    """[C source] -> [shared library]. Cached; safe against concurrent builders and kills. Flags of
+    TILEWRIGHT_CFLAGS count where they are `asked` for.
+    """
     command, version = identity()
     quick = GCC_FLAGS if is_gcc(version) else ()
-    words = [*command, *BASE_FLAGS, *quick, *flags, *knobs.get('cflags')]
+    words = [*command, *BASE_FLAGS, *quick, *flags, *(knobs.get('cflags') if asked else ())]
     key = '\0'.join([source, *words, version, platform.machine()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     entry = cache_dir() / 'code' / digest[:2] / f'{name}-{digest}'

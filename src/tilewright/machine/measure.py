@@ -89,7 +89,8 @@ class Probe:
             defines = (*defines, f'-DDOT_{dot.dtype}', *dot.compiler_flags)
         if half and isa.half:
             defines = (*defines, '-DDOT_f16', *isa.half.compiler_flags)
-        library = build(source, (*isa.compiler_flags, *defines), name='probe')
+        # The machine is what it is whatever kernels are built with: -O0 would be measured for good.
+        library = build(source, (*isa.compiler_flags, *defines), name='probe', asked=False)
         self._run = ctypes.CDLL(str(library)).probe_run
 
     def rates(

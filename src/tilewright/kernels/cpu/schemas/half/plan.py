@@ -39,6 +39,8 @@ from tilewright.schedule.schedule import Schedule
 PRODUCTS = 2  # f16 in a word
 RUN = 'run'  # the option: words of the loop whose products are added in f16
 MOST_PRODUCTS = 256  # of a run; the error of longer ones grows, and what they save is below 2%
+# Where so few rows share a weight that memory decides, shorter runs cost nothing.
+FEW_ROWS, FEW_PRODUCTS = 2, 64
 
 
 def why_not(group: Group) -> str:
@@ -67,12 +69,15 @@ def words_of(group: Group) -> Words:
 
 
 def run_of(form: Group, vector: str) -> int:
-    """Words of the loop that make a run: even ones, of at most `MOST_PRODUCTS` products."""
+    """Words of the loop that make a run: even ones, of at most `MOST_PRODUCTS` products, or of
+    `FEW_PRODUCTS` where memory has to bring the weights for a few rows.
+    """
     contraction = contract(form, vector)
     sizes = form.main.sizes
     steps = math.prod(sizes[d] for d in contraction.unrolled)
     length = sizes[contraction.loop] if contraction.loop else 1
-    most = max(1, MOST_PRODUCTS // (PRODUCTS * steps))
+    rows = math.prod(sizes[d] for d in contraction.pixels)
+    most = max(1, (FEW_PRODUCTS if rows <= FEW_ROWS else MOST_PRODUCTS) // (PRODUCTS * steps))
     return -(-length // -(-length // most))
 
 

@@ -6,7 +6,8 @@
 
 Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
 All of it is f16: channels are innermost, so that both transforms work on vectors as they lie in
-memory. Tiles are numbered through images, rows and columns of what a thread has.
+memory. Tiles are numbered through images, rows and columns; threads have equal numbers of them, and
+so have the blocks of a thread.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.half_epilogue import LANES
 from tilewright.kernels.cpu.isa import micro
-from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import Operand, access_strides
 from tilewright.kernels.cpu.schemas.winograd.linear import linear
 from tilewright.kernels.cpu.schemas.winograd_half.plan import STEPS, HalfTilesPlan
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.winograd_matrices import Matrix
 
-WEIGHTS_AHEAD = 512  # floats: weights come from afar, faster than hardware asks for them
+WEIGHTS_AHEAD = 2048  # floats: weights come from afar, faster than hardware asks for them
 _NUMBER = re.compile(r'([\d.]+(?:e-?\d+)?)f\b')
 
 
@@ -91,8 +91,8 @@ def _write_products(writer: Writer, p: HalfTilesPlan) -> None:
 def _write_input(writer: Writer, p: HalfTilesPlan) -> None:
     """One tile of all channels; rows outside are zeros, and so are columns."""
     shape, f = p.shape, p.shape.down
-    t, c = f.t, shape.c
-    writer.line(f'static const f16 nothing[{p.channels}];')
+    t, c = f.t, p.groups * shape.c
+    writer.line(f'static const f16 nothing[{p.groups * p.channels}];')
     writer.line()
     writer.open(
         'static __attribute__((noinline)) void transform_input('
@@ -257,37 +257,38 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
         writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
     writer.line('float *v = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *m = v + {abi.aligned(p.input_halves // 2)};')
-    nest = Nest(p.stage, p.schedule, writer)
-    nest.open_parts()
-    ranges = {d: nest.at(d) for d in ('n', 'ph', 'pw', 'k')}
-    for d in ('n', 'ph', 'pw'):
-        low, high = ranges[d]
-        writer.line(f'const long {d}_low = {low}, {d}_count = {high} - {d}_low;')
-    writer.line('const long all = n_count * ph_count * pw_count;')
-    writer.open(f'for (long first = 0; first < all; first += {p.block})')
-    writer.line(f'const long tiles = min_long({p.block}, all - first);')
+    ways, tiles = p.tile_ways, p.tiles
+    writer.line(f'const long low = {tiles} * (part % {ways}) / {ways};')
+    writer.line(f'const long high = {tiles} * (part % {ways} + 1) / {ways};')
+    writer.line(f'const long k_low = {p.panels} * (part / {ways}) / {p.k_ways} * {p.width};')
+    last = f'{p.panels} * (part / {ways} + 1) / {p.k_ways} * {p.width}'
+    writer.line(f'const long k_high = min_long({last}, {shape.k});')
+    writer.line(f'const long blocks = (high - low + {p.block - 1}) / {p.block};')
+    writer.open('for (long block = 0; block < blocks; block++)')
+    writer.line('const long first = low + (high - low) * block / blocks;')
+    writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
     writer.open('for (long tile = 0; tile < tiles; tile++)')
-    _write_place(writer)
-    source = f'image + n * {shape.height * shape.width * shape.c}'
-    y, x = f'ph * {f.m} - {shape.pad_top}', f'pw * {f.m} - {shape.pad_left}'
+    _write_place(writer, p)
+    source = f'image + n * {shape.height * shape.width * shape.c * p.groups}'
+    y, x = f'ph * {f.step} - {shape.pad_top}', f'pw * {f.step} - {shape.pad_left}'
     writer.line(f'transform_input({source}, {y}, {x}, (f16 *)v + tile * {p.pitch});')
     writer.close()
-    low, high = ranges['k']
-    writer.open(f'for (long k = {low}; k < {high}; k += {p.width})')
+    writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
     writer.line(f'const float *u = args->packed + k * {shape.t * p.channels // 2};')
+    own = f'k / {shape.k // p.groups} * {p.channels // 2} + ' if p.groups > 1 else ''
     writer.open(f'for (long t = 0; t < {shape.t}; t++)')
     count = p.channels // (2 * STEPS)
     run = min(p.run, count)
     writer.open(f'for (long c = 0; c < {count}; c += {run})')
     writer.line(
-        f'multiply(v + t * {p.block * p.pitch // 2} + c * {STEPS}, '
+        f'multiply(v + {own}t * {p.block * p.pitch // 2} + c * {STEPS}, '
         f'u + (t * {p.channels} + c * {2 * STEPS}) * {p.width // 2}, '
         f'm + t * {p.block * p.width // 2}, tiles, min_long({run}, {count} - c), c > 0);'
     )
     writer.close(2)
     writer.open('for (long tile = 0; tile < tiles; tile++)')
-    _write_place(writer)
-    point = {'n': 'n', 'h': f'(ph * {f.m})', 'w': f'(pw * {f.m})', 'k': 'k'}
+    _write_place(writer, p)
+    point = {'g': '0', 'n': 'n', 'h': f'(ph * {f.m})', 'w': f'(pw * {f.m})', 'k': 'k'}
     strides, const = access_strides(group, group.main.write)
     place = total([*(scaled(point[d], s) for d, s in strides.items()), str(const)])
     operands = ''
@@ -306,8 +307,9 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     writer.close(4)
 
 
-def _write_place(writer: Writer) -> None:
+def _write_place(writer: Writer, p: HalfTilesPlan) -> None:
     """n, ph, pw: where a tile of a block lies."""
-    writer.line('const long at = first + tile;')
-    writer.line('const long pw = pw_low + at % pw_count, row = at / pw_count;')
-    writer.line('const long ph = ph_low + row % ph_count, n = n_low + row / ph_count;')
+    writer.line(
+        f'const long pw = (first + tile) % {p.shape.pw}, row = (first + tile) / {p.shape.pw};'
+    )
+    writer.line(f'const long ph = row % {p.shape.ph}, n = row / {p.shape.ph};')

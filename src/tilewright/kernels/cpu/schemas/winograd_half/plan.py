@@ -4,7 +4,8 @@ Goes in: the group of a convolution in NHWC and a schedule over the dimensions o
 points (`ops.tiles.product_stage`), with the options
 
     m      outputs of a tile, each way          run     tiles that a micro-kernel takes at most
-    block  tiles that are transformed at once   words   words of channels added in registers
+    block  tiles that are transformed at once,  words   words of channels added in registers
+           at most
 
 Comes out: a `HalfTilesPlan`, or a ScheduleError that says why the schedule is not legal.
 """
@@ -31,7 +32,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
 from tilewright.ops.tiles import product_stage
 from tilewright.ops.winograd import Geometry
-from tilewright.ops.winograd_half import SIZES, half_error, half_geometry, why_not_half
+from tilewright.ops.winograd_half import half_error, half_geometry, half_sizes, why_not_half
 from tilewright.schedule.schedule import Level, Schedule
 
 SCHEMA = 'winograd_half'
@@ -67,13 +68,39 @@ class HalfTilesPlan:
         return -(-self.shape.k // self.width)
 
     @property
+    def groups(self) -> int:
+        """Groups of channels, each in whole vectors and panels where there are several."""
+        return self.group.main.sizes.get('g', 1)
+
+    @property
     def channels(self) -> int:
-        """Input channels in whole vectors."""
+        """Input channels of a sum, in whole vectors."""
         return -(-self.shape.c // LANES) * LANES
 
     @property
     def block(self) -> int:
         return option(self.schedule, 'block')
+
+    @property
+    def tiles(self) -> int:
+        return self.shape.n * self.shape.ph * self.shape.pw
+
+    @property
+    def k_ways(self) -> int:
+        """Threads that share the panels."""
+        return dict(self.schedule.parallel).get('k', 1)
+
+    @property
+    def tile_ways(self) -> int:
+        """Threads that share the tiles, whichever of their dimensions the schedule cuts."""
+        return self.schedule.threads // self.k_ways
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Tiles of a block -> how many such blocks the thread with the most tiles has."""
+        tiles = -(-self.tiles // self.tile_ways)
+        size, more = divmod(tiles, -(-tiles // self.block))
+        return {size + 1: more, size: -(-tiles // self.block) - more}
 
     @property
     def run(self) -> int:
@@ -85,7 +112,8 @@ class HalfTilesPlan:
         """f16 from one transformed tile to the next; a line more where sets of a cache would be the
         same ones again and again.
         """
-        return self.channels + (32 if self.channels % 256 == 0 else 0)
+        channels = self.groups * self.channels
+        return channels + (32 if channels % 256 == 0 else 0)
 
     @property
     def runs(self) -> dict[int, tuple[int, ...]]:
@@ -132,8 +160,10 @@ def plan_winograd_half(group: Group, schedule: Schedule) -> HalfTilesPlan:
     if reason:
         raise ScheduleError(f'Winograd in f16: {reason}; use the direct algorithm')
     m, run = option(schedule, 'm'), option(schedule, 'run')
-    if m not in SIZES:
-        raise ScheduleError(f'{group.label}: tiles of m={m} outputs; choose one of {SIZES}')
+    if m not in half_sizes(group):
+        raise ScheduleError(
+            f'{group.label}: tiles of m={m} outputs; choose one of {half_sizes(group)}'
+        )
     shape, isa = half_geometry(group, m), ISAS[schedule.isa]
     stage = product_stage(shape)
     if isa.dtype != 'f16':
@@ -151,6 +181,10 @@ def plan_winograd_half(group: Group, schedule: Schedule) -> HalfTilesPlan:
         raise ScheduleError(
             f'{group.label}: runs of {run} tiles x {schedule.reg.tile["k"]} channels need {need} '
             f'registers; {schedule.isa} has {isa.registers}'
+        )
+    if 'g' in group.main.sizes and group.main.sizes['k'] % schedule.reg.tile['k']:
+        raise ScheduleError(
+            f'{group.label}: panels of {schedule.reg.tile["k"]} channels reach over its groups'
         )
     words, block = option(schedule, 'words'), option(schedule, 'block')
     if words < STEPS or words % STEPS or block < 1:
@@ -180,8 +214,11 @@ def register_tiles(group: Group, isa: str) -> list[tuple[int, int]]:
     """(run, vectors): the longest run of tiles for each number of vectors of output channels."""
     row, most = ISAS[half_isa(isa)], -(-group.main.sizes['k'] // LANES)
     found = []
-    # With one vector multiply-adds wait for each other: only where there is no second one.
-    for vectors in range(min(2, most), min(3, most) + 1):
+    # With one vector multiply-adds wait for each other: only where there is no second one, or where
+    # panels of more would reach over groups.
+    grouped = 'g' in group.main.sizes
+    wide = [v for v in (2, 3) if v <= most and not (grouped and most % v)]
+    for vectors in wide or [1]:
         runs = [
             r for r in range(1, row.registers)
             if registers_needed(r, vectors, row.weight_registers) < row.registers
@@ -194,11 +231,13 @@ def winograd_half_choices(group: Group, isa: str, threads: int) -> Iterator[Sche
     """Schedules worth pricing: sizes of tiles, register tiles, blocks, runs, cuts."""
     if not half_isa(isa) or why_not_half(group) or why_no_epilogue(group, 'k'):
         return
-    for m in SIZES:
+    for m in half_sizes(group):
         stage = product_stage(half_geometry(group, m))
-        for cut in even_cuts(stage, threads, FREE)[:3]:
+        # Tiles are cut alike whichever of their dimensions is: one of each number of threads.
+        cuts = {dict(c).get('k', 1): c for c in reversed(even_cuts(stage, threads, FREE))}
+        for cut in list(cuts.values())[:3]:
             for run, vectors in register_tiles(group, isa):
-                if dict(cut).get('k', 1) * vectors * LANES > group.main.sizes['k'] + LANES:
+                if dict(cut).get('k', 1) * vectors * LANES > stage.sizes['k'] + LANES:
                     continue
                 for block in BLOCKS:
                     for words in RUNS:
@@ -213,7 +252,7 @@ def draw_winograd_half(
     """Any legal decisions."""
     if not half_isa(isa) or why_not_half(group) or why_no_epilogue(group, 'k'):
         return None
-    m = random.choice(SIZES)
+    m = random.choice(half_sizes(group))
     run, vectors = random.choice(register_tiles(group, isa))
     stage = product_stage(half_geometry(group, m))
     cut = random.choice(cuts_up_to(stage, most_threads, FREE))
