@@ -50,7 +50,10 @@ from tilewright.schedule.gpu import GpuSchedule
 NAME = 'matrix_steps'
 LEAST_BATCH = 8  # sequences from which on rows of matrix instructions are worth it
 MOST_ROWS = 64  # sequences of a block
+MOST_SUMS = 1024  # of a warp
 _DIMS = {'Sums': 'qdngh', 'Weights': 'qdghk', 'From': 'qdnk'}  # q: where there are several
+# What blocks do in every step, of kernels/gpu/work.py.
+_EACH_STEP = ('pieces', 'matrix', 'reads', 'wavefronts', 'copies', 'copied', 'other', 'stored')
 DECISIONS = ('bk', 'bp', 'tk', 'tp', 'kb', 'stages', 'split')
 
 
@@ -140,20 +143,17 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     steps = step_plan(group)
     if steps.batch < LEAST_BATCH or not machine.has(INTRINSIC):
         return others
-    high = min(-(-steps.batch // 16) * 16, MOST_ROWS)
-    if high == 48:
-        high = 64
+    high = next((n for n in (16, 32) if steps.batch <= n), MOST_ROWS)
     phase = max(steps.phases, key=lambda phase: _rows(steps, phase))
     found = []
-    for wide in (16, 32, 64, 128):
+    for wide in (32, 64, 128):
         tiles = -(-_rows(steps, phase) // wide) * -(-steps.batch // high)
-        for waves in (1, 2):
+        tp = max(wide // 4, 8)
+        tk = high if high * tp <= MOST_SUMS else high // 2
+        for waves in (1, 2, 4):
             split = max(waves * machine.multiprocessors // tiles, 1)
-            for kb, stages in ((32, 3), (32, 4)):
-                across, tp = (4, wide // 4) if wide > 32 else (wide // 8, 8)
-                tk = high if high * wide <= 32 * across * 32 else high // 2
-                tiles_of = dict(bk=high, bp=wide, tk=max(tk, 16), tp=tp, kb=kb, stages=stages)
-                found.append(GpuSchedule.of(NAME, INTRINSIC, **tiles_of, split=split))
+            tiled = {'bk': high, 'bp': wide, 'tk': tk, 'tp': tp, 'kb': 32, 'stages': 3}
+            found.append(GpuSchedule.of(NAME, INTRINSIC, **tiled, split=split))
     return (*dict.fromkeys(found), *others)
 
 
@@ -163,7 +163,11 @@ def _rows(steps: StepPlan, phase: Phase) -> int:
 
 
 def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
-    """[Group, GpuSchedule] -> [Work]: the products of all steps, and a launch for the functions."""
+    """[Group, GpuSchedule] -> [Work]: the products of all steps, each behind the one before it.
+
+    Functions begin while the last products end, so that both launches of a phase are counted as
+    one: with two, predictions were 3 to 6 us a step too long (LSTMs of 8 to 64 sequences, H200).
+    """
     steps, found = plans(group, schedule)
     inner = GpuSchedule.of(
         'inner', schedule.intrinsic, **{n: schedule[n] for n in DECISIONS}, joint=0
@@ -171,9 +175,10 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     main = max(found, key=lambda p: p.results)
     one = work_of_products(main.group, inner, registers)
     moved = sum(8.0 * p.split * p.results for p in found)
+    turns = steps.steps * len(found)
+    many = {name: turns * getattr(one, name) for name in _EACH_STEP}
     return replace(
-        one, blocks=one.blocks * steps.steps, split=1,
-        extra_kernels=2 * len(found) * steps.steps, extra_bytes=moved * steps.steps,
+        one, **many, extra_kernels=turns, extra_bytes=moved * steps.steps
     )  # fmt: skip
 
 
