@@ -358,7 +358,7 @@ class _AllSteps(PhaseKernel):
 
     def _received(self, number: int, product: Product) -> list[str]:
         """What all units left of all sequences, to shared memory."""
-        p, steps = self.p, self.steps
+        p = self.p
         units, (run, count, turns) = product.units, p.asked(product)
         tag = 't' if product.last else 't + 1'
         first = _place(p, product.source, f'({tag}) & 1', '0', '0')
