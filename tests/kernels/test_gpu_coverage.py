@@ -42,6 +42,10 @@ CASES = {
     'fft/mma': GpuSchedule.of('fft', 'mma_tf32x3', size=12,
                               **(TILED | {'bp': 2, 'tk': 16, 'tp': 16})),
     'general': GpuSchedule.of('general', threads=64),
+    'matrix_steps': GpuSchedule.of('matrix_steps', 'mma_tf32x3', bk=16, bp=16, tk=16, tp=8, kb=8,
+                                   stages=2, split=1),
+    'matrix_steps/split': GpuSchedule.of('matrix_steps', 'mma_tf32x3', bk=16, bp=16, tk=16, tp=8,
+                                         kb=8, stages=2, split=2),
     'patch': GpuSchedule.of('patch', 'mma_tf32x3', **PATCH, bk=16, tk=16, tp=16),
     'patch/wgmma': GpuSchedule.of('patch', 'wgmma_tf32x3', **PATCH, bk=16, tk=16, tp=64),
     'patch/mixed': GpuSchedule.of('patch', 'wgmma_tf32_bf16', **PATCH, bk=16, tk=16, tp=64),
@@ -68,7 +72,10 @@ WARPGROUPS = (
     'patch/mixed', 'patch/wgmma', 'strip/mixed', 'strip/rows', 'winograd/mixed', 'winograd/wgmma',
 )  # fmt: skip
 # No OpenCL that runs on a CPU has these, nor blocks that run together.
-MATRIX = ('attention/mma', 'fft/mma', 'patch', 'strip', *WARPGROUPS, 'tiled/mma', 'winograd/mma')
+MATRIX = (
+    'attention/mma', 'fft/mma', 'matrix_steps', 'matrix_steps/split', 'patch', 'strip', *WARPGROUPS,
+    'tiled/mma', 'winograd/mma',
+)  # fmt: skip
 
 
 def problem(schema: str, edge: int) -> Group:
@@ -82,13 +89,14 @@ def problem(schema: str, edge: int) -> Group:
     if schema.startswith('attention'):
         heads = sized(1, 2, 16 + edge, 32 + edge, 8 + edge, 12 - edge)
         return attention(heads, between=masks(heads, 16))
-    if schema in ('recurrence', 'persistent'):
+    if schema in ('recurrence', 'persistent') or schema.startswith('matrix_steps'):
         kind = ('gru', 'lstm', 'rnn')[edge + 1]
+        batch, long = (2, 8) if schema in ('recurrence', 'persistent') else (16, 16)
         functions = {
             'gru': (SIGMOID, TANH), 'lstm': (SIGMOID, TANH, TANH), 'rnn': (TANH,)
         }[kind]  # fmt: skip
         layer = Recurrent(
-            kind, 3, 2 + edge, 8 + edge, (False, True), (functions,) * 2,
+            kind, 3, batch + edge, long + edge, (False, True), (functions,) * 2,
             projected=5 if kind == 'lstm' and schema == 'recurrence' else 0,
             lengths='i32' if kind == 'gru' else '',
             initial_state=kind != 'rnn',

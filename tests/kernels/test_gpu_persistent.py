@@ -92,6 +92,14 @@ def test_chosen_where_blocks_run_together_and_weights_fit():
     assert search(large, h200, 1, 1e-4)[0].schedule.schema == 'recurrence'
 
 
+def test_many_sequences_go_to_matrix_instructions_unless_errors_must_be_small():
+    h200, group = known_gpu('h200'), layer('lstm', 100, 64, 800)
+    best = search(group, h200, 1, 1e-4)[0]
+    assert best.schedule.schema == 'matrix_steps'
+    assert search(group, h200, 1, 1e-6)[0].schedule.schema == 'recurrence'
+    assert best.predicted_s < search(group, h200, 1, 1e-6)[0].predicted_s / 2
+
+
 def test_what_is_refused():
     with pytest.raises(ScheduleError, match='one width'):
         plan(

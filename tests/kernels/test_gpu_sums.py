@@ -126,6 +126,9 @@ def test_rows_that_a_list_names_are_added_in_its_order(shape: tuple[int, ...]) -
     [
         GpuSchedule.of('recurrence', threads=32, lanes=4, batch=2, wide=1),
         GpuSchedule.of('persistent', per=2, kept=1, batch=2),
+        GpuSchedule.of(
+            'matrix_steps', 'mma_tf32x3', bk=16, bp=16, tk=16, tp=8, kb=8, stages=2, split=1
+        ),
     ],
     ids=lambda s: s.schema,
 )

@@ -87,14 +87,19 @@ def test_training_steps_stand_beside_the_decks_mean(data: Path) -> None:
         'a': row | {'us': {'ours': 300.0, 'torch': 200.0}},
         'b': row | {'us': {'ours': 100.0, 'torch': 210.0}},
         'c': row | {'network': 'dlrm', 'batch': 128, 'stage': 'compiled'},
-    }
+        'd': row | {'network': 'bert_base', 'batch': 4, 'us': {'ours': 90.0, 'torch': 200.0}},
+        'e': row | {'network': 'bert_base', 'batch': 4, 'gradient_errors': {'ours': 3e-5},
+                    'us': {'ours': 100.0, 'torch': 195.0, 'inductor': 189.0}},
+    }  # fmt: skip
     (data / 'training.json').write_text(json.dumps({'rows': rows}))
     found = deepcuts_speedup.run(options('deepcuts-speedup', data))
     assert found['training']['best_peer_over_ours'] == pytest.approx(2.1)
     lines = [line.split() for line in deepcuts_speedup.text(found).splitlines()]
     assert ['step', 'of', 'resnet50', '16', '100.0', '210.0', '2.10', '2.0e-05'] in lines
+    # Inductor was timed beside another step of the workload.
+    assert ['step', 'of', 'bert_base', '4', '90.0', '189.0', '2.10', '2.0e-05'] in lines
     assert ['step', 'of', 'dlrm', '128', '-', '-', '-', 'not', 'timed'] in lines
-    assert any('1 of 16 workloads' in ' '.join(line) for line in lines)
+    assert any('2 of 16 workloads' in ' '.join(line) for line in lines)
     (data / 'training.json').write_text('[]')
     with pytest.raises(InputError, match=r'training\.json is not what gpu_training'):
         deepcuts_speedup.run(options('deepcuts-speedup', data))

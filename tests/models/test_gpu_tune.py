@@ -172,6 +172,17 @@ def test_schedules_of_real_spaces_are_legal_and_differ_in_few_decisions(machine:
             assert near.schema == schedule.schema
 
 
+def test_long_sums_are_drawn_with_the_splits_that_they_need() -> None:
+    """A sum of 32,000 terms is too long for matrix instructions unless blocks share it, also where
+    there are blocks enough without.
+    """
+    group = tw.matmul(m=1920, n=1024, k=32000)
+    space, rng = moves(group, known_gpu('h200'), ['strip']), random.Random(1)
+    drawn = [s for _ in range(400) if (s := space.draw(rng))]
+    assert drawn
+    assert all(s['split'] > 1 for s in drawn)
+
+
 def test_depthwise_layers_have_their_own_space() -> None:
     group = tw.conv2d(c=32, h=14, w=14, k=32, r=3, s=3, pad=1, groups=32)
     kinds = {schema for schema, _ in moves(group, known_gpu('h200')).tables}

@@ -23,7 +23,7 @@ from tilewright.graph.concat import concat
 from tilewright.graph.memory import Memory, Place, plan
 from tilewright.graph.memory_proof import Beside, Rooms, box, prove_memory
 from tilewright.graph.program import Program
-from tilewright.graph.proof import Access, Block, Event, Region, prove
+from tilewright.graph.proof import Access, Block, Event, Region, _levels, prove
 from tilewright.network.compile import prepare
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.slices import into_slice
@@ -380,18 +380,37 @@ def test_classes_of_a_strided_gradient_are_a_few_pieces():
     """Every second element of every second row by events of their own: told apart at once, and one
     that is moved by an element is refused.
     """
-    width, rows = 256, 1 << 14
-    classes = [(row, column) for row in (0, 1) for column in (0, 1)]
+    for width, rows in ((256, 1 << 14), (147, 3 * 147)):
+        size = 4 * width * rows
+        assert refused(strided_classes(width, rows, 0), size) == ''
+        said = refused(strided_classes(width, rows, 4), size)
+        assert 'both write' in said or 'nothing has' in said
 
-    def events(shift: int) -> list[Event]:
-        made = []
-        for number, (row, column) in enumerate(classes):
-            levels = ((8 * width, rows // 2), (8, width // 2))
-            start = 4 * (row * width + column) - (shift if number == 3 else 0)
-            write = touch('g', 0, 4, levels=levels, start=start)
-            made.append(Event(f'class {number}', (), [write], (number - 1,) if number else ()))
-        return [*made, Event('read', [touch('g', 0, 4 * width * rows)], (), (3,))]
 
-    size = 4 * width * rows
-    assert refused(events(0), size) == ''
-    assert 'both write' in refused(events(4), size) or 'nothing has' in refused(events(4), size)
+def strided_classes(width: int, rows: int, shift: int) -> list[Event]:
+    """Rows of planes; an odd width ends a row in another class than an even one."""
+    made, plane = [], rows if width % 2 == 0 else width
+    for number, (row, column) in enumerate((r, c) for r in (0, 1) for c in (0, 1)):
+        down, across = (plane - row + 1) // 2, (width - column + 1) // 2
+        levels = ((4 * width * plane, rows // plane), (8 * width, down), (8, across))
+        start = 4 * (row * width + column) - (shift if number == 3 else 0)
+        write = touch('g', 0, 4, levels=levels[rows == plane :], start=start)
+        made.append(Event(f'class {number}', (), [write], (number - 1,) if number else ()))
+    return [*made, Event('read', [touch('g', 0, 4 * width * rows)], (), (3,))]
+
+
+@pytest.mark.parametrize(
+    ('starts', 'levels'),
+    [
+        ([5], ()),
+        ([0, 8, 16], ((8, 3),)),
+        ([0, 8, 100, 108, 200, 208], ((100, 3), (8, 2))),
+        ([0, 1, 4, 5, 20, 21, 24, 25], ((20, 2), (4, 2), (1, 2))),
+        ([0, 8, 100, 108, 200], None),
+        ([0, 8, 17], None),
+    ],
+)
+def test_places_at_equal_distances_are_levels_of_a_region(starts, levels):
+    assert _levels(starts) == levels
+    if levels is not None:
+        assert [a for a, _ in Region(starts[0], 1, levels).runs()] == starts

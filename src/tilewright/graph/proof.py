@@ -472,7 +472,8 @@ def _shared(
 ) -> Iterator[tuple[Region, tuple[int, ...]]]:
     """The parts of a turn, each with the numbers of the accesses that touch all of it.
 
-    Parts of the same accesses at equal distances (every second element of a row) are one.
+    Parts of the same accesses at equal distances (every second element of a row, of every second
+    row) are one.
     """
     edges = {0, step}
     for _, region in listed:
@@ -487,11 +488,28 @@ def _shared(
     for place, own in enumerate(numbers):
         alike.setdefault((own, points[place + 1] - points[place]), []).append(points[place])
     for (own, run), starts in alike.items():
-        apart = starts[1] - starts[0] if len(starts) > 1 else 0
-        if len(starts) > 1 and all(b - a == apart for a, b in itertools.pairwise(starts)):
-            yield Region(starts[0], run, ((apart, len(starts)),)), own
+        levels = _levels(starts)
+        if levels is not None:
+            yield Region(starts[0], run, levels), own
         else:
             yield from ((Region(start, run), own) for start in starts)
+
+
+def _levels(starts: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+    """Places in order as levels of a region; None where they are not at equal distances, nor equal
+    groups of such places at equal distances, and so on.
+    """
+    if len(starts) == 1:
+        return ()
+    apart = starts[1] - starts[0]
+    gaps = [b - a for a, b in itertools.pairwise(starts)]
+    count = next((n for n, gap in enumerate(gaps, 1) if gap != apart), len(starts))
+    group = [place - starts[0] for place in starts[:count]]
+    firsts = starts[::count]
+    if [first + place for first in firsts for place in group] != list(starts):
+        return None
+    outer = _levels(firsts)
+    return None if outer is None else (*outer, (apart, count))
 
 
 def _turns(accesses: Sequence[Access]) -> dict[int, tuple[int, int]]:

@@ -11,7 +11,8 @@ and the gradients (momenta after one step from zero) are compared with PyTorch's
 PyTorch's own in float32 with them (`TIMES_THEIRS`; --no-check leaves that out). Dropout drops
 nothing on either side. --turn FILE locks a file while the GPU is used; with --ahead h200 schedules
 are chosen and kernels compiled before that, so that several processes may do so meanwhile
-(gpu_training_all.py starts them). A JSON file holds one row for each workload and way of tuning:
+(gpu_training_all.py starts them); --fill does only that, and has Inductor compile its step as well.
+A JSON file holds one row for each workload and way of tuning:
 rows that are there and complete are not measured again (--again does), and a row says how far it
 got, and what went wrong.
 """
@@ -104,7 +105,7 @@ def _squares(scores: Any, target: Any) -> Any:
 
 
 class Theirs:
-    """PyTorch's step on a device."""
+    """PyTorch's step on a device; `compiled`: forward, loss, backward and updates by Inductor."""
 
     def __init__(
         self, workload: Workload, device: str, compiled: bool = False,
@@ -114,16 +115,22 @@ class Theirs:
             return (x * (1 + change)).to(device, dtype) if x.is_floating_point() else x.to(device)
 
         self.module = copy.deepcopy(workload.module).to(device, dtype)
-        self.run = torch.compile(self.module) if compiled else self.module
         self.inputs = [there(x) for x in workload.inputs]
         self.target, self.loss = there(workload.target), workload.loss
-        self.optimizer = torch.optim.SGD(self.module.parameters(), RATE, MOMENTUM)
+        fused = device == 'cuda' and not compiled  # one kernel for all updates: the fastest there
+        self.optimizer = torch.optim.SGD(self.module.parameters(), RATE, MOMENTUM, fused=fused)
+        self.forward, self.update = self._forward, self.optimizer.step
+        if compiled:
+            self.forward, self.update = torch.compile(self._forward), torch.compile(self.update)
+
+    def _forward(self) -> Any:
+        return self.loss(self.module(*self.inputs), self.target)
 
     def __call__(self) -> Any:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.run(*self.inputs), self.target)
+        loss = self.forward()
         loss.backward()
-        self.optimizer.step()
+        self.update()
         return loss.detach()
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -311,6 +318,12 @@ def _measured(given: argparse.Namespace, journal: Journal, key: str, batch: int)
         program, _ = step_program(trained, rule)
         on_paper(program, as_driver_says(given.ahead), given.max_rel_err)[1].built()
         journal.put('prepared')
+    if given.fill:
+        torch_on_gpu()
+        torch.set_grad_enabled(True)
+        _inductor(workload)
+        journal.put('filled')
+        return
     with _turn(given.turn):
         journal.put('begins')
         options = {
@@ -355,6 +368,7 @@ def _compared(
         print(f'losses {verdict["losses"]}, gradients off by {verdict["gradient_errors"]}')
     if not on_gpu:
         return
+    step(*(x.numpy() for x in (*workload.inputs, workload.target)))  # data, also if unchecked
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     timers: dict[str, Callable[[int], list[float]]] = {
@@ -365,8 +379,7 @@ def _compared(
     if given.inductor:
         begin = time.perf_counter()
         try:
-            quick = Theirs(workload, 'cuda', compiled=True)
-            quick()
+            quick = _inductor(workload)
             timers['inductor'] = replayed(torch, 'inductor', quick, {}, 1, given.copies).time
             journal.put('inductor', inductor_s=time.perf_counter() - begin)
         except Exception as error:  # whatever it raises: the others are timed
@@ -386,6 +399,14 @@ def _compared(
         print(f'kernels in a row: {journal.rows[key]["in_a_row_us"]:.0f} us')
         print(f'tasks one by one: {sum(r["us"] for r in rows):.0f} us')
         print_tasks(rows)
+
+
+def _inductor(workload: Workload) -> Theirs:
+    """Inductor's step, compiled."""
+    theirs = Theirs(workload, 'cuda', compiled=True)
+    for _ in range(2):  # the second finds gradients and momenta, which is compiled anew
+        theirs()
+    return theirs
 
 
 def _ratios(samples: Mapping[str, list[float]]) -> dict:
@@ -408,6 +429,8 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--copies', type=int, default=3, help='steps in one sample')
     parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
+    parser.add_argument('--fill', action='store_true',
+                        help='compile only, by us with --ahead, and by Inductor')  # fmt: skip
     parser.add_argument('--profile', action='store_true', help='time every task by itself')
     parser.add_argument('--small', action='store_true', help='the same structure with small layers')
     parser.add_argument('--plan', metavar='GPU', help='predict for this GPU, run nothing')

@@ -7,15 +7,17 @@ behind `--`. Comes out: its JSON file, one row for each workload, written after 
 a run that is cut off keeps what it has. Each workload is a process of its own: it imports, chooses
 and compiles without the GPU, then waits for its turn there (a locked file), so that nothing else
 uses the GPU while it is checked and timed. One that fails leaves its error in its row; rows that
-are complete are left alone. After --within seconds what still runs is ended. With --inductor those
-whose time is known are timed again beside torch.compile, with --libraries those that lost with
-cuDNN and cuBLAS allowed, as long as time is left.
+are complete are left alone. After --within seconds what still runs is ended. With --inductor
+torch.compile takes part: its steps are compiled first, several at a time (--filled: that has been
+done). With --libraries all are timed again with cuDNN and cuBLAS allowed, the lowest ratios first,
+as long as time is left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,7 +33,6 @@ from tilewright_lab.figures.deepcuts_training import WORKLOADS
 ORDER = ('dlrm', 'deepspeech2', 'attention_rnn', 'resnet50', 'inception_v3', 'densenet121',
          'mobilenet_v2', 'bert_base')  # fmt: skip
 LONGEST_S = 150.0  # that one workload may use the GPU
-ENOUGH = 1.0  # ratio of times below which libraries are tried
 
 Workload = tuple[str, int]
 
@@ -76,7 +77,10 @@ class Runs:
             '--turn', str(self.folder / 'turn.lock'), '--ahead', self.given.gpu, *more,
         ]  # fmt: skip
         threads = str(max((os.cpu_count() or 1) // self.given.parallel, 1))
-        environment = {'OMP_NUM_THREADS': threads, 'PYTHONUNBUFFERED': '1'} | os.environ
+        environment = {
+            'OMP_NUM_THREADS': threads, 'PYTHONUNBUFFERED': '1',
+            'TORCHINDUCTOR_COMPILE_THREADS': threads,
+        } | os.environ  # fmt: skip
         process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
@@ -85,7 +89,7 @@ class Runs:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if ': prepared after' in line:
+            if ': prepared after' in line and '--fill' not in more:
                 slot.release()
             if ': begins after' in line:
                 timer.cancel()
@@ -131,19 +135,24 @@ def main() -> None:
     parser.add_argument('--only', nargs='*', metavar='NET-BATCH', default=[])
     parser.add_argument('--libraries', action='store_true')
     parser.add_argument('--inductor', action='store_true')
+    parser.add_argument('--filled', action='store_true')
     given = parser.parse_args(words)
     workloads = [(name, batch) for name in ORDER for batch in WORKLOADS[name]]
     if given.only:
         workloads = [(n, b) for n, b in workloads if f'{n}-{b}' in given.only]
     runs = Runs(given)
-    runs.all(workloads, more)
-    rows = rows_of(given.json)
-    timed = [(n, b) for n, b in workloads if 'ratio' in rows.get(f'{n}-b{b}-model-none', {})]
-    if given.libraries:
-        lost = [(n, b) for n, b in timed if rows[f'{n}-b{b}-model-none']['ratio'] < ENOUGH]
-        runs.all(lost, [*more, '--libraries', 'auto'])
+    if given.inductor and not given.filled:
+        runs.all(workloads, [*more, '--fill'])
     if given.inductor:
-        runs.all(timed, [*more, '--again', '--inductor', '--no-check'])
+        more.append('--inductor')
+    runs.all(workloads, more)
+    if given.libraries:
+        rows = rows_of(given.json)
+
+        def ratio(workload: Workload) -> float:
+            return rows.get('{}-b{}-model-none'.format(*workload), {}).get('ratio', math.inf)
+
+        runs.all(sorted(workloads, key=ratio), [*more, '--libraries', 'auto'])
     for key, row in rows_of(given.json).items():
         print(key, row.get('stage'), row.get('us'), row.get('ratio'), row.get('right'),
               str(row.get('error', ''))[:160])  # fmt: skip

@@ -20,7 +20,7 @@ from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.inner import INNER
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
-from tilewright.kernels.gpu.schemas.recurrence import PERSISTENT, RECURRENCE
+from tilewright.kernels.gpu.schemas.recurrence import MATRIX_STEPS, PERSISTENT, RECURRENCE
 from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.scatter import SCATTER
 from tilewright.kernels.gpu.schemas.sums import SUMS
@@ -33,7 +33,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OWN = (
     TILED, PATCH, STRIP, RS, S, DEPTHWISE, GENERAL, ROWS, TRANSPOSED, WINOGRAD, DFG, FFT,
-    RECURRENCE, ATTENTION, PERSISTENT, VECTOR, CHANNELS, SUMS, INNER, SCATTER,
+    RECURRENCE, ATTENTION, PERSISTENT, VECTOR, CHANNELS, SUMS, INNER, SCATTER, MATRIX_STEPS,
 )  # fmt: skip
 FALLBACK = GENERAL  # computes every group but those whose steps follow each other
 BESIDE = GpuSchedule.of(FALLBACK.name, threads=256)  # for parts of a group beside the main one

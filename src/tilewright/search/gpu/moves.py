@@ -137,7 +137,7 @@ class Moves:
             tiles |= zip(names, rng.choice(values), strict=True)
         schedule = GpuSchedule.of(*kind, **tiles)
         legal, blocks = self._look(schedule)
-        if not legal or rng.random() > self._promise(blocks, tiles.get('split', 1)):
+        if not legal or rng.random() > self._promise(schedule, blocks):
             return None
         return schedule
 
@@ -147,10 +147,17 @@ class Moves:
         often = FRONTED if schema.front and has_front(self.group) else 1.0
         return often * schema.intrinsics[kind[1]]
 
-    def _promise(self, blocks: int, split: int) -> float:
-        """How readily a draw is taken: blocks that leave the machine idle are rarely the best."""
+    def _promise(self, schedule: GpuSchedule, blocks: int) -> float:
+        """How readily a draw is taken: blocks that leave the machine idle are rarely the best, nor
+        many that share a sum, unless it would be too long for matrix instructions else.
+        """
+        tiles = dict(schedule.tiles)
+        split = tiles.get('split', 1)
         if split > 1 and blocks > MANY_JOINED * self.machine.multiprocessors:
-            return 0.0
+            half = GpuSchedule.of(
+                schedule.schema, schedule.intrinsic, **(tiles | {'split': split // 2})
+            )
+            return 0.0 if precise(self.group, half) else 1.0
         return 0.1 if blocks < FEW_BLOCKS * self.machine.multiprocessors else 1.0
 
     def neighbours(self, schedule: GpuSchedule) -> list[GpuSchedule]:

@@ -171,6 +171,7 @@ def search(
     """
     if group.is_sequential or (is_chained(group) and not products):
         found = _special(group, machine) or _general(group, machine)
+        found = tuple(c for c in found if is_precise(group, c.schedule, max_rel_err))
         best = sorted(found, key=lambda choice: choice.predicted_s)
         return tuple(best[:top]) if products else found[-1:]
     if is_chained(group):

@@ -27,9 +27,8 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     operands = {item.name: item.tensor for item in p.epilogue.operands}
-    partial = Array('partial', ('part', 'i'), (p.split, p.results), written=True)
-    sums = [partial] if p.split > 1 else []
-    kernels = [_main(p, sums), *(_join(p, one) for one in sums)]
+    sums = [partial_sums(p)] if p.split > 1 else []
+    kernels = [summing_kernel(p, sums), *(_join(p, one) for one in sums)]
     return Module(
         group,
         (*tensor_buffers(group), *buffers_of(sums)),
@@ -37,7 +36,13 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     )
 
 
-def _main(p: InnerPlan, sums: list[Array]) -> Kernel:
+def partial_sums(p: InnerPlan) -> Array:
+    """What each of the blocks that share a tile leaves."""
+    return Array('partial', ('part', 'i'), (p.split, p.results), written=True)
+
+
+def summing_kernel(p: InnerPlan, sums: list[Array]) -> Kernel:
+    """The products; they go to `sums` where that is given, and else through the epilogue."""
     columns, rows = p.own
     ahead = p.stages - 1
     body = [
@@ -51,7 +56,7 @@ def _main(p: InnerPlan, sums: list[Array]) -> Kernel:
             ['COPY_WAIT(0);', 'BARRIER;'],
             _multiplied(p),
         ),
-        *_store(p),
+        *_store(p, bool(sums)),
     ]
     tensors = dict.fromkeys(operand.access.tensor for _, operand, _ in p.sides)
     behind = [] if sums else [
@@ -141,13 +146,13 @@ def _multiplied(p: InnerPlan) -> list[str]:
     return [*lines, *pieces.multiplied(down, across), '}']
 
 
-def _store(p: InnerPlan) -> list[str]:
+def _store(p: InnerPlan, partial: bool) -> list[str]:
     """Sums through the epilogue into the result, or into the workspace."""
     columns, rows = p.own
     tests = ' && '.join(
         f'{side}_at < {operand.count}' for side, operand, count in p.sides if operand.count % count
     )
-    if p.split > 1:
+    if partial:
         index = f'(group * {p.roles.tall.count} + y_at) * {p.roles.wide.count} + x_at'
         inside = [f'@partial[part=BLOCK_Z, i={index}] = acc[i][j];']
     else:

@@ -1,11 +1,12 @@
 """Schemas of steps that follow each other: `RECURRENCE`, a kernel for each phase of a step
-(code.py), and `PERSISTENT`, one kernel for all steps (persistent.py).
+(code.py), `PERSISTENT`, one kernel for all steps (persistent.py), and `MATRIX_STEPS`, products of
+many sequences by matrix instructions (matrix.py).
 """
 
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import GpuSchema
-from tilewright.kernels.gpu.schemas.recurrence import code, persistent
+from tilewright.kernels.gpu.schemas.recurrence import code, matrix, persistent
 
 RECURRENCE = GpuSchema(
     name=code.NAME,
@@ -22,4 +23,13 @@ PERSISTENT = GpuSchema(
     whole=True,
     propose=persistent.propose,
     work=persistent.work,
+)
+MATRIX_STEPS = GpuSchema(
+    name=matrix.NAME,
+    words='recurrent: products of a step by matrix instructions, then its functions',
+    generate=matrix.generate,
+    intrinsics={matrix.INTRINSIC: 1.0},
+    whole=True,
+    propose=matrix.propose,
+    work=matrix.work,
 )

@@ -90,6 +90,19 @@ class PersistentPlan:
         """Fours of a row that are in registers."""
         return min(self.kept, self.fours(product))
 
+    def asked(self, product: Product) -> tuple[int, int, int]:
+        """(values of a word, words of all units and sequences, words that a thread asks for at
+        once).
+        """
+        run = 2 if product.units % 2 == 0 else 1
+        count = self.steps.batch * product.units // run
+        return run, count, min(-(-count // self.threads), max(ASKED // self.threads, 1))
+
+    def rounds(self, product: Product) -> int:
+        """Times that a thread asks for words and waits for them."""
+        _, count, turns = self.asked(product)
+        return -(-count // (turns * self.threads))
+
     @property
     def registers(self) -> int:
         weights = sum(FOUR * p.gates * self.held(p) for p in self.products)
@@ -167,7 +180,9 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
 
 
 def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
-    """[Group, GpuSchedule] -> [Work]: each phase waits for the one before it, out and in again."""
+    """[Group, GpuSchedule] -> [Work]: each phase waits for the one before it, out and in again, and
+    for every round of what it asks for.
+    """
     p = plan(group, schedule)
     turns, steps = p.steps.steps * len(p.steps.phases), p.steps
     each = sum(FOUR * x.gates * p.fours(x) for x in p.products)  # of a lane and a sequence
@@ -183,7 +198,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         turns, warps * each * steps.batch, 0.0, warps * (reads + rest),
         warps * FOUR * (reads + rest), steps.steps * received / 8 / WARP,
         weights + steps.steps * received, warps * (10 * sums + 60 * len(steps.phases)),
-        8.0 * steps.steps * p.per * steps.batch, 0.0, extra_kernels=2, waits=2.0 * turns,
+        8.0 * steps.steps * p.per * steps.batch, 0.0, extra_kernels=2,
+        waits=turns + steps.steps * sum(p.rounds(x) for x in p.products),
     )  # fmt: skip
 
 
@@ -342,12 +358,10 @@ class _AllSteps(PhaseKernel):
 
     def _received(self, number: int, product: Product) -> list[str]:
         """What all units left of all sequences, to shared memory."""
-        p, steps = self.p, self.steps
-        units, run = product.units, 2 if product.units % 2 == 0 else 1
+        p = self.p
+        units, (run, count, turns) = product.units, p.asked(product)
         tag = 't' if product.last else 't + 1'
         first = _place(p, product.source, f'({tag}) & 1', '0', '0')
-        count = steps.batch * units // run
-        turns = min(-(-count // p.threads), max(ASKED // p.threads, 1))
         stores = [f'x_{number}[row * {p.pitch(product)} + k] = RECEIVED(got[turn], 0);']
         if run == 2:
             stores.append(f'x_{number}[row * {p.pitch(product)} + k + 1] = RECEIVED(got[turn], 1);')

@@ -6,7 +6,8 @@ kernel. A block owns some rows x, whose sums are in shared memory:
 
     it reads the list, some numbers a thread, and writes those that are its own to shared memory in
     the order of the list: counts of threads, added up, say where each of them writes;
-    it adds the rows Up[j] of that short list one by one, always the same thread to a column;
+    it adds the rows Up[j] of that short list one by one, always the same thread to a column, and
+    asks for several before it adds the first;
     it applies what follows and stores its rows.
 
 No atomics, and one order of every sum. Decisions:
@@ -37,6 +38,7 @@ from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'scatter'
 EACH = 8  # numbers of the list that a thread reads at once
+AT_ONCE = 16  # rows that are asked for before the first is added: many may go to one row
 MOST_SUMS = 8192  # floats of shared memory that hold the sums of a block
 ROWS = 64  # of a block, where they fit
 
@@ -57,7 +59,7 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
         raise ScheduleError(
             f'{group.label}: sums of {rows} rows are more than {MOST_SUMS} numbers; take fewer'
         )
-    safe, _ = safe_iterators(group, RESERVED)
+    safe, _ = safe_iterators(group, RESERVED | {'got', 'turn'})
     made = _kernel(safe, threads, rows)
     return Module(group, tensor_buffers(group), (Step.of(made),))
 
@@ -128,9 +130,17 @@ def _kernel(group: Group, threads: int, rows: int) -> Kernel:
         f'    const int all = counts[{threads - 1}];',
         f'    for (int column = THREAD; column < {columns}; column += {threads}) {{',
         *pieces.indented(pieces.decode('column', across), 2),
-        '        for (int i = 0; i < all; i++) {',
-        f'            const int {j} = from[2 * i];',
-        f'            sums[from[2 * i + 1] * {columns} + column] += {texts[found.added][0]};',
+        f'        for (int i = 0; i < all; i += {AT_ONCE}) {{',
+        f'            float got[{AT_ONCE}];',
+        '#pragma unroll',
+        f'            for (int turn = 0; turn < {AT_ONCE}; turn++) {{',
+        f'                const int {j} = from[2 * min(i + turn, all - 1)];',
+        f'                got[turn] = {texts[found.added][0]};',
+        '            }',
+        '#pragma unroll',
+        f'            for (int turn = 0; turn < {AT_ONCE}; turn++)',
+        '                if (i + turn < all)',
+        f'                    sums[from[2 * (i + turn) + 1] * {columns} + column] += got[turn];',
         '        }',
         '    }',
         '}',
