@@ -295,8 +295,9 @@ def _batches(looks: Sequence[_Look]) -> Iterator[list[_Source]]:
 
 
 def _look_further(look: _Look, number: int) -> None:
-    """Sources at points that show every size of short axes, and along lines of longer ones; more of
-    them wherever a kernel of those that are there would not serve.
+    """Sources at points that show every size of short axes, and along lines of longer ones, or of
+    the smallest sizes, where most kernels differ; more of them wherever a kernel of those that are
+    there would not serve.
     """
     box = look.one.family.box
     wide = [sizes for sizes in box if len(sizes) > 1]
@@ -304,12 +305,20 @@ def _look_further(look: _Look, number: int) -> None:
     for point in dict.fromkeys((*_smallest(box), *_staggered(box, 0))):
         look.at(number, point)
     quick = look.characters[number] <= SHORT
-    for line in _lines(box) if along or quick else ():
-        _refine(look, number, line, len(wide) == 1)
+    lines = list(_lines(box)) if along or quick else []
+    least = tuple(sizes[0] for sizes in box)
+    late = [] if along else [line for line in lines if line[0] != least]
+    for line in lines:
+        if line not in late:
+            _refine(look, number, line, len(wide) == 1)
     held = 0
     for point in (*_staggered(box, 1), *_diagonal(box)):
         held = held + 1 if look.at(number, point) else 0
-        if held >= ENOUGH and not quick:
+        if not held:
+            for line in late:
+                _refine(look, number, line, len(wide) == 1)
+            late = []
+        if held >= ENOUGH:
             break
 
 
