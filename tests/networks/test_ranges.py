@@ -29,12 +29,14 @@ from tilewright.graph.ranges import find_ranges, spread
 from tilewright.network import export
 from tilewright.network.compile import read
 from tilewright.network.ranged import plan_ranges, ranged_network
+from tilewright.store import ranges_file
 from tilewright.targets.cpu import ranged
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 
 ort = pytest.importorskip('onnxruntime')
 LENGTHS = {'ids': (1, range(2, 8))}
+WORD = np.arange(7)[None]
 IMAGES = {'x': (range(1, 3), 3, range(16, 49, 16), range(16, 49, 16))}
 
 
@@ -82,6 +84,38 @@ def test_a_file_of_ranges_is_loaded(made):
     loaded = tw.load(file)
     assert np.array_equal(loaded(ids), net(ids))
     assert (loaded.ranges, loaded.certificate) == (net.ranges, net.certificate)
+
+
+@pytest.mark.filterwarnings('error:.*not built ahead')
+def test_a_loaded_file_has_the_same_libraries_from_the_sources_that_it_names(made, monkeypatch):
+    """Other libraries would be compiled by `load`, and sources of all sizes take long to write."""
+    net, file = made
+    looked: list[int] = []
+    at = ranged._Look.at
+
+    def count_looks(look, number, point):
+        looked[-1] += 1
+        return at(look, number, point)
+
+    monkeypatch.setattr(ranged._Look, 'at', count_looks)
+    for version in (ranged.code_version(), 'of code that writes other sources'):
+        monkeypatch.setattr(ranged, 'code_version', lambda version=version: version)
+        looked.append(0)
+        loaded = tw.load(file)
+        assert loaded.plans.kernels.sources().keys() == net.plans.kernels.sources().keys()
+        for length in LENGTHS['ids'][1]:
+            assert np.array_equal(loaded(WORD[:, :length]), net(WORD[:, :length]))
+    assert looked[0] < looked[1]
+
+
+def test_a_file_that_names_sources_it_cannot_have_is_refused(made):
+    saved = made[0].plans.saved
+    family, shown = saved.families[0].family, saved.families[0].shown
+    assert shown is not None
+    assert ranges_file._shown(family, {'shown': shown.to_json()}) == shown
+    for wrong in ([[0, 100]], [[-1, 3]], [[0, 3, 3]], [[len(family.groups), 3]], [[0, 2.0]]):
+        with pytest.raises(ModelError):
+            ranges_file._shown(family, {'shown': {'version': '1', 'points': wrong}})
 
 
 @needs_make

@@ -115,6 +115,37 @@ def test_sources_of_two_sizes_become_one_that_knows_both():
     assert other.numbers(made[1]) is None
 
 
+@pytest.mark.parametrize(
+    ('line', 'numbers'),
+    [
+        ('for (long i_1 = 0; i_1 < 100; i_1++)', (0, 100)),
+        ('x2[12] += 3.5f * vec4 + 0x10ul;', (12,)),
+        ('const float mean = 16.0f * 0.0025f;', (16, 400)),
+        ('"ldr q3, [%[a], #48]\\n\\t" /* */', ()),
+        ('#pragma unroll 4', ()),
+        ('y = __builtin_shufflevector(*(v *)(a + 7), z, 2, 3, 4, 5) + b[9];', (7, 9)),
+        ('p = 64ul * 1e-3f + 100000000.0f;', (64, 1000)),
+    ],
+)
+def test_whole_numbers_of_a_line_are_found_and_others_are_not(line, numbers):
+    """A number in a name, a lane or an instruction that became an element would not compile."""
+    text = _SOURCE.format(line)
+    found = read_source(text)
+    assert found.numbers == numbers
+    assert found.frame.count('\0') == len(numbers)
+    assert SizedSource.of([found]).source.count(line.replace('/* */', '')) == 1
+
+
+_SOURCE = """/* a head */
+long tw_parts(void) {{ return 1; }}
+long tw_scratch_bytes(void) {{ return 0; }}
+long tw_packed_bytes(void) {{ return 0; }}
+void tw_part(const tw_args *args, long part) {{
+    {}
+}}
+"""
+
+
 def test_every_tail_makes_one_form_of_all_remainders():
     forms: dict[bool, set[str]] = {False: set(), True: set()}
     for every in forms:

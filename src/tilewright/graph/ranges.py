@@ -189,9 +189,12 @@ def spread(box: Box, most: int) -> list[Point]:
     """
     if count(box) <= most:
         return list(points(box))
-    wide = sum(len(sizes) > 1 for sizes in box)
-    each = max(2, int(most ** (1 / wide)))
-    return list(itertools.product(*(_some(sizes, each) for sizes in box)))
+    wide = [i for i, sizes in enumerate(box) if len(sizes) > 1]
+    many = {i: max(2, int(most ** (1 / len(wide)))) for i in wide}
+    for i in wide:  # 5 by 4 for 20 of them
+        if math.prod((many | {i: many[i] + 1}).values()) <= most:
+            many[i] += 1
+    return list(itertools.product(*(_some(sizes, many.get(i, 1)) for i, sizes in enumerate(box))))
 
 
 def _some(sizes: range, most: int) -> list[int]:

@@ -231,7 +231,7 @@ def compile(
         if wanted_check is not None:
             check_ranges(made, saved, wanted_check)
         if save is not None:
-            ranges_file.write(save, saved)
+            ranges_file.write(save, made.plans.saved)
         give_back()
         return cast(Network, made)  # as far as callers go
     mix = None

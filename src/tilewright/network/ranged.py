@@ -210,6 +210,8 @@ def ranged_network(
 ) -> RangedNetwork:
     """The network of plans that were made, or that a file held."""
     kernels = build_ahead(saved.families, site.machine, progress)
+    pairs = zip(saved.families, kernels.shown, strict=True)
+    saved = replace(saved, families=tuple(replace(one, shown=shown) for one, shown in pairs))
     plans = RangedPlans(saved, kernels, site.machine, site.threads)
     return RangedNetwork(saved.ranges, plans.bound, certificate_of(saved), plans)
 

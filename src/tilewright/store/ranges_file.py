@@ -94,12 +94,31 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """Groups, by number, and points whose sources show all that libraries have to be told.
+
+    version   of the code that wrote these sources: another may write others
+    """
+
+    version: str
+    points: tuple[tuple[int, Point], ...]
+
+    def to_json(self) -> dict:
+        return {'version': self.version, 'points': [[n, *point] for n, point in self.points]}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Shown:
+        return cls(str(data['version']), tuple((n, tuple(point)) for n, *point in data['points']))
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedFamily:
     """A family and the anchors whose schedules its points have."""
 
     family: ProgramFamily
     anchors: tuple[Anchor, ...]
     certificate: Certificate = Certificate(0.0, (), 0)
+    shown: Shown | None = None
 
     def groups(self, program: Program) -> dict[int, Group]:
         """The groups of one of its programs by their number in the family."""
@@ -166,6 +185,7 @@ def write(path: str | os.PathLike[str], saved: SavedRanges) -> None:
                     for a in one.anchors
                 ],
                 'certificate': one.certificate.to_json(),
+                **({'shown': one.shown.to_json()} if one.shown else {}),
             }
         )
     about = {
@@ -229,4 +249,21 @@ def _family(item: dict, offsets: Mapping[str, int], data: np.ndarray) -> Planned
         check_whole('an anchor', anchor['point'])
         choices = tuple(Choice.from_json(choice) for choice in anchor['choices'])
         anchors.append(Anchor(tuple(anchor['point']), choices))
-    return PlannedFamily(family, tuple(anchors), Certificate.from_json(item['certificate']))
+    return PlannedFamily(
+        family, tuple(anchors), Certificate.from_json(item['certificate']), _shown(family, item)
+    )
+
+
+def _shown(family: ProgramFamily, item: dict) -> Shown | None:
+    """What a file says of it, if that can be."""
+    if 'shown' not in item:
+        return None
+    check_plain(item['shown'])
+    for entry in item['shown']['points']:
+        check_whole('a source', entry)
+        number, *point = entry
+        if not 0 <= number < len(family.groups) or len(point) != len(family.box):
+            raise ModelError(f'{entry} is not a group and a point of its family')
+        if not family.holds(tuple(point)):
+            raise ModelError(f'{point} is not a point of {family.box}')
+    return Shown.from_json(item['shown'])

@@ -17,26 +17,31 @@ array as their first argument.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from tilewright.errors import ScheduleError
 
-# Words, strings, pragmas and fractions are skipped; group 1 is a whole number, which may be written
-# as an unsigned one or as a float that holds it exactly. Group 2 is a fraction: 1 / 400 of a mean.
+# Strings, pragmas and fractions are skipped, and digits inside words do not begin a number; group 1
+# is a whole number, which may be written as an unsigned one or as a float that holds it exactly.
+# Group 2 is a fraction: 1 / 400 of a mean.
 _TOKEN = re.compile(
-    r'"(?:\\.|[^"\\])*"|#[^\n]*|[A-Za-z_]\w*|0[xX][0-9a-fA-F]+\w*'
+    r'"(?:\\.|[^"\\])*"|#[^\n]*|(?<![\w.])(?:0[xX][0-9a-fA-F]+\w*'
     r'|(\d+)(?:(?=ul\b)|(?=\.0f\b)(?<!\d{8})|(?![\w.]))'
-    r'|((?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)\w*|\d+\w*',
+    r'|((?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)\w*|\d+\w*)',
     re.DOTALL,
 )
+_GAP = '\0'  # where a number stood
 _INVERSE = '\x01'  # behind a number whose inverse is meant, as a float
 _SUFFIXES = (('ul', ''), ('.0f', '(float)'))  # behind a number, and before what replaces it
 _COMMENT = re.compile(r'/\*.*?\*/', re.DOTALL)
 _SHUFFLE = '__builtin_shufflevector('
-_CALLS = re.compile(r'__builtin_shufflevector\(|[()]')
+_BRACKETS = re.compile(r'[()]')
 _LANES = re.compile(r'(?:, -?\d+)+\)$')
 LANES_TEXT = 128  # characters that the lanes of a shuffle take, at most
 # Beginnings of the longest are those of every size: tables of positions, rows of zeros.
@@ -69,13 +74,13 @@ class SizedCall:
 class SourceAtSize:
     """One generated source, its numbers taken out.
 
-    pieces   the text around the numbers: piece, number, piece, number, .., piece
+    frame    the text with gaps where the numbers stood
     parts, scratch_bytes, packed_bytes    what its three size functions return
     packing  hash of all that `tw_pack` does: equal ones pack the same constants alike
     tables, zeros    what its tables hold, and how long its rows of zeros are
     """
 
-    pieces: tuple[str, ...]
+    frame: str
     numbers: tuple[int, ...]
     parts: int
     scratch_bytes: int
@@ -87,7 +92,12 @@ class SourceAtSize:
     @cached_property
     def form(self) -> str:
         """Hash of what sources that may share a kernel have in common."""
-        return _hash('\0'.join(self.pieces))
+        return _hash(self.frame)
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """Its numbers, to be compared at once."""
+        return np.array(self.numbers, np.int64)
 
     def call(self, numbers: tuple[int, ...]) -> SizedCall:
         """What a kernel is told to compute as this source does."""
@@ -99,49 +109,64 @@ class SourceAtSize:
 def read_source(text: str) -> SourceAtSize:
     """[C source] -> its form and its numbers."""
     text = text[text.index('*/') + 2 :]  # the first comment names sizes, for people
-    sizes = {name: int(value) for name, value in _SIZE.findall(text)}
+    outside: list[str] = []
+    frames: list[str] = []
+    numbers: list[int] = []
+    functions: dict[str, str] = {}
+    done = 0
+    for function in _FUNCTION.finditer(text):
+        functions[function[1]], frame, found = _frame(function[0])
+        outside.append(text[done : function.start()])
+        frames.append(frame)
+        numbers += found
+        done = function.end()
+    outside.append(text[done:])
+    around = _COMMENT.sub('', _GAP.join(outside))  # they name sizes, too
+    sizes = {name: int(value) for name, value in _SIZE.findall(around)}
     if len(sizes) != 3:
         raise ScheduleError('a source without its three size functions cannot be shared by sizes')
-    text = _SIZE.sub(r'long \1(void) { return -1; }', text)
-    text = _COMMENT.sub('', text)  # they name sizes, too
+    around = _SIZE.sub(r'long \1(void) { return -1; }', around)
     tables = tuple(
-        tuple(int(v) for v in found[2].split(',') if v.strip()) for found in _TABLE.finditer(text)
+        tuple(int(v) for v in found[2].split(',') if v.strip()) for found in _TABLE.finditer(around)
     )
-    zeros = tuple(int(found[2]) for found in _ZEROS.finditer(text))
-    text = _ZEROS.sub(r'\1[];', _TABLE.sub(r'\1[] = {};', text))
-    pieces: list[str] = []
-    numbers: list[int] = []
-    done = 0
-    gap = ''
-    for function in _FUNCTION.finditer(text):
-        first, *rest = _pieces(function[0])
-        gap += f'{text[done : function.start()]}{first}'
-        for piece in rest:
-            if isinstance(piece, int):
-                pieces.append(gap)
-                numbers.append(piece)
-            else:
-                gap = piece
-        done = function.end()
-    pieces.append(gap + text[done:])
+    zeros = tuple(int(found[2]) for found in _ZEROS.finditer(around))
+    first, *rest = _ZEROS.sub(r'\1[];', _TABLE.sub(r'\1[] = {};', around)).split(_GAP)
+    pairs = itertools.chain.from_iterable(zip(frames, rest, strict=True))
     return SourceAtSize(
-        tuple(pieces), tuple(numbers), sizes['tw_parts'], sizes['tw_scratch_bytes'],
-        sizes['tw_packed_bytes'], _packing(text), tables, zeros,
+        ''.join((first, *pairs)), tuple(numbers), sizes['tw_parts'], sizes['tw_scratch_bytes'],
+        sizes['tw_packed_bytes'], _packing(functions), tables, zeros,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 12)
-def _pieces(function: str) -> tuple[str | int, ...]:
-    """Text, number, text, .., text. Most functions are the same at many sizes."""
-    found: list[str | int] = []
-    done, mark, constant = 0, '', _lanes(function)
-    for token in _TOKEN.finditer(function):
-        whole = token[1] is not None and not constant[token.start()]
-        number = int(token[1]) if whole else _inverse_of(token[0]) if token[2] else 0
-        if whole or number:
-            found += [mark + function[done : token.start()], number]
-            done, mark = token.end(), '' if whole else _INVERSE
-    return (*found, mark + function[done:])
+def _frame(function: str) -> tuple[str, str, tuple[int, ...]]:
+    """The text without comments, the same with gaps, and its numbers. Most functions are the same
+    at many sizes.
+    """
+    text = _COMMENT.sub('', function)
+    lines = list(map(_line, text.split('\n')))
+    numbers = itertools.chain.from_iterable([found for _, found in lines])
+    return text, '\n'.join([frame for frame, _ in lines]), tuple(numbers)
+
+
+@lru_cache(maxsize=1 << 16)
+def _line(text: str) -> tuple[str, tuple[int, ...]]:
+    """The same of a line; a few thousand lines make up the sources of all sizes."""
+    parts: list[str] = []
+    numbers: list[int] = []
+    done, constant = 0, _lanes(text)
+    for token in _TOKEN.finditer(text):
+        start, whole = token.start(), token[1]
+        if whole is not None and not any(start in lanes for lanes in constant):
+            number, mark = int(whole), _GAP
+        elif token[2] and (number := _inverse_of(token[0])):
+            mark = _GAP + _INVERSE
+        else:
+            continue
+        parts += (text[done:start], mark)
+        numbers.append(number)
+        done = token.end()
+    return ''.join((*parts, text[done:])), tuple(numbers)
 
 
 def _inverse_of(text: str) -> int:
@@ -155,26 +180,31 @@ def _inverse(number: int) -> str:
     return f'{1 / number}f'
 
 
-def _lanes(function: str) -> bytearray:
-    """1 where the lanes stand that shuffles pick, which C wants to be constant."""
-    found = bytearray(len(function) + 1)
-    if _SHUFFLE not in function:
-        return found
-    opened: list[int] = []
-    for token in _CALLS.finditer(function):
-        if token[0] != ')':
-            opened.append(token.start() if token[0] == _SHUFFLE else -1)
-        elif (start := opened.pop()) >= 0:
-            picked = _LANES.search(function, max(start, token.end() - LANES_TEXT), token.end())
-            if picked:
-                low, high = picked.span()
-                found[low:high] = b'\1' * (high - low)
+def _lanes(line: str) -> list[range]:
+    """Where the lanes stand that shuffles pick, which C wants to be constant."""
+    found: list[range] = []
+    start = line.find(_SHUFFLE)
+    while start >= 0:
+        end = _closed(line, start + len(_SHUFFLE))
+        picked = _LANES.search(line, max(start, end - LANES_TEXT), end)
+        if picked:
+            found.append(range(*picked.span()))
+        start = line.find(_SHUFFLE, start + 1)
     return found
 
 
-def _packing(text: str) -> str:
+def _closed(text: str, start: int) -> int:
+    """The place behind the bracket that closes one before `start`."""
+    depth = 1
+    for bracket in _BRACKETS.finditer(text, start):
+        depth += 1 if bracket[0] == '(' else -1
+        if not depth:
+            return bracket.end()
+    return len(text)
+
+
+def _packing(functions: Mapping[str, str]) -> str:
     """`tw_pack` and every function that it calls, and those call."""
-    functions = {found[1]: found[0] for found in _FUNCTION.finditer(text)}
     wanted, reached = ['tw_pack'], {}
     while wanted:
         name = wanted.pop()
@@ -199,7 +229,7 @@ class SizedSource:
     tables, zeros    the longest of each
     """
 
-    pieces: tuple[str, ...]
+    frame: str
     fixed: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, ...], ...]
     scratch: int | None = None
@@ -209,16 +239,18 @@ class SizedSource:
     @classmethod
     def of(cls, members: Sequence[SourceAtSize]) -> SizedSource:
         """What sources of one form have in common."""
-        columns: dict[tuple[int, ...], list[int]] = {}
-        fixed = []
-        for at, column in enumerate(zip(*(m.numbers for m in members), strict=True)):
-            if len(set(column)) == 1:
-                fixed.append((at, column[0]))
-            else:
-                columns.setdefault(column, []).append(at)
+        table = np.stack([member.array for member in members])
+        same = (table == table[0]).all(axis=0)
+        fixed = [(at, members[0].numbers[at]) for at in np.flatnonzero(same).tolist()]
+        columns: dict[bytes, list[int]] = {}
+        varying = np.flatnonzero(~same)
+        for at, column in zip(
+            varying.tolist(), np.ascontiguousarray(table[:, varying].T), strict=True
+        ):
+            columns.setdefault(column.tobytes(), []).append(at)
         rooms = {member.scratch_bytes for member in members}
         return cls(
-            members[0].pieces, tuple(fixed), tuple(map(tuple, columns.values())),
+            members[0].frame, tuple(fixed), tuple(map(tuple, columns.values())),
             rooms.pop() if len(rooms) == 1 else None,
             tuple(max(some, key=len) for some in zip(*(m.tables for m in members), strict=True)),
             tuple(map(max, zip(*(m.zeros for m in members), strict=True))),
@@ -229,14 +261,23 @@ class SizedSource:
 
         None: it cannot, because a number differs that it holds fixed.
         """
-        have = member.numbers
         if self.scratch not in (None, member.scratch_bytes) or not self.holds(member):
             return None
-        if any(have[at] != number for at, number in self.fixed):
+        have, (at, number), (each, first) = member.array, self._fixed, self._equal
+        if (have[at] != number).any() or (have[each] != have[first]).any():
             return None
-        if any(len({have[at] for at in some}) > 1 for some in self.places):
-            return None
-        return (member.scratch_bytes, *(have[some[0]] for some in self.places))
+        return (member.scratch_bytes, *(member.numbers[some[0]] for some in self.places))
+
+    @cached_property
+    def _fixed(self) -> np.ndarray:
+        """[position, number] of what is fixed."""
+        return np.array(self.fixed, np.int64).reshape(-1, 2).T
+
+    @cached_property
+    def _equal(self) -> np.ndarray:
+        """[position, position]: numbers of the two have to be equal."""
+        pairs = [(at, some[0]) for some in self.places for at in some[1:]]
+        return np.array(pairs, np.int64).reshape(-1, 2).T
 
     def holds(self, member: SourceAtSize) -> bool:
         """Whether its tables and rows of zeros begin as this source's do."""
@@ -247,13 +288,13 @@ class SizedSource:
     @property
     def source(self) -> str:
         """The C of the kernel."""
-        words = [''] * (len(self.pieces) - 1)
+        pieces = self.frame.split(_GAP)
+        words = [''] * (len(pieces) - 1)
         for at, number in self.fixed:
             words[at] = str(number)
         for number, some in enumerate(self.places, 1):
             for at in some:
                 words[at] = f'tw_n[{number}]'
-        pieces = list(self.pieces)
         for at in range(len(words)):
             if pieces[at + 1].startswith(_INVERSE):
                 told = words[at].startswith('tw_n')

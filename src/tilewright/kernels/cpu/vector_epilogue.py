@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tilewright.kernels.cpu.expression import Typed, number
 from tilewright.kernels.cpu.pointwise import (
@@ -147,7 +148,13 @@ def renamed(lines: Iterable[str], prefix: str) -> list[str]:
     """C lines with names of their own for vectors and helpers: other functions may have them, too,
     for vectors of other lengths.
     """
-    return [_OWN.sub(rf'{prefix}_\1', line) for line in lines]
+    return [_renamed(line, prefix) for line in lines]
+
+
+@lru_cache(maxsize=1 << 15)
+def _renamed(line: str, prefix: str) -> str:
+    """Kept, since kernels of other sizes have most lines again."""
+    return _OWN.sub(rf'{prefix}_\1', line)
 
 
 def write_functions(writer: Writer, epilogue: VectorEpilogue, lanes: int) -> None:

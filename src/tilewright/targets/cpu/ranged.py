@@ -15,7 +15,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -46,8 +46,9 @@ from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright.store.choices import code_version
 from tilewright.store.network_checks import check_group
-from tilewright.store.ranges_file import PlannedFamily, SavedRanges, checked_program
+from tilewright.store.ranges_file import PlannedFamily, SavedRanges, Shown, checked_program
 from tilewright.targets.cpu.choose import source_of
 from tilewright.targets.target import Report
 
@@ -180,6 +181,12 @@ def cut(schedule: Schedule, group: Group) -> Schedule:
 
 
 _Form = tuple[str, tuple[str, ...]]  # of a source, with the compiler's flags
+_Source = tuple[SourceAtSize, tuple[str, ...]]
+
+
+def _numbers(kernels: Iterable[SizedSource], source: SourceAtSize) -> tuple[int, ...] | None:
+    """What the first of these kernels that computes a source is told to do so."""
+    return next((n for n in (made.numbers(source) for made in kernels) if n is not None), None)
 
 
 class SizedKernels:
@@ -188,29 +195,34 @@ class SizedKernels:
     def __init__(self) -> None:
         self.forms: dict[_Form, list[tuple[SizedSource, Path]]] = {}
         self.late = 0
+        self.shown: tuple[Shown, ...] = ()  # of each family
 
-    def build(
-        self, sources: Iterable[tuple[SourceAtSize, tuple[str, ...]]], progress: Report | None
-    ) -> None:
-        """One library for each form among sources and their compiler's flags."""
-        members: dict[_Form, dict[tuple, SourceAtSize]] = {}
-        for source, flags in sources:
-            numbers = (source.numbers, source.scratch_bytes, source.tables, source.zeros)
-            members.setdefault((source.form, flags), {})[numbers] = source
-        parts = [(key, part) for key, some in members.items() for part in joined([*some.values()])]
-        merged = [SizedSource.of(part) for _, part in parts]
+    def build(self, batches: Iterable[Sequence[_Source]], progress: Report | None) -> None:
+        """One library for each form among the sources of a batch, built while the next batch is
+        made; sources that a library of an earlier batch computes have it.
+        """
+        known: dict[_Form, list[SizedSource]] = {}
+        waiting: list[tuple[_Form, list[SourceAtSize], SizedSource, Future[Path]]] = []
         with ThreadPoolExecutor(usable_cores()) as pool:
-            waiting = [
-                pool.submit(build, made.source, key[1])
-                for (key, _), made in zip(parts, merged, strict=True)
-            ]
-            for done, future in enumerate(waiting, 1):
-                (key, part), there = parts[done - 1], self.forms.setdefault(parts[done - 1][0], [])
+            for batch in batches:
+                members: dict[_Form, dict[tuple, SourceAtSize]] = {}
+                for source, flags in batch:
+                    numbers = (source.numbers, source.scratch_bytes, source.tables, source.zeros)
+                    members.setdefault((source.form, flags), {})[numbers] = source
+                for key, some in members.items():
+                    there = known.setdefault(key, [])
+                    left = [one for one in some.values() if _numbers(there, one) is None]
+                    for part in joined(left):
+                        made = SizedSource.of(part)
+                        there.append(made)
+                        waiting.append((key, part, made, pool.submit(build, made.source, key[1])))
+            for done, (key, part, made, library) in enumerate(waiting, 1):
+                built = self.forms.setdefault(key, [])
                 try:
-                    there.append((merged[done - 1], future.result()))
+                    built.append((made, library.result()))
                 except CompilerError:  # a number that C wants to be constant
                     each = [SizedSource.of([source]) for source in part]
-                    there += [(one, build(one.source, key[1])) for one in each]
+                    built += [(one, build(one.source, key[1])) for one in each]
                 if progress is not None:
                     progress(
                         Progress('build', 'kernels of many sizes', done, len(waiting), 0.0, None)
@@ -250,46 +262,98 @@ def build_ahead(
     planned: Sequence[PlannedFamily], machine: Machine, progress: Report | None = None
 ) -> SizedKernels:
     """Every library that the points of these families need, as far as they were looked at."""
+    looks = [_Look(one, machine) for one in planned]
     kernels = SizedKernels()
-    kernels.build((source for one in planned for source in _sources(one, machine)), progress)
+    kernels.build(_batches(looks), progress)
+    kernels.shown = tuple(Shown(code_version(), tuple(look.shown)) for look in looks)
     return kernels
 
 
-def _sources(
-    one: PlannedFamily, machine: Machine
-) -> Iterable[tuple[SourceAtSize, tuple[str, ...]]]:
-    """Sources at points that show every size of short axes, and along lines of longer ones; more of
-    them wherever a kernel of those that are there would not serve.
+def _batches(looks: Sequence[_Look]) -> Iterator[list[_Source]]:
+    """Sources that libraries are to be made from; those of groups that may share kernels come
+    together, those that take a compiler longest first.
     """
-    look = _Look(one, machine)
-    box = one.family.box
+    clusters: dict[_Form, list[tuple[_Look, int]]] = {}
+    for look in looks:
+        for number in range(len(look.one.family.groups)):
+            for point in look.known(number) or dict.fromkeys(_corners(look.one.family.box)):
+                look.at(number, point)
+            one = [(look, number)]
+            forms = look.forms(number)
+            for some in {id(c): c for c in map(clusters.get, forms) if c is not None}.values():
+                one += some
+                clusters |= dict.fromkeys((f for f, c in clusters.items() if c is some), one)
+            clusters |= dict.fromkeys(forms, one)
+    whole = {id(cluster): cluster for cluster in clusters.values()}.values()
+    for cluster in sorted(whole, key=lambda c: -max(look.characters[n] for look, n in c)):
+        for look, number in cluster:
+            if not look.known(number):
+                _look_further(look, number)
+        for look in {id(look): look for look, _ in cluster}.values():
+            look.settle([number for one, number in cluster if one is look])
+        yield [source for look, number in cluster for source in look.sources(number)]
+
+
+def _look_further(look: _Look, number: int) -> None:
+    """Sources at points that show every size of short axes, and along lines of longer ones, or of
+    the smallest sizes, where most kernels differ; more of them wherever a kernel of those that are
+    there would not serve.
+    """
+    box = look.one.family.box
     wide = [sizes for sizes in box if len(sizes) > 1]
     along = len(wide) < 2 or max(map(len, wide)) > LONG
-    first = (*_corners(box), *_smallest(box), *_staggered(box, 0))
-    for number in range(len(one.family.groups)):
-        for point in dict.fromkeys(first):
-            look.at(number, point)
-        quick = look.characters[number] <= SHORT
-        for line in _lines(box) if along or quick else ():
+    for point in dict.fromkeys((*_smallest(box), *_staggered(box, 0))):
+        look.at(number, point)
+    quick = look.characters[number] <= SHORT
+    lines = list(_lines(box)) if along or quick else []
+    least = tuple(sizes[0] for sizes in box)
+    late = [] if along else [line for line in lines if line[0] != least]
+    for line in lines:
+        if line not in late:
             _refine(look, number, line, len(wide) == 1)
-        held = 0
-        for point in (*_staggered(box, 1), *_diagonal(box)):
-            held = held + 1 if look.at(number, point) else 0
-            if held >= ENOUGH and not quick:
-                break
-    return look.found.values()
+    held = 0
+    for point in (*_staggered(box, 1), *_diagonal(box)):
+        held = held + 1 if look.at(number, point) else 0
+        if not held:
+            for line in late:
+                _refine(look, number, line, len(wide) == 1)
+            late = []
+        if held >= ENOUGH:
+            break
 
 
 class _Look:
-    """Sources of groups at points, and whether those before would have served."""
+    """Sources of groups at points, and whether those before would have served.
+
+    shown   group and point of those that were not served: libraries are made from them, since the
+            others have no number that they would not be told
+    """
 
     def __init__(self, one: PlannedFamily, machine: Machine) -> None:
         self.one, self.machine = one, machine
         self.groups: dict[Point, list[Group]] = {}
-        self.found: dict[tuple[int, str], tuple[SourceAtSize, tuple[str, ...]]] = {}
+        self.found: dict[int, dict[str, tuple[Point, _Source]]] = {}
         self.characters: dict[int, int] = {}  # of a group's longest source
+        self.shown: dict[tuple[int, Point], _Source] = {}
+        self._known: dict[int, list[Point]] = {}
+        if one.shown is not None and one.shown.version == code_version():
+            for number, point in one.shown.points:
+                self._known.setdefault(number, []).append(point)
         self._members: dict[_Form, list[SourceAtSize]] = {}
         self._merged: dict[_Form, list[SizedSource]] = {}
+
+    def known(self, number: int) -> Sequence[Point]:
+        """Points that an earlier look has found to be enough, if there was one; a group that shares
+        all kernels with others is looked at where the first of them is.
+        """
+        return self._known.get(number, (self.one.family.largest,)) if self._known else ()
+
+    def forms(self, number: int) -> list[_Form]:
+        return [(source.form, flags) for _, (source, flags) in self.found[number].values()]
+
+    def sources(self, number: int) -> list[_Source]:
+        """Of a group, those that libraries are to be made from."""
+        return [source for (of, _), source in self.shown.items() if of == number]
 
     def at(self, number: int, point: Point) -> bool:
         """Whether kernels of the sources so far compute this group at this point, too."""
@@ -298,21 +362,36 @@ class _Look:
             for group in self.groups[point]:
                 check_group(group)
         group = self.groups[point][number]
-        key = (number, group.digest)
-        if key in self.found:
+        found = self.found.setdefault(number, {})
+        if group.digest in found:
             return True
         schedule = best_choice(self.one, number, group, self.machine).schedule
         text, flags = source_of(group, schedule), compiler_flags(schedule)
-        source = read_source(text)
         self.characters[number] = max(len(text), self.characters.get(number, 0))
-        self.found[key] = (source, flags)
-        form = (source.form, flags)
+        found[group.digest] = (point, (read_source(text), flags))
+        return self._is_served(number, *found[group.digest])
+
+    def settle(self, numbers: Sequence[int]) -> None:
+        """Look again at all sources of these groups: kernels have been joined in other ways since,
+        where tables differ.
+        """
+        found = [(n, *one) for n in numbers for one in self.found[n].values()]
+        before = -1
+        while before < len(self.shown):
+            before = len(self.shown)
+            for one in found:
+                self._is_served(*one)
+
+    def _is_served(self, number: int, point: Point, source: _Source) -> bool:
+        """Whether the kernels so far compute a source; from now on they do."""
+        form = (source[0].form, source[1])
         members = self._members.setdefault(form, [])
         if form not in self._merged:
             self._merged[form] = [SizedSource.of(part) for part in joined(members)]
-        if any(made.numbers(source) is not None for made in self._merged[form]):
+        if _numbers(self._merged[form], source[0]) is not None:
             return True
-        members.append(source)
+        members.append(source[0])
+        self.shown[number, point] = source
         del self._merged[form]
         return False
 

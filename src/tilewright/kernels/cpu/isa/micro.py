@@ -19,6 +19,7 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.operand import LINE_FLOATS
@@ -205,7 +206,13 @@ def parse_name(name: str) -> tuple[str, tuple[int, ...], int]:
 
 def emit(kernel: MicroKernel) -> str:
     """[MicroKernel] -> [C function]"""
-    return resolve(ISAS[kernel.isa].emit)(kernel)
+    return _emitted(ISAS[kernel.isa], kernel)
+
+
+@lru_cache(maxsize=1 << 12)
+def _emitted(isa: Isa, kernel: MicroKernel) -> str:
+    """Kept, since kernels of other sizes have most micro-kernels again."""
+    return resolve(isa.emit)(kernel)
 
 
 def function(kernel: MicroKernel, body: list[str]) -> str:

@@ -15,6 +15,7 @@ compute there is stored in the rest of the strip's row, which nobody reads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -286,18 +287,15 @@ def write_sliding(writer: Writer, plan: SlidingPlan) -> None:
     writer.lines += renamed(own.lines, 'first')
 
 
-def _weight(plan: SlidingPlan, t: int, tap: int) -> str:
-    number = t * len(plan.shape.across.taps) + tap
-    return f'w{number}' if plan.shape.taps <= HELD else _weight_text(plan, number)
-
-
-def _weight_text(plan: SlidingPlan, number: int) -> str:
+def _weight_texts(plan: SlidingPlan) -> list[str]:
+    """Where each weight is, row of taps by row."""
     shape, (strides, const) = plan.shape, access_strides(plan.part, plan.shape.b)
-    t, tap = divmod(number, len(shape.across.taps))
     names = (*shape.down.windows, *shape.across.windows)
-    point = (*shape.down.points[t], *shape.across.points[tap])
-    place = const + sum(strides.get(d, 0) * i for d, i in zip(names, point, strict=True))
-    return f'weights[{place}]'
+    found = []
+    for down, across in itertools.product(shape.down.points, shape.across.points):
+        steps = zip(names, (*down, *across), strict=True)
+        found.append(f'weights[{const + sum(strides.get(d, 0) * i for d, i in steps)}]')
+    return found
 
 
 def _write_rows(writer: Writer, plan: SlidingPlan, count: int) -> None:
@@ -319,16 +317,18 @@ def _write_rows(writer: Writer, plan: SlidingPlan, count: int) -> None:
     for i in range(count):
         place = split.place(f'(row + {i})' if i else 'row')
         writer.line(f'float *const t{i} = to + {place};')
+    weights = _weight_texts(plan)
     if shape.taps <= HELD:
-        for number in range(shape.taps):
-            text = broadcast(_weight_text(plan, number))
-            writer.line(f'const row_v w{number} = {text};')
+        for number, text in enumerate(weights):
+            writer.line(f'const row_v w{number} = {broadcast(text)};')
+        weights = [f'w{number}' for number in range(shape.taps)]
     across = plan.splits[-1]
     for strip in plan.strips:
         first = strip.start // across.strip
         if strip.fixed:
             writer.open(f'if ({strip.when[0]} == {strip.when[1]})' if strip.when else '')
-            _write_strip(writer, plan, count, offsets, strip, '', first * across.pitch, '')
+            place = first * across.pitch
+            _write_strip(writer, plan, count, offsets, weights, strip, '', place, '')
         else:
             if strip.when:
                 writer.open(f'if ({strip.when[0]} == {strip.when[1]})')
@@ -339,7 +339,7 @@ def _write_rows(writer: Writer, plan: SlidingPlan, count: int) -> None:
             column = total([scaled('q', step), str(min(shape.across.taps))])
             writer.line(f'const long column = {column};')
             place = scaled('q', across.pitch)
-            _write_strip(writer, plan, count, offsets, strip, 'column', 0, place)
+            _write_strip(writer, plan, count, offsets, weights, strip, 'column', 0, place)
         writer.close()
     writer.close()
     writer.line()
@@ -350,8 +350,8 @@ def _row_axis(plan: SlidingPlan) -> int:
 
 
 def _write_strip(
-    writer: Writer, plan: SlidingPlan, count: int, offsets: list[int], strip: Strip, column: str,
-    fixed: int, moving: str,
+    writer: Writer, plan: SlidingPlan, count: int, offsets: list[int], weights: list[str],
+    strip: Strip, column: str, fixed: int, moving: str,
 ) -> None:  # fmt: skip
     """The sums of `count` rows in the vectors of one strip, their epilogue and stores."""
     shape, started = plan.shape, set()
@@ -372,7 +372,7 @@ def _write_strip(
                 text = vector_text(vector[tap], shape.across.step, strip.extent, row)
                 writer.line(f'const row_v {name} = {text};')
                 for i, t in meets:
-                    term = f'{name} * {_weight(plan, t, tap)}'
+                    term = f'{name} * {weights[t * len(shape.across.taps) + tap]}'
                     known = (i, v) in started
                     writer.line(f's{i}_{v} += {term};' if known else f'row_v s{i}_{v} = {term};')
                     started.add((i, v))

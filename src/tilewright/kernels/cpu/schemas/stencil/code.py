@@ -20,6 +20,7 @@ last vector of a row overlaps the one before it.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.nest import Nest
@@ -236,6 +237,7 @@ def _write_sums(
                         started.add((i, v))
 
 
+@lru_cache(maxsize=1 << 14)
 def vector_text(columns: Columns, step: int, extent: int, row: str) -> str:
     """The vector of these columns, `step` apart, of an input row of `extent` columns."""
     lanes = len(columns)
