@@ -255,8 +255,8 @@ def test_errors_of_tiles_are_those_that_are_predicted(
     half, m: int, taps: int, stride: int, words: int, tools: Tools
 ) -> None:
     """Off by no more than the model says, and the model does not say too much."""
-    sizes = {'c': 96, 'k': 24, 'h': 15 * stride, 'w': 14 * stride, 'r': taps, 's': taps}
-    group = half_group(conv2d(**sizes, stride=stride, pad=taps // 2), 'f16')
+    sizes: dict[str, Any] = {'c': 96, 'k': 24, 'h': 15 * stride, 'w': 14 * stride}
+    group = half_group(conv2d(**sizes, r=taps, s=taps, stride=stride, pad=taps // 2), 'f16')
     schedule = winograd_half_schedule(group, half[1], m, 12, 2, 12, words)
     arrays = verify.random_arrays(group, 2)
     want = reference(group, arrays)
