@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from tilewright.errors import ScheduleError
 from tilewright.graph.family import ProgramFamily, task_forms
 from tilewright.graph.ranges import Point, count, spread
-from tilewright.kernels.cpu.schema import SCHEMAS
+from tilewright.kernels.cpu.schema import SCHEMAS, is_extended
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.prediction import lower_bound
 from tilewright.ops.core import core
 from tilewright.ops.group import Group
+from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
 from tilewright.search.cpu.rank import Candidate, rank_schema
 from tilewright.search.cpu.rank_outer import rank_near
@@ -41,6 +42,7 @@ from tilewright.targets.cpu.ranged import best_choice, best_moved, for_sizes
 COMPARED = 9  # points of a box at which schedules are compared with the bound
 MOST_ANCHORS = 3  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
+MANY = 24  # groups that are searched in processes beside this one, whose start takes a second
 WORTH = 0.003  # the same for the kernel of one group, as a share of the network's time
 # What the model does not see: loops whose bounds are no constants, and tiles of equal price. The
 # largest share by which a size was measured to be slower than predicted; docs/ranges.md has it.
@@ -175,9 +177,14 @@ def _searched(
     had = [best_moved(one, number, group, machine) for number, group in enumerate(groups)]
     whole = sum(counts[number] * choice.predicted_s for number, (choice, _) in enumerate(had))
     taken, best, left = [], 0.0, 0.0
-    for number, (choice, origin) in enumerate(had):
-        group, like = groups[number], one.anchors[0].choices[number]
-        ranked = _ranked(core(group), machine, threads, max_rel_err, like)
+    pieces = [
+        (core(group), machine, threads, max_rel_err, like)
+        for group, like in zip(groups, one.anchors[0].choices, strict=True)
+    ]
+    alone = len(pieces) < MANY or is_extended()
+    found = each(_ranked, pieces, 1 if alone else None)
+    for number, ((choice, origin), ranked) in enumerate(zip(had, found, strict=True)):
+        group = groups[number]
         better = next((c for c in ranked if is_legal(group, c.schedule)), None)
         seconds = choice.predicted_s
         if better is not None:
@@ -206,12 +213,12 @@ def anchor_of(family: ProgramFamily, point: Point, choices: Sequence[Choice]) ->
 def _ranked(
     group: Group, machine: Machine, threads: int, max_rel_err: float, like: Choice
 ) -> Sequence[Candidate]:
-    """Candidates of the schema that was chosen, where finding them is a matter of pricing."""
+    """Candidates of the schema that was chosen, where finding them takes no solver."""
     schema = SCHEMAS[like.schedule.schema]
     try:
         if schema.name == 'outer':
             return rank_near(group, machine, threads, like.schedule)
-        if not schema.rank:
+        if not schema.rank or schema.name == 'winograd':
             return rank_schema(schema, group, machine, threads, 2, max_rel_err)
     except ScheduleError:
         return ()
