@@ -151,7 +151,7 @@ def _takes_every(schedule: Schedule) -> bool:
 
 def _tiled_stage(group: Group, schedule: Schedule) -> Stage:
     """The stage that a schedule tiles."""
-    if schedule.schema in ('winograd', 'strassen'):
+    if schedule.schema == 'winograd':
         return SCHEMAS[schedule.schema].stage(group, schedule)
     if schedule.schema == 'chain':
         return tiled_stage(group)
