@@ -70,7 +70,7 @@ def compared(size: str, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description='matrix products by Strassen beside direct ones')
     parser.add_argument('sizes', nargs='*', default=SIZES, help='MxNxK of each product')
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=15)
