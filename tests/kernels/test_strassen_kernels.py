@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,21 @@ def test_every_remainder_computes_the_reference(levels, isa, tools, whole_number
         flags = (*compiler_flags(schedule), '-O1')
         for out in run_program(group, generate(group, schedule), arrays, tools(isa), flags):
             assert agrees(group, out, want), f'{group.label} {schedule.to_json()}'
+
+
+def test_results_may_be_turned(native_isa, tools, whole_numbers, agrees):
+    """Stores that transpose, whose last block reads behind the end of its buffer."""
+    lanes = ISAS[native_isa].lanes
+    group = matmul(m=67, n=4 * lanes, k=16)
+    stage = replace(group.main, write=Access('C', (var('j'), var('i'))))
+    turned = Tensor('C', ('j', 'i'), (4 * lanes, 67), 'output')
+    group = Group('turned', (*group.tensors[:2], turned), (stage,))
+    schedule = small(group, native_isa, 2)
+    arrays = whole_numbers(group, 5)
+    flags = (*compiler_flags(schedule), '-O1')
+    want = reference(group, arrays)
+    for out in run_program(group, generate(group, schedule), arrays, tools(native_isa), flags):
+        assert agrees(group, out, want)
 
 
 def test_one_kernel_serves_every_number_of_rows(native_isa, tools, whole_numbers, agrees):

@@ -106,11 +106,11 @@ def rank_panels(
             most = max(LEAST_DEEP, int(tiling.rooms[0]) // (2 * (high + wide)))
             panels = PANELS * LANE_PANELS
         if deep > most:
-            deep = _even(deep, min(max(LEAST_DEEP, room // rows), most))
+            deep = even(deep, min(max(LEAST_DEEP, room // rows), most))
         held = max(high, room // deep)
         near = {row: high, vector: wide, loop: deep}
         second = {
-            row: -(-_even(rows, held) // high) * high,
+            row: -(-even(rows, held) // high) * high,
             vector: wide if deep == tiling.part[loop] else panels * wide,
             loop: deep,
         }
@@ -124,7 +124,7 @@ def rank_panels(
     return tuple(sorted(found, key=_key)[:top])
 
 
-def _even(size: int, most: int) -> int:
+def even(size: int, most: int) -> int:
     """The length of as few even pieces as possible, none longer than `most`."""
     return -(-size // -(-size // most))
 

@@ -30,6 +30,7 @@ from tilewright.ops.strassen import MOST_LEVELS, PRODUCTS, predicted_error
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
+from tilewright.search.cpu.rank_outer import even
 
 TILES = 4  # register tiles that are priced in full, for each cut between threads
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8)  # into how many rows of a part are cut
@@ -78,7 +79,7 @@ def _schedules(
         if all(reg[d] == 1 for d in c.pixels[:-1])
         and micro.in_place(isa, reg[row], reg[c.vector] // isa.lanes)
     ]
-    deepest = sorted({_even(stage.sizes[c.loop], most) for most in DEEPEST})
+    deepest = sorted({even(stage.sizes[c.loop], most) for most in DEEPEST})
     for cut in cuts:
         fits = [r for r in tiles if all(-(-stage.sizes[d] // r[d]) >= ways for d, ways in cut)]
 
@@ -107,8 +108,3 @@ def _blocked(size: int, ways: int, unit: int) -> int:
     """Whole units of as many even blocks."""
     each = -(-size // ways)
     return -(-each // unit) * unit
-
-
-def _even(size: int, most: int) -> int:
-    """The length of as few even pieces as possible, none longer than `most`."""
-    return -(-size // -(-size // most))

@@ -69,9 +69,7 @@ def _points(p: StrassenPlan) -> list[tuple[int, int]]:
 
 def _write_sums(writer: Writer, p: StrassenPlan) -> None:
     """`sum_vec`, `sum_float`: what is multiplied, of one vector or number of every block."""
-    lanes = ISAS[p.schedule.isa].lanes
-    whole_vectors = p.piece % lanes == 0 and p.sizes[p.loop] % lanes == 0
-    for kind in ('vec', 'float')[: 2 - whole_vectors]:
+    for kind in ('vec', 'float')[: 2 - p.whole_vectors]:
         blocks = ''.join(f', {kind} a{r}_{c}' for r, c in _points(p))
         writer.open(f'static inline void sum_{kind}(float *to{blocks})')
         names = {(r, c): f'a{r}_{c}' for r, c in _points(p)}
@@ -103,8 +101,7 @@ def _write_fill(writer: Writer, p: StrassenPlan) -> None:
         writer.line(f'const float *r{r} = {start};')
     writer.line('long x = 0;')
     lanes = ISAS[p.schedule.isa].lanes
-    whole_vectors = p.piece % lanes == 0 and deep % lanes == 0
-    for kind, step in (('vec', lanes), ('float', 1))[: 2 - whole_vectors]:
+    for kind, step in (('vec', lanes), ('float', 1))[: 2 - p.whole_vectors]:
         blocks = ', '.join(f'*(const {kind} *)(r{r} + x + {c * deep})' for r, c in _points(p))
         writer.line(f'for (; x + {step} <= count; x += {step})')
         writer.line(f'    sum_{kind}(to + x, {blocks});')
@@ -305,7 +302,8 @@ def _by_size(writer: Writer, p: StrassenPlan, call: Callable[[tuple[int, ...], i
         for extent in extents
     ]
     narrow = panels.tail_vectors != panels.vectors
-    writer.line('(void)last;') if not narrow else None
+    if not narrow:
+        writer.line('(void)last;')
     for number, (extent, vectors) in enumerate(variants):
         tests = [f'{"" if vectors == panels.tail_vectors else "!"}last'] if narrow else []
         tests += [f'rows == {math.prod(extent)}'] if len(extents) > 1 else []

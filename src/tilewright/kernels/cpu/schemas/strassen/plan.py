@@ -118,8 +118,15 @@ class StrassenPlan:
         return -(-self.columns // self.block.panels.width) * self.panel_floats
 
     @property
+    def whole_vectors(self) -> bool:
+        """Whether every piece of the sum is made of whole vectors."""
+        lanes = ISAS[self.schedule.isa].lanes
+        return self.piece % lanes == 0 and self.sizes[self.loop] % lanes == 0
+
+    @property
     def scratch_floats(self) -> int:
-        results = self.parts**2 * self.tile_floats
+        """Stores that transpose look up to three rows behind the last one."""
+        results = self.parts**2 * self.tile_floats + abi.aligned(3 * self.block.panels.width)
         return self.v_floats + self.m_floats + results
 
     @property
