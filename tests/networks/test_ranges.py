@@ -300,6 +300,32 @@ def test_searches_and_libraries_do_not_grow_with_the_number_of_sizes(monkeypatch
     assert built[20] <= 2 * built[3]
 
 
+def product(inner: int, columns: int) -> onnx.ModelProto:
+    """Rows of a number that varies by one matrix of weights."""
+    weights = np.random.default_rng(0).standard_normal((inner, columns)).astype(np.float32)
+    node = helper.make_node('MatMul', ['x', 'w'], ['y'])
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ['rows', size])
+        for name, size in (('x', inner), ('y', columns))
+    ]
+    initial = helper.make_tensor('w', TensorProto.FLOAT, weights.shape, weights.tobytes(), raw=True)
+    graph = helper.make_graph([node], 'product', values[:1], values[1:], [initial])
+    opset = [helper.make_opsetid('', 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+@pytest.mark.filterwarnings('error:.*not built ahead')
+def test_few_rows_of_large_weights_have_sums_in_one_piece_and_kernels_built_ahead():
+    """Weights that are read once are read in order; a long line of sizes has kernels everywhere."""
+    inner, columns, shapes = 1536, 1024, {'x': (range(1, 73), 1536)}
+    model = product(inner, columns)
+    net = tw.compile(model, shapes=shapes, threads=1)
+    compare(net, model, shapes, 1000)
+    (few,) = net.at(1).kernels.values()
+    assert few.schedule.schema == 'outer'
+    assert all(level.tile['k'] == inner for level in few.schedule.levels[1:])
+
+
 @pytest.mark.slow
 def test_batches_and_lengths_vary_together():
     shapes = {'ids': (range(1, 4), range(1, LONGEST + 1))}

@@ -34,9 +34,12 @@ from tilewright.network.arguments import is_onnx
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.cpu.ranged import KEPT_POINTS, RangedNetwork, SeparateNetworks
+from tilewright.schedule.choice import Choice
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily, SavedRanges
 from tilewright.targets.chained import same_chains
 from tilewright.targets.cpu.certify import anchor_like, anchor_of, widest, with_anchors
+from tilewright.targets.cpu.choose import is_legal
+from tilewright.targets.cpu.kernels import distinct
 from tilewright.targets.cpu.ranged import RangedPlans, build_ahead
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
@@ -197,12 +200,25 @@ def _searched(
     groups = PlannedFamily(family, ()).groups(program)
     digests = [groups[n].digest for n in range(len(groups))]
     large = {d for d, c in best.items() if SCHEMAS[c.schedule.schema].selective}
-    plain = dict(best)
-    if large:
+    served = _serving(found, {d: g for d, g in distinct(program).items() if d in large})
+    if served.keys() != large:
         direct = site.choose(program, asked.by('direct'), progress)
-        plain |= {digest: direct[digest][0] for digest in large}
+        served = {digest: direct[digest][0] for digest in large} | served
+    plain = best | served
     kinds = [plain, best] if large else [plain]
     return tuple(anchor_of(family, point, [some[d] for d in digests]) for some in kinds)
+
+
+def _serving(
+    found: Mapping[str, Sequence[Choice]], groups: Mapping[str, Group]
+) -> dict[str, Choice]:
+    """For each of these groups the best choice that serves every size, if a search left one."""
+    return {
+        digest: choice
+        for digest, group in groups.items()
+        for choice in reversed(found[digest])
+        if not SCHEMAS[choice.schedule.schema].selective and is_legal(group, choice.schedule)
+    }
 
 
 def ranged_network(

@@ -205,7 +205,8 @@ class Network(CalledNetwork):
                 first[key], places[key] = library, size
                 size += -(-library.packed_bytes // _LINE) * _LINE
         shared = self._shared
-        # One room for all weights lies in huge pages; a second network of several sizes adds few.
+        # One room for all weights lies in huge pages; a second network of several sizes adds those
+        # that turn out to be new.
         together = shared is None or not shared.packed
         self._weights = room(self.name, 'its weights', size if together else 0)
 
@@ -226,7 +227,7 @@ class Network(CalledNetwork):
             waiting = {key: workers.submit(packed, key, lib) for key, lib in first.items()}
             blocks = {key: future.result() for key, future in waiting.items()}
         if shared is not None:
-            blocks = {key: shared.constants(key, block) for key, block in blocks.items()}
+            blocks = shared.constants(self.name, blocks)
         return [blocks[k].ctypes.data for k in keys], [places[k] for k in keys], size
 
     def _keep(self, program: Program, name: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.errors import ModelError
-from tilewright.runtime.cpu.calls import aligned_empty, renew_in_children
+from tilewright.runtime.cpu.calls import ALIGNMENT, aligned_empty, renew_in_children
 
 
 class SharedMemory:
@@ -30,18 +31,42 @@ class SharedMemory:
             self.rooms[what] = room(network, what, size)
         return self.rooms[what]
 
-    def constants(self, key: tuple, packed: np.ndarray) -> np.ndarray:
-        """Packed constants as they are kept: once, also where smaller ones begin larger ones."""
-        if key not in self.packed:
-            alike = (kept for (_, names), kept in self.packed.items() if names == key[1])
-            same = (kept for kept in alike if np.array_equal(kept[: packed.nbytes], packed))
-            self.packed[key] = next(same, packed)
-        return self.packed[key]
+    def constants(
+        self, network: str, blocks: Mapping[tuple, np.ndarray]
+    ) -> dict[tuple, np.ndarray]:
+        """Packed constants by key as they are kept: once, also where small ones begin large ones.
+
+        Those of the first network lie in one room; what a later one adds is moved into another, so
+        that huge pages hold it as well.
+        """
+        first, new = not self.packed, []
+        for key, packed in blocks.items():
+            if key not in self.packed:
+                alike = (kept for (_, names), kept in self.packed.items() if names == key[1])
+                same = (kept for kept in alike if np.array_equal(kept[: packed.nbytes], packed))
+                self.packed[key] = next(same, packed)
+                if self.packed[key] is packed:
+                    new.append(packed)
+        if not first:
+            moved = {id(old): made for old, made in zip(new, together(network, new), strict=True)}
+            for key in blocks:
+                self.packed[key] = moved.get(id(self.packed[key]), self.packed[key])
+        return {key: self.packed[key] for key in blocks}
 
     @property
     def weight_bytes(self) -> int:
         arrays = (*self.packed.values(), *self.kept.values())
         return sum({id(array): array.nbytes for array in arrays}.values())
+
+
+def together(network: str, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Copies of these bytes in one room, each from the beginning of a line on."""
+    ends = np.cumsum([-(-block.nbytes // ALIGNMENT) * ALIGNMENT for block in blocks]).tolist()
+    whole = room(network, 'its weights', ends[-1] if ends else 0)
+    made = [whole[start:][: b.nbytes] for start, b in zip([0, *ends], blocks, strict=False)]
+    for copy, block in zip(made, blocks, strict=True):
+        copy[:] = block
+    return made
 
 
 def room(network: str, what: str, size: int) -> np.ndarray:

@@ -30,6 +30,7 @@ from tilewright.kernels.cpu.operand import packed_tile
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.kernels.cpu.schemas.chain.plan import tiled_stage
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.outer.plan import LARGE_BYTES, LEAST_TILES
 from tilewright.kernels.cpu.sized import SizedSource, SourceAtSize, joined, read_source
 from tilewright.machine.compiler import build
 from tilewright.machine.machine import Machine
@@ -83,6 +84,7 @@ def best_moved(
 
 def _moved(choice: Choice, group: Group, machine: Machine, threads: int) -> Iterator[Choice]:
     """A choice for another size of its group: cut to it, and, some schemas ask for that, whole.
+    Few rows have sums in one piece.
 
     The general schema tiles nothing but what each thread gets, and so has schedules of its own: for
     one thread and for all of them.
@@ -94,8 +96,10 @@ def _moved(choice: Choice, group: Group, machine: Machine, threads: int) -> Iter
         schedules = tuple(general_schedule(tiled, isa, count, caches) for count in ways)
     else:
         small = cut(choice.schedule, group)
-        whole = small.schema != 'outer' and small is not choice.schedule
-        schedules = (small, choice.schedule) if whole else (small,)
+        if small.schema == 'outer':
+            schedules = (unbroken(small, group) if _has_few_rows(small, group) else small,)
+        else:
+            schedules = (small, choice.schedule) if small is not choice.schedule else (small,)
     for schedule in schedules:
         said = _predicted(group, schedule, machine)
         if said is not None:
@@ -178,6 +182,28 @@ def cut(schedule: Schedule, group: Group) -> Schedule:
             for level in schedule.levels
         ),
     )  # fmt: skip
+
+
+def _has_few_rows(schedule: Schedule, group: Group) -> bool:
+    """Whether so few register tiles share weights, which no cache keeps, that these are read about
+    once.
+    """
+    stage, reg = tiled_form(group, schedule.reg.tile).main, schedule.reg.tile
+    weights = sum(tensor.bytes for tensor in group.with_role('constant'))
+    if stage.sizes.keys() != reg.keys() or weights < LARGE_BYTES * schedule.threads:
+        return False
+    rows = (d for d in stage.parallel if d != schedule.vector)
+    return math.prod(-(-stage.sizes[d] // reg[d]) for d in rows) < LEAST_TILES
+
+
+def unbroken(schedule: Schedule, group: Group) -> Schedule:
+    """Sums in one piece, so that weights are read in the order in which they lie: cores that see a
+    run of lines ask for more behind its end, which a piece of a sum would not use.
+    """
+    stage = tiled_form(group, schedule.reg.tile).main
+    whole = {d: stage.sizes[d] for d in stage.reduction}
+    levels = (Level.of(u.name, u.order, u.tile | whole) for u in schedule.levels[1:])
+    return replace(schedule, levels=(schedule.reg, *levels))
 
 
 _Form = tuple[str, tuple[str, ...]]  # of a source, with the compiler's flags
@@ -302,7 +328,8 @@ def _look_further(look: _Look, number: int) -> None:
     box = look.one.family.box
     wide = [sizes for sizes in box if len(sizes) > 1]
     along = len(wide) < 2 or max(map(len, wide)) > LONG
-    for point in dict.fromkeys((*_smallest(box), *_staggered(box, 0))):
+    # One axis is a line, which is looked at from end to end.
+    for point in dict.fromkeys((*_smallest(box), *_staggered(box, 0))) if len(wide) > 1 else ():
         look.at(number, point)
     quick = look.characters[number] <= SHORT
     lines = list(_lines(box)) if along or quick else []
@@ -371,6 +398,11 @@ class _Look:
         found[group.digest] = (point, (read_source(text), flags))
         return self._is_served(number, *found[group.digest])
 
+    def form(self, number: int, point: Point) -> _Form:
+        """That of a source that was looked at."""
+        _, (source, flags) = self.found[number][self.groups[point][number].digest]
+        return source.form, flags
+
     def settle(self, numbers: Sequence[int]) -> None:
         """Look again at all sources of these groups: kernels have been joined in other ways since,
         where tables differ.
@@ -398,7 +430,8 @@ class _Look:
 
 def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> None:
     """Some sizes of a line, and those in the middle between two until kernels serve there; all of
-    a short line that is all there is.
+    a short line that is all there is. On a long one also the sizes where one kernel gives way to
+    another: what is constant for the sizes of a kernel that were seen may change up to there.
     """
     step = 1 if alone and len(line) <= LONG else -(-len(line) // LOOKED_AT)
     some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
@@ -409,8 +442,13 @@ def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> Non
     while waiting:
         low, high = waiting.pop()
         middle = (low + high) // 2
-        if high - low > 1 and not look.at(number, line[middle]):
-            waiting += [(low, middle), (middle, high)]
+        if high - low < 2:
+            continue
+        served = look.at(number, line[middle])
+        for pair in ((low, middle), (middle, high)):
+            first, last = (look.form(number, line[at]) for at in pair)
+            if not served or (alone and first != last):
+                waiting.append(pair)
 
 
 def _corners(box: Box) -> Iterator[Point]:
