@@ -1,8 +1,8 @@
 """How large the product is, and what its lines are.
 
-Goes in: this checkout, or a commit of it. Comes out: for each package of `src/tilewright` its files,
-its lines of Python, and how many of them are statements; the rest are docstrings, comments, imports
-and blank lines. docs/architecture.md has the table and what follows from it.
+Goes in: this checkout, or a commit of it. Comes out: for each package of `src/tilewright` its
+files, its lines of Python, and how many of them are statements; the rest are docstrings, comments,
+imports and blank lines. docs/architecture.md has the table and what follows from it.
 
     python -m tilewright_lab.scripts.lines
     python -m tilewright_lab.scripts.lines --commit fff2022
