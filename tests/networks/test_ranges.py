@@ -158,6 +158,8 @@ def test_sizes_outside_are_one_sentence(made):
         net.run({})
     with pytest.raises(InputError, match='is not a point'):
         net.at(0)
+    with pytest.raises(InputError, match='give a size for each of 1 axes, whole numbers one after'):
+        net.at((3,))
 
 
 @pytest.mark.parametrize(

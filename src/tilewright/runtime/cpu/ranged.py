@@ -56,9 +56,11 @@ class RangedNetwork(CalledNetwork):
     def at(self, *point: int) -> Network:
         """The network of one point, sizes in the order of `ranges.axes`."""
         axes = self.ranges.axes
-        if len(point) != len(axes):
+        whole = all(isinstance(size, int | np.integer) for size in point)
+        if len(point) != len(axes) or not whole:
             raise InputError(
                 f'{point} is not a point of {self.ranges}; give a size for each of {len(axes)} axes'
+                f'{"" if whole else ", whole numbers one after the other"}'
             )
         for axis, size in zip(axes, point, strict=True):
             if size not in axis.sizes:
