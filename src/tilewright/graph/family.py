@@ -70,6 +70,10 @@ class ProgramFamily:
         filling = self._filling(point)
         return [Group.from_json(filling.filled(tree)) for tree in self.groups]
 
+    def group_at(self, number: int, point: Point) -> Group:
+        """One of them."""
+        return Group.from_json(self._filling(point).filled(self.groups[number]))
+
     def body_at(self, point: Point) -> dict:
         """The body with its numbers at a point."""
         return self._filling(point).filled(self.body)

@@ -358,7 +358,7 @@ class _Look:
 
     def __init__(self, one: PlannedFamily, machine: Machine) -> None:
         self.one, self.machine = one, machine
-        self.groups: dict[Point, list[Group]] = {}
+        self.groups: dict[tuple[int, Point], Group] = {}
         self.found: dict[int, dict[str, tuple[Point, _Source]]] = {}
         self.characters: dict[int, int] = {}  # of a group's longest source
         self.shown: dict[tuple[int, Point], _Source] = {}
@@ -384,11 +384,10 @@ class _Look:
 
     def at(self, number: int, point: Point) -> bool:
         """Whether kernels of the sources so far compute this group at this point, too."""
-        if point not in self.groups:
-            self.groups[point] = self.one.family.groups_at(point)
-            for group in self.groups[point]:
-                check_group(group)
-        group = self.groups[point][number]
+        if (number, point) not in self.groups:
+            self.groups[number, point] = self.one.family.group_at(number, point)
+            check_group(self.groups[number, point])
+        group = self.groups[number, point]
         found = self.found.setdefault(number, {})
         if group.digest in found:
             return True
@@ -400,7 +399,7 @@ class _Look:
 
     def form(self, number: int, point: Point) -> _Form:
         """That of a source that was looked at."""
-        _, (source, flags) = self.found[number][self.groups[point][number].digest]
+        _, (source, flags) = self.found[number][self.groups[number, point].digest]
         return source.form, flags
 
     def settle(self, numbers: Sequence[int]) -> None:
