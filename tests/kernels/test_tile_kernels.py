@@ -1,0 +1,154 @@
+"""Kernels of tiles (AMX) against their definition: in plain C everywhere, on tiles where they are.
+
+Plain C has the instructions as they are defined, and stops where shapes of tiles do not agree. What
+a processor does with them is tested on hosts that have tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from test_dot_kernels import arrays_of, bound, with_scale
+
+from tilewright.errors import InputError, ScheduleError
+from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.isa.tiles import pieces
+from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, plan_dot, why_not
+from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
+from tilewright.machine.known import known_machine
+from tilewright.ops.channels_last import channels_last
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.flatten import flatten
+from tilewright.ops.group import Group
+from tilewright.ops.matmul import matmul
+from tilewright.ops.reference import reference
+from tilewright.schedule.schedule import Schedule
+from tilewright.search.cpu.rank_dot import rank_dot
+from tilewright_lab.simulate.emulate import native, run_program
+
+QUICK, MANY = 24, 400
+
+
+def tile_rows() -> Iterator[str]:
+    """Rows of tiles that this host can run: plain C, and tiles that it has."""
+    yield tile_isa('portable')
+    yield from (tile_isa(name) for name in host_isas() if host_tiles(name))
+
+
+def drawn(seed: int) -> Group:
+    """A convolution or product of several tiles in each direction, with any border and stride."""
+    random = Random(seed)
+    image = random.choice(('u8', 'i8'))
+    pad = random.randint(0, 127)
+    channels = random.choice((3, 4, 20, 24, 64, 72, 128, 200))
+    outputs = random.choice((5, 16, 33, 64, 80))
+    if random.random() < 0.25:
+        rows = random.choice((1, 7, 16, 33, 50))
+        group = bound(matmul(m=rows, n=outputs, k=4 * random.randint(1, 60)), image, 0)
+    else:
+        r, s = random.choice(((1, 1), (1, 1), (3, 3), (1, 3), (2, 5)))
+        conv = conv2d(
+            n=random.choice((1, 1, 2)), c=channels, k=outputs, h=r + random.randint(2, 5),
+            w=s + random.choice((3, 14, 17, 30, 37)), r=r, s=s, stride=random.choice((1, 1, 2)),
+            pad=random.choice((0, r // 2, (1, 0, 2, 1))), dilation=random.choice((1, 1, 2)),
+            bias=random.random() < 0.5,
+        )  # fmt: skip
+        group = bound(conv, image, pad)
+    if random.random() < 0.7:
+        group = with_scale(group, random.choice(('u8', 'i8')), random.randint(0, 100))
+    if len(group.output.shape) == 4:
+        names = random.choice((set(), {'In'}, {'In', 'Out'}, {'In', 'Out'}))
+        group = channels_last(group, names) if names else group
+    return group
+
+
+def schedule_for(group: Group, isa: str, seed: int) -> Schedule | None:
+    random = Random(seed)
+    image = group.tensor(group.main.reads[0].tensor).dtype
+    for _ in range(40):
+        found = draw_dot(group, isa, random, 2, 3)
+        if found is not None and (found.dtype == image or seed % 5 == 0):
+            return found
+    return None
+
+
+def check(seed: int, isa: str) -> bool:
+    """Whether a case was computed, between guard pages; every element is the definition's."""
+    group = drawn(seed)
+    if why_not(group):
+        return False
+    tiled = flatten(group) if seed % 2 else group
+    schedule = schedule_for(tiled, isa, seed)
+    if schedule is None:
+        return False
+    arrays = arrays_of(group, seed)
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), '-O2' if seed % 2 == 0 else '-O0')
+    for out in run_program(group, generate(tiled, schedule), arrays, native(), flags):
+        assert np.array_equal(out, want), (
+            f'case {seed}: {group.label}, {np.count_nonzero(out != want)} of {want.size} differ'
+        )
+    return True
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_random_products_in_tiles_are_the_definition(row: str) -> None:
+    assert sum(check(seed, row) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_many_products_in_tiles(row: str) -> None:
+    assert sum(check(seed, row) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def test_pixels_are_cut_into_even_tiles() -> None:
+    """28 neighbours in two tiles of 14; rows that are not evenly spaced in tiles of their own."""
+    row = list(range(0, 28 * 16, 16))
+    assert [p.rows for p in pieces(row, row)] == [14, 14]
+    two = [*range(0, 7 * 16, 16), *range(9 * 16, 16 * 16, 16)]
+    assert [p.rows for p in pieces(two, list(range(0, 14 * 32, 32)))] == [7, 7]
+    assert [p.rows for p in pieces([5], [0])] == [1]
+
+
+def layer(c: int = 64) -> Group:
+    conv = conv2d(c=c, k=64, h=14, w=14, r=3, s=3, pad=1, bias=True)
+    return channels_last(with_scale(bound(conv, 'u8', 3), 'u8', 4), {'In', 'Out'})
+
+
+def test_a_machine_with_tiles_chooses_them() -> None:
+    known = known_machine('xeon-16vcpu')
+    plain = replace(known, dot_dtype='u8', dot_one_gops=768.0, dot_all_gops=6144.0)
+    tiles = replace(plain, tile_one_gops=6144.0, tile_all_gops=49152.0)
+    assert rank_dot(layer(), plain, 2, 1)[0].schedule.isa == 'avx512'
+    best = rank_dot(layer(), tiles, 2, 1)[0]
+    assert best.schedule.isa == 'avx512tiles'
+    source = generate(flatten(layer()), best.schedule)
+    assert 'tdpbusd' in source
+    assert 'tilerelease' in source
+    # Faster than vectors, and not than the peak.
+    seconds = best.prediction.seconds
+    assert layer().flops / 12288e9 < seconds < rank_dot(layer(), plain, 2, 1)[0].prediction.seconds
+
+
+def test_tiles_that_cut_words_are_refused() -> None:
+    group, isa = flatten(layer(128)), tile_isa('portable')
+    schedule = next(s for s in (draw_dot(group, isa, Random(n), 2, 1) for n in range(99)) if s)
+    levels = tuple(
+        replace(level, tiles=tuple((d, 5 if d == 'c' else t) for d, t in level.tiles))
+        if level.name == 'l1' else level
+        for level in schedule.levels
+    )  # fmt: skip
+    with pytest.raises(ScheduleError, match='not a multiple of the 16 words'):
+        plan_dot(group, replace(schedule, levels=levels))
+
+
+def test_peaks_of_tiles_belong_to_instruction_sets_with_tiles() -> None:
+    with pytest.raises(InputError, match='neon has no tiles'):
+        replace(known_machine('neoverse-n1'), tile_one_gops=100.0)
+    assert not any(ISAS[row].rows for row in ISAS)
+    assert ISAS['avx512tiles'].rows == 16
