@@ -13,19 +13,27 @@ from random import Random
 import numpy as np
 import pytest
 from test_dot_kernels import arrays_of, bound, with_scale
+from test_half_kernels import AFTER, followed, whole_numbers
 
 from tilewright.errors import InputError, ScheduleError
+from tilewright.graph.half import half_group
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.isa.tiles import pieces
 from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, plan_dot, why_not
+from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.tiles.plan import draw_tiles
+from tilewright.kernels.cpu.schemas.tiles.plan import why_not as why_not_bf16
 from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
+from tilewright.ops.functions import swish
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import call, read
+from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
 from tilewright_lab.simulate.emulate import native, run_program
@@ -104,6 +112,101 @@ def test_random_products_in_tiles_are_the_definition(row: str) -> None:
 @pytest.mark.parametrize('row', tuple(tile_rows()))
 def test_many_products_in_tiles(row: str) -> None:
     assert sum(check(seed, row) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def halves(seed: int) -> Group:
+    """A convolution or product of bf16, with any border, stride, epilogue and layout."""
+    random = Random(seed)
+    outputs = random.choice((5, 16, 33, 64, 80))
+    if random.random() < 0.25:
+        group = matmul(m=random.choice((1, 7, 33, 50)), n=outputs, k=random.randint(1, 90))
+        weights = group.main.reads[1].tensor
+        tensors = (
+            replace(t, role='constant') if t.name == weights else t for t in group.tensors
+        )  # fmt: skip
+        group = replace(group, tensors=tuple(tensors))
+    else:
+        r, s = random.choice(((1, 1), (1, 1), (3, 3), (1, 3), (2, 5)))
+        group = conv2d(
+            n=random.choice((1, 1, 2)), c=random.choice((1, 2, 3, 12, 24, 64, 72)), k=outputs,
+            h=r + random.randint(2, 5), w=s + random.choice((3, 14, 17, 30)), r=r, s=s,
+            stride=random.choice((1, 1, 2)), pad=random.choice((0, r // 2, (1, 0, 2, 1))),
+            dilation=random.choice((1, 1, 2)), bias=random.random() < 0.5,
+        )  # fmt: skip
+    if random.random() < 0.4:
+        group = followed(group, call('add', read(0), read(1)), group.output.shape)
+    if random.random() < 0.6:
+        group = followed(group, random.choice(AFTER))
+    made = half_group(group, 'bf16', last=random.random() < 0.8)
+    if random.random() < 0.2:
+        tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
+        made = replace(made, tensors=tuple(tensors))
+    return made
+
+
+def check_bf16(seed: int, base: str) -> bool:
+    """Whether a case was computed: on small whole numbers sums are exact, and so are results."""
+    group = halves(seed)
+    if why_not_bf16(group):
+        return False
+    tiled = flatten(group) if seed % 2 else group
+    drawings = (draw_tiles(tiled, base, Random(seed), 2, 3) for _ in range(20))
+    schedule = next((s for s in drawings if s is not None), None)
+    if schedule is None:
+        return False
+    arrays = whole_numbers(group, seed)
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), '-O2' if seed % 2 == 0 else '-O0')
+    for out in run_program(group, generate(tiled, schedule), arrays, native(), flags):
+        assert np.array_equal(out, want), (
+            f'case {seed}: {group.label}, {np.count_nonzero(out != want)} of {want.size} differ'
+        )
+    return True
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_random_products_of_bf16_are_the_definition(row: str) -> None:
+    base = row.removesuffix('tiles')
+    assert sum(check_bf16(seed, base) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_many_products_of_bf16(row: str) -> None:
+    base = row.removesuffix('tiles')
+    assert sum(check_bf16(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def test_sums_of_bf16_are_added_in_float32() -> None:
+    """Off by the rounding of the result and by nothing else, with a function behind the sum."""
+    group = followed(conv2d(c=64, k=48, h=6, w=20, r=3, s=3, pad=1, bias=True), swish())
+    group = half_group(group, 'bf16')
+    schedule = draw_tiles(group, 'portable', Random(4), 2, 1)
+    assert schedule is not None
+    arrays = verify.freeze_all(verify.random_arrays(group, 3))
+    want = reference(group, arrays).astype(np.float32)
+    flags = (*compiler_flags(schedule), '-O2')
+    (out,) = run_program(group, generate(group, schedule), arrays, native(), flags, ('end',))
+    off = np.abs(out.astype(np.float32) - want) / np.maximum(np.abs(want), 1e-3)
+    assert off.max() <= 2.0**-7
+
+
+@pytest.mark.parametrize(
+    'group',
+    [
+        conv2d(c=24, k=24, h=7, w=9, r=2, s=3, pad=1, groups=24, stride=2),
+        conv2d(c=24, k=24, h=7, w=9, r=3, s=3, pad=1, groups=24, bias=True, activation='relu'),
+    ],
+    ids=['strided', 'depthwise'],
+)
+def test_loops_of_bf16_are_the_definition(group: Group) -> None:
+    """Windows and whatever else is not a product of tiles."""
+    made = half_group(group, 'bf16')
+    arrays = whole_numbers(made, 5)
+    schedule = general_schedule(made, 'portable', 1, 2)
+    want = reference(made, arrays)
+    for out in run_program(made, generate(made, schedule), arrays, native(), ('-O2',)):
+        assert np.array_equal(out, want)
 
 
 def test_pixels_are_cut_into_even_tiles() -> None:

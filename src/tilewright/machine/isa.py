@@ -56,6 +56,7 @@ class Tiles:
     """
 
     required_flags: tuple[str, ...] = ()
+    compiler_flags: tuple[str, ...] = ()
     emit: Emitter | str = 'tilewright.kernels.cpu.isa.tiles:emit'
 
 
@@ -163,7 +164,7 @@ _ROWS = (
         emit='tilewright.kernels.cpu.isa.x86:emit',
         probe='avx512',
         dots=(Dot('u8', 4, ('avx512_vnni',), ('-mavx512vnni',)), Dot('i16', 2)),
-        tiles=Tiles(('amx_tile', 'amx_int8', 'amx_bf16')),
+        tiles=Tiles(('amx_tile', 'amx_int8', 'amx_bf16', 'avx512_bf16'), ('-mavx512bf16',)),
     ),
     Isa(
         name='avx2',
@@ -267,6 +268,7 @@ def _tile_row(row: Isa) -> Isa:
         fma_per_cycle=TILE_ROWS,
         fma_latency_cycles=4,
         required_flags=(*row.required_flags, *row.tiles.required_flags),
+        compiler_flags=(*row.compiler_flags, *row.tiles.compiler_flags),
         emit=row.tiles.emit,
         by_lane=False,
         turns=False,

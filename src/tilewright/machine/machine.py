@@ -69,8 +69,8 @@ class Machine:
     its instruction set has), their peaks are in G operations/s, two for each product; 0 where they
     were not measured. `half_one_gflops` and `half_all_gflops` are peaks of f16 multiply-adds, 0
     where it has none. `tile_one_gops` and `bf16_one_gflops`, and those of all cores, are peaks of
-    bytes and of bf16 in tiles, 0 where it has none. `constants` are those of the time model that were fitted on it, None where it
-    was not calibrated (`time_constants`).
+    bytes and of bf16 in tiles, 0 where it has none. `constants` are those of the time model that
+    were fitted on it, None where it was not calibrated (`time_constants`).
     """
 
     name: str
@@ -175,6 +175,10 @@ class Machine:
     def bf16(self) -> bool:
         """Whether it multiplies bf16, in tiles."""
         return self.bf16_one_gflops > 0
+
+    def computes(self, dtype: str) -> bool:
+        """Whether networks are computed in a type of 16 bits on it."""
+        return {'f16': self.half, 'bf16': self.bf16}.get(dtype, False)
 
     def in_tiles(self, dtype: str) -> Machine:
         """The machine as products of words in tiles see it, of bytes or of bf16."""

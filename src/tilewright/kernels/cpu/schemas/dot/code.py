@@ -223,11 +223,11 @@ def _write_packing(writer: Writer, p: DotPlan) -> None:
     else:
         for name in c.reduction:
             writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
-    if p.halves:
+    if p.apart:
         writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.open('for (long lane = 0; lane < width; lane++)')
     writer.line(f'const long {c.vector} = panel * {panels.width} + lane;')
-    if not p.halves:
+    if not p.apart:
         writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.line(f'const long number = {p.form.dim} * {p.products} + spot;')
     steps = [scaled('number' if d == p.form.dim else d, s) for d, s in strides.items()]

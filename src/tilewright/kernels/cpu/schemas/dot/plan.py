@@ -26,6 +26,7 @@ from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.kernels.cpu.whole_vectors import BITS, WholeValue, vector_value
 from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.integer import Words, factors, in_words, is_integer_products
@@ -66,8 +67,13 @@ class DotPlan:
 
     @property
     def halves(self) -> bool:
-        """Whether numbers are f16, which are copied by their bits. Panels have all lanes of the
-        first number of a word, then those of the second.
+        """Whether numbers are f16 or bf16, which are copied by their bits."""
+        return self.image.dtype in HALVES
+
+    @property
+    def apart(self) -> bool:
+        """Whether panels have all lanes of the first number of a word, then those of the second:
+        f16, since nothing adds up two of them. Others lie as in words of the image.
         """
         return self.image.dtype == 'f16'
 
