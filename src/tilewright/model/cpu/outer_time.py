@@ -219,6 +219,7 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     if not _stored_together(case):
         each_result += k.store_apart_cycles
     turned, deep = _turned(case), depth(contraction)[0] if isa.rows else 1
+    line_cycles = _line_cycles(case, isa, points * width) if isa.rows else 0.0
     compute = store = 0.0
     alike = every = 0
     for extents, tiles in pixel_tiles:
@@ -228,7 +229,7 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             run = extents[place] if lane else 1
             by_four = walked and micro.rows_fit(isa, pixels, vectors)
             if isa.rows:
-                each = points * tile_step_cycles(isa, pixels, vectors, deep)
+                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles)
             else:
                 each = points * step_cycles(
                     isa, pixels, pixels if strips else run, vectors, steps, k, by_four
@@ -248,6 +249,17 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             every += tiles * count
     compute += outside * calls * (every - alike) * k.switch_cycles
     return compute, store
+
+
+def _line_cycles(case: _Case, isa: Isa, panel: int) -> float:
+    """Cycles to load a line of a panel of so many words: it comes from the second cache, unless the
+    first keeps it from one tile of pixels to the next.
+    """
+    machine = case.machine
+    near = machine.caches[0]
+    if 8 * panel <= near.bytes or len(machine.caches) < 2:
+        return 1 / isa.loads_per_cycle
+    return near.line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
 
 
 def _lane(case: _Case) -> str:

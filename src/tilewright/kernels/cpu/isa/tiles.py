@@ -31,6 +31,8 @@ from tilewright.kernels.cpu.isa import micro
 from tilewright.machine.isa import ISAS, TILE_ROWS, Isa
 
 REGISTERS = 8
+LEAST_ROWS = 8  # what multiplying a tile of fewer rows takes
+AHEAD_BYTES = 8192  # how far ahead weights are asked for: they are used once in a pass over them
 MOST_SUMS = 4  # tiles of sums; the others hold what is multiplied
 DOTS = {'u8': 'tdpbusd', 'i8': 'tdpbssd', 'bf16': 'tdpbf16ps'}
 
@@ -95,12 +97,17 @@ def _divisor(size: int) -> int:
     return next(d for d in range(min(size, TILE_ROWS), 0, -1) if size % d == 0)
 
 
-def tile_step_cycles(isa: Isa, pixels: int, vectors: int, deep: int) -> float:
-    """Cycles of one word of every pixel: rows are multiplied one by one, whatever they hold, and
-    rows of all tiles are loaded.
+def tile_step_cycles(
+    isa: Isa, extents: Sequence[int], vectors: int, deep: int, line_cycles: float
+) -> float:
+    """Cycles of one word of every pixel: rows are multiplied one by one, whatever they hold, but
+    no tile in less than `LEAST_ROWS`, and rows of all tiles are loaded, those of weights in
+    `line_cycles` each.
     """
-    loads = (pixels + vectors * deep) / isa.loads_per_cycle
-    return max(pixels * vectors, loads) / deep
+    tiles = row_tiles(extents)
+    pixels = math.prod(extents)
+    loads = pixels / isa.loads_per_cycle + vectors * deep * line_cycles
+    return max(max(pixels, LEAST_ROWS * tiles) * vectors, loads) / deep
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,8 @@ def emit(kernel: micro.MicroKernel) -> str:
         if not turns:
             inner.append(f'TILE_LOAD({weights}, b + {v * kernel.lanes}, {4 * width});')
         inner.append(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
+    if kernel.b_ahead:
+        body.append(f'        TILE_AHEAD(b, {4 * kernel.deep * width});')
     body += [f'        {line}' for line in inner]
     body.append(f'        b += {kernel.deep * width};')
     body += ['    }', f'    a += {step};', '}']
@@ -216,7 +225,7 @@ def prologue(isa: str, dtype: str) -> str:
     `tiles_begin`, `tiles_end`.
     """
     if ISAS[isa].arch == 'x86_64':
-        return _X86.replace('@dot@', DOTS[dtype])
+        return _X86.replace('@dot@', DOTS[dtype]).replace('@ahead@', str(AHEAD_BYTES))
     return _PLAIN.replace('@products@', _PRODUCTS[dtype])
 
 
@@ -229,6 +238,10 @@ _X86 = """\
 #define TILE_STORE(t, to, step) \\
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((long)(step)) : "memory")
 #define TILE_DOT(c, a, b) __asm__ volatile("@dot@ %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+#define TILE_AHEAD(from, bytes) \\
+    for (long j = 0; j < (bytes); j += 64) \\
+    __builtin_prefetch((const char *)(from) + @ahead@ + j, 0, 2)
 
 /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): given to a process once and for all. */
 static void tiles_begin(void)
@@ -252,6 +265,7 @@ _PLAIN = """\
 #define TILE_ZERO(t) memset(tile_state[t].data, 0, sizeof tile_state[t].data)
 #define TILE_LOAD(t, from, step) tile_load(&tile_state[t], from, step)
 #define TILE_STORE(t, to, step) tile_store(&tile_state[t], to, step)
+#define TILE_AHEAD(from, bytes)
 #define TILE_DOT(c, a, b) tile_dot(&tile_state[c], &tile_state[a], &tile_state[b])
 
 typedef struct {

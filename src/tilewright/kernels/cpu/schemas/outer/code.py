@@ -123,11 +123,21 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         fetch=p.ahead.most or p.ahead.floats if p.ahead else 0,
         varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
-        b_ahead=p.stream_ahead,
+        b_ahead=_weights_ahead(p),
         finish=_finish(p, [place(p.out_strides, point) for point in pixels]),
         deep=p.deep,
         taps=p.taps,
     )
+
+
+def _weights_ahead(p: OuterPlan) -> int:
+    """Floats of panels that a micro-kernel asks for ahead; one of tiles where a panel is longer
+    than that.
+    """
+    if not p.deep:
+        return p.stream_ahead
+    ahead = tiles.AHEAD_BYTES // 4
+    return ahead if p.panels.points * p.panels.width > 2 * ahead else 0
 
 
 def _finish(p: OuterPlan, places: list[int]) -> micro.Finish | None:
