@@ -28,8 +28,8 @@ from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
-from tilewright.ops.group import Group
 from tilewright.ops.functions import swish
+from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call, read
