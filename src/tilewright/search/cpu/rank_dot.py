@@ -16,6 +16,7 @@ from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
 from tilewright.kernels.cpu.schemas.dot.plan import why_no_tiles
 from tilewright.kernels.cpu.space import CACHE_LEVELS
+from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.dot_time import predict_dot
 from tilewright.model.cpu.roofline import predict_work
@@ -70,7 +71,7 @@ def fewest_passes(
     def order(candidate: Candidate) -> tuple:
         seconds = total[candidate.schedule]
         near = seconds <= NEAR * best
-        passes = weight_passes(form.group, candidate.schedule) if near else 0
+        passes = weights_read(form.group, candidate.schedule) if near else 0
         return not near, passes, seconds, candidate.schedule.digest
 
     return tuple(sorted(made, key=order)[:top])
@@ -86,6 +87,17 @@ def copy_seconds(form: Words, schedule: Schedule, machine: Machine) -> float:
     tensor = form.group.tensor(image.tensor)
     cut = math.prod(ways for d, ways in schedule.parallel if d in image.names)
     return tensor.size / tensor.shape[form.axis] / cut * COPY_CYCLES / (1e9 * machine.clock_ghz)
+
+
+def weights_read(group: Group, schedule: Schedule) -> float:
+    """How often a thread reads all weights of a group. Tiles are so fast that they wait for weights
+    that every thread reads, where each could have its own; vectors seldom do.
+    """
+    passes = weight_passes(group, schedule)
+    if not ISAS[schedule.isa].rows:
+        return passes
+    names = factors(group)[1].names
+    return passes / math.prod(ways for d, ways in schedule.parallel if d in names)
 
 
 def weight_passes(group: Group, schedule: Schedule) -> int:
