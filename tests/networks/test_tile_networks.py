@@ -14,7 +14,7 @@ from tilewright.machine.detect import describe_host
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import nominal_machine
 
-SMALL = {'image': 32, 'width': 8}
+SMALL = {'image': 67, 'width': 8}
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def schemas(net: tw.Network) -> set[str]:
 
 def test_a_network_in_bf16_is_near_fp32(with_tiles: Machine) -> None:
     pytest.importorskip('ml_dtypes', reason='numpy has no bf16 without the package ml_dtypes')
-    model = zoo.onnx_model('resnet18', **SMALL)
-    inputs = zoo.inputs(zoo.network('resnet18', **SMALL))
+    model = zoo.onnx_model('alexnet', **SMALL)
+    inputs = zoo.inputs(zoo.network('alexnet', **SMALL))
     net = tw.compile(model, machine=with_tiles, threads=2, precision='bf16')
     assert 'tiles' in schemas(net)
     (got,), (want,) = (
@@ -48,8 +48,8 @@ def test_a_quantised_network_in_tiles_has_the_integers_of_vectors(
     pytest.importorskip('onnxruntime', reason='models are quantised by onnxruntime')
     from tilewright_lab.scripts.integer_networks import quantise
 
-    path = quantise('resnet18', tmp_path / 'small.onnx', **SMALL)
-    inputs = zoo.inputs(zoo.network('resnet18', **SMALL))
+    path = quantise('alexnet', tmp_path / 'small.onnx', **SMALL)
+    inputs = zoo.inputs(zoo.network('alexnet', **SMALL))
     net = tw.compile(path, machine=with_tiles, threads=2)
     plain = replace(with_tiles, tile_one_gops=0.0, tile_all_gops=0.0)
     isas = {kernel.schedule.isa for kernel in net.kernels.values()}

@@ -173,9 +173,8 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         dot_all_gops=_rounded(dot_all / 1e9),
         half_one_gflops=_rounded(half_one / 1e9),
         half_all_gflops=_rounded(half_all / 1e9),
-        **tiles,
     )
-    return Record(machine, curve)
+    return Record(replace(machine, **tiles), curve)
 
 
 def core_cpus(effort: Effort | None = None) -> tuple[int, ...]:
@@ -304,7 +303,7 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
     clock = facts.clock_ghz or _FALLBACK_CLOCK_GHZ
     bytes_per_cycle = (row.loads_per_cycle * row.vector_bytes, row.vector_bytes / 2, 8.0)
     one = [clock * bytes_per_cycle[min(i, 2)] for i in range(len(facts.caches))]
-    return Machine(
+    made = Machine(
         name=facts.model,
         isa=isa,
         cores=cores,
@@ -319,8 +318,8 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
         dot_dtype=host_dot(isa),
         half_one_gflops=2 * clock * row.flops_per_cycle if host_half(isa) else 0.0,
         half_all_gflops=2 * clock * row.flops_per_cycle * cores if host_half(isa) else 0.0,
-        **_nominal_tiles(isa, clock, cores),
     )
+    return replace(made, **_nominal_tiles(isa, clock, cores))
 
 
 def load_machine(
