@@ -34,6 +34,9 @@ REGISTERS = 8
 LEAST_ROWS = 8  # what multiplying a tile of fewer rows takes
 AHEAD_BYTES = 8192  # how far ahead weights are asked for: they are used once in a pass over them
 MOST_SUMS = 4  # tiles of sums; the others hold what is multiplied
+MACROS = (
+    'TILE_CONFIG', 'TILE_ZERO', 'TILE_LOAD', 'TILE_STORE', 'TILE_DOT', 'TILE_AHEAD',
+)  # fmt: skip
 DOTS = {'u8': 'tdpbusd', 'i8': 'tdpbssd', 'bf16': 'tdpbf16ps'}
 
 
@@ -224,9 +227,11 @@ def prologue(isa: str, dtype: str) -> str:
     """Instructions on tiles as macros, and what a thread does before the first and behind the last:
     `tiles_begin`, `tiles_end`.
     """
+    text = _PLAIN.replace('@products@', _PRODUCTS[dtype])
     if ISAS[isa].arch == 'x86_64':
-        return _X86.replace('@dot@', DOTS[dtype]).replace('@ahead@', str(AHEAD_BYTES))
-    return _PLAIN.replace('@products@', _PRODUCTS[dtype])
+        text = _X86.replace('@dot@', DOTS[dtype]).replace('@ahead@', str(AHEAD_BYTES))
+    # Kernels of other numbers may stand in the same file, in exported C.
+    return ''.join(f'#undef {name}\n' for name in MACROS) + text
 
 
 _X86 = """\
