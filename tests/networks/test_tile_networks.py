@@ -78,7 +78,7 @@ def test_a_quantised_network_in_tiles_has_the_integers_of_vectors(
     pytest.importorskip('onnxruntime', reason='models are quantised by onnxruntime')
     from tilewright_lab.scripts.integer_networks import quantise
 
-    path = quantise('alexnet', tmp_path / 'small.onnx', **SMALL)
+    path = quantise('alexnet', tmp_path / 'small.onnx', image=SMALL['image'], width=SMALL['width'])
     inputs = zoo.inputs(zoo.network('alexnet', **SMALL))
     net = tw.compile(path, machine=with_tiles, threads=2)
     plain = replace(with_tiles, tile_one_gops=0.0, tile_all_gops=0.0)

@@ -81,7 +81,8 @@ def theirs(kind: str, name: str, models: Path, threads: int) -> Callable[[], Any
             traced = torch.jit.trace(module, given, strict=False, check_trace=False)
             module = torch.jit.freeze(traced)
         if kind == 'torch-bf16-inductor':
-            import_module('torch._inductor.config').freezing = True
+            inductor: Any = import_module('torch._inductor.config')
+            inductor.freezing = True
             module = torch.compile(module)
     mode = torch.no_grad if kind == 'torch-bf16-inductor' else torch.inference_mode
 

@@ -95,10 +95,10 @@ def _tile_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int]]:
     most = -(-sizes[contraction.vector] // isa.lanes)
     for vectors in range(1, min(tiles.MOST_SUMS, most) + 1):
         for extents in itertools.product(*(_even(sizes[d], isa.rows) for d in blocked)):
-            high = extents[0] if len(extents) > 1 else 1
+            high, wide = ([1, *extents][-2], [1, *extents][-1])
             if high > tiles.MOST_SUMS or not tiles.fits(tiles.row_tiles(extents), vectors):
                 continue
-            if high > 1 and extents[-1] < min(sizes[blocked[-1]], isa.rows // 2):
+            if high > 1 and wide < min(sizes[blocked[-1]], isa.rows // 2):
                 continue
             tile = dict.fromkeys(sizes, 1) | dict(zip(blocked, extents, strict=True))
             yield tile | {contraction.vector: vectors * isa.lanes}
