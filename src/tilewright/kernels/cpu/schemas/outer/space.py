@@ -95,7 +95,7 @@ def _tile_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int]]:
     most = -(-sizes[contraction.vector] // isa.lanes)
     for vectors in range(1, min(tiles.MOST_SUMS, most) + 1):
         for extents in itertools.product(*(_even(sizes[d], isa.rows) for d in blocked)):
-            high, wide = ([1, *extents][-2], [1, *extents][-1])
+            high, wide = [1, 1, *extents][-2:]
             if high > tiles.MOST_SUMS or not tiles.fits(tiles.row_tiles(extents), vectors):
                 continue
             if high > 1 and wide < min(sizes[blocked[-1]], isa.rows // 2):
