@@ -8,6 +8,7 @@ of that.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 from collections.abc import Callable
@@ -49,6 +50,20 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """Registers of two dimensions: eight of 16 rows of 16 words, of which a multiply-add takes one
+    of the image, rows of pixels, and one of weights, and adds to 16 x 16 sums.
+    """
+
+    required_flags: tuple[str, ...] = ()
+    compiler_flags: tuple[str, ...] = ()
+    emit: Emitter | str = 'tilewright.kernels.cpu.isa.tiles:emit'
+
+
+TILE_ROWS = 16  # pixels, lanes and words of a tile
+
+
+@dataclass(frozen=True, slots=True)
 class Isa:
     """One instruction set, as a micro-kernel sees it.
 
@@ -71,6 +86,8 @@ class Isa:
     dtype, accumulation what multiply-adds multiply, and what they add in
     dots       what it has for small whole numbers, best first; the last needs nothing else
     half       what it has for f16; the row that kernels of f16 go by is `half_isa` of its name
+    tiles      what it has in tiles; the row that their kernels go by is `tile_isa` of its name
+    rows       pixels of a tile, in such a row; 0 where registers are vectors
     weight_registers   that a vector of weights takes in one step
     """
 
@@ -96,6 +113,8 @@ class Isa:
     dots: tuple[Dot, ...] = ()
     half: Half | None = None
     weight_registers: int = 1
+    tiles: Tiles | None = None
+    rows: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch('[a-z0-9]+', self.name):
@@ -145,6 +164,7 @@ _ROWS = (
         emit='tilewright.kernels.cpu.isa.x86:emit',
         probe='avx512',
         dots=(Dot('u8', 4, ('avx512_vnni',), ('-mavx512vnni',)), Dot('i16', 2)),
+        tiles=Tiles(('amx_tile', 'amx_int8', 'amx_bf16', 'avx512_bf16'), ('-mavx512bf16',)),
     ),
     Isa(
         name='avx2',
@@ -188,9 +208,11 @@ _ROWS = (
         turns=True,
         stream_bytes=512,  # 34 GB/s on two Neoverse-N1 cores, 31 without, 24 with 4 KiB
         dots=(Dot('i32', 1),),
+        tiles=Tiles(),  # in plain C, so that kernels of tiles are tested on every machine
     ),
 )
 _HALF = 'half'  # how names of rows for f16 end
+_TILES = 'tiles'  # and those for tiles
 
 
 def half_isa(name: str) -> str:
@@ -225,19 +247,57 @@ def _half_row(row: Isa) -> Isa:
     )
 
 
+def tile_isa(name: str) -> str:
+    """The row that kernels of tiles go by in an instruction set; '' where it has no tiles."""
+    return f'{name}{_TILES}' if ISAS[name].tiles else ''
+
+
+@lru_cache(maxsize=16)
+def _tile_row(row: Isa) -> Isa:
+    """A row for tiles, by words of 32 bits: two bf16 added in float32, or four bytes in i32.
+
+    A row of a tile of the image, 16 words of one pixel, is multiplied by 16 x 16 words of weights
+    in a cycle: as many multiply-adds of vectors of words.
+    """
+    assert row.tiles is not None
+    return replace(
+        row,
+        name=f'{row.name}{_TILES}',
+        vector_bytes=4 * TILE_ROWS,
+        registers=8,
+        fma_per_cycle=TILE_ROWS,
+        fma_latency_cycles=4,
+        required_flags=(*row.required_flags, *row.tiles.required_flags),
+        compiler_flags=(*row.compiler_flags, *row.tiles.compiler_flags),
+        emit=row.tiles.emit,
+        by_lane=False,
+        turns=False,
+        dtype='bf16',
+        dots=(Dot('u8', 4), Dot('i8', 4)),
+        half=None,
+        tiles=None,
+        rows=TILE_ROWS,
+    )
+
+
 class IsaTable(Registry[Isa]):
-    """Instruction sets by name. Rows for f16 are found under theirs and not listed beside the
-    others: they are forms of a row, for kernels of one schema, and nobody chooses between them.
+    """Instruction sets by name. Rows for f16 and for tiles are found under theirs and not listed
+    beside the others: they are forms of a row, for kernels of one schema, and nobody chooses
+    between them.
     """
 
     def __getitem__(self, name: str) -> Isa:
         base = name.removesuffix(_HALF)
         if base != name and base in self._load() and super().__getitem__(base).half:
             return _half_row(super().__getitem__(base))
+        base = name.removesuffix(_TILES)
+        if base != name and base in self._load() and super().__getitem__(base).tiles:
+            return _tile_row(super().__getitem__(base))
         return super().__getitem__(name)
 
     def is_shipped(self, name: str) -> bool:
-        return super().is_shipped(name) or super().is_shipped(name.removesuffix(_HALF))
+        forms = (name, name.removesuffix(_HALF), name.removesuffix(_TILES))
+        return any(super(IsaTable, self).is_shipped(form) for form in forms)
 
 
 ISAS: Registry[Isa] = IsaTable('an instruction set', _ROWS)
@@ -291,11 +351,32 @@ def host_half(isa: str, root: Path = Path('/')) -> bool:
     return half is not None and cpu_flags(root).issuperset(half.required_flags)
 
 
+def host_tiles(isa: str, root: Path = Path('/')) -> bool:
+    """Whether this host has tiles within an instruction set, and lets processes use them."""
+    row = ISAS[isa]
+    if row.tiles is None or not row.tiles.required_flags:
+        return False  # plain C is for tests, and faster nowhere
+    return cpu_flags(root).issuperset(row.tiles.required_flags) and tiles_allowed()
+
+
+@lru_cache(maxsize=1)
+def tiles_allowed() -> bool:
+    """Whether the system gives this process the state of tiles: arch_prctl(ARCH_REQ_XCOMP_PERM,
+    XFEATURE_XTILEDATA), which stays given. Kernels ask again, for exported C has no Python.
+    """
+    if host_arch() != 'x86_64' or not platform.system().startswith('Linux'):
+        return False
+    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+
+
 def host_multiplies(isa: str, dtype: str) -> bool:
     """Whether this host has what kernels of an instruction set need for a dtype."""
     dot, base = ISAS[isa].dot(dtype), isa.removesuffix(_HALF)
     if base != isa:
         return base in host_isas() and host_half(base)
+    base = isa.removesuffix(_TILES)
+    if base != isa:
+        return base in host_isas() and (ISAS[base].arch == 'any' or host_tiles(base))
     return isa in host_isas() and (dot is None or cpu_flags().issuperset(dot.required_flags))
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tilewright.errors import InputError
 from tilewright.machine.constants import TimeConstants, default_constants
-from tilewright.machine.isa import ISAS, Dot, half_isa
+from tilewright.machine.isa import ISAS, Dot, half_isa, tile_isa
 
 
 def bytes_text(count: float) -> str:
@@ -68,8 +68,9 @@ class Machine:
     `dot_dtype` is what its products of small whole numbers multiply ('' for what every machine with
     its instruction set has), their peaks are in G operations/s, two for each product; 0 where they
     were not measured. `half_one_gflops` and `half_all_gflops` are peaks of f16 multiply-adds, 0
-    where it has none. `constants` are those of the time model that were fitted on it, None where it
-    was not calibrated (`time_constants`).
+    where it has none. `tile_one_gops` and `bf16_one_gflops`, and those of all cores, are peaks of
+    bytes and of bf16 in tiles, 0 where it has none. `constants` are those of the time model that
+    were fitted on it, None where it was not calibrated (`time_constants`).
     """
 
     name: str
@@ -89,6 +90,10 @@ class Machine:
     dot_all_gops: float = 0.0
     half_one_gflops: float = 0.0
     half_all_gflops: float = 0.0
+    tile_one_gops: float = 0.0
+    tile_all_gops: float = 0.0
+    bf16_one_gflops: float = 0.0
+    bf16_all_gflops: float = 0.0
     constants: TimeConstants | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +109,8 @@ class Machine:
             self._refuse('caches', 'at least one cache is needed, the innermost first')
         may_be_zero = ('fork_join_us', 'dot_one_gops', 'dot_all_gops')
         may_be_zero = (*may_be_zero, 'half_one_gflops', 'half_all_gflops')
+        in_tiles = ('tile_one_gops', 'tile_all_gops', 'bf16_one_gflops', 'bf16_all_gflops')
+        may_be_zero = (*may_be_zero, *in_tiles)
         for name in ('clock_ghz', 'peak_one_gflops', 'peak_all_gflops', *may_be_zero):
             value = getattr(self, name)
             if not _figure(value) or (value == 0 and name not in may_be_zero):
@@ -113,6 +120,9 @@ class Machine:
             self._refuse('dot_dtype', f'{self.isa} has {", ".join(known) or "none"}')
         if self.half_one_gflops and not ISAS[self.isa].half:
             self._refuse('half_one_gflops', f'{self.isa} has no arithmetic of f16: leave it out')
+        for name in in_tiles:
+            if getattr(self, name) and not ISAS[self.isa].tiles:
+                self._refuse(name, f'{self.isa} has no tiles: leave it out')
         for name in ('bandwidth_one_gbps', 'bandwidth_all_gbps'):
             values, count = getattr(self, name), len(caches) + 1
             right = isinstance(values, tuple) and len(values) == count
@@ -156,10 +166,40 @@ class Machine:
         """Whether it multiplies f16."""
         return self.half_one_gflops > 0
 
+    @property
+    def tiles(self) -> bool:
+        """Whether it multiplies bytes in tiles."""
+        return self.tile_one_gops > 0
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it multiplies bf16, in tiles."""
+        return self.bf16_one_gflops > 0
+
+    def computes(self, dtype: str) -> bool:
+        """Whether networks are computed in a type of 16 bits on it."""
+        return {'f16': self.half, 'bf16': self.bf16}.get(dtype, False)
+
+    def in_tiles(self, dtype: str) -> Machine:
+        """The machine as products of words in tiles see it, of bytes or of bf16."""
+        one, every = self.tile_one_gops / 4, self.tile_all_gops / 4
+        if dtype == 'bf16':
+            one, every = self.bf16_one_gflops / 2, self.bf16_all_gflops / 2
+        return replace(
+            self, isa=tile_isa(self.isa), peak_one_gflops=one, peak_all_gflops=max(one, every),
+            dot_dtype='', dot_one_gops=0.0, dot_all_gops=0.0, half_one_gflops=0.0,
+            half_all_gflops=0.0, tile_one_gops=0.0, tile_all_gops=0.0, bf16_one_gflops=0.0,
+            bf16_all_gflops=0.0, constants=self.time_constants,
+        )  # fmt: skip
+
     def multiplying(self, dtype: str) -> Machine:
         """The machine with the peak of a dtype's multiply-adds, where it has them: what bounds
         products of it.
         """
+        if dtype == 'bf16' and self.bf16:
+            return replace(
+                self, peak_one_gflops=self.bf16_one_gflops, peak_all_gflops=self.bf16_all_gflops
+            )
         if dtype != 'f16' or not self.half:
             return self
         return replace(

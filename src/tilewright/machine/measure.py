@@ -26,7 +26,7 @@ from tilewright.machine.compiler import build, cache_dir
 from tilewright.machine.constants import TimeConstants
 from tilewright.machine.curve import Point, boundary_bandwidths, sweep_sizes, with_usable_sizes
 from tilewright.machine.detect import HostFacts, describe_host
-from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot, host_half
+from tilewright.machine.isa import ISAS, Dot, Isa, best_isa, host_dot, host_half, host_tiles
 from tilewright.machine.known import known_machine, machine_from_file
 from tilewright.machine.machine import Machine
 
@@ -82,13 +82,17 @@ class Effort:
 class Probe:
     """probe.c, compiled for one instruction set, with what it multiplies, and loaded."""
 
-    def __init__(self, isa: Isa, dot: Dot | None = None, *, half: bool = False) -> None:
+    def __init__(
+        self, isa: Isa, dot: Dot | None = None, *, half: bool = False, tiles: str = ''
+    ) -> None:
         source = (resources.files('tilewright.machine') / 'probe.c').read_text()
         defines = (f'-DISA_{isa.probe}', f'-DVECTOR_BYTES={isa.vector_bytes}')
         if dot:
             defines = (*defines, f'-DDOT_{dot.dtype}', *dot.compiler_flags)
         if half and isa.half:
             defines = (*defines, '-DDOT_f16', *isa.half.compiler_flags)
+        if tiles:
+            defines = (*defines, f'-DTILES_{tiles}')
         # The machine is what it is whatever kernels are built with: -O0 would be measured for good.
         library = build(source, (*isa.compiler_flags, *defines), name='probe', asked=False)
         self._run = ctypes.CDLL(str(library)).probe_run
@@ -147,6 +151,7 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     half_one, half_all = _half_peaks(ISAS[isa], facts, effort)
+    tiles = _tile_peaks(ISAS[isa], facts, effort)
     curve = _sweep(probe, facts, effort)
     caches = with_usable_sizes(facts.caches, curve)
     one, every = boundary_bandwidths(caches, curve)
@@ -169,7 +174,7 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         half_one_gflops=_rounded(half_one / 1e9),
         half_all_gflops=_rounded(half_all / 1e9),
     )
-    return Record(machine, curve)
+    return Record(replace(machine, **tiles), curve)
 
 
 def core_cpus(effort: Effort | None = None) -> tuple[int, ...]:
@@ -225,6 +230,33 @@ def _half_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, floa
     return 2 * one, 2 * max(one, every)
 
 
+def _tile_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> dict[str, float]:
+    """Fields of the machine: operations a second in tiles; none where there are no tiles."""
+    if not host_tiles(isa.name):
+        return {}
+    found = {}
+    kinds = (('u8', 4, 'tile_{}_gops'), ('bf16', 2, 'bf16_{}_gflops'))
+    for dtype, products, name in kinds:
+        probe = Probe(isa, tiles=dtype)
+        one, every = (
+            probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus)
+        )
+        found[name.format('one')] = _rounded(products * one / 1e9)
+        found[name.format('all')] = _rounded(products * max(one, every) / 1e9)
+    return found
+
+
+def _nominal_tiles(isa: str, clock: float, cores: int) -> dict[str, float]:
+    """The same of a machine that was not measured: a row of words times 16 x 16 in a cycle."""
+    if not host_tiles(isa):
+        return {}
+    words = 2 * 16 * 16 * clock
+    return {
+        'tile_one_gops': 4 * words, 'tile_all_gops': 4 * words * cores,
+        'bf16_one_gflops': 2 * words, 'bf16_all_gflops': 2 * words * cores,
+    }  # fmt: skip
+
+
 def _rounded(value: float) -> float:
     """Four figures: more would be noise."""
     return float(f'{value:.4g}')
@@ -271,7 +303,7 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
     clock = facts.clock_ghz or _FALLBACK_CLOCK_GHZ
     bytes_per_cycle = (row.loads_per_cycle * row.vector_bytes, row.vector_bytes / 2, 8.0)
     one = [clock * bytes_per_cycle[min(i, 2)] for i in range(len(facts.caches))]
-    return Machine(
+    made = Machine(
         name=facts.model,
         isa=isa,
         cores=cores,
@@ -287,6 +319,7 @@ def nominal_machine(facts: HostFacts, isa: str) -> Machine:
         half_one_gflops=2 * clock * row.flops_per_cycle if host_half(isa) else 0.0,
         half_all_gflops=2 * clock * row.flops_per_cycle * cores if host_half(isa) else 0.0,
     )
+    return replace(made, **_nominal_tiles(isa, clock, cores))
 
 
 def load_machine(
@@ -350,28 +383,38 @@ def _host_record(facts: HostFacts, isa: str, measure: bool) -> tuple[Record | No
     """The stored record, or a new one that is then stored, or None; and a warning if it was not."""
     path = machine_file(facts, isa)
     record = _stored(path, fingerprint(facts, isa))
-    lacks = record is not None and not record.machine.half and host_half(isa)
+    lacks = record is not None and _lacks(record.machine)
     if record and lacks and not measure:  # twice the lanes
-        one, every = 2 * record.machine.peak_one_gflops, 2 * record.machine.peak_all_gflops
-        known = replace(record.machine, half_one_gflops=one, half_all_gflops=every)
+        known = record.machine
+        if not known.half and host_half(isa):
+            one, every = 2 * known.peak_one_gflops, 2 * known.peak_all_gflops
+            known = replace(known, half_one_gflops=one, half_all_gflops=every)
+        if not known.tiles:
+            known = replace(known, **_nominal_tiles(isa, known.clock_ghz, known.cores))
         return replace(record, machine=known), None
     if not measure or (record and not lacks):
         return record, None
     with _lock(path):
         # Another process may have measured while this one waited.
         record = _stored(path, fingerprint(facts, isa))
-        if record and (record.machine.half or not host_half(isa)):
+        if record and not _lacks(record.machine):
             return record, None
-        if record:  # it was measured before its f16 were
+        if record:  # it was measured before its f16 or its tiles were
             one, every = _half_peaks(ISAS[isa], facts, Effort())
             machine = replace(
                 record.machine, half_one_gflops=_rounded(one / 1e9),
-                half_all_gflops=_rounded(every / 1e9),
+                half_all_gflops=_rounded(every / 1e9), **_tile_peaks(ISAS[isa], facts, Effort()),
             )  # fmt: skip
             record = replace(record, machine=machine)
             return record, _write(path, record)
         record = measure_host(facts, isa)
         return record, _write(path, record) or busy_warning(record.machine, path)
+
+
+def _lacks(machine: Machine) -> bool:
+    """Whether this host has types that were not measured when the others were."""
+    half = not machine.half and host_half(machine.isa)
+    return half or (not machine.tiles and host_tiles(machine.isa))
 
 
 def busy_warning(machine: Machine, path: Path) -> str | None:

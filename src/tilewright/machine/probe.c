@@ -80,7 +80,38 @@ static void barrier(Team *team) {
 /* Independent multiply-add chains with nothing else in the loop: more chains than latency x
  * throughput, operands in registers. The loop is one asm block, so no compiler can shorten it;
  * operands are ones and eighths, so that no value is ever subnormal. Result: floating operations. */
-#if defined(ISA_avx512) || defined(ISA_avx2)
+#if defined(TILES_u8) || defined(TILES_bf16)
+/* Four tiles of sums, two of the image and two of weights, 16 x 16 words each: TILES_* comes from
+ * the command line. Linux hands out the state of tiles to who asks. Result: operations on words. */
+#if defined(TILES_u8)
+#define TILE_DOT "tdpbusd"
+#else
+#define TILE_DOT "tdpbf16ps"
+#endif
+static double fma_loop(long loops) {
+  static const unsigned char shape[64] __attribute__((aligned(64))) = {
+      1,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 64, 0, 64, 0, 64, 0,
+      64, 0, 64, 0, 64, 0, 64, 0, 64, 0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0,
+      0,  0, 0,  0, 16, 16, 16, 16, 16, 16, 16, 16};
+  long answer = 158, left = loops;
+  __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+  __asm__ volatile("ldtilecfg %1\n\t"
+                   ".irp n,0,1,2,3,4,5,6,7\n\t"
+                   "tilezero %%tmm\\n\n\t"
+                   ".endr\n\t"
+                   ".p2align 5\n"
+                   "1:\n\t" TILE_DOT " %%tmm6, %%tmm4, %%tmm0\n\t" TILE_DOT
+                   " %%tmm7, %%tmm4, %%tmm1\n\t" TILE_DOT " %%tmm6, %%tmm5, %%tmm2\n\t" TILE_DOT
+                   " %%tmm7, %%tmm5, %%tmm3\n\t"
+                   "sub $1, %0\n\t"
+                   "jnz 1b\n\t"
+                   "tilerelease"
+                   : "+r"(left)
+                   : "m"(shape)
+                   : "cc");
+  return 2.0 * loops * 4 * 16 * 16 * 16;
+}
+#elif defined(ISA_avx512) || defined(ISA_avx2)
 #if defined(ISA_avx512)
 #define REG "zmm"
 #define BROADCAST_ONES "vbroadcastss %2, %%zmm30\n\t"

@@ -100,7 +100,8 @@ def check_precision(
 def check_narrow(precision: str, machine: Machine) -> None:
     """Refuse a type of 16 bits that a machine neither computes in nor stores weights as."""
     if not has_narrow(machine.isa):
-        has = ('fp32', *(['fp16'] if machine.half else []), *CPU_PRECISIONS)
+        kinds = (['fp16'] if machine.half else []) + (['bf16'] if machine.bf16 else [])
+        has = ('fp32', *kinds, *CPU_PRECISIONS)
         raise InputError(
             f'precision={precision!r}: {machine.name} ({machine.isa}) has no arithmetic of it, nor '
             f'kernels with weights of 16 bits; it has {", ".join(has)}'

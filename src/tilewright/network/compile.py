@@ -275,7 +275,7 @@ def compile(
     site_passes = passes_at(site, asked, progress=progress)
     if precision not in (None, 'fp32'):
         dtype = PRECISIONS[precision]
-        if target == 'cpu' and dtype == 'f16' and site.machine.half:
+        if target == 'cpu' and site.machine.computes(dtype):
             site_passes = with_half(site_passes, dtype, on_cpu=True)
         elif target == 'cpu':
             check_narrow(precision, site.machine)

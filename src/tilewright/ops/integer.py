@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ops.dtypes import DTYPES, NUMPY, is_float, limits
+from tilewright.ops.dtypes import DTYPES, HALVES, NUMPY, is_float, limits
 from tilewright.ops.functions import X, add
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Expr, Stage, call, cast, const, read
@@ -178,13 +178,13 @@ def _can_share(
 
 
 def _stays(group: Group, image: Access, products: int) -> bool:
-    """Whether an image of f16 is read in place, and its rows are whole words."""
+    """Whether an image of halves is read in place, and its rows are whole words."""
     tensor = group.tensor(image.tensor)
     inside = all(
         e.const >= 0 and e.const + e.extent(group.main.sizes) <= size
         for e, size in zip(image.index, tensor.shape, strict=True)
     )
-    return tensor.dtype == 'f16' and inside and tensor.shape[-1] % products == 0
+    return tensor.dtype in HALVES and inside and tensor.shape[-1] % products == 0
 
 
 def _cut(expression: Affine, dim: str, products: int) -> Affine:

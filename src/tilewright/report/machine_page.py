@@ -98,6 +98,12 @@ def _rate_rows(machine: Machine) -> Table:
     if machine.dot_one_gops:
         word = f'peak of {machine.dot_dtype} products'
         rows.append([word, *_pair(machine.dot_one_gops, machine.dot_all_gops), 'Gop/s'])
+    if machine.tiles:
+        pair = _pair(machine.tile_one_gops, machine.tile_all_gops)
+        rows.append(['peak of bytes in tiles', *pair, 'Gop/s'])
+    if machine.bf16:
+        pair = _pair(machine.bf16_one_gflops, machine.bf16_all_gflops)
+        rows.append(['peak of bf16 in tiles', *pair, 'GFLOP/s'])
     if machine.half:
         pair = _pair(machine.half_one_gflops, machine.half_all_gflops)
         rows.append(['FMA peak of f16', *pair, 'GFLOP/s'])

@@ -346,7 +346,9 @@ def _needs(net: Standalone) -> list[str]:
     flags = [
         f for isa in _isas(net) for f in ISAS[isa].required_flags if ISAS[isa].arch != 'aarch64'
     ]
-    asked = ' && '.join(f'__builtin_cpu_supports("{flag}")' for flag in flags) or '1'
+    # Compilers write some names of the system's in another way: amx-tile, avx512bf16.
+    names = [f.replace('amx_', 'amx-').replace('avx512_', 'avx512') for f in dict.fromkeys(flags)]
+    asked = ' && '.join(f'__builtin_cpu_supports("{name}")' for name in names) or '1'
     return [f'#define NEEDED {asked}\n#define ISA "{" ".join(_isas(net)) or "any"}"\n']
 
 

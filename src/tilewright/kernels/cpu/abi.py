@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.kernels.cpu.expression import BF16
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -69,6 +70,9 @@ def write_head(writer: Writer, group: Group, schedule: Schedule) -> None:
     writer.line(f'   parallel: {ways}; packs: {schedule.pack or "nothing"} */')
     writer.lines += HEAD.splitlines()
     writer.line()
+    if any(tensor.dtype == 'bf16' for tensor in group.tensors):
+        writer.lines += BF16.splitlines()
+        writer.line()
 
 
 def write_sizes(writer: Writer, parts: int, scratch_floats: int, packed_floats: int) -> None:

@@ -18,6 +18,7 @@ C_TYPES = {
     'f32': 'float',
     'f64': 'double',
     'f16': '_Float16',
+    'bf16': 'bf16_t',
     'i64': 'int64_t',
     'i32': 'int32_t',
     'i16': 'int16_t',
@@ -43,6 +44,38 @@ _NAMED = frozenset(
 )  # fmt: skip
 
 
+# What abi.py writes ahead of kernels with elements of bf16, which C has no arithmetic of: they are
+# the upper halves of floats, rounded half to even.
+BF16 = """\
+#include <stdint.h>
+typedef uint16_t bf16_t;
+static inline __attribute__((always_inline)) float bf16_float(bf16_t x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    float made;
+    memcpy(&made, &bits, 4);
+    return made;
+}
+static inline __attribute__((always_inline)) bf16_t float_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (bf16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
+}
+"""
+
+
+def widened(text: str, dtype: str) -> str:
+    """An element that is stored as a half, as a float; others as they are."""
+    return {'f16': f'(float){text}', 'bf16': f'bf16_float({text})'}.get(dtype, text)
+
+
+def narrowed(text: str, dtype: str) -> str:
+    """A float as it is stored in an element; C converts to all types but bf16."""
+    return f'float_bf16({text})' if dtype == 'bf16' else text
+
+
 class Typed:
     """C texts of expressions; collects the functions that they call."""
 
@@ -59,6 +92,10 @@ class Typed:
         """A value of one dtype as another."""
         if dtype == to:
             return text
+        if dtype == 'bf16':
+            return self.convert(widened(text, dtype), 'f32', to)
+        if to == 'bf16':
+            return narrowed(self.convert(text, dtype, 'f32'), to)
         if to == 'bool':
             return f'({text} != 0)'
         if is_float(dtype) and to not in ('f16', 'f32', 'f64', 'i64', 'u64'):

@@ -1,7 +1,7 @@
-"""What follows a sum of f16 products, on vectors of float32: bias, activations, residuals.
+"""What follows a sum of f16 or bf16 products, on vectors of float32: bias, activations, residuals.
 
-Goes in: a group. Comes out: a `HalfValue`: the expression of its epilogue over vectors of four
-floats (kernels/cpu/vector_epilogue.py), and what is loaded and stored around it. Operands of f16
+Goes in: a group. Comes out: a `HalfValue`: the expression of its epilogue over vectors of floats
+(kernels/cpu/vector_epilogue.py), and what is loaded and stored around it. Operands of f16 or bf16
 are widened as they are loaded, and results are narrowed, rounded once, as they are stored.
 """
 
@@ -19,10 +19,36 @@ from tilewright.kernels.cpu.vector_epilogue import (
     write_functions,
 )
 from tilewright.kernels.cpu.writer import Writer
+from tilewright.machine.isa import Isa
 from tilewright.ops.group import Group
 
-LANES = 4  # floats of a vector
-KINDS = ('f32', 'f16')  # what is loaded and stored
+# By architecture: floats of a vector, and what is loaded and stored, each with its load and store.
+LANES = {'aarch64': 4}
+MOST_LANES = 16
+NEON = {
+    'f32': ('(row_v)vld1q_f32(from)', 'vst1q_f32(to, (float32x4_t)all)'),
+    'f16': (
+        '(row_v)vcvt_f32_f16(vld1_f16((const float16_t *)from))',
+        'vst1_f16((float16_t *)to, vcvt_f16_f32((float32x4_t)all))',
+    ),
+}
+AVX512 = {
+    'f32': ('(row_v)_mm512_loadu_ps(from)', '_mm512_storeu_ps(to, (__m512)all)'),
+    'bf16': (
+        '(row_v)_mm512_slli_epi32(_mm512_cvtepu16_epi32('
+        '_mm256_loadu_si256((const __m256i *)from)), 16)',
+        '_mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)all))',
+    ),
+}
+PLAIN = {
+    'f32': ('*(const row_v *)from', '*(row_v *)to = all'),
+    'bf16': (
+        'row_v all; for (int i = 0; i < 16; i++) all[i] = bf16_float(from[i]); return all',
+        'for (int i = 0; i < 16; i++) to[i] = float_bf16(all[i])',
+    ),
+}
+MOVES = {'aarch64': NEON, 'x86_64': AVX512, 'any': PLAIN}
+HEADERS = {'aarch64': 'arm_neon.h', 'x86_64': 'immintrin.h'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +57,25 @@ class HalfValue:
 
     epilogue: VectorEpilogue
     dtype: str
+    arch: str = 'aarch64'
     in_fours: bool = False
+
+    @property
+    def lanes(self) -> int:
+        """Floats of a vector."""
+        return LANES.get(self.arch, MOST_LANES)
 
     def write_functions(self, writer: Writer) -> None:
         """Vectors, their loads and stores, and what the expression calls."""
-        writer.line('#include <arm_neon.h>')
-        writer.lines += vector_type(LANES)
-        write_functions(writer, self.epilogue, LANES)
-        loads = (
-            ('f32', '(row_v)vld1q_f32(from)'),
-            ('f16', '(row_v)vcvt_f32_f16(vld1_f16((const float16_t *)from))'),
-        )
-        for dtype, text in loads:
-            kind = C_TYPES[dtype]
-            writer.line(f'{INLINE} row_v take_{dtype}(const {kind} *from) {{ return {text}; }}')
-        stores = (
-            ('f32', 'vst1q_f32(to, (float32x4_t)all)'),
-            ('f16', 'vst1_f16((float16_t *)to, vcvt_f16_f32((float32x4_t)all))'),
-        )
-        for dtype, text in stores:
+        if self.arch in HEADERS:
+            writer.line(f'#include <{HEADERS[self.arch]}>')
+        writer.lines += vector_type(self.lanes)
+        write_functions(writer, self.epilogue, self.lanes)
+        moves = MOVES[self.arch].items()
+        for dtype, (text, _) in moves:
+            kind, whole = C_TYPES[dtype], text if 'return' in text else f'return {text}'
+            writer.line(f'{INLINE} row_v take_{dtype}(const {kind} *from) {{ {whole}; }}')
+        for dtype, (_, text) in moves:
             kind = C_TYPES[dtype]
             writer.line(f'{INLINE} void put_{dtype}({kind} *to, row_v all) {{ {text}; }}')
         writer.line()
@@ -57,7 +83,7 @@ class HalfValue:
     def write_block(
         self, writer: Writer, operands: tuple[Operand, ...], vector: str, first: int
     ) -> None:
-        """C lines: four sums from `acc`, through the expression, to `out`."""
+        """C lines: a vector of sums from `acc`, through the expression, to `out`."""
         writer.open('')
         writer.line(f'const row_v value = take_f32(acc + {first});')
         for item in operands:
@@ -69,10 +95,10 @@ class HalfValue:
         writer.close()
 
 
-def half_value(group: Group, vector: str) -> HalfValue | None:
+def half_value(group: Group, vector: str, isa: Isa) -> HalfValue | None:
     """[Group] -> [HalfValue]; None where operands are of other types, or do not lie along lanes."""
-    found = plan_vector_epilogue(group)
-    strange = any(i.stride(vector) not in (0, 1) or i.dtype not in KINDS for i in found.operands)
-    if strange or group.output.dtype not in KINDS:
+    found, kinds = plan_vector_epilogue(group), MOVES[isa.arch]
+    strange = any(i.stride(vector) not in (0, 1) or i.dtype not in kinds for i in found.operands)
+    if strange or group.output.dtype not in kinds:
         return None
-    return HalfValue(found, group.output.dtype)
+    return HalfValue(found, group.output.dtype, isa.arch)

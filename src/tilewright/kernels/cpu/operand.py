@@ -174,16 +174,16 @@ def strips_of(
 
 def buffered(
     contraction: Contraction, tile: Mapping[str, int], lane: str, strips: Mapping[str, int],
-    unit: int = ROW_FLOATS,
+    unit: int = ROW_FLOATS, phases: bool = True,
 ) -> Operand:  # fmt: skip
     """A buffer for tiles of at most `tile`, with the positions of iterator `lane` innermost, in
-    rows of whole units.
+    rows of whole units. Without `phases` those of a stride are not kept apart.
     """
     sizes = contraction.stage.sizes
     unrolled = tuple((d, sizes[d]) for d in contraction.unrolled)
     return _buffered(
         contraction.a.index, unrolled, contraction.loop, tuple(tile.items()), lane,
-        tuple(strips.items()), unit,
+        tuple(strips.items()), unit, phases,
     )  # fmt: skip
 
 
@@ -197,6 +197,7 @@ def _buffered(
     lane: str,
     cuts: tuple[tuple[str, int], ...],
     unit: int,
+    apart: bool,
 ) -> Operand:
     tile, strips, names = dict(tiles), dict(cuts), {d for d, _ in unrolled}
     offsets = [_offsets(expression, unrolled) for expression in index]
@@ -209,7 +210,7 @@ def _buffered(
         *(t for t in reversed(order) if t not in cut),
     ):
         expression = index[axis]
-        factor = _factor(expression, names)
+        factor = _factor(expression, names) if apart else 1
         phases = sorted({offset % factor for offset in offsets[axis]})
         count = (expression.extent(tile) - 1) // factor + 1
         held = strips[cut[axis]] if axis in cut else count
@@ -225,7 +226,7 @@ def _buffered(
         made[axis] = replace(made[axis], strip=strip, pitch=stride)
         stride *= -(-made[axis].count // strip)
     splits = [made[axis] for axis in reversed(order)]
-    apart = {cut[t]: (made[t].strip, made[t].pitch) for t in cut}
+    pitches = {cut[t]: (made[t].strip, made[t].pitch) for t in cut}
     strides: dict[str, int] = {}
     for split in splits:
         for name, coefficient in index[split.axis].terms:
@@ -238,7 +239,7 @@ def _buffered(
         for step, offset in enumerate(offsets[split.axis]):
             position, rest = divmod(offset, split.factor)
             steps[step] += split.stride * (phase[rest] * split.count + position)
-    return Operand(strides, tuple(steps), stride, tuple(reversed(splits)), apart)
+    return Operand(strides, tuple(steps), stride, tuple(reversed(splits)), pitches)
 
 
 def odd_lines(floats: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.expression import Typed
+from tilewright.kernels.cpu.expression import Typed, narrowed
 from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.ops.compose import placed
@@ -55,6 +55,8 @@ def typed_epilogue(group: Group) -> Epilogue:
         return typed.convert(*made, group.tensor(stage.write.tensor).dtype)
 
     planned = plan_epilogue(group, text)
+    if not group.epilogue:  # the sum itself, which C does not convert to all types
+        planned = replace(planned, expression=narrowed('value', group.output.dtype))
     return replace(planned, functions=tuple(typed.functions))
 
 

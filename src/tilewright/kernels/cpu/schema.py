@@ -87,6 +87,7 @@ class CpuSchema:
     reason     a sentence for people: why it is what a group has
     integer    it multiplies small whole numbers, in what the machine has for them (`Isa.dots`)
     half       it multiplies f16, by the row of the machine's instruction set for them (`Isa.half`)
+    tiles      it multiplies bf16, by the row for tiles (`Isa.tiles`)
     selective  of a group's sizes it computes large ones alone: ranges have another schema beside it
     """
 
@@ -115,6 +116,7 @@ class CpuSchema:
     reason: str = ''
     integer: bool = False
     half: bool = False
+    tiles: bool = False
     selective: bool = False
 
     def __post_init__(self) -> None:
@@ -188,6 +190,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.outer:OUTER',
         f'{_FOLDERS}.dot:DOT',
         f'{_FOLDERS}.half:HALF',
+        f'{_FOLDERS}.tiles:TILES',
         f'{_FOLDERS}.narrow:NARROW',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',

@@ -28,7 +28,9 @@ VECTOR_SHARE, STORE_SHARE = 0.2, 0.6
 def predict_dot(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     form = words_of(tiled_form(group, schedule.reg.tile), schedule)
-    found = predict_outer(form.group, schedule, machine.in_words())
+    in_tiles = ISAS[schedule.isa].rows and machine.tiles
+    seen = machine.in_tiles(schedule.dtype) if in_tiles else machine.in_words()
+    found = predict_outer(form.group, schedule, seen)
     if DTYPES[group.output.dtype] > 1:
         return replace(found, moved=group.compulsory_bytes)
     share = min(group.compulsory_bytes / form.group.compulsory_bytes, 1.0)

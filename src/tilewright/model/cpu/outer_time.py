@@ -25,6 +25,7 @@ from functools import cached_property, lru_cache
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
 from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.tiles import depth, tile_step_cycles
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
@@ -217,7 +218,8 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
     each_result = k.store_cycles
     if not _stored_together(case):
         each_result += k.store_apart_cycles
-    turned = _turned(case)
+    turned, deep = _turned(case), depth(contraction)[0] if isa.rows else 1
+    line_cycles = _line_cycles(case, isa, points * width) if isa.rows else 0.0
     compute = store = 0.0
     alike = every = 0
     for extents, tiles in pixel_tiles:
@@ -226,10 +228,13 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             accumulators = pixels * vectors
             run = extents[place] if lane else 1
             by_four = walked and micro.rows_fit(isa, pixels, vectors)
-            each = points * step_cycles(
-                isa, pixels, pixels if strips else run, vectors, steps, k, by_four
-            )
-            if not schedule.pack:
+            if isa.rows:
+                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles)
+            else:
+                each = points * step_cycles(
+                    isa, pixels, pixels if strips else run, vectors, steps, k, by_four
+                )
+            if not schedule.pack and not isa.rows:
                 loads = pixels / micro.BLOCK if by_four else (pixels // run) * _lane_loads(run)
                 each += points * in_place * loads
             each += calls * k.call_cycles + k.accumulator_cycles * accumulators
@@ -244,6 +249,17 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
             every += tiles * count
     compute += outside * calls * (every - alike) * k.switch_cycles
     return compute, store
+
+
+def _line_cycles(case: _Case, isa: Isa, panel: int) -> float:
+    """Cycles to load a line of a panel of so many words: it comes from the second cache, unless the
+    first keeps it from one tile of pixels to the next.
+    """
+    machine = case.machine
+    near = machine.caches[0]
+    if 8 * panel <= near.bytes or len(machine.caches) < 2:
+        return 1 / isa.loads_per_cycle
+    return near.line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
 
 
 def _lane(case: _Case) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import InputError
 from tilewright.kernels.cpu.schema import SCHEMAS, CpuSchema
-from tilewright.machine.isa import ISAS, half_isa
+from tilewright.machine.isa import ISAS, half_isa, tile_isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction
@@ -92,8 +92,13 @@ def _offering(group: Group, machine: Machine, algorithm: str) -> list[CpuSchema]
     floats = (isa.dtype, isa.accumulation)
     integers = (dot.dtype, 'i32') if dot else floats
     halves = ISAS[half_isa(machine.isa)] if machine.half else None
+    tiles = ISAS[tile_isa(machine.isa)] if machine.bf16 else None
 
     def lacking(schema: CpuSchema) -> str:
+        if schema.tiles:
+            if tiles is None:
+                return f'{machine.name} has no tiles, which multiply bf16'
+            return schema.lacks(group, tiles, (tiles.dtype, tiles.accumulation))
         if not schema.half:
             return schema.lacks(group, isa, integers if schema.integer else floats)
         if halves is None:

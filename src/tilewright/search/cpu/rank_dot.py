@@ -2,7 +2,7 @@
 
 Goes in: a group of integer products, a machine, a thread count. Comes out: `Candidate`s, best
 first. Where words lie in place, nothing is copied: channels of a pixel are neighbours, so that none
-of what makes fp32 copy its image holds.
+of what makes fp32 copy its image holds. Vectors and, where a machine has them, tiles compete.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
+from tilewright.kernels.cpu.schemas.dot.plan import why_no_tiles
 from tilewright.kernels.cpu.space import CACHE_LEVELS
+from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.dot_time import predict_dot
 from tilewright.model.cpu.roofline import predict_work
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.ops.integer import Words, factors, in_words
+from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
@@ -39,19 +41,22 @@ def rank_dot(
     form = in_words(flat, dot.products) if dot else None
     if dot is None or form is None:
         return ()
-    found = rank_tiled(form.group, machine.in_words(), threads, max(top, ALIKE))
-    same = dot.products != 4 or group.tensor(factors(group)[0].tensor).dtype == dot.dtype
+    image = group.tensor(factors(group)[0].tensor).dtype
+    ways = [(form, machine.in_words(), dot.dtype, dot.products != IN_BYTES or image == dot.dtype)]
+    tiles = in_words(flat, IN_BYTES) if machine.tiles else None
+    if tiles and not why_no_tiles(tiles):
+        ways.append((tiles, machine.in_tiles(image), image, True))
     made = []
-    for candidate in found:
-        contraction = contract(form.group, candidate.schedule.vector)
-        stays = same and form.in_place and not reads_outside(form.group, contraction)
-        schedule = replace(
-            candidate.schedule, schema='dot', dtype=dot.dtype, accumulation='i32',
-            pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
-        )  # fmt: skip
-        made.append(
-            replace(candidate, schedule=schedule, prediction=predict_dot(flat, schedule, machine))
-        )
+    for form, seen, dtype, same in ways:
+        for candidate in rank_tiled(form.group, seen, threads, max(top, ALIKE)):
+            contraction = contract(form.group, candidate.schedule.vector)
+            stays = same and form.in_place and not reads_outside(form.group, contraction)
+            schedule = replace(
+                candidate.schedule, schema='dot', dtype=dtype, accumulation='i32',
+                pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
+            )  # fmt: skip
+            prediction = predict_dot(flat, schedule, machine)
+            made.append(replace(candidate, schedule=schedule, prediction=prediction))
     return fewest_passes(form, made, machine, top)
 
 
@@ -66,7 +71,7 @@ def fewest_passes(
     def order(candidate: Candidate) -> tuple:
         seconds = total[candidate.schedule]
         near = seconds <= NEAR * best
-        passes = weight_passes(form.group, candidate.schedule) if near else 0
+        passes = weights_read(form.group, candidate.schedule) if near else 0
         return not near, passes, seconds, candidate.schedule.digest
 
     return tuple(sorted(made, key=order)[:top])
@@ -82,6 +87,17 @@ def copy_seconds(form: Words, schedule: Schedule, machine: Machine) -> float:
     tensor = form.group.tensor(image.tensor)
     cut = math.prod(ways for d, ways in schedule.parallel if d in image.names)
     return tensor.size / tensor.shape[form.axis] / cut * COPY_CYCLES / (1e9 * machine.clock_ghz)
+
+
+def weights_read(group: Group, schedule: Schedule) -> float:
+    """How often a thread reads all weights of a group. Tiles are so fast that they wait for weights
+    that every thread reads, where each could have its own; vectors seldom do.
+    """
+    passes = weight_passes(group, schedule)
+    if not ISAS[schedule.isa].rows:
+        return passes
+    names = factors(group)[1].names
+    return passes / math.prod(ways for d, ways in schedule.parallel if d in names)
 
 
 def weight_passes(group: Group, schedule: Schedule) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import InputError, MissingError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
-from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa import micro, tiles
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import rows_in_place
 from tilewright.kernels.cpu.schemas.outer.plan import LEAST_TILES
@@ -217,12 +217,15 @@ class Tiling:
             (tuple(stage.sizes),), shape.parallel, '',
         )  # fmt: skip
         part = part_extents(stage, probe)
+        units = {d: shape.reg[d] for d in (contraction.vector, *contraction.pixels)}
+        if ISAS[machine.isa].rows and contraction.loop:
+            units[contraction.loop] = tiles.depth(contraction)[0]
         space = Space(
             {d: max(size, shape.reg[d]) for d, size in part.items()},
             shape.reg,
             len(machine.caches),
             contraction.unrolled,
-            {d: shape.reg[d] for d in (contraction.vector, *contraction.pixels)},
+            units,
         )
         return cls(stage, contraction, machine, shape, probe.threads, part, space)
 

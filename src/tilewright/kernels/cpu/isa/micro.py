@@ -73,6 +73,10 @@ class MicroKernel:
 
     With `finish` there is no `acc` nor `resume`: the function is told where results lie, and what
     is added to them.
+
+    Kernels of tiles (tiles.py) multiply `deep` words of every pixel at once. They are neighbours of
+    the loop, and vectors of a step lie `deep` iterations of it together; or with `taps` of steps.
+    The function is given the shapes that the tiles of its thread have.
     """
 
     isa: str
@@ -91,6 +95,8 @@ class MicroKernel:
     varies: bool = False
     stored: str = 'f32'
     finish: Finish | None = None
+    deep: int = 0
+    taps: bool = False
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -105,6 +111,8 @@ class MicroKernel:
                 f'{self.name}: pixels at {self.pixels} are no runs of four, which blocks are '
                 f'transposed of'
             )
+        if isa.rows:
+            return  # which tiles.py counts
         need = registers_needed(len(self.pixels), self.vectors, isa.weight_registers)
         have = isa.registers
         if need > have:
@@ -226,6 +234,7 @@ def function(kernel: MicroKernel, body: list[str]) -> str:
     weight = WEIGHT_TYPES[kernel.stored]
     more = f', const {weight} *next' if kernel.fetch else ''
     more += ', long stride' if kernel.varies else ''
+    more += ', const void **shape' if kernel.deep else ''
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const {weight} *b, '
         f'float *acc, long count, long resume{more})'

@@ -209,19 +209,31 @@ def _write_packing(writer: Writer, p: DotPlan) -> None:
     writer.line(
         f'const long width = panel + 1 < {panels.count} ? {panels.width} : {panels.tail_width};'
     )
-    for name in c.reduction:
-        writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
-    if p.halves:
+    loops = len(c.reduction)
+    if p.words.deep and not p.words.taps and c.loop:  # words of a tile lie together
+        deep = p.words.deep
+        for name in c.outer:
+            writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
+        writer.open(f'for (long tile = 0; tile < {words[c.loop] // deep}; tile++)')
+        for name in c.unrolled:
+            writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
+        writer.open(f'for (long row = 0; row < {deep}; row++)')
+        writer.line(f'const long {c.loop} = tile * {deep} + row;')
+        loops += 1
+    else:
+        for name in c.reduction:
+            writer.open(f'for (long {name} = 0; {name} < {words[name]}; {name}++)')
+    if p.apart:
         writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.open('for (long lane = 0; lane < width; lane++)')
     writer.line(f'const long {c.vector} = panel * {panels.width} + lane;')
-    if not p.halves:
+    if not p.apart:
         writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.line(f'const long number = {p.form.dim} * {p.products} + spot;')
     steps = [scaled('number' if d == p.form.dim else d, s) for d, s in strides.items()]
     address = total([*steps, str(const)])
     writer.line(f'*to++ = {inside} ? b[{address}] : 0;')
-    writer.close(4 + len(c.reduction) + len(p.words.loose) - 1)
+    writer.close(3 + loops + len(p.words.loose))
     weight = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
     if p.flips:
         _write_moved(writer, p, places[MOVED], weight)

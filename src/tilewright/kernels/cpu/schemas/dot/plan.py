@@ -16,8 +16,9 @@ from random import Random
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.bounded import NearValue, near_value, with_near
-from tilewright.kernels.cpu.contraction import vector_candidates
+from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.isa.tiles import depth
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
@@ -25,6 +26,7 @@ from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.kernels.cpu.whole_vectors import BITS, WholeValue, vector_value
 from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.integer import Words, factors, in_words, is_integer_products
@@ -65,8 +67,13 @@ class DotPlan:
 
     @property
     def halves(self) -> bool:
-        """Whether numbers are f16, which are copied by their bits. Panels have all lanes of the
-        first number of a word, then those of the second.
+        """Whether numbers are f16 or bf16, which are copied by their bits."""
+        return self.image.dtype in HALVES
+
+    @property
+    def apart(self) -> bool:
+        """Whether panels have all lanes of the first number of a word, then those of the second:
+        f16, since nothing adds up two of them. Others lie as in words of the image.
         """
         return self.image.dtype == 'f16'
 
@@ -121,10 +128,12 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         raise ScheduleError(f'{group.label}: words do not lie in place in its input: pack it')
     dot = isa.dot(schedule.dtype)
     assert dot is not None
-    words, whole = plan_outer(form.group, schedule), False
+    words, whole = with_tiles(plan_outer(form.group, schedule)), False
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
-        source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1)
+        source = operand.buffered(
+            words.contraction, tile, form.dim, {}, unit=1, phases=not words.deep
+        )
         words = replace(words, operand=source)
         axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
         whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
@@ -148,9 +157,34 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         sums=SUMS,
         result=C_TYPES[group.output.dtype],
         whole=vector,
-        ahead=None if isa.by_lane else words.ahead,  # for which there are micro-kernels of floats
+        # For which there are micro-kernels of floats.
+        ahead=None if isa.by_lane or isa.rows else words.ahead,
     )
     return DotPlan(group, words, form, dot.products, flips, whole)
+
+
+def why_no_tiles(form: Words) -> str:
+    """Why tiles cannot multiply a group in words; '' where they can."""
+    contraction = contract(form.group, vector_candidates(form.group)[0])
+    if contraction.loop not in ('', form.dim):
+        return f'{form.group.label}: words of a pixel are not what is added up innermost'
+    return ''
+
+
+def with_tiles(words: OuterPlan) -> OuterPlan:
+    """The plan, on an instruction set of tiles: how many words these multiply at once."""
+    schedule, contraction = words.schedule, words.contraction
+    if not ISAS[schedule.isa].rows:
+        return words
+    deep, taps = depth(contraction)
+    loop = contraction.loop
+    for level in schedule.levels[1:]:
+        if loop and level.tile[loop] % deep and level.tile[loop] < contraction.stage.sizes[loop]:
+            raise ScheduleError(
+                f'{words.group.label}: tile {loop}={level.tile[loop]} of {level.name} is not a '
+                f'multiple of the {deep} words that tiles multiply at once'
+            )
+    return replace(words, deep=deep, taps=taps)
 
 
 def _strides(group: Group, words: OuterPlan) -> dict[str, int]:
@@ -196,8 +230,10 @@ def draw_dot(
         return None
     dot = random.choice(ISAS[isa].dots)
     form = in_words(group, dot.products)
-    drawn = draw_outer(form.group, isa, random, levels, most_threads) if form else None
-    if form is None or drawn is None:
+    if form is None or (ISAS[isa].rows and why_no_tiles(form)):
+        return None
+    drawn = draw_outer(form.group, isa, random, levels, most_threads)
+    if drawn is None:
         return None
     made = replace(drawn, schema='dot', dtype=dot.dtype, accumulation='i32')
     flips = dot.products == 4 and group.tensor(factors(group)[0].tensor).dtype != dot.dtype

@@ -18,6 +18,7 @@ import numpy as np
 
 from tilewright.kernels.cpu.schemas.general.plan import Piece, Place
 from tilewright.kernels.cpu.writer import Writer
+from tilewright.ops.dtypes import HALVES, NUMPY
 from tilewright.ops.stage import read
 
 RUN = 8  # numbers of a block
@@ -52,13 +53,14 @@ static inline __attribute__((always_inline)) void narrow_f16(_Float16 *to, const
 
 
 def as_bits(piece: Piece) -> Piece:
-    """A piece that only moves f16 as one of 16-bit numbers: nothing is converted on the way."""
+    """A piece that only moves halves as one of 16-bit numbers: nothing is converted on the way."""
     stage = piece.stage
     places = (*piece.reads, piece.write)
     moves = stage.combiner is None and stage.expr == read(0) and not piece.after
-    if not moves or any(place.dtype != 'f16' for place in places):
+    kinds = {place.dtype for place in places}
+    if not moves or len(kinds) > 1 or not kinds <= set(HALVES):
         return piece
-    beyond = float(np.float16(stage.pad_value).view(np.int16))
+    beyond = float(np.asarray(stage.pad_value, NUMPY[kinds.pop()]).view(np.int16))
     first, write = (replace(place, dtype=BITS) for place in places)
     return replace(
         piece, stage=replace(stage, pad_value=beyond), dtype=BITS, reads=(first,), write=write

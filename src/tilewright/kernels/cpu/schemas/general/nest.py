@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.kernels.cpu.expression import C_TYPES, Typed, number
+from tilewright.kernels.cpu.expression import C_TYPES, Typed, narrowed, number, widened
 from tilewright.kernels.cpu.schemas.general import halves, window
 from tilewright.kernels.cpu.schemas.general.plan import (
     Loop,
@@ -463,8 +463,7 @@ class PieceWriter:
         if self.block is not None and halves.runs(place, self.strip.name):
             return self.block.read(place, beyond)
         element = f'{place.pointer}[{place.index(looked_up)}]'
-        if place.dtype == 'f16':
-            element = f'(float){element}'
+        element = widened(element, place.dtype)
         if not place.tests:
             return element
         tests = ' && '.join(dict.fromkeys(t.text() for t in place.tests))
@@ -485,7 +484,7 @@ class PieceWriter:
         target = f'{piece.write.pointer}[{piece.write.index({})}]'
         if self.block is not None and halves.runs(piece.write, self.strip.name):
             target = self.block.write(piece.write)
-        writer.line(f'{target} = value_{len(piece.after)};')
+        writer.line(f'{target} = {narrowed(f"value_{len(piece.after)}", piece.write.dtype)};')
 
 
 def _every(_: Test) -> bool:

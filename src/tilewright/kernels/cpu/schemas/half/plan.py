@@ -27,7 +27,7 @@ from tilewright.kernels.cpu.schemas.dot.plan import DotPlan
 from tilewright.kernels.cpu.schemas.outer.plan import Finished, OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
-from tilewright.machine.isa import half_isa
+from tilewright.machine.isa import ISAS, half_isa
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
@@ -115,7 +115,7 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
         whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
     epilogue, vector = typed_epilogue(group), None
     if words.out_strides.get(schedule.vector) == 1:
-        vector = half_value(group, schedule.vector)
+        vector = half_value(group, schedule.vector, ISAS[schedule.isa])
     if vector:  # those of both are written once
         called = dict.fromkeys((*epilogue.functions, *vector.epilogue.functions))
         epilogue = replace(epilogue, functions=tuple(called))

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.expression import C_TYPES
-from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa import micro, tiles
 from tilewright.kernels.cpu.isa.neon_near import emit_near
 from tilewright.kernels.cpu.isa.neon_near import why_not as why_not_near
 from tilewright.kernels.cpu.nest import Nest
@@ -57,6 +57,9 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
     Hardware sees the stream where iterations walk along a row that is read in place, and asking
     for a line of every row in every iteration would keep the load units busy.
     """
+    if p.deep:
+        writer.lines += tiles.prologue(p.schedule.isa, p.schedule.dtype).splitlines()
+        writer.line()
     a_ahead = a_ahead and (bool(p.schedule.pack) or p.operand.strides.get(p.contraction.loop) != 1)
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
@@ -120,9 +123,21 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         fetch=p.ahead.most or p.ahead.floats if p.ahead else 0,
         varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
-        b_ahead=p.stream_ahead,
+        b_ahead=_weights_ahead(p),
         finish=_finish(p, [place(p.out_strides, point) for point in pixels]),
+        deep=p.deep,
+        taps=p.taps,
     )
+
+
+def _weights_ahead(p: OuterPlan) -> int:
+    """Floats of panels that a micro-kernel asks for ahead; one of tiles where a panel is longer
+    than that.
+    """
+    if not p.deep:
+        return p.stream_ahead
+    ahead = tiles.AHEAD_BYTES // 4
+    return ahead if p.panels.points * p.panels.width > 2 * ahead else 0
 
 
 def _finish(p: OuterPlan, places: list[int]) -> micro.Finish | None:
@@ -163,6 +178,9 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
         cast = '' if kind == 'float' else f'(const {kind} *)'
         place = pointer(item.tensor)
         writer.line(f'const {kind} *{item.name} = {cast}{f"({place})" if cast else place};')
+    if p.deep:
+        writer.line('const void *shape = NULL;')
+        writer.line('tiles_begin();')
     nest = Nest(stage, schedule, writer)
     nest.open_parts()
     if p.moving:
@@ -176,6 +194,8 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
             nest.open_loop(reg, name)
     _write_tile(writer, p, nest, origin)
     nest.close()
+    if p.deep:
+        writer.line('tiles_end();')
 
 
 def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str, str]:
@@ -344,6 +364,8 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         arguments += f', {_out(p)} + {_result_place(p, nest)}, {count}, {", ".join(pointers)}'
     else:
         arguments += f', acc, {count}, {again}'
+    if p.deep:
+        arguments += ', &shape'
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])

@@ -70,7 +70,7 @@ class OuterPlan:
     vectors, and `near` the same where the last operand of the epilogue says that they are small;
     `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
     iterations of the loop a call of a micro-kernel has at most. With `finish` micro-kernels store
-    results themselves.
+    results themselves. Those of tiles have `deep` and `taps` (`MicroKernel`).
     """
 
     group: Group
@@ -96,6 +96,8 @@ class OuterPlan:
     ahead: Ahead | None = None
     run: int = 0
     finish: Finished | None = None
+    deep: int = 0
+    taps: bool = False
 
     def turned(self, extents: tuple[int, ...], vectors: int) -> bool:
         """Whether tiles of these extents have pixels across vectors, so that stores turn nothing.

@@ -17,6 +17,7 @@ from tilewright.kernels.cpu.contraction import (
     vector_candidates,
     why_no_products,
 )
+from tilewright.kernels.cpu.isa import tiles
 from tilewright.kernels.cpu.isa.micro import registers_needed
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.space import (
@@ -46,6 +47,8 @@ def register_tiles(contraction: Contraction, isa: Isa) -> list[dict[str, int]]:
     Little's law (MOpt Sec. 6) asks for `fma_per_cycle * fma_latency_cycles` accumulators; where
     registers or dimensions do not allow that many, for as many as there can be.
     """
+    if isa.rows:
+        return list(_tile_tiles(contraction, isa))
     wanted = isa.fma_per_cycle * isa.fma_latency_cycles
     found: list[dict[str, int]] = []
     while not found and wanted >= 0:
@@ -83,6 +86,29 @@ def _busy_tiles(contraction: Contraction, isa: Isa, wanted: int) -> Iterator[dic
                 continue
             tile = dict.fromkeys(sizes, 1) | dict(zip(blocked, extents, strict=True))
             yield tile | {contraction.vector: vectors * isa.lanes}
+
+
+def _tile_tiles(contraction: Contraction, isa: Isa) -> Iterator[dict[str, int]]:
+    """Pixels and lanes of at most four tiles of sums, rows in even tiles of at most 16 pixels."""
+    sizes = contraction.stage.sizes
+    blocked = contraction.pixels[-2:]
+    most = -(-sizes[contraction.vector] // isa.lanes)
+    for vectors in range(1, min(tiles.MOST_SUMS, most) + 1):
+        for extents in itertools.product(*(_even(sizes[d], isa.rows) for d in blocked)):
+            high, wide = [1, 1, *extents][-2:]
+            if high > tiles.MOST_SUMS or not tiles.fits(tiles.row_tiles(extents), vectors):
+                continue
+            if high > 1 and wide < min(sizes[blocked[-1]], isa.rows // 2):
+                continue
+            tile = dict.fromkeys(sizes, 1) | dict(zip(blocked, extents, strict=True))
+            yield tile | {contraction.vector: vectors * isa.lanes}
+
+
+def _even(size: int, rows: int) -> list[int]:
+    """Lengths of even pieces of a dimension, and of whole tiles."""
+    most = min(tiles.MOST_SUMS * rows, size)
+    found = {-(-size // pieces) for pieces in range(1, size + 1)} | {*range(rows, most, rows)}
+    return sorted(e for e in found if e <= most)
 
 
 def assemble(
@@ -123,6 +149,9 @@ def draw_outer(
         width = reg[contraction.vector]
         tile[contraction.vector] = -(-tile[contraction.vector] // width) * width
         tile |= {d: stage.sizes[d] for d in contraction.unrolled}
+        if ISAS[isa].rows and contraction.loop:  # whole tiles of words
+            deep = tiles.depth(contraction)[0]
+            tile[contraction.loop] = -(-tile[contraction.loop] // deep) * deep
         made.append(Level.of(name, shuffled(tuple(stage.sizes), random), tile))
     parallel = random.choice(cuts_up_to(stage, most_threads, stage.parallel))
     packs = [level.name for level in made[1:]]
@@ -136,6 +165,23 @@ def _any_register_tiles(
 ) -> Iterator[dict[str, int]]:
     """Some register tiles that fit, good or not."""
     sizes = contraction.stage.sizes
+    if isa.rows:
+        for vectors in range(1, tiles.MOST_SUMS + 1):
+            for _ in range(4):
+                tile = dict.fromkeys(sizes, 1) | {contraction.vector: vectors * isa.lanes}
+                for name in random.sample(contraction.pixels[-2:], len(contraction.pixels[-2:])):
+                    others = [tile[d] for d in contraction.pixels]
+                    place = contraction.pixels.index(name)
+                    fits = [
+                        e
+                        for e in range(1, sizes[name] + 1)
+                        if tiles.fits(
+                            tiles.row_tiles([*others[:place], e, *others[place + 1 :]]), vectors
+                        )
+                    ]
+                    tile[name] = random.choice(fits or [1])
+                yield tile
+        return
     for vectors in range(1, 5):
         for _ in range(4):
             tile = dict.fromkeys(sizes, 1) | {contraction.vector: vectors * isa.lanes}

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu.expression import C_TYPES
-from tilewright.kernels.cpu.half_vectors import LANES as HALF_LANES
 from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
@@ -216,11 +215,11 @@ def _write_half(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
     vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
     value.write_functions(writer)
     writer.open(_head(p, 'store_vector', '').replace('long lanes', 'unsigned long count'))
-    for first in range(0, lanes, HALF_LANES):
-        writer.open(f'if (count >= {first + HALF_LANES})')
+    for first in range(0, lanes, value.lanes):
+        writer.open(f'if (count >= {first + value.lanes})')
         value.write_block(writer, operands, vector, first)
         writer.close()
-    whole = f'count / {HALF_LANES} * {HALF_LANES}'
+    whole = f'count / {value.lanes} * {value.lanes}'
     writer.open(f'for (unsigned long lane = {whole}; lane < count; lane++)')
     writer.line('const float value = acc[lane];')
     for item in operands:
