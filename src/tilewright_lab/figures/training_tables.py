@@ -78,16 +78,19 @@ def memory(data: Mapping[str, Any]) -> str:
 
 def gradients(data: Mapping[str, Any]) -> str:
     """Networks of the zoo with small layers: errors of gradients against float64."""
-    head = ('network', 'gradients off by', "PyTorch's by", 'right')
+    head = ('network', 'batch', 'max_rel_err', 'gradients off by', "PyTorch's by", 'right')
     rows = []
     for name, row in data['rows'].items():
         if 'error' in row:
-            rows.append((name, row['error'], '', ''))
+            rows.append((name, '', '', row['error'], '', ''))
             continue
         off = row['gradient_errors']
         theirs = max(off['torch'], off['torch_nudged'])
         said = 'yes' if row['right'] else 'no'
-        rows.append((name, f'{off["ours"]:.1e}', f'{theirs:.1e}', said))
+        limit = 'default' if row['max_rel_err'] is None else f'{row["max_rel_err"]:g}'
+        rows.append((
+            name, str(row['batch']), limit, f'{off["ours"]:.1e}', f'{theirs:.1e}', said
+        ))  # fmt: skip
     return Grid(head, tuple(rows)).markdown()
 
 
