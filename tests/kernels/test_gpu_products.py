@@ -93,6 +93,7 @@ def test_sums_that_matrix_units_begin_anew(name: str) -> None:
     assert fresh == GpuSchedule.of(
         plain.schema, plain.intrinsic, **dict(plain.tiles), fresh=1
     )  # fmt: skip
+    assert fresh is not None
     assert sum_error(group, fresh) < 2e-6 < sum_error(group, plain)
     assert refined(group, plain, 1e-4) == plain
     made, arrays = generate(group, fresh), random_arrays(group, 4)

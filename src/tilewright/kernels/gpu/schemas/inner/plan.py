@@ -243,7 +243,7 @@ def plan(group: Group, schedule: GpuSchedule) -> InnerPlan:
         )
     numbers = [schedule[name] for name in DECISIONS[:-1]]
     fresh = bool(dict(schedule.tiles).get('fresh'))
-    p = InnerPlan(group, found, gpu_epilogue(group), *numbers, fresh)
+    p = InnerPlan(group, found, gpu_epilogue(group), *numbers, fresh=fresh)
     require(
         group,
         schedule,
