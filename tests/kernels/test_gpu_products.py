@@ -11,6 +11,7 @@ import pytest
 from devices import device
 
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import refined, sum_error
 from tilewright.kernels.gpu.schemas.patch.counts import work as patch_work
 from tilewright.kernels.gpu.schemas.tiled.counts import work
 from tilewright.kernels.gpu.schemas.tiled.plan import plan
@@ -23,7 +24,7 @@ from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.runtime.verify import random_arrays
 from tilewright.schedule.gpu import GpuSchedule
-from tilewright.targets.gpu.choose import search
+from tilewright.targets.gpu.choose import precise_one, search
 
 FMA = GpuSchedule.of('tiled', bk=16, bp=16, tk=4, tp=4, kb=8, stages=2, split=1, joint=0)
 SPLIT = GpuSchedule.of('tiled', bk=16, bp=16, tk=4, tp=4, kb=4, stages=1, split=2, joint=0)
@@ -66,6 +67,51 @@ def test_products_of_computed_operands(name: str, schedule: GpuSchedule) -> None
             got = runner(**arrays)
     want = reference(group, arrays)
     assert np.abs(got - want).max() <= 3e-6 * np.abs(want).max()
+
+
+DEEP = product('ik', 'jk', 'ij', i=24, j=20, k=1000)
+ANEW = {
+    'tiled': MATRIX,
+    'inner': GpuSchedule.of('inner', 'mma_tf32x3', bk=16, bp=16, tk=16, tp=16, kb=32, stages=2,
+                            split=2, joint=0),
+    'patch': GpuSchedule.of('patch', 'wgmma_tf32x3', bk=32, bi=24, tk=32, tp=64, kb=8, stages=2,
+                            split=2, joint=0, queue=2),
+    'warps': GpuSchedule.of('patch', 'mma_tf32x3', bk=32, bi=24, tk=16, tp=8, kb=16, stages=2,
+                            split=1, joint=0),
+    'strip': GpuSchedule.of('strip', 'wgmma_tf32_bf16', bk=32, bp=64, tk=32, tp=64, kb=32,
+                            stages=2, late=1, bulk=1, split=1, joint=0),
+    'early': GpuSchedule.of('strip', 'wgmma_tf32_bf16', bk=32, bp=64, tk=32, tp=64, kb=16,
+                            stages=2, late=0, bulk=0, split=1, joint=0, queue=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', ANEW)
+def test_sums_that_matrix_units_begin_anew(name: str) -> None:
+    """The same sums, of which fewer terms are cut off: also where the last piece is not full."""
+    group, plain = DEEP, ANEW[name]
+    fresh = refined(group, plain, 2e-6)
+    assert fresh == GpuSchedule.of(
+        plain.schema, plain.intrinsic, **dict(plain.tiles), fresh=1
+    )  # fmt: skip
+    assert fresh is not None
+    assert sum_error(group, fresh) < 2e-6 < sum_error(group, plain)
+    assert refined(group, plain, 1e-4) == plain
+    made, arrays = generate(group, fresh), random_arrays(group, 4)
+    assert any('fresh' in step.kernel.body for step in made.steps)
+    with Runner(made, device('host'), {}) as runner:
+        got = runner(**arrays)
+    want = reference(group, arrays)
+    assert np.abs(got - want).max() <= 3e-6 * np.abs(want).max()
+
+
+def test_a_limit_of_errors_leaves_matrix_units_where_their_sums_are_short() -> None:
+    group, plain = product('ik', 'kj', 'ij', i=1536, j=768, k=3072), ANEW['strip']
+    found = [precise_one(group, plain, e) for e in (1e-4, 3e-6, 1e-8)]
+    assert found == [plain, refined(group, plain, 3e-6), None]
+    assert precise_one(group, FMA, 1e-8) == FMA
+    large = GpuSchedule.of('strip', 'wgmma_tf32_bf16', bk=256, bp=64, tk=256, tp=64, kb=32,
+                           stages=2, late=1, bulk=1, split=1, joint=0)  # fmt: skip
+    assert refined(group, large, 1e-5) is None  # no registers are left for what is not added yet
 
 
 WEIGHTS = {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import tilewright as tw
 from tilewright.errors import InputError
+from tilewright.graph import levels
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.memory import plan
 from tilewright.graph.program import Program
+from tilewright.graph.program_json import program_to_json
 from tilewright.graph.recompute import held_outside, within
 from tilewright.graph.training import LOSS, RATE, step_program, trainable
 from tilewright.network.arguments import size_of
@@ -54,6 +59,47 @@ def test_less_memory_gives_the_same_numbers() -> None:
     assert np.isfinite(want[LOSS])
     for name, array in want.items():
         np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize('share', [0.85, 0.7])
+def test_a_device_keeps_the_limit_and_the_numbers(share: float) -> None:
+    """What is computed again stays behind what frees its memory, and state is changed in place."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.SiLU()]
+    for _ in range(4):
+        layers += [nn.Conv2d(8, 8, 3, padding=1), nn.SiLU()]
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 144, 4))
+    x, y = torch.randn(6, 3, 12, 12), torch.randint(0, 4, (6,))
+
+    def compiled(**options: Any) -> Any:
+        return tw.compile_training(
+            module, 'cross_entropy', tw.SGD(0.1, 0.9), (x, y), target='host', **options
+        )
+
+    whole = compiled()
+    limit = int(share * whole.network.arena_bytes)
+    small = compiled(memory=limit)
+    assert small.network.arena_bytes <= limit
+    assert len(small.network.tasks) > len(whole.network.tasks)
+    assert small.network.carried == whole.network.carried
+    for _ in range(3):
+        assert small(x, y) == whole(x, y)
+    for name, array in whole.arrays().items():
+        np.testing.assert_array_equal(small.arrays()[name], array)
+    with pytest.raises(InputError, match='needs at least'):
+        compiled(memory='1KB')
+
+
+def test_an_order_that_is_meant_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, _ = step()
+    monkeypatch.setattr(levels, 'SMALL', 0)
+    plain = levels.by_levels(program)
+    moved = plain.with_tasks((*plain.tasks[1:2], plain.tasks[0], *plain.tasks[2:]))
+    meant = replace(moved, in_order=True)
+    assert levels.levels_of(meant) == tuple(range(len(meant.tasks)))
+    assert levels.by_levels(meant).tasks == meant.tasks
+    assert program_to_json(meant, lambda task: task.name)['in_order']
+    assert 'in_order' not in program_to_json(plain, lambda task: task.name)
 
 
 def test_a_limit_that_cannot_be_kept_says_the_least_that_can() -> None:

@@ -20,6 +20,7 @@ from tilewright.kernels.gpu.schemas.library import calls_for, said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import call_of, call_text
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.network import compile as compiling
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
 from tilewright.ops.group import Group, Tensor
@@ -328,7 +329,10 @@ def took(ms: float, error: float = 1e-6) -> Answer:
 
 @pytest.fixture
 def selecting(monkeypatch, tmp_path):
-    """What decides is given: a device, versions of libraries, an empty cache."""
+    """What decides is given: a device, versions of libraries, an empty cache, and that a network
+    with libraries is the faster one.
+    """
+    monkeypatch.setattr(compiling, '_seconds_of', lambda network: -library_calls(network))
     monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
     monkeypatch.setattr(choose, 'TRIALS', 8)
     monkeypatch.setattr(tuning, 'versions_of', lambda target: {'nvrtc': '13.0'})
@@ -352,6 +356,10 @@ def small():
     return to_graph(made, weights(made, 0))
 
 
+def library_calls(network) -> int:
+    return sum(name in ('cudnn', 'cublaslt') for name in schemas_of(network))
+
+
 def schemas_of(network) -> list[str]:
     return [task.schedule.schema for task in network.gpu_tasks]
 
@@ -369,6 +377,14 @@ def test_the_faster_one_is_selected(selecting, ours, mode, wins):
     np.testing.assert_allclose(network(image), right, rtol=1e-4, atol=1e-5)
     chosen = [t for t in network.gpu_tasks if t.schedule.schema == 'cudnn']
     assert all(t.schedule['version'] == 91900 and t.predicted_s == 1e-3 for t in chosen)
+
+
+def test_a_network_that_libraries_slow_down_does_without(selecting):
+    """What wins alone may lose beside other kernels."""
+    selecting.use(ours=took(2.0), cudnn=took(1.0), cublaslt=took(1.0))
+    selecting.patch.setattr(compiling, '_seconds_of', library_calls)
+    assert library_calls(tw.compile(small(), 'cuda', libraries='auto', check=False)) == 0
+    assert library_calls(tw.compile(small(), 'cuda', libraries='only', check=False)) == 3
 
 
 def test_generated_code_alone_unless_asked(selecting):

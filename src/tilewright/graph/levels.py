@@ -4,6 +4,9 @@ Goes in: a program. Comes out: the level of each task, one above those whose res
 the program with its tasks in that order. What a carried input is next may be written where the
 input lies (`successors`), so that whatever reads the input has a lower level. `late` ones among
 them, small updates that nothing else waits for, are put to the end, where they may be one launch.
+What is computed again late must not be so early: such a task waits for another (`Program.behind`),
+or, where the order is meant (`Program.in_order`), all tasks that are not small and element-wise
+wait for the one before them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from tilewright.graph.program import Program, Task
 from tilewright.ops.group import Group
@@ -111,6 +115,12 @@ def _levels(
     for value, name in replaced.items():
         ((_, _, writer),) = written[value]
         needs[writer] |= readers.get(name, set()) - {writer}
+    numbers = {task.name: number for number, task in enumerate(program.tasks)}
+    for name, other in program.behind.items():
+        if name in numbers and other in numbers:
+            needs[numbers[name]].add(numbers[other])
+    if program.in_order:
+        _wait_in_a_row(program, needs)
     levels = [0] * len(needs)
     order = list(TopologicalSorter(dict(enumerate(needs))).static_order())
     for number in order:
@@ -128,6 +138,12 @@ def _levels(
                     min((levels[n] for n in behind[number]), default=max(levels) + 1) - 1
                 )
     return tuple(levels)
+
+
+def _wait_in_a_row(program: Program, needs: list[set[int]]) -> None:
+    large = [n for n, t in enumerate(program.tasks) if not _is_small_update(t.group)]
+    for before, number in pairwise(large):
+        needs[number].add(before)
 
 
 def _is_small_update(group: Group) -> bool:

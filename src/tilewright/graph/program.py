@@ -57,6 +57,9 @@ class Program:
     constants  arrays that are known now; tasks on them alone have been folded away
     carried    input -> the output (the name callers use) that it is in the next call: state, which
                a device may keep and change in place
+    in_order   whether the order of tasks is meant, and not only what they read: then none comes
+               earlier because what it reads is there (graph/levels.py)
+    behind     name of a task -> that of one that it waits for, whatever it reads
     """
 
     name: str
@@ -68,6 +71,8 @@ class Program:
     views: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     carried: Mapping[str, str] = field(default_factory=dict)
+    in_order: bool = False
+    behind: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_places()

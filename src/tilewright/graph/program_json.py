@@ -26,6 +26,8 @@ def program_to_json(program: Program, key: Callable[[Task], Any]) -> dict:
         'views': dict(program.views),
         'inside': {value: list(place) for value, place in program.inside.items()},
         **({'carried': dict(program.carried)} if program.carried else {}),
+        **({'in_order': True} if program.in_order else {}),
+        **({'behind': dict(program.behind)} if program.behind else {}),
         'tasks': [
             {
                 'name': t.name,
@@ -64,4 +66,6 @@ def program_from_json(
         body['views'],
         {value: (holder, offset) for value, (holder, offset) in body['inside'].items()},
         body.get('carried', {}),
+        bool(body.get('in_order', False)),
+        body.get('behind', {}),
     )  # fmt: skip

@@ -14,12 +14,15 @@ the plan fits (Chen, Xu, Zhang and Guestrin, 'Training Deep Nets with Sublinear 
 keep every n-th layer; which values to drop by a ratio is Kirisame et al.'s 'Dynamic Tensor
 Rematerialization', ICLR 2021, here before anything runs).
 
+On a device state is changed in place: what reads a parameter is not run again behind its update
+(`successors` of graph/levels.py), and bytes are those that a device would hold (`measure`).
+
 Further: `updates_early`, which moves what only updates read to where its operands are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InputError
@@ -75,36 +78,54 @@ def held_outside(program: Program) -> int:
     return sum(bytes_of(program, value) for value in (*program.inputs, *named.values()))
 
 
-def within(program: Program, limit: int, cost: Cost) -> Program:
+def planned_bytes(program: Program) -> int:
+    """Bytes of inputs, results and all values between tasks, where tasks follow each other."""
+    return held_outside(program) + plan(program).arena_bytes
+
+
+def within(
+    program: Program, limit: int, cost: Cost, measure: Callable[[Program], int] | None = None,
+    replaced: Mapping[str, str] | None = None,
+) -> Program:  # fmt: skip
     """[Program] -> [Program] that needs at most `limit` bytes.
 
-    What was computed again is kept from there on, so that this ends.
+    `measure` says how many it needs, else `planned_bytes`; `replaced`: value -> the input that it
+    is written to. What was computed again is kept from there on, so that this ends.
     """
-    fixed, number = held_outside(program), 0
-    own = {task.result for task in program.tasks}
-    least = plan(program).arena_bytes
-    while True:
-        moment = _Moment(program, cost, own)
-        if fixed + moment.bytes <= limit or not number:
-            least = min(least, plan(program).arena_bytes)
-        if fixed + least <= limit:
-            return program
+    count, own, number = measure or planned_bytes, {task.result for task in program.tasks}, 0
+    moment = _Moment(program, cost, own, replaced or {})
+    least = count(program)
+    beside = least - moment.bytes if measure else held_outside(program)
+    while least > limit:
         found = moment.best()
         if found is None:
-            least = min(least, plan(program).arena_bytes)
+            least = min(least, count(program))
             raise InputError(
-                f'memory is {limit} bytes, and {program.name} needs at least {fixed + least}, '
-                f'{fixed} of them for inputs and results; allow that, or give smaller batches'
+                f'memory is {limit} bytes, and {program.name} needs at least {least}, '
+                f'{held_outside(program)} of them for inputs and results; allow that, or give '
+                f'smaller batches'
             )
         program, number = _repeated(program, found, number), number + 1
+        moment = _Moment(program, cost, own, replaced or {})
+        if beside + moment.bytes <= limit:
+            least = min(least, count(program))
+    return program
 
 
 class _Moment:
     """A program at the moment at which most of its bytes live."""
 
-    def __init__(self, program: Program, cost: Cost, own: Collection[str]) -> None:
+    def __init__(
+        self, program: Program, cost: Cost, own: Collection[str], replaced: Mapping[str, str]
+    ) -> None:
         """`own`: the values that may be computed again."""
         self.program, self.cost = program, cost
+        # input -> the task that writes over it
+        self.gone = {
+            replaced[task.result]: number
+            for number, task in enumerate(program.tasks)
+            if task.result in replaced
+        }
         self.lives = lifetimes(program, bound_of(program)[0])
         self.writers: dict[str, int] = {}
         shared = {holder for holder, _ in program.inside.values()} | set(program.inside)
@@ -177,6 +198,8 @@ class _Moment:
                 return None
             for value in self.program.tasks[number].operands.values():
                 root = self.program.place(value)[0]
+                if self.gone.get(root, at) < at:
+                    return None
                 if longer or root not in self.lives or self.lives[root].last >= at:
                     continue
                 maker = self.writers.get(root)
@@ -214,4 +237,24 @@ def _repeated(program: Program, again: _Again, number: int) -> Program:
         extra.append(replace(task, name=f'{task.name}/again{number}', result=name))
         made[task.result] = name
     tasks = [*program.tasks[: again.at], *extra, *map(reading, program.tasks[again.at :])]
-    return replace(program, tasks=tuple(tasks), values=values, views=views)
+    behind = dict(program.behind)
+    if (other := _waited_for(program, again)) is not None:
+        behind |= {task.name: other for task in extra}
+    return replace(program, tasks=tuple(tasks), values=values, views=views, behind=behind)
+
+
+def _waited_for(program: Program, again: _Again) -> str | None:
+    """The task behind which values are made again where tasks run side by side: the one before
+    what else the reader waits for, so that both run beside each other.
+    """
+    writers = {program.place(t.result)[0]: n for n, t in enumerate(program.tasks[: again.at])}
+
+    def last(number: int, without: str = '') -> int | None:
+        roots = (program.place(v)[0] for v in program.tasks[number].operands.values())
+        return max((writers[r] for r in roots if r in writers and r != without), default=None)
+
+    found = last(again.at, program.place(again.value)[0])
+    before = None if found is None else last(found)
+    latest = max(again.tasks)
+    chosen = next((n for n in (before, found) if n is not None and n > latest), None)
+    return None if chosen is None else program.tasks[chosen].name

@@ -43,6 +43,10 @@ from tilewright.runtime.network_arrays import by_position, new_array
 
 Loss = str | Callable[..., Any] | None
 
+# The most that a product of a step on a GPU is expected to be off by: gradients add up what many
+# layers are off by, and are to stay within 1e-5 (docs/training.md).
+GPU_LIMIT = 3e-6
+
 
 def compile_training(
     network: Any,
@@ -69,6 +73,7 @@ def compile_training(
     check_nan  raise a CheckError at the step whose loss is not finite, with the task that made it.
     options  of `compile`: target, tune, threads, algorithm, .. With memory='2GB' what the backward
              pass reads of the forward pass is kept as far as that goes, and else computed again.
+             max_rel_err is 3e-6 on a GPU where nothing else is said.
     """
     if is_module(network):
         if parameters is not None:
@@ -121,7 +126,8 @@ class TrainingStep:
         self.name, self.lr, self.check_nan = program.name, float(optimizer.lr), check_nan
         self.inputs = trained.data
         self.parameters, self.buffers = tuple(trained.parameters), tuple(trained.buffers)
-        self.network = compile(program, **options)
+        limit = {} if options.get('target', 'cpu') == 'cpu' else {'max_rel_err': GPU_LIMIT}
+        self.network = compile(program, **{**limit, **options})
         values = {v.name.removesuffix(NEXT): v for v in self.network.outputs}
         self._loss = new_array(values[LOSS])
         if isinstance(self.network, GpuNetwork):

@@ -7,6 +7,7 @@
     choose    [Program]          -> [choices of each group]       by the model
     tune      [choices]          -> [the fastest of each group]   by measuring
     select    [choice of each]   -> [choice of each]              a vendor's library where asked
+    within    [Program, choices] -> [Program]                     in less memory, where asked
     bind      [Program, choices] -> [Network]                     generated, built, bound to memory
     adopt     [Saved]            -> [choice of each group]        of a .tw file, or anew
 """
@@ -97,6 +98,10 @@ class Site(Protocol):
         self, program: Program, best: Mapping[str, Choice], asked: Asked,
         progress: Report | None = None,
     ) -> dict[str, Choice]: ...  # fmt: skip
+
+    def within(
+        self, program: Program, best: Mapping[str, Choice], limit: int, max_rel_err: float
+    ) -> Program: ...
 
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,20 @@ def module_of(torch: Any, network: Transformer, weights: Mapping[str, np.ndarray
         turned = name.endswith('.weight') and array.ndim == 2
         return torch.from_numpy(np.array(array.T if turned else array, order='C'))
 
+    def attribute(name: str) -> str:
+        """`class` is no attribute in code that PyTorch writes."""
+        text = name.replace('.', '_')
+        return f'{text}_' if iskeyword(text) else text
+
     class Module(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             for name in t.weights:
                 parameter = torch.nn.Parameter(tensor(name), requires_grad=False)
-                self.register_parameter(name.replace('.', '_'), parameter)
+                self.register_parameter(attribute(name), parameter)
 
         def of(self, name: str) -> Any:
-            return getattr(self, name.replace('.', '_'))
+            return getattr(self, attribute(name))
 
         def linear(self, x: Any, name: str) -> Any:
             return functional.linear(x, self.of(f'{name}.weight'), self.of(f'{name}.bias'))

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright.report.grid import Grid
 from tilewright_lab.figures.learned_tables import TABLES as LEARNED
+from tilewright_lab.figures.training_tables import TABLES as TRAINING
 
 NEAR = 1.1  # times the best of the others up to which dfg counts as near it
 _WAYS = {
@@ -147,7 +148,7 @@ def _kind(schedule: Mapping[str, Any] | None) -> str:
 
 FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     'boda': boda, 'pruned': pruned, 'ranked': ranked, 'table6': table6, 'table3': table3,
-    'dfg': dfg, **LEARNED,
+    'dfg': dfg, **LEARNED, **TRAINING,
 }  # fmt: skip
 
 

@@ -12,6 +12,8 @@ PyTorch's own in float32 with them (`TIMES_THEIRS`; --no-check leaves that out).
 nothing on either side. --turn FILE locks a file while the GPU is used; with --ahead h200 schedules
 are chosen and kernels compiled before that, so that several processes may do so meanwhile
 (gpu_training_all.py starts them); --fill does only that, and has Inductor compile its step as well.
+--inductor-from FILE takes Inductor's time of a workload from the table of an earlier run on such a
+machine, which the row says, with PyTorch's time of that run beside this one's.
 A JSON file holds one row for each workload and way of tuning:
 rows that are there and complete are not measured again (--again does), and a row says how far it
 got, and what went wrong.
@@ -42,9 +44,8 @@ from tilewright import zoo
 from tilewright.cli.output import versions
 from tilewright.graph.training import TrainedGraph, step_program
 from tilewright.importers.torch import import_training
-from tilewright.network.training import TrainingStep
+from tilewright.network.training import GPU_LIMIT, TrainingStep
 from tilewright.ops.group import Group
-from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.runtime.gpu.recorded import recorded
 from tilewright_lab.compare.on_paper import as_driver_says, on_paper
 from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
@@ -294,7 +295,7 @@ class Journal:
 
 def run(given: argparse.Namespace, batch: int) -> None:
     key = f'{given.network}-b{batch}-{given.tune}-{given.libraries}'
-    if given.max_rel_err != DEFAULT_LIMIT:
+    if given.max_rel_err != GPU_LIMIT:
         key += f'-{given.max_rel_err:g}'
     journal = Journal(given.json, key)
     if journal.done and not given.again:
@@ -389,7 +390,9 @@ def _compared(
     for _ in range(given.rounds):
         for name, timer in timers.items():
             samples[name] += timer(3)
-    journal.put('timed', **_ratios(samples))
+    earlier = _earlier(given, workload.batch) if 'inductor' not in samples else {}
+    journal.put('timed', **_ratios(samples, earlier.get('inductor')),
+                **({'earlier_us': earlier} if earlier else {}))  # fmt: skip
     row = journal.rows[key]
     print(f'{key}: {row["us"]}, ratio {row["ratio"]:.3f}, right: {row.get("right")}', flush=True)
     if given.profile:
@@ -409,9 +412,18 @@ def _inductor(workload: Workload) -> Theirs:
     return theirs
 
 
-def _ratios(samples: Mapping[str, list[float]]) -> dict:
+def _earlier(given: argparse.Namespace, batch: int) -> dict[str, float]:
+    """Medians of the same workload in the table of an earlier run, if there is one."""
+    if given.inductor_from is None:
+        return {}
+    rows = json.loads(given.inductor_from.read_text())['rows']
+    return rows.get(f'{given.network}-b{batch}-model-none', {}).get('us', {})
+
+
+def _ratios(samples: Mapping[str, list[float]], inductor: float | None = None) -> dict:
     """Medians, and the best of the others over ours."""
     us = {name: round(1e6 * statistics.median(found), 1) for name, found in samples.items()}
+    us |= {} if inductor is None else {'inductor': inductor}
     best = min(value for name, value in us.items() if name != 'ours')
     kept = {name: [1e6 * s for s in found] for name, found in samples.items()}
     return {'us': us, 'ratio': best / us['ours'], 'samples_us': kept}
@@ -425,10 +437,11 @@ def main() -> None:
     parser.add_argument('--tune', default='model', choices=['model', 'measure'])
     parser.add_argument('--libraries', default='none', choices=['none', 'auto', 'only'])
     parser.add_argument('--target', default='cuda', choices=['cuda', 'opencl', 'host'])
-    parser.add_argument('--max-rel-err', type=float, default=DEFAULT_LIMIT)
+    parser.add_argument('--max-rel-err', type=float, default=GPU_LIMIT)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--copies', type=int, default=3, help='steps in one sample')
     parser.add_argument('--inductor', action='store_true', help='torch.compile takes part')
+    parser.add_argument('--inductor-from', type=Path, metavar='FILE')
     parser.add_argument('--fill', action='store_true',
                         help='compile only, by us with --ahead, and by Inductor')  # fmt: skip
     parser.add_argument('--profile', action='store_true', help='time every task by itself')

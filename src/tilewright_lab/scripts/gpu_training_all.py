@@ -141,6 +141,14 @@ def main() -> None:
     if given.only:
         workloads = [(n, b) for n, b in workloads if f'{n}-{b}' in given.only]
     runs = Runs(given)
+    if '--again' not in more:  # those that are there already need no process
+        done = rows_of(given.json)
+        begun, workloads = workloads, [
+            w for w in workloads
+            if done.get('{}-b{}-model-none'.format(*w), {}).get('stage') != 'timed'
+        ]  # fmt: skip
+    else:
+        begun = workloads
     if given.inductor and not given.filled:
         runs.all(workloads, [*more, '--fill'])
     if given.inductor:
@@ -152,7 +160,7 @@ def main() -> None:
         def ratio(workload: Workload) -> float:
             return rows.get('{}-b{}-model-none'.format(*workload), {}).get('ratio', math.inf)
 
-        runs.all(sorted(workloads, key=ratio), [*more, '--libraries', 'auto'])
+        runs.all(sorted(begun, key=ratio), [*more, '--libraries', 'auto'])
     for key, row in rows_of(given.json).items():
         print(key, row.get('stage'), row.get('us'), row.get('ratio'), row.get('right'),
               str(row.get('error', ''))[:160])  # fmt: skip

@@ -18,7 +18,8 @@ of all files of a pattern. `lists` has a row for each file of a pattern such as
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
 papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
 what `tilewright reproduce` shows of the files of a folder; `learned-losses`, `learned-holdouts`
-and `learned-transfer` are of learned models (figures/learned_tables.py). `fuzz` has a row for each
+and `learned-transfer` are of learned models (figures/learned_tables.py), `training` and those with
+`training-` before them of training steps (figures/training_tables.py). `fuzz` has a row for each
 run of `python -m tests.fuzz`, of all files of a pattern; `overhead` and `shapes` are the tables of
 the scripts of those names. Numbers in tables are so never typed, and a test keeps them that way.
 """
@@ -47,7 +48,7 @@ from tilewright_lab.scripts import benchdnn_shapes, overhead
 ROOT = Path(__file__).parents[3]
 PAGES = (
     'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
-    'docs/gpu_half.md', 'docs/transformers.md', 'docs/learned.md',
+    'docs/gpu_half.md', 'docs/transformers.md', 'docs/learned.md', 'docs/training.md',
 )  # fmt: skip
 SCRIPTS = {'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes'])}
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')

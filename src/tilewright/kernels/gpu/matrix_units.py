@@ -10,6 +10,9 @@ signed numbers is in the mean less than half of what it becomes at most, so `TER
 terms were off by 0.72 to 1.25 of this; of a training set's schedules ten were wrong by a tolerance
 of 1e-4, all of them with 12,544 terms or more.
 
+Sums that matrix units begin anew after some terms (`fresh` of schedules) are added in fp32, which
+rounds: then no more than those terms count.
+
 Where the two smaller products are of bf16 (kernels/gpu/schemas/patch/mixed.py), their factors are
 rounded to 8 bits: what is left out is some 2^-20 of a product, again without growing, and as they
 add sixteen depths at once the sum is cut four times for sixteen depths instead of six.

@@ -120,14 +120,14 @@ def epilogue_arrays(group: Group, epilogue: Epilogue) -> list[Array]:
     ]
 
 
-def cleared(columns: int, rows: int) -> list[str]:
+def cleared(columns: int, rows: int, name: str = 'acc') -> list[str]:
     """Set all sums of a thread to zero."""
     return [
         '#pragma unroll',
         f'for (int i = 0; i < {columns}; i++)',
         '#pragma unroll',
         f'    for (int j = 0; j < {rows}; j++)',
-        '        acc[i][j] = 0.0f;',
+        f'        {name}[i][j] = 0.0f;',
     ]
 
 
@@ -268,15 +268,20 @@ def fragments(
     return [*lines, '    }']
 
 
+PRODUCTS = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
+
+
 def multiplied(
-    down: int, across: int, names: Sequence[str] = ('acc', 'acc', 'acc')
+    down: int, across: int, names: Sequence[str] = ('acc', 'acc', 'acc'), fresh: bool = False
 ) -> list[str]:  # fmt: skip
     """acc += y x for `down` x `across` tiles of 16 columns and 8 rows, smallest products first;
-    `names` of the sums that each of the three products of parts goes to.
+    `names` of the sums that each of the three products of parts goes to. With `fresh` matrix units
+    begin at zero, and what they make of eight depths is added to the sums in fp32.
     """
+    if fresh:
+        return _multiplied_anew(down, across)
     lines = []
-    products = (('low_y', 'high_x'), ('high_y', 'low_x'), ('high_y', 'high_x'))
-    for (y, x), to in zip(products, names, strict=True):
+    for (y, x), to in zip(PRODUCTS, names, strict=True):
         sums = ', '.join(f'{to}[2 * i{a}][2 * j{b}]' for a in ('', ' + 1') for b in ('', ' + 1'))
         lines += [
             '#pragma unroll',
@@ -286,3 +291,35 @@ def multiplied(
             f'        MMA_TF32({sums}, {y}[i], {x}[j]);',
         ]
     return lines
+
+
+def _multiplied_anew(down: int, across: int) -> list[str]:
+    """Sums of one row of tiles at a time, so that few registers hold what is not added yet."""
+    each = ['#pragma unroll', f'    for (int j = 0; j < {across}; j++)']
+    lines = [
+        '#pragma unroll',
+        f'for (int i = 0; i < {down}; i++) {{',
+        f'    float fresh[{across}][4];',
+        *each,
+        '        fresh[j][0] = fresh[j][1] = fresh[j][2] = fresh[j][3] = 0.0f;',
+    ]
+    sums = ', '.join(f'fresh[j][{q}]' for q in range(4))
+    for y, x in PRODUCTS:
+        lines += [*each, f'        MMA_TF32({sums}, {y}[i], {x}[j]);']
+    lines += [each[0], f'{each[1]} {{']
+    for q in range(4):
+        lines.append(f'        acc[2 * i + {q // 2}][2 * j + {q % 2}] += fresh[j][{q}];')
+    return [*lines, '    }', '}']
+
+
+def added(columns: int, rows: int) -> list[str]:
+    """acc += fresh, which begins at zero again."""
+    return [
+        '#pragma unroll',
+        f'for (int i = 0; i < {columns}; i++)',
+        '#pragma unroll',
+        f'    for (int j = 0; j < {rows}; j++) {{',
+        '        acc[i][j] += fresh[i][j];',
+        '        fresh[i][j] = 0.0f;',
+        '    }',
+    ]

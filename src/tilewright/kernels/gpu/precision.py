@@ -8,7 +8,9 @@ itself. Parts of a split are added in fp32, so that only the longest of them cou
 from __future__ import annotations
 
 import math
+import sys
 
+from tilewright.errors import ScheduleError
 from tilewright.kernels.gpu.matrix_units import cut_off, parts_of
 from tilewright.kernels.gpu.registry import schema_named
 from tilewright.ops.dtypes import HALVES
@@ -31,7 +33,32 @@ def sum_error(group: Group, schedule: GpuSchedule) -> float:
     sums = [s for s in group.stages if s.is_product_sum] if schema.whole else [group.main]
     split = dict(schedule.tiles).get('split', 1)
     terms = (math.prod(s.sizes[name] for name in s.reduction) for s in sums)
-    return sum(parts.left_out + cut_off(parts, math.ceil(n / split)) for n in terms)
+    most = _at_once(group, schedule)
+    return sum(parts.left_out + cut_off(parts, min(math.ceil(n / split), most)) for n in terms)
+
+
+def _at_once(group: Group, schedule: GpuSchedule) -> int:
+    """Terms that matrix units add up before they begin anew."""
+    at_once = schema_named(schedule.schema).at_once
+    if at_once is None or not dict(schedule.tiles).get('fresh'):
+        return sys.maxsize
+    return at_once(group, schedule)
+
+
+def refined(group: Group, schedule: GpuSchedule, tolerance: float) -> GpuSchedule | None:
+    """A schedule whose sums are expected to be right by a tolerance: itself, or the same one whose
+    matrix units begin their sums anew; None where neither is.
+    """
+    if precise(group, schedule, tolerance):
+        return schedule
+    if schedule.intrinsic == 'fma' or schema_named(schedule.schema).at_once is None:
+        return None
+    tiles = {**dict(schedule.tiles), 'fresh': 1}
+    anew = GpuSchedule.of(schedule.schema, schedule.intrinsic, **tiles)
+    try:
+        return anew if precise(group, anew, tolerance) else None
+    except ScheduleError:
+        return None  # its registers do not hold what is not added yet
 
 
 def half_error(group: Group) -> float:

@@ -27,6 +27,7 @@ from tilewright.schedule.gpu import GpuSchedule
 # Names of decisions that are taken together -> their values, neighbours beside each other.
 Table = Mapping[tuple[str, ...], Sequence[tuple[int, ...]]]
 DIRECT = 'direct'
+STEP = 8  # depths of one matrix instruction of a warp
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 # Words of the target languages and identifiers that bodies of kernels have in common; a schema adds
@@ -34,8 +35,8 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WORDS = """
 a acc acos acosh all arrived asin asinh asm at atan atanh b base begin bool break case ceil channel
 char column const continue cos cosh counter default depth depths do double e else end erf exp expm1
-extern fabs first flat float floor fmax fmin fmod for four from goto group half high i if image
-inline inner input inside int j joined kernel l lane lanes last left line local log log1p long
+extern fabs first flat float floor fmax fmin fmod for four fresh from goto group half high i if
+image inline inner input inside int j joined kernel l lane lanes last left line local log log1p long
 lookup low min mine next now offset out part partial piece pixel place plane point pow private q
 register return rint row share short signed sin sinh sizeof slot sqrt static step struct sums switch
 tan tanh there tile to top two typedef u union unsigned v value values visible void volatile warp
@@ -137,6 +138,8 @@ class GpuSchema:
     work        what a block does; without it schedules are priced by their bytes
     detour      what it computes instead of the group's own operations, if it does
     error       expected error of the result (precision.py), where it is more than that of sums
+    at_once     terms that matrix units add up before they begin anew, of schedules with the
+                decision `fresh`; None: it has no such decision
 
     of learned models (rank/)
     measured    intrinsics that the data of learned models knows
@@ -167,6 +170,7 @@ class GpuSchema:
     work: CountsWork | None = None
     detour: Callable[[Group, GpuSchedule], Detour] | None = None
     error: Callable[[Group, GpuSchedule], float] | None = None
+    at_once: Callable[[Group, GpuSchedule], int] | None = None
     measured: tuple[str, ...] = ()
     levels: Mapping[str, str] = field(default_factory=_nothing)
     count_many: Callable[[Batch], Counts] | None = None

@@ -17,6 +17,7 @@ from tilewright.schedule.gpu import GpuSchedule
 WARP = 32
 TRANSACTION = 32  # elements of one memory transaction: 128 bytes
 BANKS_BYTES = 128  # what shared memory delivers in a cycle
+ADDED = 4 / 3  # instructions for each product of parts where sums are added in fp32
 CUT_INSTRUCTIONS = 7  # to cut one operand of a matrix instruction in two, addresses included
 
 

@@ -12,6 +12,7 @@ from tilewright.errors import InputError
 from tilewright.graph.memory import plan
 from tilewright.graph.passes import PROGRAM_PASSES, ProgramPasses
 from tilewright.graph.program import Program
+from tilewright.graph.recompute import within
 from tilewright.machine.isa import host_isas, host_multiplies
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
@@ -141,6 +142,11 @@ class CpuSite:
     ) -> dict[str, Choice]:  # fmt: skip
         """No library competes on the CPU: what was chosen stays."""
         return dict(best)
+
+    def within(
+        self, program: Program, best: Mapping[str, Choice], limit: int, max_rel_err: float
+    ) -> Program:
+        return within(program, limit, self.cost)
 
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,

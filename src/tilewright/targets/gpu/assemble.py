@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tilewright.graph.levels import by_levels
+from tilewright.errors import InputError
+from tilewright.graph.levels import by_levels, successors
 from tilewright.graph.program import Program, Task
+from tilewright.graph.recompute import within
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.module import Module
 from tilewright.machine.gpu import GpuMachine
@@ -24,9 +28,10 @@ from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
+from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.gpu.bind import Work, bind
 from tilewright.targets.gpu.choose import choose_all, is_legal, search
-from tilewright.targets.gpu.place import is_aligned
+from tilewright.targets.gpu.place import is_aligned, place
 from tilewright.targets.gpu.tuning import How, Place, fastest
 
 if TYPE_CHECKING:
@@ -52,6 +57,41 @@ def bound(
     program = by_levels(program, late=True)
     works = works_of(program, best, device.machine, max_rel_err)
     return bind(program, works, device, parallel=parallel, report=_building(progress))
+
+
+def within_arena(
+    program: Program, best: Mapping[str, Choice], machine: GpuMachine, limit: int,
+    max_rel_err: float,
+) -> Program:  # fmt: skip
+    """[Program, choice of each group] -> [Program] whose arena takes at most `limit` bytes.
+
+    What is computed again is so just before it is read: it waits for another task, or, where that
+    is not enough, the order of all tasks is meant.
+    """
+    replaced = successors(program)
+    ordered = by_levels(program)
+    if placed_bytes(ordered, best, machine, max_rel_err) <= limit:
+        return program
+
+    def measure(made: Program) -> int:
+        return placed_bytes(made, best, machine, max_rel_err)
+
+    def cost(group: Group) -> float:
+        return best[group.digest].predicted_s
+
+    try:
+        return within(ordered, limit, cost, measure, replaced)
+    except InputError:  # where tasks follow each other, less lives at a time
+        return within(replace(ordered, in_order=True), limit, cost, measure, replaced)
+
+
+def placed_bytes(
+    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float
+) -> int:
+    """Bytes of the arena: values, state, batch and what kernels work in."""
+    program = by_levels(program, late=True)
+    works = works_of(program, best, machine, max_rel_err)
+    return place(program, [work.module for work in works]).arena_bytes
 
 
 def chosen_by_model(
@@ -135,7 +175,7 @@ def works_of(
         choice = choice_of(task)
         key = task.group.digest, choice.schedule.digest
         if key not in modules:
-            modules[key] = generate(task.group, choice.schedule)
+            modules[key] = _module(task.group, choice.schedule)
         works.append(
             Work(
                 task, choice.schedule, modules[key], choice.predicted_s, choice.bound_s,
@@ -143,6 +183,12 @@ def works_of(
             )
         )  # fmt: skip
     return works
+
+
+@lru_cache(maxsize=1024)
+def _module(group: Group, schedule: GpuSchedule) -> Module:
+    """The same modules are asked for again and again while a memory limit is looked for."""
+    return generate(group, schedule)
 
 
 def _building(progress: Report | None) -> Any:

@@ -26,7 +26,7 @@ from random import Random
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.gpu.generate import generate
-from tilewright.kernels.gpu.precision import precise
+from tilewright.kernels.gpu.precision import refined
 from tilewright.kernels.gpu.registry import BESIDE, FALLBACK, GPU_SCHEMAS, schema_named
 from tilewright.kernels.gpu.schema import DIRECT, GpuSchema
 from tilewright.machine.gpu import GpuMachine
@@ -171,7 +171,10 @@ def search(
     """
     if group.is_sequential or (is_chained(group) and not products):
         found = _special(group, machine) or _general(group, machine)
-        found = tuple(c for c in found if is_precise(group, c.schedule, max_rel_err))
+        right = (precise_one(group, c.schedule, max_rel_err) for c in found)
+        found = tuple(
+            choice_of(group, s, machine) for s in right if s and is_legal(group, s, machine)
+        )
         best = sorted(found, key=lambda choice: choice.predicted_s)
         return tuple(best[:top]) if products else found[-1:]
     if is_chained(group):
@@ -242,10 +245,19 @@ def is_thin(group: Group) -> bool:
 
 def is_precise(group: Group, schedule: GpuSchedule, max_rel_err: float) -> bool:
     """Whether errors of its sums, and of transforms where it has any, stay below a limit."""
+    return precise_one(group, schedule, max_rel_err) == schedule
+
+
+def precise_one(group: Group, schedule: GpuSchedule, max_rel_err: float) -> GpuSchedule | None:
+    """A schedule whose errors stay below a limit: itself, or the same one with sums that matrix
+    units begin anew after some terms; None where neither does.
+
+    From `MATRIX_ERROR` on deep sums are left to what the space allows (`precise`).
+    """
     own = schema_named(schedule.schema).error is not None
-    if own and not precise(group, schedule, max_rel_err):
-        return False
-    return schedule.intrinsic == 'fma' or max_rel_err >= MATRIX_ERROR
+    if own or max_rel_err < MATRIX_ERROR:
+        return refined(group, schedule, max_rel_err)
+    return schedule
 
 
 def _by_model(
@@ -255,10 +267,11 @@ def _by_model(
     """The best of all schemas that apply, or of some, in the order of an estimate."""
 
     def seconds(schedule: GpuSchedule) -> float | None:
-        if not is_precise(group, schedule, max_rel_err):
+        right = precise_one(group, schedule, max_rel_err)
+        if right is None:
             return None
         try:
-            return ESTIMATES[estimate](group, schedule, machine)
+            return ESTIMATES[estimate](group, right, machine)
         except ScheduleError:
             return None
 
@@ -279,7 +292,8 @@ def _by_model(
         space, lambda schedules: [seconds(s) for s in schedules], trials=trials, starts=starts,
         seed=Random(group.digest).getrandbits(32), legal=space.legal if chained else None,
     )  # fmt: skip
-    best = [t.schedule for t in tried if t.seconds is not None]
+    found = (precise_one(group, t.schedule, max_rel_err) for t in tried if t.seconds is not None)
+    best = [schedule for schedule in found if schedule is not None]
     return [choice_of(group, schedule, machine) for schedule in varied(best, top)]
 
 

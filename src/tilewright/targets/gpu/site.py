@@ -28,7 +28,7 @@ from tilewright.schedule.choice import Choice
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
-from tilewright.targets.gpu.assemble import bound, chosen_by_model, measured
+from tilewright.targets.gpu.assemble import bound, chosen_by_model, measured, within_arena
 from tilewright.targets.gpu.choose import is_legal
 from tilewright.targets.gpu.cost import GpuCost
 from tilewright.targets.gpu.price import GpuPrice
@@ -106,6 +106,11 @@ class GpuSite:
             _groups(program), best, Place.of(self.device, self.target, self.name),
             asked.libraries, asked.max_rel_err, report,
         )  # fmt: skip
+
+    def within(
+        self, program: Program, best: Mapping[str, Choice], limit: int, max_rel_err: float
+    ) -> Program:
+        return within_arena(program, best, self.machine, limit, max_rel_err)
 
     def bind(
         self, program: Program, best: Mapping[str, Choice], max_rel_err: float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.schema import GpuSchema, Table, each
+from tilewright.kernels.gpu.schema import STEP, GpuSchema, Table, each
 from tilewright.kernels.gpu.schemas.inner.code import JOIN, NAME, generate
 from tilewright.kernels.gpu.schemas.inner.counts import need, work
 from tilewright.kernels.gpu.schemas.inner.plan import roles
@@ -31,4 +31,5 @@ INNER = GpuSchema(
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split'), ('bp', 'split')),
     need=need,
     work=work,
+    at_once=lambda _group, _schedule: STEP,
 )

@@ -143,7 +143,7 @@ def _multiplied(p: InnerPlan) -> list[str]:
         lambda q: f'x[j * {8 * pitch} + e + {4 * q}]',
         lambda q: f'y[(i * 16 + {q % 2 * 8}) * {pitch} + e + {q // 2 * 4}]',
     )  # fmt: skip
-    return [*lines, *pieces.multiplied(down, across), '}']
+    return [*lines, *pieces.multiplied(down, across, fresh=p.fresh), '}']
 
 
 def _store(p: InnerPlan, partial: bool) -> list[str]:

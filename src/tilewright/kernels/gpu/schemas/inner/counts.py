@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schemas.inner.plan import InnerPlan, plan
-from tilewright.kernels.gpu.work import CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
+from tilewright.kernels.gpu.work import ADDED, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
@@ -24,7 +24,8 @@ def _need(p: InnerPlan) -> Need:
     tall, wide = p.tiles
     return Need(
         p.threads, 4 * p.stages * p.pitch * (p.bk + p.bp),
-        columns * rows + fragments + OTHER_REGISTERS, tall * wide * p.groups * p.split, p.split,
+        columns * rows + fragments + OTHER_REGISTERS + (rows * 2 if p.fresh else 0),
+        tall * wide * p.groups * p.split, p.split,
         tall * p.bk * wide * p.bp / (p.roles.tall.count * p.roles.wide.count),
         p.kb // 8 * matrix_code(p.tk, p.tp),
     )  # fmt: skip
@@ -44,6 +45,7 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     inner = p.roles.depth[-1][0]
     copied = sum(4.0 * depth * count * operand.strides[inner] for _, operand, count in p.sides)
     other = reads * CUT_INSTRUCTIONS + PLACED * copies + 2 * DECODED * p.share * warps
+    other += ADDED * steps * 3 * across * down if p.fresh else 0.0
     other += sum(BOUNDED * depth * count / WARP for _, operand, count in p.sides if operand.each)
     tile = 4.0 * p.bk * p.bp
     shared = p.split > 1

@@ -16,6 +16,8 @@ outside its tensor becomes a zero. Decisions of a schedule:
     kb stages  depth of a piece, pieces in flight      split   blocks that share a tile's depth
     joint      1: what shifts an operand is among its own dimensions instead (few channels), so that
                bounds are looked at for every element
+    fresh      1: matrix units begin every eight depths at zero, and their sums are added in fp32;
+               0 where it is not said
 """
 
 from __future__ import annotations
@@ -178,6 +180,7 @@ class InnerPlan:
     kb: int
     stages: int
     split: int
+    fresh: bool = False
 
     @property
     def sides(self) -> tuple[tuple[str, Operand, int], ...]:
@@ -239,7 +242,8 @@ def plan(group: Group, schedule: GpuSchedule) -> InnerPlan:
             f'contiguous along what is summed up'
         )
     numbers = [schedule[name] for name in DECISIONS[:-1]]
-    p = InnerPlan(group, found, gpu_epilogue(group), *numbers)
+    fresh = bool(dict(schedule.tiles).get('fresh'))
+    p = InnerPlan(group, found, gpu_epilogue(group), *numbers, fresh=fresh)
     require(
         group,
         schedule,

@@ -68,7 +68,7 @@ def _strip_table(group: Group, intrinsic: str) -> Table:
     boxes = {('bn',), ('bh',), ('bw',), ('gap',)}
     kept = {names: v for names, v in _table(group, intrinsic).items() if names not in boxes}
     channels = plan.row_channels(group)
-    if channels and not intrinsic.startswith('wgmma'):
+    if channels and (not intrinsic.startswith('wgmma') or channels < plan.STEP):
         return {}
     if channels:
         kept['kb', 'joint'] = [(n, 0) for n in (8, 16, 32) if n <= channels]
@@ -111,6 +111,7 @@ PATCH = GpuSchema(
     decided=_decided,
     need=need,
     work=work,
+    at_once=lambda group, schedule: plan.plan(group, schedule).at_once,
     measured=('mma_tf32x3', 'wgmma_tf32x3'),
     levels={
         'thread_k': 'tk', 'thread_x': 'tp', 'block_k': 'bk', 'block_y': 'bh', 'block_x': 'bw',

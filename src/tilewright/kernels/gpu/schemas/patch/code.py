@@ -20,6 +20,9 @@ ninth as often. Decisions of a schedule:
                    all threads copy sixteen bytes at a time
                    Where the channels of a pixel lie side by side (matrix products) a strip's pixels
                    are rows, copied four channels at a time
+    fresh          1: matrix units begin at zero, those of a warp every eight depths, those of a
+                   warpgroup every piece, and what they find is added up in fp32; 0 where it is
+                   not said
     joint          1: depths run across channels and window points together (few channels),
                    0: each window point takes eight channels at a time
 
@@ -155,6 +158,8 @@ def _accumulate(p: PatchPlan) -> list[str]:
     """The loop over pieces: copy one that is needed later, multiply the one that is here."""
     columns, rows = p.own
     cleared = [f'float acc[{columns}][{rows}];', *pieces.cleared(columns, rows)]
+    if p.wide and p.fresh:
+        cleared += [f'float fresh[{columns}][{rows}];', *pieces.cleared(columns, rows, 'fresh')]
     begun = [
         'if (THREAD == 0) {',
         *(f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)),
@@ -187,7 +192,7 @@ def _early(p: PatchPlan) -> list[str]:
     """A later piece is asked for before this one is multiplied; the first turns only ask."""
     ahead = p.stages - 1
     early = _arrived(p, max(ahead - 1, 0), now=False)
-    return pieces.pipelined(ahead, early, _copies(p), _arrived(p, 0), how(p).multiply(p))
+    return pieces.pipelined(ahead, early, _copies(p), _arrived(p, 0), _multiplied(p))
 
 
 def _late(p: PatchPlan) -> list[str]:
@@ -198,9 +203,15 @@ def _late(p: PatchPlan) -> list[str]:
         '}',
         'for (int now = begin; now < end; now++) {',
         *(f'    {line}' for line in _arrived(p, p.stages - 2)),
-        *(f'    {line}' for line in how(p).multiply(p, _asked(p))),
+        *(f'    {line}' for line in _multiplied(p, _asked(p))),
         '}',
     ]
+
+
+def _multiplied(p: PatchPlan, *meanwhile: Sequence[str]) -> list[str]:
+    """One piece; sums that warpgroups begin anew with each are added in fp32 behind it."""
+    lines = how(p).multiply(p, *meanwhile)
+    return [*lines, *pieces.added(*p.own)] if p.wide and p.fresh else lines
 
 
 def _copies(p: PatchPlan) -> list[str]:

@@ -11,12 +11,21 @@ from tilewright.kernels.gpu.schemas.patch import warp as patch_warp
 from tilewright.kernels.gpu.schemas.patch import warpgroup as patch_warpgroup
 from tilewright.kernels.gpu.schemas.patch.code import generate
 from tilewright.kernels.gpu.schemas.patch.plan import STEP, STRIP, UNROLLED, plan
-from tilewright.kernels.gpu.work import BANKS_BYTES, CUT_INSTRUCTIONS, WARP, Need, Work, matrix_code
+from tilewright.kernels.gpu.work import (
+    ADDED,
+    BANKS_BYTES,
+    CUT_INSTRUCTIONS,
+    WARP,
+    Need,
+    Work,
+    matrix_code,
+)
 from tilewright.ops.group import Group
 from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 45  # beside operands and sums: addresses, bounds, counters
 MIXED_REGISTERS = 30  # of a warpgroup in TF32 and bf16, which keeps two steps of pixels
+ANEW = 2  # instructions for each sum of a piece that is added in fp32, and begun anew
 CUT_CODE = 40  # instructions for the 64 pixels of a warpgroup's step: reads, cuts, three products
 
 
@@ -28,10 +37,13 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
     steps = p.depth // STEP
     if p.wide:
         other = MIXED_REGISTERS if p.mixed else OTHER_REGISTERS
-        registers = tk * tp // 128 + (32 if p.mixed else 16) * (tp // 64) + other
+        registers = (
+            (2 if p.fresh else 1) * tk * tp // 128 + (32 if p.mixed else 16) * (tp // 64) + other
+        )
         code = (steps if steps <= UNROLLED else 4) * (tp // 64) * CUT_CODE
     else:
         registers = tk * tp // 32 + (tp // 8 * 2 + tk // 16 * 4) * 2 + OTHER_REGISTERS
+        registers += tp // 2 if p.fresh else 0
         written = steps if p.window_points <= patch_warp.UNROLLED else p.kb // 8
         code = (4 if p.joint else written) * matrix_code(tk, tp)
     sizes = p.sizes | ({} if p.strip is None else {STRIP: p.strip.pixels})
@@ -63,13 +75,16 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         matrix, wide, turns = warps * steps * 3 * across * down, 0.0, 0.0
         reads = warps * steps * (across * 2 + down * 4)
         wavefronts = reads
+    other = reads * CUT_INSTRUCTIONS
+    if p.fresh:
+        other += ANEW * warps * pieces * p.tk * p.tp / 128 if p.wide else ADDED * matrix
     weights = patch_warpgroup.shared_weights(p) if p.wide else p.depth * p.bk
     tile = 4.0 * p.bk * p.bp
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages, pieces, 0.0, matrix, reads, wavefronts,
         pieces * (p.kb * p.copied / WARP + (0 if p.bulk else weights / (4 * WARP))),
-        4.0 * pieces * (p.kb * p.plane + weights), reads * CUT_INSTRUCTIONS, tile, tile,
+        4.0 * pieces * (p.kb * p.plane + weights), other, tile, tile,
         wide=wide, turns=turns, bulk=p.bulk, extra_kernels=int(p.moving),
         extra_bytes=8.0 * p.packed.elements if p.moving else 0.0,
     )  # fmt: skip

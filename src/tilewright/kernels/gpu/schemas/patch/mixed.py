@@ -28,6 +28,7 @@ from tilewright.kernels.gpu.schemas.patch.warpgroup import (
     places,
     shared_weights,
     store,
+    sums,
     weight_copies,
 )
 
@@ -144,7 +145,7 @@ def _products(p: PatchPlan, set_: str) -> list[str]:
             *test,
             '#pragma unroll',
             f'for (int i = 0; i < {p.tp // 64}; i++)',
-            f'    WGMMA_{kind}({p.bk}, acc[i], {x}[i], {place}, {p.bk * 4}, 32);',
+            f'    WGMMA_{kind}({p.bk}, {sums(p)}[i], {x}[i], {place}, {p.bk * 4}, 32);',
         ]
     return [*lines, 'MATRIX_COMMIT;']
 

@@ -24,7 +24,7 @@ from tilewright.schedule.gpu import GpuSchedule
 NAME, STRIP = 'patch', 'strip'
 INTRINSICS = ('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16')
 WARPGROUP = 128
-ZEROS = ('joint', 'gap', 'late', 'bulk')  # decisions that may be 0
+ZEROS = ('joint', 'gap', 'late', 'bulk', 'fresh')  # decisions that may be 0
 STEP = 8  # depths of one matrix instruction
 MIXED_HELD = 224  # registers of a thread's 255 that may hold sums and parts of pixels
 UNROLLED = 48  # steps of a warpgroup that are written out; more are a loop
@@ -88,6 +88,7 @@ class PatchPlan(BlockedPlan):
     bulk: bool
     strip: Strip | None
     pixels_are_rows: bool = False  # of a matrix: the channels of each lie side by side
+    fresh: bool = False
 
     @property
     def pixels(self) -> int:
@@ -140,6 +141,11 @@ class PatchPlan(BlockedPlan):
     def pairs(self) -> int:
         """Steps of sixteen depths; the last one may be half empty."""
         return -(-self.steps // 2)
+
+    @property
+    def at_once(self) -> int:
+        """Terms of a sum that matrix units add up before they begin anew, where they do."""
+        return self.depth if self.wide else STEP
 
     @property
     def tiles(self) -> int:
@@ -248,9 +254,9 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
         schedule['kb'], schedule['stages'], schedule['split'], bool(schedule['joint']), tile,
         schedule.intrinsic.startswith('wgmma'), schedule.intrinsic == 'wgmma_tf32_bf16',
         axes, told.get('queue', 1), bool(told.get('late', 0)),
-        bool(told.get('bulk', 0)), strip, rows,
+        bool(told.get('bulk', 0)), strip, rows, bool(told.get('fresh', 0)),
     )  # fmt: skip
-    held = p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
+    held = (2 if p.fresh else 1) * p.tk * p.tp // WARPGROUP + 32 * (p.tp // 64)
     checks = [
         (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
         ('bk is a multiple of tk, and tk of 16', p.tk % 16 == 0 and p.bk % max(p.tk, 1) == 0),
@@ -259,7 +265,7 @@ def plan(group: Group, schedule: GpuSchedule) -> PatchPlan:
         (
             f'sums of a thread and parts of its pixels, {held}, are at most {MIXED_HELD} in two '
             f'precisions; choose a smaller tk or tp',
-            not p.mixed or held <= MIXED_HELD,
+            not (p.mixed or (p.wide and p.fresh)) or held <= MIXED_HELD,
         ),
         ('kb is a multiple of 8 unless depths are joint', p.joint or p.kb % STEP == 0),
         (

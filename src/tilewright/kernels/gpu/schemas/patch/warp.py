@@ -118,7 +118,7 @@ def multiply(p: PatchPlan) -> list[str]:
     for q in range(4):
         value = f'b[(depth + {q // 2 * 4}) * {p.pitch} + i * 16 + {q % 2 * 8}]'
         lines += [f'        {x}' for x in pieces.cut('y', f'i][{q}', value)]
-    lines += ['    }', *(f'    {x}' for x in pieces.multiplied(down, across)), '}']
+    lines += ['    }', *(f'    {x}' for x in pieces.multiplied(down, across, fresh=p.fresh)), '}']
     return [*lines, *([] if p.joint else ['}'])]
 
 

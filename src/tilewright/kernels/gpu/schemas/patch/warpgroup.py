@@ -146,6 +146,11 @@ def multiply(p: PatchPlan, meanwhile: Sequence[str] = ()) -> list[str]:
     ]
 
 
+def sums(p: PatchPlan) -> str:
+    """What matrix units add to."""
+    return 'fresh' if p.fresh else 'acc'
+
+
 def handed(step: str, meanwhile: Sequence[str]) -> list[str]:
     """What is done once, when the first step has been handed to the matrix units."""
     inside = [f'    {line}' for line in meanwhile]
@@ -161,7 +166,7 @@ def _products(p: PatchPlan, half: str) -> list[str]:
         lines += [
             '#pragma unroll',
             f'for (int i = 0; i < {p.tp // 64}; i++)',
-            f'    WGMMA_TF32({p.bk}, acc[i], {x}{half}[i], {place}, {p.bk * 4}, 32);',
+            f'    WGMMA_TF32({p.bk}, {sums(p)}[i], {x}{half}[i], {place}, {p.bk * 4}, 32);',
         ]
     return [*lines, 'MATRIX_COMMIT;']
 

@@ -5,7 +5,7 @@ many sequences by matrix instructions (matrix.py).
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.schema import GpuSchema
+from tilewright.kernels.gpu.schema import STEP, GpuSchema
 from tilewright.kernels.gpu.schemas.recurrence import code, matrix, persistent
 
 RECURRENCE = GpuSchema(
@@ -32,4 +32,5 @@ MATRIX_STEPS = GpuSchema(
     whole=True,
     propose=matrix.propose,
     work=matrix.work,
+    at_once=lambda _group, _schedule: STEP,
 )

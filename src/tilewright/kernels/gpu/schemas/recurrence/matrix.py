@@ -16,6 +16,7 @@ Decisions are those of `inner`:
 
     bk bp   sequences and rows of weights of a block    tk tp   of a warp
     kb      depth of a piece     stages   pieces in flight     split   blocks that share the depth
+    fresh   1: sums of eight depths are added in fp32; 0 where it is not said
 """
 
 from __future__ import annotations
@@ -84,6 +85,13 @@ def _products(steps: StepPlan, number: int) -> Group:
     return group_of(f'{steps.group.label}-products', [stage], shapes)
 
 
+def _of_products(schedule: GpuSchedule) -> GpuSchedule:
+    """The schedule of `inner` for the products of a phase."""
+    tiles = {name: schedule[name] for name in DECISIONS}
+    fresh = {name: value for name, value in schedule.tiles if name == 'fresh'}
+    return GpuSchedule.of('inner', schedule.intrinsic, **tiles, joint=0, **fresh)
+
+
 def plans(group: Group, schedule: GpuSchedule) -> tuple[StepPlan, tuple[InnerPlan, ...]]:
     """The steps, and the products of each phase; ScheduleError where it is not legal."""
     steps = step_plan(group)
@@ -95,8 +103,7 @@ def plans(group: Group, schedule: GpuSchedule) -> tuple[StepPlan, tuple[InnerPla
                 f'{group.label}: the {NAME} schema needs products in every phase of its steps, all '
                 f'of the same size'
             )
-    tiles = {name: schedule[name] for name in DECISIONS}
-    inner = GpuSchedule.of('inner', schedule.intrinsic, **tiles, joint=0)
+    inner = _of_products(schedule)
     return steps, tuple(
         plan_of_products(_products(steps, number), inner) for number in range(len(steps.phases))
     )
@@ -169,9 +176,7 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     one: with two, predictions were 3 to 6 us a step too long (LSTMs of 8 to 64 sequences, H200).
     """
     steps, found = plans(group, schedule)
-    inner = GpuSchedule.of(
-        'inner', schedule.intrinsic, **{n: schedule[n] for n in DECISIONS}, joint=0
-    )
+    inner = _of_products(schedule)
     main = max(found, key=lambda p: p.results)
     one = work_of_products(main.group, inner, registers)
     moved = sum(8.0 * p.split * p.results for p in found)

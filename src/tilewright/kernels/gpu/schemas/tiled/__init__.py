@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.schema import SPLITS, GpuSchema, Probe, Table, each
+from tilewright.kernels.gpu.schema import SPLITS, STEP, GpuSchema, Probe, Table, each
 from tilewright.kernels.gpu.schemas.tiled.code import PACK, generate
 from tilewright.kernels.gpu.schemas.tiled.counts import need, tiling, work
 from tilewright.ops.front import has_front
@@ -44,6 +44,7 @@ TILED = GpuSchema(
     },
     need=need,
     work=work,
+    at_once=lambda _group, _schedule: STEP,
     measured=('fma', 'mma_tf32x3'),
     levels={'thread_k': 'tk', 'thread_x': 'tp', 'block_k': 'bk', 'block_x': 'bp'},
     tiling=tiling,

@@ -17,6 +17,8 @@ Decisions of a schedule:
                                                                 instructions
     kb stages  depth of a piece, pieces in flight      split    blocks that share a tile's depth
     joint      1: pieces run across window points (few channels), 0: each is inside one
+    fresh      1: matrix units begin every eight depths at zero, and their sums are added in fp32;
+               0 where it is not said
 
 The intrinsic is `fma`, or `mma_tf32x3`: matrix instructions on operands that are cut into a high
 and a low part of 11 bits each. Of the four products the low by low one is left out, which is 2^-22
@@ -221,7 +223,7 @@ def _matrix(p: TiledPlan) -> list[str]:
             lambda q: f'a[(e + {4 * q}) * {long} + j * 8]',
             lambda q: f'b[(e + {q // 2 * 4}) * {wide} + i * 16 + {q % 2 * 8}]',
         ),
-        *pieces.multiplied(down, across),
+        *pieces.multiplied(down, across, fresh=p.fresh),
     ]  # fmt: skip
     return [*lines, '}']
 

@@ -11,6 +11,7 @@ from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.columns import Batch, Tiling, boxed, contraction_of, reduced
 from tilewright.kernels.gpu.schemas.tiled.plan import TiledPlan, plan
 from tilewright.kernels.gpu.work import (
+    ADDED,
     BANKS_BYTES,
     CUT_INSTRUCTIONS,
     TRANSACTION,
@@ -43,7 +44,8 @@ def _need(p: TiledPlan) -> Need:
     held = len(p.front.numbers) * max(1, p.kb * p.bp // p.threads) if p.front else 0
     return Need(
         p.threads, 4 * p.stages * p.kb * (wide + long),
-        columns * rows + fragments + OTHER_REGISTERS + held, p.tiles * p.split, p.split,
+        columns * rows + fragments + OTHER_REGISTERS + held + (rows * 2 if p.fresh else 0),
+        p.tiles * p.split, p.split,
         depth * p.tiles * p.bk * p.bp / (p.points * p.columns * p.groups),
         p.kb * p.tk * p.tp if not p.matrix else p.kb // 8 * matrix_code(p.tk, p.tp),
     )  # fmt: skip
@@ -62,6 +64,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         matrix, products = steps * 3 * across * down, 0.0
         reads = steps * (across * 2 + down * 4)
         wavefronts, other = reads, reads * CUT_INSTRUCTIONS
+        if p.fresh:
+            other += ADDED * matrix
     else:
         lanes = min(WARP, p.bp // p.tp)
         matrix, products = 0.0, warps * depth * p.tk * p.tp

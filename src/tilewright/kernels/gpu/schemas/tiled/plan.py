@@ -31,6 +31,7 @@ class TiledPlan(BlockedPlan):
     bp: int
     matrix: bool
     front: Front | None
+    fresh: bool = False
 
     @property
     def image(self) -> str:
@@ -128,7 +129,7 @@ def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
     matrix = schedule.intrinsic == 'mma_tf32x3'
     p = TiledPlan(
         group, contraction, gpu_epilogue(group), **numbers, joint=bool(schedule['joint']),
-        matrix=matrix, front=gpu_front(group),
+        matrix=matrix, front=gpu_front(group), fresh=bool(dict(schedule.tiles).get('fresh')),
     )  # fmt: skip
     unit = 16 if matrix else 4
     tiles = (p.bk, p.bp, p.tk, p.tp)
@@ -141,6 +142,7 @@ def plan(group: Group, schedule: GpuSchedule) -> TiledPlan:
             ('tk divides bk and tp divides bp', not (p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1))),
             (f'bk, bp, tk and tp are multiples of {unit}', not any(n % unit for n in tiles)),
             ('kb is a multiple of 8 for matrix instructions', not matrix or p.kb % 8 == 0),
+            ('fresh is for matrix instructions', matrix or not p.fresh),
             ('joint is 0 where the image is changed as it is copied', not (p.joint and p.front)),
         ],
     )

@@ -1,0 +1,74 @@
+"""A run that is interrupted goes on from its last checkpoint with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEPS, UNTIL = 12, 3  # each step waits for a line, so that a run does not end before its signal
+RUN = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+import tilewright as tw
+
+torch.manual_seed(0)
+path, steps = Path(sys.argv[1]), int(sys.argv[2])
+module = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3))
+x, y = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)
+step = tw.compile_training(module, 'cross_entropy', tw.Adam(0.01), (x, y), threads=1)
+if path.exists():
+    step.load(path)
+while step.steps < steps and sys.stdin.readline():
+    draw = np.random.default_rng(step.steps)
+    x, y = draw.standard_normal((8, 6)).astype(np.float32), draw.integers(0, 3, 8)
+    loss = step(x, y)
+    step.save(path)
+    print(step.steps, loss.hex(), flush=True)
+"""
+
+
+def started(path: Path, steps: int) -> subprocess.Popen[str]:
+    """A run that may take so many steps."""
+    run = subprocess.Popen(
+        [sys.executable, '-c', RUN, str(path), str(STEPS)], text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert run.stdin is not None
+    run.stdin.write('\n' * steps)
+    run.stdin.flush()
+    return run
+
+
+def lines(process: subprocess.Popen[str]) -> dict[str, str]:
+    """step -> its loss, of what a run still says."""
+    assert process.stdout is not None
+    return dict(line.split() for line in process.stdout if line.endswith('\n') and ' ' in line)
+
+
+@pytest.mark.skipif(os.name != 'posix', reason='there are no such signals')
+def test_an_interrupted_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    with started(tmp_path / 'whole.npz', STEPS) as whole:
+        want = lines(whole)
+    assert list(want) == [str(n + 1) for n in range(STEPS)]
+    found: dict[str, str] = {}
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with started(tmp_path / 'parts.npz', UNTIL + 1) as run:
+            assert run.stdout is not None
+            for _ in range(UNTIL):
+                step, loss = run.stdout.readline().split()
+                found[step] = loss
+            run.send_signal(number)
+            found |= lines(run)
+        assert run.returncode != 0
+    with started(tmp_path / 'parts.npz', STEPS) as last:
+        found |= lines(last)
+    assert last.returncode == 0
+    assert found == want
