@@ -330,7 +330,7 @@ def ranked(*costs: float) -> list[Ranking]:
 def test_the_blend_is_taken_unless_one_recipe_is_better_by_more_than_noise() -> None:
     near = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.2, 0.2, 0.21)})
     assert near.name == 'blend'
-    assert 'the best single recipe (plain) 20.00%' in near.why
+    assert 'the best other recipe (plain) 20.00%' in near.why
     far = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.3, 0.5, 0.41)})
     assert far.name == 'plain'
     assert choose({'plain': ranked(0.2), 'forest': ranked(0.1)}).name == 'forest'

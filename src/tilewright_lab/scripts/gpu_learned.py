@@ -5,8 +5,9 @@
 
 layers   CNNOpt's 20 layers, each searched anew: `--trials` (16) candidates by the model `auto` and
          by `analytical`, and `--most` (110) by `analytical`; then the winners again, side by side
-rows     random schedules of every schema that a search proposes: convolutions, depthwise, and fused
-         groups of networks that learned models are not tested on (rank/rows.py)
+rows     schedules of every schema that a search proposes, `--trials` (24) at random and half as
+         many of a search that begins with the best by the time model: convolutions, depthwise, and
+         fused groups of networks that learned models are not tested on (rank/rows.py)
 
 Run again with the same words to go on: a file that is there is gone on from. `--target host` runs
 small ones without a GPU.
@@ -167,6 +168,7 @@ def rows(options: argparse.Namespace, place: Place, left: Callable[[], float]) -
             began = time.monotonic()
             turn = {g.digest: g for g in groups[:AT_ONCE]}
             tuned(turn, place, options.trials, How('analytical', 'random'), path)
+            tuned(turn, place, options.trials // 2, How('analytical'), path)
             groups, took = groups[AT_ONCE:], time.monotonic() - began
             with open_store(path) as store:
                 made = rows_in_store(store, (place.machine.name,))
@@ -182,11 +184,11 @@ def main() -> None:
     parser.add_argument('verb', choices=['layers', 'rows'])
     parser.add_argument('--within', type=float, default=120.0, help='seconds')
     parser.add_argument('--out', type=Path, required=True)
-    parser.add_argument('--trials', type=int, help='[16 of layers, 32 of rows]')
+    parser.add_argument('--trials', type=int, help='[16 of layers, 24 of rows]')
     parser.add_argument('--most', type=int, default=110)
     parser.add_argument('--target', default='cuda', choices=['cuda', 'host', 'opencl'])
     options = parser.parse_args()
-    options.trials = options.trials or (16 if options.verb == 'layers' else 32)
+    options.trials = options.trials or (16 if options.verb == 'layers' else 24)
     began = time.monotonic()
     place = Place.of(open_device(options.target, ''), options.target)
     verb = {'layers': layers, 'rows': rows}[options.verb]

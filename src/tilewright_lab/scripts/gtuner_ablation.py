@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument('--epochs', type=int, default=300)
     parser.add_argument('--seeds', type=int, default=1)
     parser.add_argument('--models', default=','.join(MODELS))
+    parser.add_argument('--shares', default=','.join(map(str, SHARES)), help='of the groups')
     parser.add_argument('--within', type=float, default=1e9)
     options = parser.parse_args()
     began = time.monotonic()
@@ -108,7 +109,7 @@ def main() -> None:
     train = group_table(data.train, data.machine)
     test = group_table([rows for rows in data.test if len(rows) >= LEAST], data.machine)
     for seed in range(options.seeds):
-        for share in SHARES:
+        for share in map(float, options.shares.split(',')):
             for model in options.models.split(','):
                 key = f'{model} {share} {seed}'
                 late = time.monotonic() - began > options.within
