@@ -60,7 +60,7 @@ FEW_ROWS = 10
 DIVISIONS = 3
 # Ensembles of each member whose mean is taken, by the most training rows that have as many: the
 # fewer rows, the more they differ, and the less they take.
-BAGS = ((5_000, 4), (20_000, 2), (math.inf, 1))
+BAGS = ((20_000, 4), (math.inf, 1))
 
 
 @dataclass(frozen=True)
