@@ -78,6 +78,7 @@ KNOBS = (
     Knob('cc', str, '', 'C compiler to use instead of $CC, gcc, clang or cc'),
     Knob('cflags', _words, (), 'flags for the C compiler, after its others: -O1 builds sooner'),
     Knob('time_limit', _seconds, 60.0, 'seconds that one candidate may take, above 0, at most 1e6'),
+    Knob('seed', _whole, 0, 'of searches on GPUs: another draws other candidates'),
     Knob('memory_limit', _bytes, 8 << 30, 'bytes of address space that a worker may use, above 0'),
     Knob('tvm_python', Path, None, 'interpreter of the environment that has TVM (make peers-tvm)'),
     Knob('shared', Path, None, 'directory with the data sets that some tests and tables read'),

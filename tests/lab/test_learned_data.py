@@ -7,6 +7,7 @@ import json
 import zipfile
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tilewright.rank.rankers import ranker_for
 from tilewright.rank.trees import Settings
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.datasets import Measured, digest_of, group_of, read_data, rows_in
+from tilewright_lab.figures.cnnopt import validated
 from tilewright_lab.train.evaluate import (
     Ranking,
     choose,
@@ -322,6 +324,57 @@ def test_every_recipe_can_be_made() -> None:
         Member('rank', Settings('boosted'))
 
 
+WITHIN = Recipe(
+    'among',
+    (
+        Member('within', Settings(trees=30, leaves=8, least=3), power=2.0),
+        Member('beside', Settings(trees=30, leaves=8, least=3)),
+    ),
+)
+
+
+def test_how_long_a_problem_takes_is_nothing_to_those_that_order_within_it(tmp_path: Path) -> None:
+    """Each problem's times may be multiplied by a number of its own."""
+    longer = [Measured(m.problem, m.batch, 3.0**i * m.seconds) for i, m in enumerate(measured(1))]
+    one, other = (train(sets, MACHINE, WITHIN, seed=1) for sets in (measured(1), longer))
+    for m in measured(2):
+        (here,), (there,) = (made.scores([m.batch], MACHINE) for made in (one, other))
+        assert np.corrcoef(here, there)[0, 1] > 0.99  # but for splits that gain the same
+    m = measured(2)[-1]
+    assert not one.has_times
+    assert ranking_of(one.scores([m.batch], MACHINE)[0], m.seconds).loss(10) < 0.1
+    with pytest.raises(InputError, match='only ranks'):
+        calibrated(one, measured(2), MACHINE)
+    save_model(one, tmp_path / 'm.npz')
+    again = load_model(tmp_path / 'm.npz')
+    assert (again.scores([m.batch], MACHINE)[0] == one.scores([m.batch], MACHINE)[0]).all()
+
+
+def test_validation_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of(measured(), MACHINE)
+    monkeypatch.setitem(cast(dict, RECIPES), 'small', SMALL)
+    monkeypatch.setitem(cast(dict, RECIPES), 'among', WITHIN)
+    kept: dict[str, object] = {}
+
+    def keep(what, make):
+        key = json.dumps(what)
+        if key not in kept:
+            if len(kept) == 2:
+                raise KeyboardInterrupt
+            kept[key] = json.loads(json.dumps(make()))
+        return kept[key]
+
+    asked = table, ('small', 'among'), judged(table)
+    with pytest.raises(KeyboardInterrupt):
+        validated(*asked, keep=keep)
+    assert len(kept) == 2
+    whole = validated(*asked)
+    found = cross_validate(table, [RECIPES[name] for name in asked[1]], asked[2])
+    assert whole.scores == {name: means(mine) for name, mine in found.items()}
+    kept |= {json.dumps({'fold': 9}): None}  # a third: the next is made
+    assert validated(*asked, keep=keep) == whole
+
+
 def ranked(*costs: float) -> list[Ranking]:
     """Problems of a recipe, each with its cost."""
     return [Ranking(((1, 0.0), (10, 0.0), (30, 0.0)), 1, 1, cost, 9) for cost in costs]
@@ -330,10 +383,12 @@ def ranked(*costs: float) -> list[Ranking]:
 def test_the_blend_is_taken_unless_one_recipe_is_better_by_more_than_noise() -> None:
     near = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.2, 0.2, 0.21)})
     assert near.name == 'blend'
-    assert 'the best single recipe (plain) 20.00%' in near.why
+    assert 'the best other recipe (plain) 20.00%' in near.why
     far = choose({'plain': ranked(0.1, 0.3, 0.2), 'blend': ranked(0.3, 0.5, 0.41)})
     assert far.name == 'plain'
     assert choose({'plain': ranked(0.2), 'forest': ranked(0.1)}).name == 'forest'
+    both = {'blend': ranked(0.2, 0.2, 0.3), 'within': ranked(0.2, 0.21, 0.31)}
+    assert choose(both).name == 'within'
     with pytest.raises(InputError, match='no recipes'):
         choose({})
 

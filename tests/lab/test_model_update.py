@@ -117,6 +117,15 @@ def read_rows_of(folder: Path, rows: StoredRows) -> StoredRows:
     return read_rows(folder / 'again.csv.gz')
 
 
+def test_rows_by_the_name_of_a_driver_are_those_of_the_known_gpu(folder: Path, capsys) -> None:
+    """'Tesla V100-SXM2-16GB' is v100; a P100 is not."""
+    for name, says in (('Tesla V100-SXM2-16GB', 'problems with at least'), ('P100', 'of P100')):
+        path = folder / f'{name}.csv.gz'
+        write_rows(path, some_rows(name))
+        assert invoke(['model', 'update', '--machine', 'v100', '--rows', str(path)]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_nothing_measured_yet(folder: Path, capsys) -> None:
     assert invoke(['model', 'update', '--machine', 'v100']) == 2
     assert 'no search has measured anything on v100' in capsys.readouterr().err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright import knobs
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, ScheduleError
 from tilewright.machine.gpu import known_gpu
@@ -106,6 +107,12 @@ def test_stages_before_the_products_are_left_out_where_a_kernel_of_their_own_doe
         for name in ('pul', 'bound'):
             there = ESTIMATES[name](group, schedule, H200)
             assert there >= ESTIMATES[name](without_front(group), schedule, H200)
+
+
+def test_a_knob_draws_other_candidates() -> None:
+    assert how_of('cuda', 'measure', 'auto', None).seed == 0
+    with knobs.held('seed', '3'):
+        assert how_of('cuda', 'measure', 'auto', None).seed == 3
 
 
 def test_how_says_what_prunes_and_keeps_answers_apart() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilewright import zoo
+from tilewright import knobs, zoo
 from tilewright.errors import InputError, MissingError, UnsupportedError
 from tilewright.files import path_of
 from tilewright.graph.program import Program
@@ -155,7 +155,7 @@ def how_of(
 ) -> How:  # fmt: skip
     """What ranks and finds the kernels that are timed; refuses what a target does not have."""
     how = How(model, search or How().search) if target != 'cpu' or search != 'top' else How(model)
-    how = replace(how, algorithm=algorithm)
+    how = replace(how, algorithm=algorithm, seed=knobs.get('seed'))
     given = [f'model={model!r}'] if model not in ('analytical', 'auto') else []
     given += [] if search is None else [f'search={search!r}']
     if given and tune != 'measure':

@@ -18,15 +18,18 @@ from tilewright.rank.counts import Array, Batch
 from tilewright.rank.features import NAMES, matrix_of
 from tilewright.rank.trees import Ensemble
 
-PARTS = ('time', 'plain', 'rank')
+PARTS = ('time', 'plain', 'rank', 'within', 'beside')
+TIMES = ('time', 'plain')  # that say a time; the others order schedules of one problem
+_FROM_BASE = ('time', 'beside')  # what is added to the analytical time
 FARTHEST = 3.0  # deviations from the middle at which a linear correction ends
 
 
 @dataclass(frozen=True)
 class LearnedModel:
-    """Trees of the error of the analytical time, of the time itself and of the order, as far as a
-    recipe has them (tilewright_lab/train/forest.py), and what they were learned from. `header`
-    holds plain values (JSON) only.
+    """Trees of the error of the analytical time, of the time itself, of the order, and of both
+    times less the mean of their problem, as far as a recipe has them
+    (tilewright_lab/train/forest.py), and what they were learned from. `header` holds plain values
+    (JSON) only.
 
     linear has a row each of middles, deviations and slopes of the features, where a model of
     another machine was corrected by some rows. The header has
@@ -39,11 +42,13 @@ class LearnedModel:
     plain: Ensemble | None = field(default=None, repr=False)
     rank: Ensemble | None = field(default=None, repr=False)
     linear: Array | None = field(default=None, repr=False)
+    within: Ensemble | None = field(default=None, repr=False)
+    beside: Ensemble | None = field(default=None, repr=False)
     header: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_times(self) -> bool:
-        return self.time is not None or self.plain is not None
+        return any(getattr(self, kind) is not None for kind in TIMES)
 
     @property
     def features(self) -> list[int]:
@@ -78,8 +83,8 @@ class LearnedModel:
         return np.sum([weights.get(kind, 1) * _standard(s) for kind, s in found.items()], 0)
 
     def _answer(self, kind: str, columns: Array, base: Array) -> Array:
-        found = getattr(self, kind)(columns) + (base if kind == 'time' else 0.0)
-        return found if kind == 'rank' or self.linear is None else found + self._line(columns)
+        found = getattr(self, kind)(columns) + (base if kind in _FROM_BASE else 0.0)
+        return found if kind not in TIMES or self.linear is None else found + self._line(columns)
 
     def _line(self, columns: Array) -> Array:
         """A correction of the logarithms that is linear in the features, as far as the rows that it
@@ -91,7 +96,7 @@ class LearnedModel:
 
     def log_seconds(self, x: Array, base: Array) -> Array:
         """Predicted times, comparable between lists; raises InputError where it ranks only."""
-        kinds = [kind for kind in PARTS if kind != 'rank' and getattr(self, kind)]
+        kinds = [kind for kind in TIMES if getattr(self, kind)]
         if not kinds:
             raise InputError('a model that only ranks knows no times; train one that has them')
         weights = self.header['recipe'].get('weights', {})

@@ -22,7 +22,7 @@ from tilewright.rank.files import (
     shipped,
 )
 from tilewright.rank.gat_files import SUFFIX, shipped_gats
-from tilewright.rank.model import LearnedModel
+from tilewright.rank.model import PARTS, LearnedModel
 from tilewright.rank.rankers import Predicted
 from tilewright_lab.collect.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
 from tilewright_lab.figures.cnnopt import (
@@ -204,7 +204,8 @@ def _said(data: Data, out: Output) -> Data:
 
 def model_text(model: LearnedModel) -> str:
     h = model.header
-    trees = sum(len(e.roots) for e in (model.time, model.plain, model.rank) if e)
+    parts = (getattr(model, part) for part in PARTS)
+    trees = sum(len(e.roots) for e in parts if e)
     lines = [
         f'{h["recipe"]["name"]} for {", ".join(h["kinds"])} kernels on {h["machine"]}: {trees} '
         f'trees, {len(h["features"])} features (version {h["feature_version"]})',

@@ -17,6 +17,7 @@ import numpy as np
 
 from tilewright.cli.output import Output
 from tilewright.errors import InputError
+from tilewright.machine.gpu import known_by
 from tilewright.rank.files import SEARCHED, find_model, name_of, own_folder, save_model
 from tilewright.rank.model import LearnedModel
 from tilewright.rank.rankers import names_of
@@ -54,7 +55,7 @@ def run_update(
             f'{len(problems)} problems with at least {LEAST_ROWS} rows each are too few for '
             f'{FOLDS} folds; tune more on {name}'
         )
-    before = _before(names_of(gpu) if gpu else tuple(set(rows.machine)))
+    before = _before(names_of(gpu) if gpu else _names(name))
     makers: dict[str, Maker] = {}
     if before is not None:
         makers['the model that is there'] = lambda _: before
@@ -95,7 +96,7 @@ def run_update(
 def _rows(machines: tuple[str, ...] | None, files: list[Path]) -> StoredRows:
     found = sum(map(read_rows, files), StoredRows())
     if files and machines is not None:
-        others = sorted(set(found.machine) - set(machines))
+        others = sorted(m for m in set(found.machine) if not {*_names(m)} & {*machines})
         if others:
             raise InputError(
                 f'the rows are of {", ".join(others)}, and the model is for {machines[0]}; name '
@@ -103,6 +104,12 @@ def _rows(machines: tuple[str, ...] | None, files: list[Path]) -> StoredRows:
             )
     with open_store() as store:
         return found + rows_in_store(store, machines)
+
+
+def _names(machine: str) -> tuple[str, ...]:
+    """A device's own name, and that of the known GPU that it means."""
+    known = known_by(machine)
+    return (machine,) if known is None else (machine, known.name)
 
 
 def _before(machines: tuple[str, ...]) -> LearnedModel | None:

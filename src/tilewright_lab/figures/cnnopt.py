@@ -39,27 +39,35 @@ from tilewright_lab.figures.cnnopt_volumes import volumes
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.pictures import canvas, save
 from tilewright_lab.figures.remembered import remembered
-from tilewright_lab.train.evaluate import Choice, Ranking, choose, cross_validate, judged
-from tilewright_lab.train.forest import BLEND, RECIPES, Recipe, Table, fit, table_of
+from tilewright_lab.train.evaluate import (
+    FOLDS,
+    Choice,
+    Ranking,
+    check_folds,
+    choose,
+    judged,
+    one_fold,
+)
+from tilewright_lab.train.forest import BLEND, RECIPES, WITHIN, Recipe, Table, fit, table_of
 
 KERNELS = ('rs', 's')
 SEEDS = 3
-CHOSEN_FROM = ('plain', 'forest', 'boosted', 'ranked', 'mixed', BLEND)
-LEAST_PROBLEMS = 10  # training problems below which a kernel and stride has no model of its own
-# Rows of a problem, in the middle, below which strides are learned together, and recipes are judged
-# by more than one division into folds.
+CHOSEN_FROM = ('plain', 'forest', 'boosted', 'ranked', 'mixed', BLEND, WITHIN)
+LEAST_PROBLEMS = 10  # training problems below which a kernel has no model
+# Rows of a problem, in the middle, below which recipes are judged by more than one division into
+# folds.
 FEW_ROWS = 10
 DIVISIONS = 3
 # Ensembles of each member whose mean is taken, by the most training rows that have as many: the
 # fewer rows, the more they differ, and the less they take.
-BAGS = ((5_000, 4), (20_000, 2), (math.inf, 1))
+BAGS = ((20_000, 4), (math.inf, 1))
 
 
 @dataclass(frozen=True)
 class Part:
     """The layers of one kernel and stride, and what a model for them may learn from.
 
-    borrowed   the training rows are of other strides too, since there are too few of this one
+    borrowed   the training rows are of other strides too: a kernel's are learned together
     few        problems have few rows each
     """
 
@@ -91,16 +99,30 @@ def recipe_for(name: str, rows: int) -> Recipe:
     return replace(RECIPES[name], bags=next(bags for most, bags in BAGS if rows <= most))
 
 
+Keep = Callable[[Mapping[str, Any], Callable[[], Any]], Any]  # what was made, or is kept of it
+
+
 def validated(
-    table: Table, names: Sequence[str], problems: Sequence[int], *, few: bool = False, seed: int = 0
-) -> Choice:
+    table: Table, names: Sequence[str], problems: Sequence[int], *, few: bool = False,
+    seed: int = 0, keep: Keep = lambda _, make: make(),
+) -> Choice:  # fmt: skip
     """The chosen recipe of several by cross-validation, all by one ensemble of each member."""
     recipes = [RECIPES[name] for name in names]
     rankings: dict[str, list[Ranking]] = {name: [] for name in names}
-    for division in range(DIVISIONS if few else 1):
-        found = cross_validate(table, recipes, problems, seed=seed + division)
-        for name in names:
-            rankings[name] += found[name]
+    check_folds(problems)
+    for division in range(seed, seed + (DIVISIONS if few else 1)):
+        for number in range(FOLDS):
+
+            def make(division: int = division, number: int = number) -> dict[str, Any]:
+                found = one_fold(table, recipes, problems, number, seed=division)
+                return {
+                    name: {str(p): ranking.to_json() for p, ranking in mine.items()}
+                    for name, mine in found.items()
+                }
+
+            what = {'fold': number, 'division': division, 'of': list(names)}
+            for name, mine in keep(what | {'problems': list(problems)}, make).items():
+                rankings[name] += map(Ranking.from_json, mine.values())
     return choose(rankings)
 
 
@@ -141,19 +163,15 @@ def parts_of(data: Data) -> list[Part]:
     found = []
     for kernel in KERNELS:
         for stride in (1, 2):
-            mine = data.of([kernel], stride)
-            if not mine.layers:
+            mine, train = data.of([kernel], stride), data.of([kernel]).train
+            if not mine.layers or len(train) < LEAST_PROBLEMS:
                 continue
-            short = has_few_rows(mine.train)
-            borrowed = short or len(mine.train) < LEAST_PROBLEMS
-            train = data.of([kernel]).train if borrowed else mine.train
-            if len(train) < LEAST_PROBLEMS:
-                continue
+            borrowed = len(mine.train) < len(train)
             layers = sorted(
                 ((named.get(m.problem, shape_text(m.problem)), m) for m in mine.layers),
                 key=lambda pair: _place(pair[0]),
             )
-            found.append(Part(kernel, stride, train, tuple(layers), borrowed, short))
+            found.append(Part(kernel, stride, train, tuple(layers), borrowed, has_few_rows(train)))
     if not found:
         raise InputError(
             f'the data have no layers of the kernels {", ".join(KERNELS)} with at least '
@@ -193,11 +211,19 @@ class Memory:
 
     def __init__(self, part: Part, machine: GpuMachine) -> None:
         layers = [m for _, m in part.layers]
-        self._key = f'{_code()} {digest_of(part.train)} {digest_of(layers)} {machine.to_json()}'
+        self._train = f'{_code()} {digest_of(part.train)} {machine.to_json()}'
+        self._key = f'{self._train} {digest_of(layers)}'
 
     def get(self, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """What `make` gives, from the file where it was kept."""
-        text = f'{self._key} {json.dumps(what, sort_keys=True)}'
+        return self._kept(self._key, what, make)
+
+    def of_training(self, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """The same of what does not depend on the layers."""
+        return self._kept(self._train, what, make)
+
+    def _kept(self, key: str, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        text = f'{key} {json.dumps(what, sort_keys=True)}'
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         return remembered(cache_dir() / 'reproduce' / 'learned' / f'{name}.json', make)
 
@@ -223,7 +249,9 @@ class Training:
         def validate() -> dict[str, Any]:
             say(f'{self.part.name}: validating {", ".join(CHOSEN_FROM)}')
             problems = judged(self.table, largest)
-            found = validated(self.table, CHOSEN_FROM, problems, few=self.part.few)
+            found = validated(
+                self.table, CHOSEN_FROM, problems, few=self.part.few, keep=self.memory.of_training
+            )
             return asdict(found) | {'problems': len(problems)}
 
         kept = self.memory.get({'validate': list(CHOSEN_FROM)}, validate)

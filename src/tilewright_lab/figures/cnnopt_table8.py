@@ -34,7 +34,7 @@ from tilewright_lab.collect.datasets import Measured, rows_in
 from tilewright_lab.figures.cnnopt import Part, Training, plot_bars, table_json
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.pictures import aligned
-from tilewright_lab.train.evaluate import WITHIN, ranking_of
+from tilewright_lab.train.evaluate import NEAR, ranking_of
 from tilewright_lab.train.printed import TABLE8
 
 ONLINE_SEEDS = 3
@@ -74,7 +74,7 @@ def _part(part: Part, options: Options, training: Training, seeds: list[int]) ->
             {
                 'layer': name, 'shape': list(m.problem), 'configurations': len(m),
                 'ours': [[r.trials_95, r.trials_100] for r in ours], 'online': online,
-                'random': [expected_trials(m.seconds, WITHIN), expected_trials(m.seconds, 1.0)],
+                'random': [expected_trials(m.seconds, NEAR), expected_trials(m.seconds, 1.0)],
                 'paper': {
                     system: [column.get(name) for column in columns]
                     for system, columns in TABLE8[printed_on].items()
@@ -107,7 +107,7 @@ def online_trials(m: Measured, machine: GpuMachine, seed: int) -> list[int]:
             space, measure, 'online', trials=len(m), model=model, batch=BATCH, seed=seed,
             on_tried=hear,
         )  # fmt: skip
-    return [next(i for i, t in enumerate(times, 1) if t <= share * least) for share in (WITHIN, 1)]
+    return [next(i for i, t in enumerate(times, 1) if t <= share * least) for share in (NEAR, 1)]
 
 
 class _Reached(Exception):  # noqa: N818 (it is no error)

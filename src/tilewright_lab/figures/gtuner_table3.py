@@ -268,7 +268,7 @@ class _Bench:
         they were tuned, one after the other.
         """
         found = duel(
-            self.subject(network), [lambda: _entrant(net, self.subject(network))], (), ROUNDS
+            self.subject(network), [lambda: entrant_of(net, self.subject(network))], (), ROUNDS
         )
         only = dict(found.contestants[0])
         tasks = [
@@ -286,7 +286,7 @@ class _Bench:
         )
 
 
-def _entrant(net: GpuNetwork, subject: Subject) -> Entrant:
+def entrant_of(net: GpuNetwork, subject: Subject) -> Entrant:
     """A network as the bench asks it: image on the device, branches side by side."""
     stream = recorded(net.device, net.calls, net.waits)
 

@@ -1,12 +1,18 @@
 """Measure on a GPU what learned rankers are judged by, and rows of every schema to learn from.
 
-    python -m tilewright_lab.scripts.gpu_learned layers --within 120 --out layers.json
+    python -m tilewright_lab.scripts.gpu_learned layers --within 120 --out layers.json \
+        [--known bench/results/h200/cnnopt-repeat.json.gz]
+    python -m tilewright_lab.scripts.gpu_learned networks --within 120 --out networks.json
     python -m tilewright_lab.scripts.gpu_learned rows --within 90 --out train-searched.csv.gz
 
 layers   CNNOpt's 20 layers, each searched anew: `--trials` (16) candidates by the model `auto` and
-         by `analytical`, and `--most` (110) by `analytical`; then the winners again, side by side
-rows     random schedules of every schema that a search proposes: convolutions, depthwise, and fused
-         groups of networks that learned models are not tested on (rank/rows.py)
+         by `analytical`, and `--most` (110) by `analytical`, or what a bench found before
+         (`--known`); then the winners again, side by side
+networks each compiled by `auto` and by `analytical` with `--trials` (16) a group, three seeds, each
+         in an empty store; then both again, side by side
+rows     schedules of every schema that a search proposes, `--trials` (24) at random and half as
+         many of a search that begins with the best by the time model: convolutions, depthwise, and
+         fused groups of networks that learned models are not tested on (rank/rows.py)
 
 Run again with the same words to go on: a file that is there is gone on from. `--target host` runs
 small ones without a GPU.
@@ -15,21 +21,29 @@ small ones without a GPU.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tilewright import knobs, zoo
 from tilewright.machine.compiler import cache_dir
+from tilewright.network.compile import compile
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.ops.suites import suite
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.rankers import ranker_for
+from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.session import open_device
 from tilewright.runtime.gpu.worker import GpuWorker
 from tilewright.schedule.gpu import GpuSchedule
@@ -41,10 +55,14 @@ from tilewright.targets.gpu.tuning import How, Place, is_searched, tune_groups
 from tilewright_lab.collect.group_data import read_catalogue
 from tilewright_lab.collect.problems import random_problems
 from tilewright_lab.collect.stored import StoredRows, read_rows, rows_in_store, write_rows
+from tilewright_lab.compare.gpu_networks import Subject, duel
+from tilewright_lab.figures.gtuner_table3 import entrant_of
+from tilewright_lab.peers.contestants import Entrant
 
 MAX_REL_ERR = 1e-4
 STARTS = 4
 ROUNDS = 5
+TURNS = 10  # of networks
 AT_ONCE = 16  # groups of one turn
 CATALOGUE = Path('bench/results/h200/groups')
 
@@ -73,15 +91,27 @@ def tuned(
 def again(groups: Mapping[str, Group], place: Place, ways: Mapping[str, dict]) -> dict[str, dict]:
     """The winners of all ways in turn, round by round: medians in us, by group and way."""
     found: dict[str, dict] = {}
-    with GpuWorker(place.target, place.name, seed=0) as worker:
+    winners = {
+        name: {
+            way: GpuSchedule.from_json(one['best'][name])
+            for way, one in ways.items()
+            if name in one['best']
+        }
+        for name in groups
+    }
+    with GpuWorker(place.target, place.name, seed=0) as worker, ThreadPoolExecutor() as pool:
+        compiled = {
+            (name, s): pool.submit(build, groups[name], s, place.architecture)
+            for name, schedules in winners.items()
+            for s in {*schedules.values()}
+            if place.architecture
+        }
         for name, group in groups.items():
-            schedules = {
-                way: GpuSchedule.from_json(one['best'][name])
-                for way, one in ways.items()
-                if name in one['best']
+            schedules = winners[name]
+            built = {
+                s: compiled[name, s].result() if place.architecture else None
+                for s in schedules.values()
             }
-            target = place.architecture
-            built = {s: build(group, s, target) if target else None for s in schedules.values()}
             samples: dict[GpuSchedule, list[float]] = {s: [] for s in built}
             for _ in range(ROUNDS):
                 for schedule, made in built.items():
@@ -98,6 +128,19 @@ def again(groups: Mapping[str, Group], place: Place, ways: Mapping[str, dict]) -
     return found
 
 
+def known_best(path: Path, groups: Mapping[str, Group]) -> dict[str, Any]:
+    """What a bench has found of layers before, as `tuned` gives it."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+    bench = json.loads(text)
+    best = {
+        row['name'].split('/')[-1]: row['schedule']
+        for row in bench['layers']
+        if row.get('schedule')
+    }
+    found = {name: best[name] for name in groups if name in best}
+    return {'from': path.name, 'trials': bench['trials'], 'best': found}
+
+
 def layers(options: argparse.Namespace, place: Place, left: Callable[[], float]) -> None:
     groups = {layer.name: layer.group for layer in suite('cnnopt')}
     if place.target == 'host':
@@ -106,6 +149,8 @@ def layers(options: argparse.Namespace, place: Place, left: Callable[[], float])
     if options.out.exists():
         found = json.loads(options.out.read_text())
     plan = [('auto', options.trials), ('analytical', options.trials), ('best', options.most)]
+    if options.known is not None:
+        found['ways'].setdefault('best', known_best(options.known, groups))
     chosen = ranker_for('auto', next(iter(groups.values())), place.machine, SEARCHED)
     found['auto'] = chosen.note
     print(chosen.note, flush=True)
@@ -125,6 +170,63 @@ def layers(options: argparse.Namespace, place: Place, left: Callable[[], float])
             found[f'{way}_over_best'] = statistics.geometric_mean(ratios)
             print(way, 'over the best of', options.most, found[f'{way}_over_best'], max(ratios))
         options.out.write_text(json.dumps(found, indent=1) + '\n')
+
+
+def networks(options: argparse.Namespace, place: Place, left: Callable[[], float]) -> None:
+    small = place.target == 'host'
+    found: dict[str, Any] = {'machine': place.machine.to_json(), 'trials': options.trials}
+    found['rows'] = {}
+    if options.out.exists():
+        found = json.loads(options.out.read_text())
+    took = 0.0
+    for seed in range(options.seeds):
+        for name in options.networks.split(','):
+            key = f'{name} {seed}'
+            if key in found['rows'] or left() < 1.2 * took:
+                continue
+            began = time.monotonic()
+            found['rows'][key] = one_network(name, seed, options.trials, place, small)
+            took = max(took, time.monotonic() - began)
+            over = [row['analytical']['us'] / row['auto']['us'] for row in found['rows'].values()]
+            found['analytical_over_auto'] = statistics.geometric_mean(over)
+            options.out.write_text(json.dumps(found, indent=1) + '\n')
+            told = {way: (round(r['us'], 1), r['seconds']) for way, r in found['rows'][key].items()}
+            print(key, told, f'{left():.0f} s left', flush=True)
+
+
+def one_network(
+    name: str, seed: int, trials: int, place: Place, small: bool
+) -> dict[str, dict[str, Any]]:
+    """A network by both ways: seconds of its compilation, and the medians of its time in turns."""
+    subject = Subject.of(name, seed, 1, 'fp32', **(zoo.SMALL.get(name, {}) if small else {}))
+    nets: dict[str, tuple[float, GpuNetwork]] = {}
+    ways = ('auto', 'analytical') if seed % 2 == 0 else ('analytical', 'auto')
+    for way in ways:
+        graph = zoo.graph(**subject.arguments)
+        with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
+            stack.enter_context(knobs.held('cache_dir', store))
+            stack.enter_context(knobs.held('seed', str(seed)))
+            begin = time.monotonic()
+            net = compile(graph, place.target, tune='measure', trials=trials, model=way,
+                          check=False)  # fmt: skip
+        assert isinstance(net, GpuNetwork)
+        nets[way] = time.monotonic() - begin, net
+    makers = [partial(_named, way, net, subject) for way, (_, net) in nets.items()]
+    timed = {row['name']: row for row in duel(subject, makers, (), TURNS).contestants}
+    return {
+        way: {
+            'us': timed[way]['median_us'], 'seconds': round(seconds, 1),
+            'status': timed[way]['status'], 'max_rel_err': timed[way].get('max_rel_err'),
+            'alone_us': 1e6 * sum(task.predicted_s for task in net.gpu_tasks),
+            'samples_us': timed[way]['samples_us'],
+            'tasks': {t.name: schedule_text(t.schedule) for t in net.gpu_tasks},
+        }
+        for way, (seconds, net) in nets.items()
+    }  # fmt: skip
+
+
+def _named(way: str, net: GpuNetwork, subject: Subject) -> Entrant:
+    return replace(entrant_of(net, subject), name=way)
 
 
 def to_learn_from(small: bool) -> Iterator[Group]:
@@ -167,6 +269,7 @@ def rows(options: argparse.Namespace, place: Place, left: Callable[[], float]) -
             began = time.monotonic()
             turn = {g.digest: g for g in groups[:AT_ONCE]}
             tuned(turn, place, options.trials, How('analytical', 'random'), path)
+            tuned(turn, place, options.trials // 2, How('analytical'), path)
             groups, took = groups[AT_ONCE:], time.monotonic() - began
             with open_store(path) as store:
                 made = rows_in_store(store, (place.machine.name,))
@@ -179,17 +282,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('verb', choices=['layers', 'rows'])
+    parser.add_argument('verb', choices=['layers', 'networks', 'rows'])
     parser.add_argument('--within', type=float, default=120.0, help='seconds')
     parser.add_argument('--out', type=Path, required=True)
-    parser.add_argument('--trials', type=int, help='[16 of layers, 32 of rows]')
+    parser.add_argument('--trials', type=int, help='[16, of rows 24]')
     parser.add_argument('--most', type=int, default=110)
+    parser.add_argument('--known', type=Path, help='a result of bench, instead of --most')
+    parser.add_argument('--networks', default='squeezenet,mobilenet_v1,resnet18')
+    parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--target', default='cuda', choices=['cuda', 'host', 'opencl'])
     options = parser.parse_args()
-    options.trials = options.trials or (16 if options.verb == 'layers' else 32)
+    options.trials = options.trials or (24 if options.verb == 'rows' else 16)
     began = time.monotonic()
     place = Place.of(open_device(options.target, ''), options.target)
-    verb = {'layers': layers, 'rows': rows}[options.verb]
+    verb = {'layers': layers, 'networks': networks, 'rows': rows}[options.verb]
     verb(options, place, lambda: options.within - (time.monotonic() - began))
 
 

@@ -5,7 +5,8 @@
 Goes in: measured groups (bench/results/h200/groups). Comes out: for the full model, without the
 graph (MHSA), without attention (GCN), and the full model with the graphs of other groups, trained
 on all training groups and on a half and a quarter of them, what it is worth on test groups; trees
-on the same statistics beside. What is done is written at once; a file that has it is continued.
+on the same statistics beside; and what ResNet-18's groups take after so many trials of each. What
+is done is written at once; a file that has it is continued.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.rank.gat import VARIANTS
-from tilewright_lab.collect.group_data import read_groups
+from tilewright_lab.collect.group_data import GroupRows, read_catalogue, read_groups
 from tilewright_lab.figures.evaluate import spearman
 from tilewright_lab.figures.gtuner import LEAST
 from tilewright_lab.train.evaluate import TOPS, ranking_of
@@ -32,6 +34,7 @@ from tilewright_lab.train.group_trees import RECIPES, fit_trees
 BATCH, RATE, DECAY = 2048, 1e-3, 0.05
 DESTROYED = 'graph destroyed'
 SHARES = (1.0, 0.5, 0.25)
+NETWORK, TRIALS = 'resnet18', (10, 20, 40, 80)  # of Tables 1 and 2
 MODELS = ('gtuner', 'mhsa', 'gnn-mlp', DESTROYED, 'mixed')
 
 
@@ -76,6 +79,23 @@ def worth(scores: np.ndarray, test: GroupTable) -> dict[str, float]:
     }  # fmt: skip
 
 
+def latencies(
+    scores: np.ndarray, test: Sequence[GroupRows], counts: Mapping[str, Mapping[str, int]],
+    network: str = NETWORK,
+) -> dict[str, float]:  # fmt: skip
+    """By trials of every group, what the groups of a network take one after the other, in ms: each
+    the best of the first so many, as often as the network has it.
+    """
+    ends = np.cumsum([len(rows) for rows in test])
+    found = dict.fromkeys(map(str, TRIALS), 0.0)
+    for rows, end in zip(test, ends, strict=True):
+        order = np.argsort(scores[end - len(rows) : end], kind='stable')
+        for trials in TRIALS:
+            best = float(rows.seconds[order[:trials]].min())
+            found[str(trials)] += 1e3 * counts[rows.group.digest].get(network, 0) * best
+    return found
+
+
 def text(found: dict[str, Any]) -> str:
     lines = [f'{"model":16s} groups  seed  Spearman   cost  loss at 1     at 10     at 30  trials']
     for row in found['rows'].values():
@@ -97,6 +117,7 @@ def main() -> None:
     parser.add_argument('--epochs', type=int, default=300)
     parser.add_argument('--seeds', type=int, default=1)
     parser.add_argument('--models', default=','.join(MODELS))
+    parser.add_argument('--shares', default=','.join(map(str, SHARES)), help='of the groups')
     parser.add_argument('--within', type=float, default=1e9)
     options = parser.parse_args()
     began = time.monotonic()
@@ -106,9 +127,11 @@ def main() -> None:
     data = read_groups(options.data)
     assert data.machine is not None
     train = group_table(data.train, data.machine)
-    test = group_table([rows for rows in data.test if len(rows) >= LEAST], data.machine)
+    tested = [rows for rows in data.test if len(rows) >= LEAST]
+    counts = {digest: one.networks for digest, one in read_catalogue(options.data).items()}
+    test = group_table(tested, data.machine)
     for seed in range(options.seeds):
-        for share in SHARES:
+        for share in map(float, options.shares.split(',')):
             for model in options.models.split(','):
                 key = f'{model} {share} {seed}'
                 late = time.monotonic() - began > options.within
@@ -119,6 +142,7 @@ def main() -> None:
                 found['rows'][key] = {
                     'model': model, 'share': share, 'seed': seed, 'train_rows': len(some),
                     'groups': len(np.unique(some.which)), 'worth': worth(scores, test),
+                    'resnet18_ms': latencies(scores, tested, counts),
                     'seconds': round(time.monotonic() - start, 1),
                 }  # fmt: skip
                 options.json.write_text(json.dumps(found, indent=1) + '\n')

@@ -5,8 +5,9 @@ n, trials until within 5% of the best and until the best. Cross-validation is gr
 problem are on one side, since ranking a problem that one has seen is easy.
 
 Recipes are chosen by `choose` (docs/learned.md, "The protocol"): criterion is the `cost` of a
-ranking, and `blend`, the mean of all kinds of trees, is taken unless a single recipe is better by
-more than twice the standard error of the difference.
+ranking, and `within`, or `blend` where that is not among them, both means of several kinds of
+trees, is taken unless another recipe is better by more than twice the standard error of the
+difference.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InputError
 from tilewright.rank.counts import Array
 from tilewright.rank.model import LearnedModel
-from tilewright_lab.train.forest import BLEND, Recipe, Table, fit_all
+from tilewright_lab.train.forest import BLEND, WITHIN, Recipe, Table, fit_all
 
 TOPS = (1, 10, 30)
-WITHIN = 1.05
+NEAR = 1.05
 FOLDS = 3
 # Rows of a problem that validation looks at; the second where too few problems have as many.
 LEAST_TO_JUDGE = (30, 5)
 ENOUGH = 12  # problems
 FIRST = 30  # trials that the criterion looks at
-SURE = 2.0  # standard errors by which a single recipe has to be better
+SURE = 2.0  # standard errors by which another recipe has to be better
+PREFERRED = (WITHIN, BLEND)  # the first that is there is taken, unless another one is better
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,11 @@ class Ranking:
     def to_json(self) -> dict:
         return asdict(self) | {'losses': {str(n): loss for n, loss in self.losses}}
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Ranking:
+        losses = tuple((int(n), float(loss)) for n, loss in found['losses'].items())
+        return cls(**{**found, 'losses': losses})
+
 
 def ranking_of(scores: Array, seconds: Array) -> Ranking:
     """[scores, lowest first; measured seconds] -> [Ranking]"""
@@ -63,7 +71,7 @@ def ranking_of(scores: Array, seconds: Array) -> Ranking:
     at = [min(n, len(best)) - 1 for n in TOPS]
     return Ranking(
         tuple((n, float(best[i] - 1)) for n, i in zip(TOPS, at, strict=True)),
-        int(np.argmax(best <= WITHIN)) + 1, int(np.argmax(best <= 1.0)) + 1,
+        int(np.argmax(best <= NEAR)) + 1, int(np.argmax(best <= 1.0)) + 1,
         _cost(best), len(best),
     )  # fmt: skip
 
@@ -111,21 +119,39 @@ def cross_validate(
     seed: int = 0,
 ) -> dict[str, list[Ranking]]:  # fmt: skip
     """Rankings of problems by each recipe, each by a model that has seen none of its rows."""
+    check_folds(problems, folds)
+    found: dict[str, list[Ranking]] = {recipe.name: [] for recipe in recipes}
+    for number in range(folds):
+        for name, rankings in one_fold(
+            table, recipes, problems, number, folds=folds, seed=seed
+        ).items():
+            found[name] += rankings.values()
+    return found
+
+
+def check_folds(problems: Sequence[int], folds: int = FOLDS) -> None:
+    """Raise InputError where a fold would have no problem."""
     if len(problems) < folds:
         raise InputError(
             f'{len(problems)} problems with at least {LEAST_TO_JUDGE[-1]} rows each are too few '
             f'for {folds} folds; measure more'
         )
+
+
+def one_fold(
+    table: Table, recipes: Sequence[Recipe], problems: Sequence[int], number: int, *,
+    folds: int = FOLDS, seed: int = 0,
+) -> dict[str, dict[int, Ranking]]:  # fmt: skip
+    """Rankings of the problems in one fold, by recipe and problem, by models of the other folds."""
     fold = np.random.default_rng(seed).permutation(len(table.problems)) % folds
-    found: dict[str, list[Ranking]] = {recipe.name: [] for recipe in recipes}
-    for number in range(folds):
-        out = [p for p in problems if fold[p] == number]
-        if not out:
-            continue
-        models = fit_all(table.take(np.flatnonzero(fold[table.group] != number)), recipes, seed)
-        for name, model in models.items():
-            found[name] += rankings_of(model, table, out)
-    return found
+    out = [p for p in problems if fold[p] == number]
+    if not out:
+        return {}
+    models = fit_all(table.take(np.flatnonzero(fold[table.group] != number)), recipes, seed)
+    return {
+        name: dict(zip(out, rankings_of(model, table, out), strict=True))
+        for name, model in models.items()
+    }
 
 
 def rankings_of(model: LearnedModel, table: Table, problems: Iterable[int]) -> list[Ranking]:
@@ -148,23 +174,26 @@ class Choice:
 
 
 def choose(rankings: Mapping[str, Sequence[Ranking]]) -> Choice:
-    """`blend`, unless a single recipe costs less by more than `SURE` standard errors of that."""
+    """The first of `PREFERRED`, unless another costs less by more than `SURE` standard errors of
+    the difference.
+    """
     if not rankings:
         raise InputError('there are no recipes to choose from')
     costs = {name: np.array([r.cost for r in found]) for name, found in rankings.items()}
     scores = {name: means(found) for name, found in rankings.items()}
-    singles = [name for name in costs if name != BLEND]
-    best = min(singles or costs, key=lambda name: float(costs[name].mean()))
-    if BLEND not in costs or not singles:
+    favourite = next((name for name in PREFERRED if name in costs), None)
+    others = [name for name in costs if name != favourite]
+    best = min(others or costs, key=lambda name: float(costs[name].mean()))
+    if favourite is None or not others:
         return Choice(best, f'the least cost: {100 * costs[best].mean():.2f}%', scores)
-    more = costs[BLEND] - costs[best]
+    more = costs[favourite] - costs[best]
     noise = float(more.std(ddof=1) / len(more) ** 0.5) if len(more) > 1 else 0.0
-    taken = BLEND if more.mean() <= SURE * noise else best
-    sides = f'costs {100 * costs[BLEND].mean():.2f}%, the best single recipe ({best})'
+    taken = favourite if more.mean() <= SURE * noise else best
+    sides = f'costs {100 * costs[favourite].mean():.2f}%, the best other recipe ({best})'
     return Choice(
         taken,
-        f'{BLEND} {sides} {100 * costs[best].mean():.2f}%; the standard error of the difference is '
-        f'{100 * noise:.2f}% on {len(more)} problems',
+        f'{favourite} {sides} {100 * costs[best].mean():.2f}%; the standard error of the '
+        f'difference is {100 * noise:.2f}% on {len(more)} problems',
         scores,
     )
 

@@ -11,9 +11,12 @@ trees predict:
              kernel that the analytical model does not fit, does not mislead
     rank     which of a problem's schedules come first (LambdaRank); the gain of a row is
              (best / time)^2
+    within   as plain, less the mean of the row's problem: trees need not learn how long a problem
+             takes, which no ranking asks for
+    beside   as time, less the mean of the row's problem
 
-Rows are weighted by best / time unless a member says otherwise: what is slow anyway need not be
-known exactly. Members of one kind are averaged; the score is the sum of the kinds, each
+Rows are weighted by best / time, to a power, unless a member says otherwise: what is slow anyway
+need not be known exactly. Members of one kind are averaged; the score is the sum of the kinds, each
 standardised over the schedules that compete, times its number of members (`rank/model.py`).
 """
 
@@ -29,7 +32,7 @@ from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
 from tilewright.rank.counts import Array
 from tilewright.rank.features import DEVICE, FEATURES, NAMES, VERSION, matrix_of
-from tilewright.rank.model import LearnedModel
+from tilewright.rank.model import PARTS, TIMES, LearnedModel
 from tilewright.rank.trees import Ensemble, Settings, grow
 from tilewright_lab.collect.datasets import LEAST_ROWS, Measured, digest_of
 
@@ -40,16 +43,22 @@ BOOSTED = Settings('boosted', trees=200, leaves=31, least=10, rate=0.08, feature
 RANKED = Settings(
     'ranked', trees=150, leaves=63, least=5, rate=0.1, features=0.4, weight_decay=0.01
 )
-KINDS = ('time', 'plain', 'rank')
+# More and smaller steps than `RANKED`.
+GENTLE = Settings(
+    'ranked', trees=250, leaves=31, least=10, rate=0.06, features=0.4, weight_decay=0.01
+)
+KINDS = PARTS
+CENTRED = ('within', 'beside')  # targets less the mean of their problem
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Trees of one kind. `weighted`: fast rows count more."""
+    """Trees of one kind. `weighted`: fast rows count more, as (best / time) ** power."""
 
     kind: str
     settings: Settings
     weighted: bool = True
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or (self.kind == 'rank') != (self.settings.kind == 'ranked'):
@@ -65,6 +74,9 @@ MEMBERS: Mapping[str, Member] = {
     'boosted': Member('time', BOOSTED),
     'boosted plain': Member('plain', BOOSTED),
     'ranked': Member('rank', RANKED),
+    'gentle': Member('rank', GENTLE),
+    'within': Member('within', BOOSTED, power=2.0),
+    'beside': Member('beside', BOOSTED, power=2.0),
 }
 
 
@@ -99,7 +111,7 @@ class Recipe:
 
     @property
     def has_times(self) -> bool:
-        return any(member.kind != 'rank' for member in self.made_of)
+        return any(member.kind in TIMES for member in self.made_of)
 
     def to_json(self) -> dict[str, Any]:
         """The recipe with the settings of its members, and how many there are of each kind."""
@@ -113,7 +125,8 @@ class Recipe:
 
 RIDGE = 30.0  # rows that the slopes of a correction are held against
 CALIBRATION = Settings('boosted', trees=40, leaves=6, least=4, rate=0.1, bag=1.0)
-PLAIN, BLEND = 'plain', 'blend'
+PLAIN, BLEND, WITHIN = 'plain', 'blend', 'within'
+BLENDED = ('plain', 'forest', 'boosted', 'boosted plain', 'ranked')
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
@@ -121,7 +134,8 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe('black box', ('plain',), analytical=False, windows=False),
         *(Recipe(name, (name,)) for name in ('plain', 'forest', 'boosted', 'ranked')),
         Recipe('mixed', ('boosted', 'ranked')),
-        Recipe(BLEND, tuple(MEMBERS)),
+        Recipe(BLEND, BLENDED),
+        Recipe(WITHIN, ('boosted', 'within', 'beside', 'gentle')),
     )
 }
 
@@ -206,9 +220,17 @@ def grown(x: Array, table: Table, member: Member, seed: int) -> Ensemble:
     """The trees of one member on features that were chosen before."""
     if member.kind == 'rank':
         return grow(x, table.slower**-GAIN, member.settings, groups=table.group, seed=seed)
-    target = table.log_seconds - (table.base if member.kind == 'time' else 0.0)
-    weights = 1 / table.slower if member.weighted else None
+    target = table.log_seconds - (table.base if member.kind in ('time', 'beside') else 0.0)
+    weights = table.slower**-member.power if member.weighted else None
+    if member.kind in CENTRED:
+        target = _centred(target, table.group, np.ones(len(x)) if weights is None else weights)
     return grow(x, target, member.settings, weights=weights, seed=seed)
+
+
+def _centred(target: Array, group: Array, weights: Array) -> Array:
+    """What is to be learned, less its weighted mean over the rows of the same problem."""
+    mean = np.bincount(group, weights * target) / np.maximum(np.bincount(group, weights), 1e-300)
+    return target - mean[group]
 
 
 def fit(table: Table, recipe: Recipe, seed: int) -> LearnedModel:
@@ -236,9 +258,7 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
             'seed': seed,
         }  # fmt: skip
         parts = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
-        models[recipe.name] = LearnedModel(
-            parts.get('time'), parts.get('plain'), parts.get('rank'), header=header
-        )
+        models[recipe.name] = LearnedModel(**parts, header=header)
     return models
 
 
@@ -264,10 +284,11 @@ def corrected(model: LearnedModel, table: Table, machine: str, seed: int = 0) ->
     half = replace(half, offset=half.offset + 0.5 * float(error.mean()))
     better = {
         kind: sum_of([getattr(model, kind), half])
-        for kind in ('time', 'plain')
+        for kind in TIMES
         if getattr(model, kind) is not None
     }
-    return replace(model, header=header, rank=None, linear=_ridge(x, error, 0.5), **better)
+    line = _ridge(x, error, 0.5)
+    return replace(model, header=header, rank=None, within=None, beside=None, linear=line, **better)
 
 
 def _ridge(x: Array, error: Array, share: float) -> Array:

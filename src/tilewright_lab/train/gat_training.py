@@ -91,29 +91,43 @@ def train_gat(
     sizes = shapes(variant, table.x.shape[1], table.graphs.nodes.shape[-1])
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     ops = ops_on(device)
-    flat = torch.from_numpy(_begun(sizes, training.seed)).to(device).requires_grad_()
-    optimiser = torch.optim.Adam([flat], training.rate)
-    first = _resumed(checkpoint, flat, optimiser)
+    begun = torch.from_numpy(_begun(sizes, training.seed))
+    flat = begun.to(device).requires_grad_()
+    graphed = device == 'cuda'
+    rate = torch.tensor(training.rate, device=device)
+    optimiser = torch.optim.Adam([flat], rate if graphed else training.rate, capturable=graphed)
     mean, scale = scaling.target
     x = torch.from_numpy(scaling.rows(table.x)).to(device)
     graphs = [torch.from_numpy(array).to(device) for array in scaling.graphs(table.graphs)]
     which = torch.from_numpy(table.which).to(device)
     wanted = (table.log_seconds - table.base - mean) / scale
     target = torch.from_numpy(wanted.astype(np.float32)).to(device)
+    total = torch.zeros((), device=device)
+
+    def step(rows: torch.Tensor, counts: torch.Tensor | None) -> None:
+        """One batch; `counts` is 0 for rows that only fill it up."""
+        parts = (graphs, which[rows]) if graphed else _graphs_of(graphs, which[rows])
+        said = forward(ops, variant, _parts(flat, sizes), x[rows], *parts)
+        errors = (said - target[rows]) ** 2
+        loss = errors.mean() if counts is None else (errors * counts).sum() / counts.sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        total.add_(loss.detach() * (len(rows) if counts is None else counts.sum()))
+
+    run = _recorded(step, training.batch, flat, optimiser) if graphed else step
+    first = _resumed(checkpoint, flat, optimiser)
     saved = time.monotonic()
     for epoch in range(first, training.epochs):
-        optimiser.param_groups[0]['lr'] = training.rate_of(epoch)
-        order = np.random.default_rng((training.seed, epoch)).permutation(len(table))
-        total = torch.zeros((), device=device)
+        if graphed:
+            rate.fill_(training.rate_of(epoch))
+        else:
+            optimiser.param_groups[0]['lr'] = training.rate_of(epoch)
+        drawn = np.random.default_rng((training.seed, epoch)).permutation(len(table))
+        order = torch.from_numpy(drawn).to(device)
+        total.zero_()
         for begin in range(0, len(order), training.batch):
-            rows = torch.from_numpy(order[begin : begin + training.batch]).to(device)
-            weights = _parts(flat, sizes)
-            said = forward(ops, variant, weights, x[rows], *_graphs_of(graphs, which[rows]))
-            loss = ((said - target[rows]) ** 2).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += loss.detach() * len(rows)
+            run(order[begin : begin + training.batch], None)
         if report is not None:
             report(epoch, float(total) / len(table))
         if checkpoint is not None and time.monotonic() - saved > SAVED_EVERY_S:
@@ -134,6 +148,40 @@ def train_gat(
             'node_features': list(NODE_NAMES), 'training': asdict(training),
         },
     )  # fmt: skip
+
+
+def _recorded(
+    step: Callable[[torch.Tensor, torch.Tensor | None], None], batch: int, flat: torch.Tensor,
+    optimiser: torch.optim.Adam,
+) -> Callable[[torch.Tensor, torch.Tensor | None], None]:  # fmt: skip
+    """The step as one CUDA graph: of some hundred small kernels launching takes longer than
+    running. Weights are what they were before, and Adam's state is there and zero.
+    """
+    rows = torch.zeros(batch, dtype=torch.int64, device=flat.device)
+    counts = torch.ones(batch, device=flat.device)
+    before = flat.detach().clone()
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step(rows, counts)
+    torch.cuda.current_stream().wait_stream(aside)
+    optimiser.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(rows, counts)
+    with torch.no_grad():
+        flat.copy_(before)
+        for value in optimiser.state[flat].values():
+            value.zero_()
+
+    def run(some: torch.Tensor, _: torch.Tensor | None) -> None:
+        rows[: len(some)] = some
+        counts.zero_()
+        counts[: len(some)] = 1.0
+        graph.replay()
+
+    return run
 
 
 def _graphs_of(graphs: list, which: torch.Tensor) -> tuple[list, torch.Tensor]:
@@ -207,10 +255,14 @@ def _resumed(path: Path | None, flat: torch.Tensor, optimiser: torch.optim.Adam)
         return 0
     if not weights.shape == first.shape == second.shape == tuple(flat.shape):
         return 0
+    found = {'step': np.float32(step), 'exp_avg': first, 'exp_avg_sq': second}
+    state = optimiser.state[flat]
     with torch.no_grad():
         flat.copy_(torch.from_numpy(weights))
-    optimiser.state[flat] = {
-        'step': torch.tensor(float(step)), 'exp_avg': torch.from_numpy(first).to(flat.device),
-        'exp_avg_sq': torch.from_numpy(second).to(flat.device),
-    }  # fmt: skip
+        for name, value in found.items():
+            fresh = torch.as_tensor(value, dtype=torch.float32)
+            if name in state:  # in its place, where steps are recorded
+                state[name].copy_(fresh)
+            else:
+                state[name] = fresh if name == 'step' else fresh.to(flat.device)
     return epoch
