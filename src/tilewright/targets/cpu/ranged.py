@@ -55,6 +55,7 @@ from tilewright.targets.target import Report
 
 SMALL = 4  # the first sizes of an axis, which are all looked at
 LOOKED_AT = 9  # further sizes along a line at which sources are generated ahead
+HALVED = 6  # the same of a line that is all there is: between them changes are found by halving
 STAGGERED = 12  # sizes of an axis that are looked at beside others
 LONG = 40  # sizes of an axis; of longer ones some along lines are looked at, of a line not all
 SHORT = 20_000  # characters of a source that is made quickly, and is looked at oftener
@@ -432,7 +433,8 @@ def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> Non
     a short line that is all there is. On a long one also the sizes where one kernel gives way to
     another: what is constant for the sizes of a kernel that were seen may change up to there.
     """
-    step = 1 if alone and len(line) <= LONG else -(-len(line) // LOOKED_AT)
+    step = -(-len(line) // (HALVED if alone else LOOKED_AT))
+    step = 1 if alone and len(line) <= LONG else step
     some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
     ends = sorted({*some, len(line) - 1})
     for at in ends:
