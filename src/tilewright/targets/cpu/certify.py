@@ -10,7 +10,8 @@ prediction for the schedule that the point s has, N that for the best schedule f
 search of its own: register tiles and cuts between threads as for any network, cache tiles by
 descent from those of the anchors instead of from the solver.
 
-Which points are looked at: always that with the largest ratio of P to a bound of what it could be,
+Which points are looked at: the smallest, where most tiles are another size's, and then always that
+with the largest ratio of P to an estimate of what it could be,
 
     max( T * work(g, s) / work(g, b),  roofline(g, s) )        T: the best prediction, at point b
 
@@ -43,7 +44,7 @@ COMPARED = 9  # points of a box at which schedules are compared with the bound
 MOST_ANCHORS = 3  # of a family, the largest point included
 GAIN = 0.03  # a smaller predicted gain is not worth kernels of its own
 MANY = 24  # groups that are searched in processes beside this one, whose start takes a second
-WORTH = 0.003  # the same for the kernel of one group, as a share of the network's time
+WORTH = 0.01  # the same for the kernel of one group, as a share of the network's time
 # What the model does not see: loops whose bounds are no constants, and tiles of equal price. The
 # largest share by which a size was measured to be slower than predicted; docs/ranges.md has it.
 UNSEEN = 0.10
@@ -55,11 +56,12 @@ def with_anchors(
     """Anchors added where the model finds schedules wanting, and the certificate."""
     one, losses, looked = family, [(0.0, family.anchors[0].point)], {family.anchors[0].point}
     points = spread(one.family.box, COMPARED)
+    least = tuple(sizes[0] for sizes in one.family.box)
     while len(looked) <= MOST_ANCHORS:
         left = [point for point in points if point not in looked]
         if not left:
             break
-        point = max(left, key=lambda p: _ratio(one, p, machine, threads))
+        point = max(left, key=lambda p: (p == least, _ratio(one, p, machine, threads)))
         looked.add(point)
         found = _searched(one, point, machine, threads, max_rel_err)
         if found.loss > GAIN and len({a.point for a in one.anchors}) < MOST_ANCHORS:
@@ -67,7 +69,7 @@ def with_anchors(
             losses.append((found.left, point))
         else:
             losses.append((found.loss, point))
-            if found.loss <= GAIN:
+            if found.loss <= GAIN and point != least:
                 break
     loss, at = max(losses)
     unseen = UNSEEN if count(one.family.box) > 1 else 0.0
