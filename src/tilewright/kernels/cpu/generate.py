@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from tilewright.errors import ScheduleError
@@ -41,8 +43,13 @@ def planned(group: Group, schedule: Schedule) -> Any:
     """What `generate` decides before it writes a line: much less work than the lines; ScheduleError
     where the schedule is not legal.
     """
-    schema = check(group, schedule)
-    return schema.plan(*safe_names(tiled_form(group, schedule.reg.tile), schedule))
+    return _plan(check(group, schedule).plan, group, schedule)
+
+
+@lru_cache(maxsize=8)
+def _plan(plan: Callable[[Group, Schedule], Any], group: Group, schedule: Schedule) -> Any:
+    """Kept for a while: what was found to be legal is often generated next."""
+    return plan(*safe_names(tiled_form(group, schedule.reg.tile), schedule))
 
 
 def compiler_flags(schedule: Schedule) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ prediction for the schedule that the point s has, N that for the best schedule f
 search of its own: register tiles and cuts between threads as for any network, cache tiles by
 descent from those of the anchors instead of from the solver.
 
-Which points are looked at: the smallest, where most tiles are another size's, and then always that
-with the largest ratio of P to an estimate of what it could be,
+Which points are looked at: where several sizes vary the smallest, which most tiles do not suit, and
+then always that with the largest ratio of P to an estimate of what it could be,
 
     max( T * work(g, s) / work(g, b),  roofline(g, s) )        T: the best prediction, at point b
 
@@ -56,7 +56,8 @@ def with_anchors(
     """Anchors added where the model finds schedules wanting, and the certificate."""
     one, losses, looked = family, [(0.0, family.anchors[0].point)], {family.anchors[0].point}
     points = spread(one.family.box, COMPARED)
-    least = tuple(sizes[0] for sizes in one.family.box)
+    several = sum(len(sizes) > 1 for sizes in one.family.box) > 1
+    least = tuple(sizes[0] for sizes in one.family.box) if several else ()
     while len(looked) <= MOST_ANCHORS:
         left = [point for point in points if point not in looked]
         if not left:
