@@ -257,7 +257,7 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
             'recipe': recipe.to_json(), 'features': names, 'feature_version': VERSION,
             'seed': seed,
         }  # fmt: skip
-        parts = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
+        parts: dict[str, Any] = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
         models[recipe.name] = LearnedModel(**parts, header=header)
     return models
 
