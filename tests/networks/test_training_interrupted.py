@@ -12,6 +12,7 @@ import pytest
 
 STEPS, UNTIL = 12, 3  # each step waits for a line, so that a run does not end before its signal
 RUN = """
+import signal
 import sys
 from pathlib import Path
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 import tilewright as tw
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 torch.manual_seed(0)
 path, steps = Path(sys.argv[1]), int(sys.argv[2])
 module = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3))
