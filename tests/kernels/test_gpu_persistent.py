@@ -98,7 +98,8 @@ def test_many_sequences_go_to_matrix_instructions_unless_errors_must_be_small():
     assert best.schedule.schema == 'matrix_steps'
     closer = search(group, h200, 1, 1e-6)[0].schedule
     assert closer.schema == 'matrix_steps'  # which begins its sums anew
-    assert dict(closer.tiles)['fresh'] and 'fresh' not in dict(best.schedule.tiles)
+    assert dict(closer.tiles)['fresh']
+    assert 'fresh' not in dict(best.schedule.tiles)
     closest = search(group, h200, 1, 1e-7)[0]
     assert closest.schedule.schema == 'recurrence'
     assert best.predicted_s < closest.predicted_s / 2

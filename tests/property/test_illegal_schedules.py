@@ -54,7 +54,10 @@ def test_the_schedule_that_the_others_change_is_legal():
     ('make', 'says'),
     [
         (lambda: legal(isa='sse9'), 'not an instruction set'),
-        (lambda: legal(schema='guess'), 'not a CPU schema.*outer, dot, half, tiles, narrow, general'),
+        (
+            lambda: legal(schema='guess'),
+            'not a CPU schema.*outer, dot, half, tiles, narrow, general',
+        ),
         (lambda: legal(vector='w'), 'vector dimension'),
         (lambda: legal(vector=''), 'vector dimension'),
         (lambda: legal(vector='z'), 'vector dimension'),
