@@ -62,14 +62,7 @@ def drawn(seed: int) -> Group:
     """A convolution or product with any border, stride, groups, epilogue, layout and result."""
     random = Random(seed)
     if random.random() < 0.25:
-        group = matmul(m=random.randint(1, 20), n=random.randint(1, 60), k=random.randint(1, 90))
-        group = replace(
-            group,
-            tensors=tuple(
-                replace(t, role='constant') if t.name == group.main.reads[1].tensor else t
-                for t in group.tensors
-            ),
-        )
+        group = fixed_product(random.randint(1, 20), random.randint(1, 60), random.randint(1, 90))
     else:
         groups = random.choice((1, 1, 1, 2))
         r, s = random.choice((1, 1, 2, 3)), random.choice((1, 1, 2, 3))
@@ -83,11 +76,24 @@ def drawn(seed: int) -> Group:
             pad=random.choice((0, border)), dilation=random.choice((1, 1, 2)), groups=groups,
             bias=random.random() < 0.5,
         )  # fmt: skip
+    return finished(group, 'f16', random)
+
+
+def fixed_product(m: int, n: int, k: int) -> Group:
+    """A matrix product with constant weights."""
+    group = matmul(m=m, n=n, k=k)
+    weights = group.main.reads[1].tensor
+    tensors = (replace(t, role='constant') if t.name == weights else t for t in group.tensors)
+    return replace(group, tensors=tuple(tensors))
+
+
+def finished(group: Group, dtype: str, random: Random) -> Group:
+    """The group in a 16-bit type, with or without another summand and a function behind it."""
     if random.random() < 0.4:
         group = followed(group, call('add', read(0), read(1)), group.output.shape)
     if random.random() < 0.6:
         group = followed(group, random.choice(AFTER))
-    made = half_group(group, 'f16', last=random.random() < 0.8)
+    made = half_group(group, dtype, last=random.random() < 0.8)
     if random.random() < 0.2:  # results of networks stay as callers know them
         tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
         made = replace(made, tensors=tuple(tensors))
@@ -121,13 +127,20 @@ def check(seed: int, isa: str, tools: Tools) -> bool:
     if schedule is None:
         return False
     arrays = whole_numbers(group, seed)
-    want = reference(group, arrays)
-    flags = (*compiler_flags(schedule), '-O1')
-    for out in run_program(group, generate(tiled, schedule), arrays, tools(isa), flags):
-        assert np.array_equal(out, want), (
-            f'case {seed}: {group.label}, {np.count_nonzero(out != want)} of {want.size} differ'
-        )
+    assert_exact(group, tiled, schedule, arrays, tools(isa), '-O1')
     return True
+
+
+def assert_exact(
+    group: Group, tiled: Group, schedule: Schedule, arrays: dict[str, np.ndarray],
+    tools: Toolchain, level: str,
+) -> None:  # fmt: skip
+    """Every element is the definition's, with buffers flush against either guard page."""
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), level)
+    for out in run_program(group, generate(tiled, schedule), arrays, tools, flags):
+        differ = np.count_nonzero(out != want)
+        assert np.array_equal(out, want), f'{group.label}, {differ} of {want.size} differ'
 
 
 @pytest.mark.isa

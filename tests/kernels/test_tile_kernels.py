@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 from test_dot_kernels import arrays_of, bound, with_scale
-from test_half_kernels import AFTER, followed, whole_numbers
+from test_half_kernels import assert_exact, finished, fixed_product, followed, whole_numbers
 
 from tilewright.errors import InputError, ScheduleError
 from tilewright.graph.half import half_group
@@ -32,7 +32,6 @@ from tilewright.ops.functions import swish
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.ops.stage import call, read
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
@@ -94,12 +93,8 @@ def check(seed: int, isa: str) -> bool:
     if schedule is None:
         return False
     arrays = arrays_of(group, seed)
-    want = reference(group, arrays)
-    flags = (*compiler_flags(schedule), '-O2' if seed % 2 == 0 else '-O0')
-    for out in run_program(group, generate(tiled, schedule), arrays, native(), flags):
-        assert np.array_equal(out, want), (
-            f'case {seed}: {group.label}, {np.count_nonzero(out != want)} of {want.size} differ'
-        )
+    level = '-O2' if seed % 2 == 0 else '-O0'
+    assert_exact(group, tiled, schedule, arrays, native(), level)
     return True
 
 
@@ -119,12 +114,7 @@ def halves(seed: int) -> Group:
     random = Random(seed)
     outputs = random.choice((5, 16, 33, 64, 80))
     if random.random() < 0.25:
-        group = matmul(m=random.choice((1, 7, 33, 50)), n=outputs, k=random.randint(1, 90))
-        weights = group.main.reads[1].tensor
-        tensors = (
-            replace(t, role='constant') if t.name == weights else t for t in group.tensors
-        )  # fmt: skip
-        group = replace(group, tensors=tuple(tensors))
+        group = fixed_product(random.choice((1, 7, 33, 50)), outputs, random.randint(1, 90))
     else:
         r, s = random.choice(((1, 1), (1, 1), (3, 3), (1, 3), (2, 5)))
         group = conv2d(
@@ -133,15 +123,7 @@ def halves(seed: int) -> Group:
             stride=random.choice((1, 1, 2)), pad=random.choice((0, r // 2, (1, 0, 2, 1))),
             dilation=random.choice((1, 1, 2)), bias=random.random() < 0.5,
         )  # fmt: skip
-    if random.random() < 0.4:
-        group = followed(group, call('add', read(0), read(1)), group.output.shape)
-    if random.random() < 0.6:
-        group = followed(group, random.choice(AFTER))
-    made = half_group(group, 'bf16', last=random.random() < 0.8)
-    if random.random() < 0.2:
-        tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
-        made = replace(made, tensors=tuple(tensors))
-    return made
+    return finished(group, 'bf16', random)
 
 
 def check_bf16(seed: int, base: str) -> bool:
@@ -155,12 +137,8 @@ def check_bf16(seed: int, base: str) -> bool:
     if schedule is None:
         return False
     arrays = whole_numbers(group, seed)
-    want = reference(group, arrays)
-    flags = (*compiler_flags(schedule), '-O2' if seed % 2 == 0 else '-O0')
-    for out in run_program(group, generate(tiled, schedule), arrays, native(), flags):
-        assert np.array_equal(out, want), (
-            f'case {seed}: {group.label}, {np.count_nonzero(out != want)} of {want.size} differ'
-        )
+    level = '-O2' if seed % 2 == 0 else '-O0'
+    assert_exact(group, tiled, schedule, arrays, native(), level)
     return True
 
 

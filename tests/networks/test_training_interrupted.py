@@ -55,7 +55,10 @@ def lines(process: subprocess.Popen[str]) -> dict[str, str]:
     return dict(line.split() for line in process.stdout if line.endswith('\n') and ' ' in line)
 
 
-@pytest.mark.skipif(os.name != 'posix', reason='there are no such signals')
+@pytest.mark.skipif(
+    os.name != 'posix',
+    reason='only POSIX systems send SIGINT and SIGKILL to one process: run this test on one',
+)
 def test_an_interrupted_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     with started(tmp_path / 'whole.npz', STEPS) as whole:
         want = lines(whole)

@@ -12,7 +12,8 @@ import math
 from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
-from tilewright.kernels.cpu.schemas.half.plan import RUN, words_of
+from tilewright.kernels.cpu.schemas.half.plan import RUN
+from tilewright.kernels.cpu.schemas.half.words import words_of
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import predict_outer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.kernels.cpu.schemas.tiles.plan import words_of
+from tilewright.kernels.cpu.schemas.half.words import words_of
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import predict_outer
 from tilewright.model.cpu.prediction import Prediction

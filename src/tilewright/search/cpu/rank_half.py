@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.operand import reads_outside
-from tilewright.kernels.cpu.schemas.half.plan import PRODUCTS, RUN, run_of
+from tilewright.kernels.cpu.schemas.half.plan import RUN, run_of
+from tilewright.kernels.cpu.schemas.half.words import PRODUCTS
 from tilewright.kernels.cpu.space import CACHE_LEVELS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.half_time import predict_half

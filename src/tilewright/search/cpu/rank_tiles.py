@@ -11,7 +11,7 @@ from dataclasses import replace
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.dot.plan import why_no_tiles
-from tilewright.kernels.cpu.schemas.tiles.plan import PRODUCTS
+from tilewright.kernels.cpu.schemas.half.words import PRODUCTS
 from tilewright.kernels.cpu.space import CACHE_LEVELS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.tile_time import predict_tiles

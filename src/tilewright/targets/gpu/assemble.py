@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InputError
@@ -28,7 +27,6 @@ from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.measure import Progress
 from tilewright.schedule.choice import Choice
-from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.gpu.bind import Work, bind
 from tilewright.targets.gpu.choose import choose_all, is_legal, search
 from tilewright.targets.gpu.place import is_aligned, place
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.fleet import Fleet
 
 Report = Callable[[Progress], object]
+Modules = dict[tuple[str, str], Module]  # by the digests of group and schedule
 
 
 def bound(
@@ -70,11 +69,13 @@ def within_arena(
     """
     replaced = successors(program)
     ordered = by_levels(program)
-    if placed_bytes(ordered, best, machine, max_rel_err) <= limit:
-        return program
+    modules: Modules = {}  # programs of one search have most of their kernels in common
 
     def measure(made: Program) -> int:
-        return placed_bytes(made, best, machine, max_rel_err)
+        return placed_bytes(made, best, machine, max_rel_err, modules)
+
+    if measure(ordered) <= limit:
+        return program
 
     def cost(group: Group) -> float:
         return best[group.digest].predicted_s
@@ -86,11 +87,12 @@ def within_arena(
 
 
 def placed_bytes(
-    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float
-) -> int:
+    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float,
+    known: Modules | None = None,
+) -> int:  # fmt: skip
     """Bytes of the arena: values, state, batch and what kernels work in."""
     program = by_levels(program, late=True)
-    works = works_of(program, best, machine, max_rel_err)
+    works = works_of(program, best, machine, max_rel_err, known)
     return place(program, [work.module for work in works]).arena_bytes
 
 
@@ -151,14 +153,15 @@ def measured(
 
 
 def works_of(
-    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float
-) -> list[Work]:
-    """Every task with its schedule and kernels; equal groups share them.
+    program: Program, best: Mapping[str, Choice], machine: GpuMachine, max_rel_err: float,
+    known: Modules | None = None,
+) -> list[Work]:  # fmt: skip
+    """Every task with its schedule and kernels; equal groups share them, and those of `known`.
 
     Kernels move several elements at once, which a value inside another one may be in the way of:
     the general schema, which does not, computes such tasks.
     """
-    modules: dict[tuple[str, str], Module] = {}
+    modules = {} if known is None else known
     plain: dict[str, Choice] = {}
 
     def choice_of(task: Task) -> Choice:
@@ -175,7 +178,7 @@ def works_of(
         choice = choice_of(task)
         key = task.group.digest, choice.schedule.digest
         if key not in modules:
-            modules[key] = _module(task.group, choice.schedule)
+            modules[key] = generate(task.group, choice.schedule)
         works.append(
             Work(
                 task, choice.schedule, modules[key], choice.predicted_s, choice.bound_s,
@@ -183,12 +186,6 @@ def works_of(
             )
         )  # fmt: skip
     return works
-
-
-@lru_cache(maxsize=1024)
-def _module(group: Group, schedule: GpuSchedule) -> Module:
-    """The same modules are asked for again and again while a memory limit is looked for."""
-    return generate(group, schedule)
 
 
 def _building(progress: Report | None) -> Any:

@@ -17,26 +17,25 @@ from dataclasses import replace
 from random import Random
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu import operand
-from tilewright.kernels.cpu.contraction import contract, vector_candidates
-from tilewright.kernels.cpu.expression import C_TYPES
-from tilewright.kernels.cpu.half_vectors import half_value
-from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.pointwise import typed_epilogue
+from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.schemas.dot.plan import DotPlan
+from tilewright.kernels.cpu.schemas.half.words import (
+    PRODUCTS,
+    packed,
+    why_no_words,
+    with_epilogue,
+    words_of,
+)
 from tilewright.kernels.cpu.schemas.outer.plan import Finished, OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
-from tilewright.machine.isa import ISAS, half_isa
+from tilewright.machine.isa import half_isa
 from tilewright.ops.dtypes import HALVES
-from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.ops.integer import Words, factors, in_words
-from tilewright.ops.parts import parts
+from tilewright.ops.integer import factors, in_words
 from tilewright.ops.stage import Expr
 from tilewright.schedule.schedule import Schedule
 
-PRODUCTS = 2  # f16 in a word
 RUN = 'run'  # the option: words of the loop whose products are added in f16
 MOST_PRODUCTS = 256  # of a run; the error of longer ones grows, and what they save is below 2%
 # Where so few rows share a weight that memory decides, shorter runs cost nothing.
@@ -45,27 +44,7 @@ FEW_ROWS, FEW_PRODUCTS = 2, 64
 
 def why_not(group: Group) -> str:
     """Why the schema cannot compute a group; '' where it can, on a machine with f16."""
-    main = group.main
-    if group.half != 'f16' or not main.is_product_sum or parts(group) != (group,):
-        return f'{group.label} is not one sum of products of f16 with what follows it'
-    if group.stages[0] is not main or any(
-        group.tensor(a.tensor).dtype != 'f16' for a in main.reads
-    ):
-        return f'{group.label} does not multiply f16 as they are stored'
-    if group.tensor(factors(group)[1].tensor).role != 'constant':
-        return f'the weights of {group.label} are not constant'
-    form = in_words(flatten(group), PRODUCTS)
-    if form is None or not vector_candidates(form.group):
-        return f'no reduction of {group.label} can be cut into words, or no channel lies alone'
-    return ''
-
-
-def words_of(group: Group) -> Words:
-    """The group in words of two."""
-    form = in_words(group, PRODUCTS)
-    if form is None:
-        raise ScheduleError(f'{group.label}: no reduction can be cut into words of two f16')
-    return form
+    return why_no_words(group, 'f16')
 
 
 def run_of(form: Group, vector: str) -> int:
@@ -97,36 +76,18 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
     if reason:
         raise ScheduleError(reason)
     form = words_of(group)
-    if not schedule.pack and not form.in_place:
-        raise ScheduleError(f'{group.label}: words do not lie in place in its input: pack it')
     run = dict(schedule.options).get(RUN, 0)
     if run < 1:
         raise ScheduleError(
             f'{group.label}: run={run} words are added in f16; it must be at least 1'
         )
-    words, whole = plan_outer(form.group, schedule), False
-    if schedule.pack:
-        tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
-        source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1)
-        if source.splits[-1].factor > 1:
-            raise ScheduleError(f'{group.label}: pixels step over words of a row: do not pack it')
-        words = replace(words, operand=source)
-        axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
-        whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
-    epilogue, vector = typed_epilogue(group), None
-    if words.out_strides.get(schedule.vector) == 1:
-        vector = half_value(group, schedule.vector, ISAS[schedule.isa])
-    if vector:  # those of both are written once
-        called = dict.fromkeys((*epilogue.functions, *vector.epilogue.functions))
-        epilogue = replace(epilogue, functions=tuple(called))
-        vector = replace(vector, epilogue=replace(vector.epilogue, functions=()))
-    words = replace(
-        words, epilogue=epilogue, quick=None, result=C_TYPES[group.output.dtype], whole=vector,
-        run=run, ahead=None,
-    )  # fmt: skip
+    words, whole = packed(plan_outer(form.group, schedule), form, schedule)
+    if schedule.pack and words.operand.splits[-1].factor > 1:
+        raise ScheduleError(f'{group.label}: pixels step over words of a row: do not pack it')
+    words = replace(with_epilogue(group, words), run=run)
     finish = finished(group, words)
     if finish:
-        words = replace(words, finish=finish, epilogue=replace(epilogue, functions=()))
+        words = replace(words, finish=finish, epilogue=replace(words.epilogue, functions=()))
     return DotPlan(group, words, form, PRODUCTS, False, whole)
 
 
