@@ -16,7 +16,7 @@ from tilewright.graph import levels
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.memory import plan
-from tilewright.graph.program import Program
+from tilewright.graph.program import Program, Task
 from tilewright.graph.program_json import program_to_json
 from tilewright.graph.recompute import held_outside, within
 from tilewright.graph.training import LOSS, RATE, step_program, trainable
@@ -88,6 +88,33 @@ def test_a_device_keeps_the_limit_and_the_numbers() -> None:
             np.testing.assert_array_equal(small.arrays()[name], array)
     with pytest.raises(InputError, match='needs at least'):
         compiled(memory='1KB')
+
+
+def test_what_waits_for_nothing_is_computed_just_before_it_is_read() -> None:
+    program, _ = step()
+    made = {task.result for task in program.tasks}
+
+    def first_of(value: str) -> str:
+        return program.place(value)[0]
+
+    def waits(task: Task) -> bool:
+        return not made.isdisjoint(map(first_of, task.operands.values()))
+
+    def early(late: bool) -> list[str]:
+        """Tasks that wait for none and are read, but by none of the next level."""
+        found = []
+        at = levels.levels_of(program, late)
+        for level, task in zip(at, program.tasks, strict=True):
+            read = [
+                other for other, reader in zip(at, program.tasks, strict=True)
+                if task.result in map(first_of, reader.operands.values())
+            ]  # fmt: skip
+            if read and not waits(task) and min(read) != level + 1:
+                found.append(task.name)
+        return found
+
+    assert any('reverse' in name or 'grad' in name for name in early(late=False))
+    assert early(late=True) == []
 
 
 def test_an_order_that_is_meant_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

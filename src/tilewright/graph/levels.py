@@ -2,8 +2,10 @@
 
 Goes in: a program. Comes out: the level of each task, one above those whose results it reads, and
 the program with its tasks in that order. What a carried input is next may be written where the
-input lies (`successors`), so that whatever reads the input has a lower level. `late` ones among
-them, small updates that nothing else waits for, are put to the end, where they may be one launch.
+input lies (`successors`), so that whatever reads the input has a lower level. Where some are to be
+`late`, small updates that nothing else waits for are put to the end, where they may be one launch,
+and what waits for nothing, as weights that are turned round for gradients, is computed just before
+it is read, so that it takes no memory before.
 What is computed again late must not be so early: such a task waits for another (`Program.behind`),
 or, where the order is meant (`Program.in_order`), all tasks that are not small and element-wise
 wait for the one before them.
@@ -23,7 +25,9 @@ SMALL = 1 << 16  # elements of an update that may wait until the end
 
 
 def levels_of(program: Program, late: bool = False) -> tuple[int, ...]:
-    """For every task the number of tasks on the longest way to it; `late`: small updates last."""
+    """For every task the number of tasks on the longest way to it; where some are `late`, small
+    updates are last, and what waits for nothing is just before what reads it.
+    """
     return _levels(program, successors(program), late)
 
 
@@ -137,6 +141,9 @@ def _levels(
                 levels[number] = (
                     min((levels[n] for n in behind[number]), default=max(levels) + 1) - 1
                 )
+        for number, others in enumerate(needs):
+            if not others and behind[number]:
+                levels[number] = min(levels[n] for n in behind[number]) - 1
     return tuple(levels)
 
 

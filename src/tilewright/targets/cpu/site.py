@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import InputError
+from tilewright.graph.levels import by_levels
 from tilewright.graph.memory import plan
 from tilewright.graph.passes import PROGRAM_PASSES, ProgramPasses
 from tilewright.graph.program import Program
@@ -94,7 +95,8 @@ class CpuSite:
         ).prices
 
     def ordered(self, program: Program) -> Program:
-        return program
+        """Steps of a training run hold most of their memory while a gradient is computed."""
+        return by_levels(program, late=True) if program.carried else program
 
     def choose(
         self, program: Program, asked: Asked, progress: Report | None = None

@@ -68,7 +68,7 @@ def within_arena(
     is not enough, the order of all tasks is meant.
     """
     replaced = successors(program)
-    ordered = by_levels(program)
+    ordered = by_levels(program, late=True)
     modules: Modules = {}  # programs of one search have most of their kernels in common
 
     def measure(made: Program) -> int:
