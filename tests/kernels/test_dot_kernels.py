@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilewright.machine.isa import ISAS, cpu_flags, host_isas
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.dtypes import NUMPY
+from tilewright.ops.dtypes import NUMPY, is_float
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import add, mul, sub
@@ -155,7 +156,7 @@ def arrays_of(group: Group, seed: int) -> dict[str, np.ndarray]:
     for tensor in group.tensors:
         if tensor.role not in ('input', 'constant'):
             continue
-        if tensor.dtype == 'f32':
+        if is_float(tensor.dtype):
             made[tensor.name][...] = draw.uniform(0.0002, 0.01, tensor.shape)
         elif tensor.dtype == 'i32':
             most = 10 ** (7 if seed % 3 == 0 else 5)  # beyond what is small, and below
@@ -194,6 +195,54 @@ def test_random_integer_products_are_the_definition(isa: str, tools: Tools) -> N
     """Sums, borders, zero points, layouts and rounding."""
     first = list(ISAS).index(isa)
     assert sum(check(seed, isa, tools) for seed in range(first, QUICK, len(ISAS))) >= 8
+
+
+def in_f16(seed: int) -> Group:
+    """A layer of bytes among layers of f16: sums times scales, with or without a residual of f16
+    and a limit, are stored as f16.
+    """
+    random = Random(seed)
+    conv = conv2d(
+        n=1, c=4 * random.randint(1, 6), k=random.randint(1, 40), h=random.randint(3, 9),
+        w=random.randint(3, 9), r=random.choice((1, 3)), s=3, pad=1, bias=random.random() < 0.5,
+    )  # fmt: skip
+    group = bound(conv, random.choice(('u8', 'i8')), 0)
+    scales = 'f32', (1, group.output.shape[1], 1, 1)
+    group = appended(group, mul(cast(read(0), 'f32'), read(1)), scales, out='f32')
+    if random.random() < 0.6:
+        group = appended(group, add(read(0), read(1)), ('f32', group.output.shape), out='f32')
+    if random.random() < 0.6:
+        group = appended(group, call('max', read(0), const(0.0)), out='f32')
+    tensors = tuple(
+        replace(t, dtype='f16') if t.dtype == 'f32' and t.role in ('input', 'output')
+        and t.shape == group.output.shape else t
+        for t in group.tensors
+    )  # fmt: skip
+    others = {t.name for t in tensors if t.dtype == 'f16'}
+    return channels_last(replace(group, tensors=tensors), {'In', *others})
+
+
+def test_results_of_f16_are_the_definition(half: tuple[str, str], tools: Tools) -> None:
+    """Rounded once, from float32, as they are stored."""
+    isa = half[1]
+    for seed in range(8):
+        group = in_f16(seed)
+        schedule = schedule_for(group, isa, seed)
+        assert schedule is not None
+        assert schedule.schema == 'dot'
+        arrays = {
+            name: array * array.dtype.type(0.05) if array.dtype.kind == 'f' else array
+            for name, array in arrays_of(group, seed).items()
+        }  # results that f16 holds
+        want = reference(group, arrays)
+        assert np.abs(want).max() < np.finfo(np.float16).max
+        source = generate(group, schedule)
+        assert 'put_f16' in source
+        flags = (*compiler_flags(schedule), '-O2')
+        for out in run_program(group, source, verify.freeze_all(arrays), tools(isa), flags):
+            assert out.dtype == np.float16
+            off = np.abs(out.astype(np.float64) - want)
+            assert (off <= 1.01 * 2.0**-11 * np.abs(want) + 1e-6).all(), f'{seed}: {group.label}'
 
 
 @pytest.mark.slow

@@ -14,10 +14,12 @@ import tilewright as tw
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError
 from tilewright.graph.evaluate import evaluate
+from tilewright.graph.half import halved
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
 from tilewright.precision.accuracy import Accuracy, output_error
 from tilewright.precision.calibrate import QuantizeOptions, calibrate
+from tilewright.precision.mix import mix_text
 from tilewright.precision.mixed import mixed_model
 from tilewright.precision.units import units_of
 from tilewright.search.mix import MixProblem
@@ -67,6 +69,25 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
         mine = evaluate(prepare(path), x)['y']
         assert np.abs(mine - theirs).max() <= 0.02 * np.abs(right).max()
         assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize('mix', [m for m in itertools.product((False, True), repeat=3) if any(m)])
+def test_floats_beside_integers_may_be_f16(mix) -> None:
+    """Bytes stay bytes, also the weights of layers whose results are floats, and so does an input
+    that is only rounded to them.
+    """
+    calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
+    program = prepare(mixed_model(calibrated, units_of(calibrated.model), mix))
+    made, x = halved(program, 'f16', on_cpu=True), {'x': samples(1)}
+    want, got = (evaluate(p, x)['y'] for p in (program, made))
+    assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
+    factors = [
+        {t.group.tensor(a.tensor).dtype for a in t.group.main.reads}
+        for t in made.tasks if t.group.main.is_product_sum
+    ]  # fmt: skip
+    assert sum(kinds == {'f16'} for kinds in factors) >= mix.count(False)
+    assert sum(not kinds & {'f16', 'f32'} for kinds in factors) == mix.count(True)
+    assert any('convert' in t.group.label for t in made.tasks) != mix[0]
 
 
 def test_an_activation_that_comes_back_has_its_limits(tmp_path) -> None:
@@ -125,6 +146,34 @@ def test_a_mix_keeps_its_accuracy_or_says_that_it_does_not(accuracy, reached, tm
     assert again.mix == net.mix
     x = {'x': samples(1)}
     np.testing.assert_array_equal(again.run(x)['y'], net.run(x)['y'])
+
+
+@pytest.mark.skipif(
+    not machine().half, reason='this core has no arithmetic of f16: run it on one that does'
+)
+def test_a_machine_with_f16_mixes_it_with_bytes() -> None:
+    """Where f16 alone keeps the limit, layers that are not bytes are f16; else they are fp32."""
+    for accuracy, floats in (('rel=0.01', 'fp16'), ('rel=1e-5', 'fp32')):
+        net = tw.compile(
+            small_model(), precision='auto', accuracy=accuracy, samples=samples(8), threads=1,
+            machine=machine(),
+        )  # fmt: skip
+        assert net.mix['reached']
+        assert net.mix['floats'] == floats
+        assert set(net.mix['types'].values()) <= {'int8', floats}
+        assert net.mix['predicted_ms'].keys() == {'mix', 'fp32', 'fp16', 'int8'}
+        assert f'the others in {floats}' in mix_text(net.mix)
+        halves = any(task.group.half for task in net.tasks)
+        assert halves == (floats == 'fp16')
+
+
+def test_a_mix_of_an_older_file_has_floats_of_fp32() -> None:
+    old = {
+        'accuracy': 'rel=0.1', 'reached': True, 'held_out_samples': 2, 'types': {'c': 'int8'},
+        'error': {'rel': 0.01, 'cosine': 1.0, 'top1': 1.0}, 'error_alone': {'c': 0.01},
+        'predicted_ms': {'mix': 1.0, 'fp32': 2.0, 'int8': 1.0},
+    }  # fmt: skip
+    assert 'the others in fp32, predicted 1.000 ms (fp32 2.000, int8 1.000)' in mix_text(old)
 
 
 def test_the_command_line_ends_with_1_where_no_mix_is_accurate_enough(tmp_path, capsys) -> None:

@@ -30,7 +30,7 @@ from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
 from tilewright.graph.half_rows import in_rows, row_form, row_weights
 from tilewright.graph.program import Program, Task
 from tilewright.ops.describe import dims_of
-from tilewright.ops.dtypes import HALVES, NUMPY
+from tilewright.ops.dtypes import HALVES, NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Dim, Stage, read, var
 
@@ -114,6 +114,11 @@ def _is_weight(group: Group, name: str) -> bool:
     """Whether a tensor is a factor of the group's products."""
     main = group.main
     return main.is_product_sum and name in {a.tensor for a in main.reads}
+
+
+def _rounds(group: Group) -> bool:
+    """Whether a group makes whole numbers of its input, element by element: no need for halves."""
+    return group.main.combiner is None and not is_float(group.output.dtype)
 
 
 def _multiplies_values(group: Group) -> bool:
@@ -205,6 +210,7 @@ class _State:
             for name in program.inputs
             if program.values[name].dtype == 'f32' and program.readers.get(name)
             and not any(t.group.is_sequential for t in program.readers[name])
+            and not all(_rounds(t.group) for t in program.readers[name])
         }  # fmt: skip
         results = {program.place(t.result)[0] for t in program.tasks if t.name in self.kept}
         self.converted |= {
@@ -356,7 +362,7 @@ class _State:
         if not dtypes or group.is_sequential:
             return task
         for tensor in [t for t in operands if _is_weight(group, t)]:
-            if self._is_constant(operands[tensor]):
+            if group.tensor(tensor).dtype == 'f32' and self._is_constant(operands[tensor]):
                 if LAST in orders.values() and _by_channel(group, tensor):
                     orders[tensor] = WEIGHTS_LAST
                 operands[tensor] = self._weight(

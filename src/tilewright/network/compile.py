@@ -173,7 +173,8 @@ def compile(
              for a model of fp16 where it can be computed in, else fp32. On a CPU with arithmetic
              of f16 'fp16' means the same; on others 'fp16' and 'bf16' are what weights
              are stored as where memory binds; there are also 'int8': quantised by
-             `samples`, and 'auto': the fastest mix of fp32 and int8 layers within `accuracy`, of
+             `samples`, and 'auto': the fastest mix of int8 layers with those of fp32, or of fp16
+             where the machine computes in it, within `accuracy`, of
              which `network.mix` tells (docs/precision.md).
     accuracy  'rel=0.01', 'cosine=0.999' or 'top1=0.98' of the results, against those of fp32. Where
              no mix reaches it, the closest is handed out with a warning.
@@ -249,8 +250,8 @@ def compile(
         site = CpuSite.of(machine, threads)
         source = Floats.of(network, shapes, constants, example_inputs, site.threads)
         pricing = Pricing(site, asked, chosen_passes, again)
-        network, mix = in_integers(source, samples, accuracy, pricing)
-        shapes = constants = example_inputs = precision = None
+        network, precision, mix = in_integers(source, samples, accuracy, pricing)
+        shapes = constants = example_inputs = None
     if is_zoo(network):
         # No ONNX model, which a fallback would need: all of it is ours.
         sized = {name: tuple(shape) for name, shape in (shapes or {}).items()}

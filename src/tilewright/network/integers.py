@@ -7,18 +7,19 @@ a QDQ model, and for 'auto' what chose the type of each layer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilewright.check.data import random_inputs
 from tilewright.graph.lower import lower
-from tilewright.graph.passes import apply_passes
+from tilewright.graph.passes import HALF, apply_passes, with_half
 from tilewright.importers.onnx import import_onnx
+from tilewright.ops.dtypes import PRECISIONS
 from tilewright.precision.accuracy import Accuracy
 from tilewright.precision.calibrate import QuantizeOptions, calibrate
 from tilewright.precision.mix import FEWEST as FEWEST_FOR_MIX
-from tilewright.precision.mix import MixSearch, Run
+from tilewright.precision.mix import MixSearch, Price, Run
 from tilewright.precision.quantize import FEWEST
 from tilewright.precision.reference import Floats
 from tilewright.precision.samples import Sample, samples_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 RANDOM = 8  # samples that are drawn where none are given
 CALLS = 5  # that a task's time is the median of
+FLOATS = ('fp16',)  # types of layers in a mix, beside fp32 and int8
 
 
 @dataclass(frozen=True)
@@ -41,34 +43,42 @@ class Pricing:
     site: CpuSite
     asked: Asked
     passes: set[str]
-    compiled: Callable[[Any], Network]
+    compiled: Callable[..., Network]
 
-    def price(self, sample: Sample) -> Callable[[ModelProto], Sequence[tuple[Any, float]]]:
+    def prices(self, sample: Sample) -> dict[str, Price]:
+        """Type of floats, of those that the machine computes in -> `price`."""
+        kinds = [name for name in FLOATS if self.site.machine.computes(PRECISIONS[name])]
+        return {floats: self.price(sample, floats) for floats in ('fp32', *kinds)}
+
+    def price(self, sample: Sample, floats: str = 'fp32') -> Price:
         """[model] -> (nodes, seconds) of each task: predicted, or measured where kernels are."""
 
         def predicted(model: ModelProto) -> list[tuple[tuple[str, ...], float]]:
-            site_passes = passes_at(self.site, self.asked)
-            program = apply_passes(import_onnx(model), self.passes, self.site.cost, site_passes)
+            site_passes, passes = passes_at(self.site, self.asked), set(self.passes)
+            if floats != 'fp32':
+                site_passes = with_half(site_passes, PRECISIONS[floats], on_cpu=True)
+                passes |= {HALF}
+            program = apply_passes(import_onnx(model), passes, self.site.cost, site_passes)
             chosen = self.site.choose(program, self.asked)
             return [(t.origin, chosen[t.group.digest][0].predicted_s) for t in program.tasks]
 
         def measured(model: ModelProto) -> list[tuple[tuple[str, ...], float]]:
-            network = self.compiled(model)
+            network = self.compiled(model, precision=floats)
             arrays = [sample[value.name] for value in network.inputs]
             found = network.profile(*arrays, calls=CALLS)
             return [(task.origin, 1e-3 * task.time_ms) for task in found.tasks]
 
         return predicted if self.asked.tune == 'model' else measured
 
-    def runner(self, model: ModelProto) -> Run:
-        network = self.compiled(model)
+    def runner(self, model: ModelProto, floats: str) -> Run:
+        network = self.compiled(model, precision=floats)
         return lambda sample: network.run(dict(sample))
 
 
 def in_integers(
     source: Floats, given: Any, accuracy: Any, pricing: Pricing
-) -> tuple[ModelProto, dict[str, Any] | None]:
-    """[Floats, samples, accuracy or None] -> [ModelProto, the mix as JSON]"""
+) -> tuple[ModelProto, str, dict[str, Any] | None]:
+    """[Floats, samples, accuracy or None] -> [ModelProto, its type of floats, the mix as JSON]"""
     wanted = None if accuracy is None else Accuracy.of(accuracy)
     if given is None:
         warnings.warn(
@@ -78,8 +88,10 @@ def in_integers(
         given = [random_inputs(program, seed) for seed in range(RANDOM)]
     samples = samples_of(given, source.inputs, FEWEST if wanted is None else FEWEST_FOR_MIX)
     if wanted is None:
-        return calibrate(source.model, samples, QuantizeOptions()).quantised(), None
-    search = MixSearch.of(source, samples, QuantizeOptions(), pricing.price(samples[0]))
+        return calibrate(source.model, samples, QuantizeOptions()).quantised(), 'fp32', None
+    search = MixSearch.of(
+        source, samples, QuantizeOptions(), pricing.prices(samples[0]), pricing.runner
+    )
     mix = search.choose(wanted, pricing.runner)
     if not mix.reached:
         warnings.warn(
@@ -87,4 +99,4 @@ def in_integers(
             stacklevel=3,
         )
     types = tuple(kind == 'int8' for kind in mix.types.values())
-    return search.model(types), mix.to_json()
+    return search.model(types), mix.floats, mix.to_json()

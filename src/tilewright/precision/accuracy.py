@@ -46,6 +46,9 @@ class OutputError:
         )
 
 
+EXACT = OutputError(0.0, 1.0, 1.0)
+
+
 def output_error(
     right: Sequence[Mapping[str, np.ndarray]], found: Sequence[Mapping[str, np.ndarray]]
 ) -> OutputError:

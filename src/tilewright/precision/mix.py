@@ -6,6 +6,9 @@
 [both]            -> solve         -> [mix]                      an integer program (search/mix.py)
 [mix]             -> check         -> [mix], or a tighter limit  compiled, on the other half
 
+Units that are not integers are floats of one type: fp32, or fp16 where the machine computes in it,
+whichever gives the faster mix. What fp16 loses by itself is measured once, on the network of it.
+
 Squares of relative errors add up as if units were independent, which they are about; how much of
 that sum an accuracy allows is found by bisection on the samples of the search.
 """
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.knobs import debug
-from tilewright.precision.accuracy import Accuracy, OutputError, output_error
+from tilewright.precision.accuracy import EXACT, Accuracy, OutputError, output_error
 from tilewright.precision.calibrate import Calibrated, QuantizeOptions, calibrate
 from tilewright.precision.mixed import mixed_model
 from tilewright.precision.reference import Floats
@@ -39,22 +42,26 @@ CHECKS = 4  # mixes that are compiled before floats are taken
 # [model] -> the nodes of each task and its seconds
 Price = Callable[['ModelProto'], Sequence[tuple[tuple[str, ...], float]]]
 Run = Callable[[Sample], Mapping[str, np.ndarray]]
+Compile = Callable[['ModelProto', str], Run]  # a model, with its floats of a type
+PLAIN = 'fp32'
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
     """The types of a model's units and what is known of them.
 
-    types        unit -> 'int8' or 'fp32'
+    floats       the type of floats: 'fp32' or 'fp16'
+    types        unit -> 'int8' or that
     losses       unit -> relative error of the results with this unit alone in integers
-    predicted_s  the whole mix, the same in floats, and all in integers
+    predicted_s  the whole mix, all of it in each type of floats, and all in integers
     error        of the compiled network on samples that nothing was chosen by
     """
 
     accuracy: Accuracy
+    floats: str
     types: Mapping[str, str]
     losses: Mapping[str, float]
-    predicted_s: tuple[float, float, float]
+    predicted_s: Mapping[str, float]
     error: OutputError
     held_out: int
 
@@ -63,13 +70,13 @@ class Mix:
         return self.accuracy.holds(self.error)
 
     def to_json(self) -> dict[str, Any]:
-        mix, floats, integers = (1e3 * seconds for seconds in self.predicted_s)
         return {
             'accuracy': str(self.accuracy),
             'reached': self.reached,
             'error': self.error.to_json(),
             'held_out_samples': self.held_out,
-            'predicted_ms': {'mix': mix, 'fp32': floats, 'int8': integers},
+            'predicted_ms': {name: 1e3 * seconds for name, seconds in self.predicted_s.items()},
+            'floats': self.floats,
             'types': dict(self.types),
             'error_alone': dict(self.losses),
         }
@@ -78,11 +85,14 @@ class Mix:
 def mix_text(mix: Mapping[str, Any]) -> str:
     """A mix, as its JSON has it, for people."""
     small = sum(kind == 'int8' for kind in mix['types'].values())
-    times = mix['predicted_ms']
+    times = dict(mix['predicted_ms'])
+    predicted = f'{times.pop("mix"):.3f} ms'
+    others = ', '.join(f'{name} {ms:.3f}' for name, ms in times.items())
+    floats = mix.get('floats', PLAIN)
     verdict = 'reached' if mix['reached'] else 'NOT reached, the closest mix that was found'
     return (
-        f'{small} of {len(mix["types"])} layers in int8, predicted {times["mix"]:.3f} ms '
-        f'(fp32 {times["fp32"]:.3f}, int8 {times["int8"]:.3f})\n'
+        f'{small} of {len(mix["types"])} layers in int8, the others in {floats}, predicted '
+        f'{predicted} ({others})\n'
         f'accuracy {mix["accuracy"]}: {verdict}; '
         f'{OutputError(**mix["error"])} on {mix["held_out_samples"]} held-out samples'
     )
@@ -92,22 +102,26 @@ def mix_text(mix: Mapping[str, Any]) -> str:
 class MixSearch:
     """What is measured once for a model, whatever accuracies are asked for later.
 
+    problems  for each type of floats: seconds of units in it and in integers
+    floors  what each type of floats loses by itself, on the samples of the search
     tried   samples of the search that mixes are tried on, with the results of floats
     held    samples that a mix is checked on before it is handed over
     """
 
     calibrated: Calibrated
     units: Units
-    problem: MixProblem
+    problems: Mapping[str, MixProblem]
+    floors: Mapping[str, OutputError]
     source: Floats
     tried: tuple[Sample, ...]
     held: tuple[Sample, ...]
 
     @classmethod
     def of(
-        cls, source: Floats, samples: Sequence[Sample], options: QuantizeOptions, price: Price
-    ) -> MixSearch:
-        """Ranges, sensitivities and prices."""
+        cls, source: Floats, samples: Sequence[Sample], options: QuantizeOptions,
+        prices: Mapping[str, Price], compiled: Compile,
+    ) -> MixSearch:  # fmt: skip
+        """Ranges, sensitivities and, for each type of floats, prices."""
         half = len(samples) // 2
         calibrated = calibrate(source.model, samples[:half], options)
         units = units_of(calibrated.model, options.exclude)
@@ -118,58 +132,80 @@ class MixSearch:
             alone = mixed_model(calibrated, units, tuple(i == number for i in range(count)))
             losses.append(output_error(right, source.results_of(alone, tried)).rel ** 2)
         debug(1, f'{source.model.graph.name}: sensitivities of {count} units measured')
-        problem = _priced(calibrated, units, tuple(losses), price)
-        return cls(calibrated, units, problem, source, tried, tuple(samples[half:]))
+        problems = {
+            floats: _priced(calibrated, units, tuple(losses), price)
+            for floats, price in prices.items()
+        }  # fmt: skip
+        plain, floors = mixed_model(calibrated, units, (False,) * count), {PLAIN: EXACT}
+        for floats in problems:
+            if floats != PLAIN:
+                run = compiled(plain, floats)
+                floors[floats] = output_error(right, [run(sample) for sample in tried])
+        return cls(calibrated, units, problems, floors, source, tried, tuple(samples[half:]))
 
     def model(self, integers: tuple[bool, ...]) -> ModelProto:
         return mixed_model(self.calibrated, self.units, integers)
 
-    def within(self, accuracy: Accuracy) -> tuple[bool, ...]:
-        """The fastest mix that keeps an accuracy on the samples of the search."""
+    def within(self, accuracy: Accuracy) -> tuple[str, tuple[bool, ...]]:
+        """The fastest mix that keeps an accuracy on the samples of the search: type of floats, and
+        which units are integers.
+        """
+        found = {
+            floats: self._within(accuracy, floats)
+            for floats, floor in self.floors.items()
+            if floats == PLAIN or accuracy.holds(floor)
+        }
+        best = min(found, key=lambda floats: self.problems[floats].seconds(found[floats]))
+        return best, found[best]
+
+    def _within(self, accuracy: Accuracy, floats: str) -> tuple[bool, ...]:
+        problem, floor = self.problems[floats], accuracy.loss(self.floors[floats])
         right = [self.source.run(sample) for sample in self.tried]
         known: dict[tuple[bool, ...], bool] = {}
 
         def holds(integers: tuple[bool, ...]) -> bool:
             if integers not in known:
                 found = self.source.results_of(self.model(integers), self.tried)
-                known[integers] = accuracy.holds(output_error(right, found))
+                lost = accuracy.loss(output_error(right, found)) + floor
+                known[integers] = lost <= accuracy.allowed
             return known[integers]
 
-        best = self.problem.solve(0.0)
-        losses = [loss for loss in self.problem.losses if loss > 0]
+        best = problem.solve(0.0)
+        losses = [loss for loss in problem.losses if loss > 0]
         if not losses:
-            return self.problem.solve(math.inf)
+            return problem.solve(math.inf)
         low, high = math.log(min(losses)), math.log(2 * sum(losses))
         start = {'rel': accuracy.limit**2, 'cosine': 2 * (1 - accuracy.limit)}
         first = start.get(accuracy.measure, 0.0)
         middle = min(max(math.log(first), low), high) if first > 0 else high
         for _ in range(STEPS):
-            mix = self.problem.solve(math.exp(middle))
+            mix = problem.solve(math.exp(middle))
             if holds(mix):
                 low = middle
-                if self.problem.seconds(mix) < self.problem.seconds(best):
+                if problem.seconds(mix) < problem.seconds(best):
                     best = mix
             else:
                 high = middle
             middle = (low + high) / 2
         return best
 
-    def choose(self, accuracy: Accuracy, compiled: Callable[[ModelProto], Run]) -> Mix:
+    def choose(self, accuracy: Accuracy, compiled: Compile) -> Mix:
         """A mix that keeps an accuracy on samples that nothing was chosen by, or the closest."""
         right = [self.source.run(sample) for sample in self.held]
         asked, closest = accuracy, None
         for turn in range(CHECKS):
-            floats = (False,) * len(self.units.units)
-            integers = self.within(asked) if turn < CHECKS - 1 else floats
-            run = compiled(self.model(integers))
+            last = turn == CHECKS - 1
+            none = PLAIN, (False,) * len(self.units.units)
+            floats, integers = none if last else self.within(asked)
+            run = compiled(self.model(integers), floats)
             error = output_error(right, [run(sample) for sample in self.held])
-            mix = self._mix(accuracy, integers, error)
-            debug(1, f'{sum(integers)} units in int8: {error}')
+            mix = self._mix(accuracy, floats, integers, error)
+            debug(1, f'{sum(integers)} units in int8, the others in {floats}: {error}')
             if mix.reached:
                 return mix
             if closest is None or accuracy.loss(error) < accuracy.loss(closest.error):
                 closest = mix
-            if not any(integers):
+            if (floats, integers) == none:
                 break
             # What was lost beyond the limit is taken off it.
             over = accuracy.loss(error) / max(accuracy.allowed, 1e-30)
@@ -177,15 +213,21 @@ class MixSearch:
         assert closest is not None
         return closest
 
-    def _mix(self, accuracy: Accuracy, integers: tuple[bool, ...], error: OutputError) -> Mix:
+    def _mix(
+        self, accuracy: Accuracy, floats: str, integers: tuple[bool, ...], error: OutputError
+    ) -> Mix:
         names = [unit.name for unit in self.units.units]
-        count, problem = len(names), self.problem
+        count, problem = len(names), self.problems[floats]
+        uniform = {name: one.seconds([False] * count) for name, one in self.problems.items()}
         return Mix(
             accuracy,
-            {name: 'int8' if x else 'fp32' for name, x in zip(names, integers, strict=True)},
+            floats,
+            {name: 'int8' if x else floats for name, x in zip(names, integers, strict=True)},
             dict(zip(names, (math.sqrt(loss) for loss in problem.losses), strict=True)),
-            (problem.seconds(integers), problem.seconds([False] * count),
-             problem.seconds([True] * count)),
+            {
+                'mix': problem.seconds(integers), **uniform,
+                'int8': self.problems[PLAIN].seconds([True] * count),
+            },
             error,
             len(self.held),
         )  # fmt: skip

@@ -1,13 +1,14 @@
-"""Time against error of mixes of fp32 and int8, on the CPU: a table, JSON and a picture.
+"""Time against error of mixes of floats and int8, on the CPU: a table, JSON and a picture.
 
     python -m tilewright_lab.scripts.precision_curve make mobilenet_v2 --folder curve
     python -m tilewright_lab.scripts.precision_curve time mobilenet_v2 --folder curve --rounds 15
     python -m tilewright_lab.scripts.precision_curve draw mobilenet_v2 resnet50 --folder curve
 
 `make` quantises a network of the zoo by random images, chooses a mix for each limit of `--limits`,
-and writes them, all of fp32 and all of int8 as .tw files. `time` runs all of them in turns in one
-process and writes NAME.json: relative error on held-out images, medians and raw samples of times.
-`draw` makes precision-curve.png of these. Sensitivities are measured once for a network.
+and writes them and the network in uniform types, fp16 among them where the machine computes in it,
+as .tw files. `time` runs all of them in turns in one process and writes NAME.json: relative error
+on held-out images, medians and raw samples of times. `draw` makes precision-curve.png of these.
+Sensitivities are measured once for a network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tilewright as tw
 from tilewright import zoo
 from tilewright.graph.passes import passes_of
 from tilewright.network.integers import Pricing
-from tilewright.precision.accuracy import Accuracy, output_error
+from tilewright.precision.accuracy import Accuracy, OutputError, output_error
 from tilewright.precision.calibrate import QuantizeOptions, calibrate
 from tilewright.precision.mix import MOST_SEARCHED, MixSearch
 from tilewright.precision.reference import Floats
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SAMPLES = 12
-UNIFORM = ('fp32', 'int8')
+MARKS = {'fp32': 's', 'fp16': 'D', 'int8': '^'}  # of uniform types
 
 
 def searched(name: str, folder: Path, pricing: Pricing, threads: int) -> MixSearch:
@@ -46,18 +47,28 @@ def searched(name: str, folder: Path, pricing: Pricing, threads: int) -> MixSear
     samples = [zoo.inputs(network, seed) for seed in range(1, 1 + SAMPLES)]
     source, options = Floats.of(name, threads=threads), QuantizeOptions()
     if not stored.exists():
-        search = MixSearch.of(source, samples, options, pricing.price(samples[0]))
-        stored.write_text(json.dumps(asdict(search.problem)) + '\n')
+        prices = pricing.prices(samples[0])
+        search = MixSearch.of(source, samples, options, prices, pricing.runner)
+        kept = {
+            'problems': {floats: asdict(one) for floats, one in search.problems.items()},
+            'floors': {floats: one.to_json() for floats, one in search.floors.items()},
+        }
+        stored.write_text(json.dumps(kept) + '\n')
         return search
     kept = json.loads(stored.read_text())
-    problem = MixProblem(
-        tuple(kept['floats_s']), tuple(kept['integers_s']), tuple(kept['losses']),
-        tuple((i, j, seconds) for i, j, seconds in kept['crossings']),
-    )  # fmt: skip
+    problems = {
+        floats: MixProblem(
+            tuple(one['floats_s']), tuple(one['integers_s']), tuple(one['losses']),
+            tuple((i, j, seconds) for i, j, seconds in one['crossings']),
+        )
+        for floats, one in kept['problems'].items()
+    }  # fmt: skip
+    floors = {floats: OutputError(**one) for floats, one in kept['floors'].items()}
     half = SAMPLES // 2
     calibrated = calibrate(source.model, samples[:half], options)
     tried, held = tuple(samples[:half][:MOST_SEARCHED]), tuple(samples[half:])
-    return MixSearch(calibrated, units_of(calibrated.model), problem, source, tried, held)
+    units = units_of(calibrated.model)
+    return MixSearch(calibrated, units, problems, floors, source, tried, held)
 
 
 def make(name: str, folder: Path, limits: list[float], threads: int, tune: str) -> None:
@@ -70,24 +81,26 @@ def make(name: str, folder: Path, limits: list[float], threads: int, tune: str) 
     count, errors = len(search.units.units), folder / f'{name}.errors.json'
     found: dict[str, dict] = json.loads(errors.read_text())['points'] if errors.exists() else {}
 
-    def keep(kind: str, model: ModelProto, point: dict) -> None:
-        net = compiled(model, save=folder / f'{name}-{kind}.tw')
+    def keep(kind: str, model: ModelProto, floats: str, point: dict) -> None:
+        net = compiled(model, precision=floats, save=folder / f'{name}-{kind}.tw')
         error = output_error(right, [net.run(dict(sample)) for sample in search.held])
         found[kind] = point | {'error': error.to_json()}
         text = json.dumps({'network': name, 'layers': count, 'points': found}, indent=1)
         errors.write_text(text + '\n')
         print(name, kind, point['int8_layers'], 'of', count, error, flush=True)
 
-    whole = {'fp32': (search.model((False,) * count), 0),
-             'int8': (search.calibrated.quantised(), count)}  # fmt: skip
-    for kind, (model, layers) in whole.items():
+    none = search.model((False,) * count)
+    whole = {floats: (none, floats, 0) for floats in search.problems}
+    whole['int8'] = search.calibrated.quantised(), 'fp32', count
+    for kind, (model, floats, layers) in whole.items():
         if kind not in found:
-            keep(kind, model, {'int8_layers': layers})
+            keep(kind, model, floats, {'int8_layers': layers, 'floats': floats})
     for limit in limits:
         if f'{limit:g}' not in found:
             mix = search.choose(Accuracy('rel', limit), pricing.runner)
             types = tuple(kind == 'int8' for kind in mix.types.values())
-            keep(f'{limit:g}', search.model(types), mix.to_json() | {'int8_layers': sum(types)})
+            point = mix.to_json() | {'int8_layers': sum(types)}
+            keep(f'{limit:g}', search.model(types), mix.floats, point)
 
 
 def time_all(name: str, folder: Path, rounds: int, threads: int) -> None:
@@ -106,8 +119,9 @@ def time_all(name: str, folder: Path, rounds: int, threads: int) -> None:
     for kind, point in known['points'].items():
         point['samples_ms'] = times[kind]
         point['time_ms'] = statistics.median(times[kind])
-        print(f'{name} {kind:8} {point["int8_layers"]:3} of {known["layers"]} layers in int8, '
-              f'error {point["error"]["rel"]:.5f}, {point["time_ms"]:.2f} ms')  # fmt: skip
+        print(f'{name} {kind:8} {point["int8_layers"]:3} of {known["layers"]} layers in int8, the '
+              f'others in {point.get("floats", "fp32")}, error {point["error"]["rel"]:.5f}, '
+              f'{point["time_ms"]:.2f} ms')  # fmt: skip
     about = {'threads': threads, 'rounds': rounds, 'samples': SAMPLES}
     (folder / f'{name}.json').write_text(json.dumps(known | about, indent=1) + '\n')
 
@@ -123,10 +137,10 @@ def draw(names: list[str], folder: Path, picture: Path) -> None:
     for name, frame in zip(names, frames[0], strict=True):
         points = json.loads((folder / f'{name}.json').read_text())['points']
         xy = {k: (100 * p['error']['rel'], p['time_ms']) for k, p in points.items()}
-        mixes = sorted(xy[kind] for kind in xy if kind not in UNIFORM)
-        frame.plot(*zip(*mixes, strict=True), 'o-', label='mixes of fp32 and int8')
-        for kind, mark in zip(UNIFORM, ('s', '^'), strict=True):
-            frame.plot(*xy[kind], mark, markersize=9, label=f'all {kind}')
+        mixes = sorted(xy[kind] for kind in xy if kind not in MARKS)
+        frame.plot(*zip(*mixes, strict=True), 'o-', label='mixes')
+        for kind in (kind for kind in MARKS if kind in xy):
+            frame.plot(*xy[kind], MARKS[kind], markersize=9, label=f'all {kind}')
         frame.set(title=name, xlabel='relative error of the scores, %', ylabel='ms')
         frame.set_ylim(bottom=0)
         frame.legend()

@@ -23,7 +23,7 @@ from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.whole_vectors import ABOVE, WholeValue
 from tilewright.kernels.cpu.writer import Writer
-from tilewright.ops.dtypes import DTYPES, limits
+from tilewright.ops.dtypes import DTYPES, is_float, limits
 
 LANES = 4
 AT_ONCE = 4  # vectors that are narrowed together
@@ -183,14 +183,17 @@ def _bytes(operands: Sequence[Operand]) -> list[Operand]:
 
 
 def _kind(dtype: str) -> str:
-    return 'real_v' if dtype == 'f32' else 'whole_v'
+    return 'real_v' if is_float(dtype) else 'whole_v'
 
 
 def _write_memory(writer: Writer, dtype: str) -> None:
     """`take` and `put` of numbers of 16 or 32 bits."""
     kind, wide = C_TYPES[dtype], _kind(dtype)
     take, put, narrow = 'x', 'all', wide
-    if DTYPES[dtype] == 2:
+    if dtype == 'f16':
+        narrow, take = 'float16x4_t', '(real_v)vcvt_f32_f16(x)'
+        put = 'vcvt_f16_f32((float32x4_t)all)'
+    elif DTYPES[dtype] == 2:
         letter = 'u' if dtype[0] == 'u' else 's'
         narrow = f'{"u" if letter == "u" else ""}int16x4_t'
         take = f'(whole_v)vmovl_{letter}16(x)'
@@ -214,7 +217,7 @@ def read_lines(
     """
     kind, name = _kind(item.dtype), item.name
     if not item.stride(vector):
-        every = 'every_real' if item.dtype == 'f32' else 'every_whole'
+        every = 'every_real' if is_float(item.dtype) else 'every_whole'
         lines = [f'const {kind} {name}_{v} = {every}({place}[0]);' for v in vectors]
         if DTYPES[item.dtype] == 1:
             above = f'every_real({ABOVE - limits(item.dtype)[0]}.0f + {place}[0])'

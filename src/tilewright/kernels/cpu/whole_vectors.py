@@ -139,7 +139,11 @@ def following(
     group: Group, tensor: str, value: WholeValue, operands: Sequence[Operand],
     divides: bool = False,
 ) -> WholeValue | None:  # fmt: skip
-    """What the stages behind a tensor make of its value; `operands` are those that they read."""
+    """What the stages behind a tensor make of its value; `operands` are those that they read.
+
+    Sets without a division (NEON) widen f16 as they are loaded, and narrow a result of f16.
+    """
+    widened = {} if divides else {'f16': 'f32'}
     names = iter(item.name for item in operands)
     values, result = {tensor: value}, value
     writers = [group.main.write.tensor, *(stage.write.tensor for stage in group.epilogue)]
@@ -147,17 +151,19 @@ def following(
         for stage in group.epilogue[writers.index(tensor) :]:
             reads = [
                 values.get(access.tensor)
-                or WholeValue(f'{next(names)}_v', group.tensor(access.tensor).dtype)
+                or WholeValue(f'{next(names)}_v', widened.get(dtype, dtype))
                 for access in stage.reads
+                for dtype in [group.tensor(access.tensor).dtype]
             ]
             if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
                 return None
             dtype = group.tensor(stage.write.tensor).dtype
             given = _Reads(tuple(reads), divides)
             result = _expr(stage.expr, given, dtype_of(stage.expr, given.dtypes))
-            if result.dtype != dtype:
+            if result.dtype != widened.get(dtype, dtype):
                 return None
             values[stage.write.tensor] = result
+            result = replace(result, dtype=dtype)
     except _NoVectorError:
         return None
     return result
