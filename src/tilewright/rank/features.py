@@ -8,6 +8,7 @@ its formula and the function that computes it; `tilewright model show` prints th
     tiles        outputs of a thread, lanes of a warp, warps of a block, outputs of a block
     analytical   transactions at each level, resident blocks, waves and tail, registers, intensity,
                  times at each limit, and DeepCuts' ratios (PUL)
+    sectors      transactions of 32 bytes: of stores, under rows of results and of staged input
     device       figures of the GPU; a model of one GPU alone leaves them out
 
 Times are logarithms (base 2) of microseconds; products of trees with sizes are avoided in this way.
@@ -46,6 +47,7 @@ LAUNCH_US = 2.0
 OVERLAP = 1.5
 SECTOR = 8  # floats of a transaction of global memory, 32 bytes
 WIDEST_STORE = 4  # floats that a thread stores at once
+SECTORS = 'sectors'  # the group of features that count them
 
 
 class View:
@@ -278,12 +280,14 @@ def _tile(name: str) -> Feature:
     return Feature(name, 'tiles', f'{_LEVELS[level]} along {dim}', lambda v: v.tile(name))
 
 
-def _time(name: str, formula: str) -> Feature:
-    return Feature(name, 'analytical', f'log2 us: {formula}', lambda v: _log(getattr(v, name)))
+def _time(name: str, formula: str, group: str = 'analytical') -> Feature:
+    return Feature(name, group, f'log2 us: {formula}', lambda v: _log(getattr(v, name)))
 
 
-def _share(name: str, formula: str, of: Callable[[View], Array]) -> Feature:
-    return Feature(name, 'analytical', formula, of)
+def _share(
+    name: str, formula: str, of: Callable[[View], Array], group: str = 'analytical'
+) -> Feature:
+    return Feature(name, group, formula, of)
 
 
 # Features of the device: fields of `GpuMachine`.
@@ -394,18 +398,19 @@ FEATURES: tuple[Feature, ...] = (
     _share('result_share', 'result_us / fma_us', lambda v: v.result_us / v.fma_us),
     _share('memory_share', 'memory_us / fma_us', lambda v: v.memory_us / v.fma_us),
     _share('idle_share', 'fma_us / least_us', lambda v: v.fma_us / v.least_us),
-    _share('store_width', 'results that a thread stores at once', lambda v: v.store_width),
+    _share('store_width', 'results that a thread stores at once', lambda v: v.store_width,
+           SECTORS),
     _share('store_use', 'outputs of a row of a block over those of its sectors of 32 bytes',
            lambda v: v.outputs_x('block')
-           / (SECTOR * _sectors(v.outputs_x('block'), v.problem['w']))),
-    _share('store_sectors', 'sectors of one store of a warp', lambda v: v.store_sectors),
-    _time('store_us', 'sectors of all stores at the bandwidth of L2'),
-    _share('store_share', 'store_us / fma_us', lambda v: v.store_us / v.fma_us),
-    _time('rows_us', 'sectors under the rows of results, to memory'),
-    _share('rows_share', 'rows_us / fma_us', lambda v: v.rows_us / v.fma_us),
+           / (SECTOR * _sectors(v.outputs_x('block'), v.problem['w'])), SECTORS),
+    _share('store_sectors', 'sectors of one store of a warp', lambda v: v.store_sectors, SECTORS),
+    _time('store_us', 'sectors of all stores at the bandwidth of L2', SECTORS),
+    _share('store_share', 'store_us / fma_us', lambda v: v.store_us / v.fma_us, SECTORS),
+    _time('rows_us', 'sectors under the rows of results, to memory', SECTORS),
+    _share('rows_share', 'rows_us / fma_us', lambda v: v.rows_us / v.fma_us, SECTORS),
     _share('load_use', 'staged columns over those of their sectors',
-           lambda v: v.staged[0] / (SECTOR * v.staged[1])),
-    _time('load_us', 'sectors under the staged rows at the bandwidth of L2'),
+           lambda v: v.staged[0] / (SECTOR * v.staged[1]), SECTORS),
+    _time('load_us', 'sectors under the staged rows at the bandwidth of L2', SECTORS),
     *(_device(name, formula) for name, formula in _FIGURES.items()),
 )  # fmt: skip
 NAMES = tuple(f.name for f in FEATURES)
