@@ -32,7 +32,7 @@ from tilewright_lab.train.evaluate import (
     means,
     ranking_of,
 )
-from tilewright_lab.train.forest import RECIPES, Member, Recipe, calibrated, table_of, train
+from tilewright_lab.train.forest import RECIPES, Member, Recipe, corrected, table_of, train
 
 MACHINE = known_gpu('rtx2080ti')
 RS = 'K,H,W,C,R,TK,TH,TW,BK,BH,BW,CMult,Time\n'
@@ -184,7 +184,7 @@ def test_learning_beats_the_analytical_order_on_problems_not_seen() -> None:
 def test_a_few_measurements_correct_a_model_of_another_machine(model: LearnedModel) -> None:
     slow = [Measured(m.problem, m.batch, 3 * m.seconds) for m in measured(2)]
     few = [Measured(m.problem, m.batch.take(np.arange(10)), m.seconds[:10]) for m in slow]
-    better = calibrated(model, few, MACHINE)
+    better = corrected(model, table_of(few, MACHINE), MACHINE.name)
 
     def error(one: LearnedModel) -> float:
         told = [one.seconds(m.batch, MACHINE) for m in slow]
@@ -344,7 +344,7 @@ def test_how_long_a_problem_takes_is_nothing_to_those_that_order_within_it(tmp_p
     assert not one.has_times
     assert ranking_of(one.scores([m.batch], MACHINE)[0], m.seconds).loss(10) < 0.1
     with pytest.raises(InputError, match='only ranks'):
-        calibrated(one, measured(2), MACHINE)
+        corrected(one, table_of(measured(2), MACHINE), MACHINE.name)
     save_model(one, tmp_path / 'm.npz')
     again = load_model(tmp_path / 'm.npz')
     assert (again.scores([m.batch], MACHINE)[0] == one.scores([m.batch], MACHINE)[0]).all()

@@ -82,6 +82,40 @@ def test_features_agree_with_the_models_that_they_come_from() -> None:
             assert column[name][number] == pytest.approx(want, rel=1e-5), name
 
 
+@pytest.mark.parametrize('width', [28, 30, 31])
+def test_sectors_of_rows_are_those_that_their_addresses_touch(width: int) -> None:
+    """Rows of all blocks' results, address by address; a whole number of blocks along x."""
+    group = conv2d(c=12, h=30, w=width + 2, k=64, r=3, s=3)
+    ((batch, _),) = batches_of(group, some(group, 'rs', 7))
+    view = View(batch, TURING)
+    for number, run in enumerate(view.outputs_x('block').tolist()):
+        if width % run:
+            continue
+        starts = [y * width + x for y in range(8) for x in range(0, width, run)]
+        touched = sum((start + run - 1) // 8 - start // 8 + 1 for start in starts)
+        rows = view.done.blocks[number] * view.at_least_one('block_k')[number]
+        rows *= view.at_least_one('block_y')[number]
+        want = 32 * rows * touched / len(starts) / TURING.global_gbps / 1e3
+        assert view.rows_us[number] == pytest.approx(want)
+
+
+def test_stores_by_hand() -> None:
+    """Two by four outputs of a thread, 32 lanes along k: each lane's store is a sector."""
+    one = {name: np.array([1]) for name in ('ty', 'tx', 'wk', 'wx', 'cb', 'stages')}
+    tiles = one | {
+        'rk': np.array([1]), 'ry': np.array([2]), 'rx': np.array([4]), 'tk': np.array([32]),
+        'wy': np.array([7]), 'join': np.array([0]),
+    }  # fmt: skip
+    whole, parts = (
+        View(Batch(LAYER, 'rs', 'fma', tiles | {'split': np.array([n])}), TURING) for n in (1, 2)
+    )
+    assert (whole.store_width[0], whole.store_sectors[0]) == (4, 32)
+    stores = 28 * 28 * 64 / 32 / 4  # of a warp: lanes times four results each
+    assert whole.store_us[0] == pytest.approx(stores * 32 * 32 / TURING.l2_gbps / 1e3)
+    assert parts.store_width[0] == 1  # atomics
+    assert parts.store_us[0] == pytest.approx(2 * 4 * whole.store_us[0])
+
+
 def test_every_schema_has_finite_features() -> None:
     group = conv2d(c=16, h=14, w=14, k=32, r=3, s=3, pad=1)
     for schema, intrinsic in (

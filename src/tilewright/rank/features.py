@@ -8,6 +8,7 @@ its formula and the function that computes it; `tilewright model show` prints th
     tiles        outputs of a thread, lanes of a warp, warps of a block, outputs of a block
     analytical   transactions at each level, resident blocks, waves and tail, registers, intensity,
                  times at each limit, and DeepCuts' ratios (PUL)
+    sectors      transactions of 32 bytes: of stores, under rows of results and of staged input
     device       figures of the GPU; a model of one GPU alone leaves them out
 
 Times are logarithms (base 2) of microseconds; products of trees with sizes are avoided in this way.
@@ -32,7 +33,7 @@ from tilewright.model.gpu.pul import SHARED_LATENCY
 from tilewright.ops.group import Group
 from tilewright.rank.counts import count
 
-VERSION = 2  # of the table's meaning: a model of another version is refused
+VERSION = 3  # of the table's meaning: a model of another version is refused
 # By kind, a schedule whose features are written into models.
 _PROBES = {
     kind_name(schema.name, probe.intrinsic): (schema, probe)
@@ -44,6 +45,9 @@ COPY_CYCLES = 500.0  # until a piece has been copied from memory, and the barrie
 CHAIN_CYCLES = 4.0  # between dependent instructions of one warp
 LAUNCH_US = 2.0
 OVERLAP = 1.5
+SECTOR = 8  # floats of a transaction of global memory, 32 bytes
+WIDEST_STORE = 4  # floats that a thread stores at once
+SECTORS = 'sectors'  # the group of features that count them
 
 
 class View:
@@ -152,6 +156,58 @@ class View:
         return self.done.blocks * self.done.stored / self.machine.global_gbps / 1e3
 
     @cached_property
+    def store_width(self) -> Array:
+        """Results that a thread stores at once: neighbours along x, aligned in every row; one where
+        parts of a split are added up.
+        """
+        wide = np.gcd(np.gcd(self.outputs_x('thread'), self.problem['w']), WIDEST_STORE)
+        return np.where(self.done.split > 1, 1, wide)
+
+    @cached_property
+    def store_sectors(self) -> Array:
+        """Sectors that one store of a warp touches: a lane has its own, unless its outputs along x
+        are fewer than a sector holds.
+        """
+        along_x = self.at_least_one('lanes_x') * np.minimum(self.outputs_x('thread') / SECTOR, 1)
+        return self.at_least_one('lanes_k') * self.at_least_one('lanes_y') * np.maximum(along_x, 1)
+
+    @cached_property
+    def store_us(self) -> Array:
+        """Sectors of all stores, at the bandwidth of L2."""
+        outputs = self.at_least_one('thread_k') * self.at_least_one('thread_y')
+        stores = self.done.warps * outputs * self.outputs_x('thread') / self.store_width
+        sectors = self.done.blocks * stores * self.store_sectors
+        return 4 * SECTOR * sectors / self.machine.l2_gbps / 1e3
+
+    @cached_property
+    def rows_us(self) -> Array:
+        """Sectors under the rows of every block's results, to memory."""
+        rows = self.at_least_one('block_k') * self.at_least_one('block_y')
+        sectors = self.done.blocks * rows * _sectors(self.outputs_x('block'), self.problem['w'])
+        return 4 * SECTOR * sectors / self.machine.global_gbps / 1e3
+
+    @cached_property
+    def staged(self) -> tuple[Array, Array]:
+        """(columns of the input that a block stages, sectors under them)."""
+        width = (self.problem['w'] - 1) * self.problem['stride'] + self.problem['s']
+        columns = np.clip(self.done.staged_columns, 1, width).astype(np.int64)
+        return columns, _sectors(columns, width)
+
+    @cached_property
+    def load_us(self) -> Array:
+        """Sectors under the rows of every block's input, at the bandwidth of L2."""
+        d = self.done
+        rows = d.blocks * d.staged_rows * d.depth * d.pieces
+        return 4 * SECTOR * rows * self.staged[1] / self.machine.l2_gbps / 1e3
+
+    def at_least_one(self, name: str) -> Array:
+        return np.maximum(self.tile(name), 1).astype(np.int64)
+
+    def outputs_x(self, level: str) -> Array:
+        """Outputs of a thread or block along x, as far as there are so many."""
+        return np.minimum(self.at_least_one(f'{level}_x'), self.problem['w'])
+
+    @cached_property
     def least_us(self) -> Array:
         """The group's arithmetic at the machine's peak."""
         return np.full(len(self.batch), self.batch.group.flops / self.machine.peak_gflops / 1e3)
@@ -170,6 +226,14 @@ class View:
 
 def _up(n: Array, by: Array | int) -> Array:
     return -(-n // by)
+
+
+def _sectors(run: Array, pitch: int) -> Array:
+    """Sectors under `run` neighbouring floats, in the mean over the places where they begin:
+    multiples of what `run` and the length of a row have in common.
+    """
+    step = np.gcd(np.gcd(run, pitch), SECTOR)
+    return (run + SECTOR - step) / SECTOR
 
 
 def problem_of(group: Group) -> dict[str, int]:
@@ -216,12 +280,14 @@ def _tile(name: str) -> Feature:
     return Feature(name, 'tiles', f'{_LEVELS[level]} along {dim}', lambda v: v.tile(name))
 
 
-def _time(name: str, formula: str) -> Feature:
-    return Feature(name, 'analytical', f'log2 us: {formula}', lambda v: _log(getattr(v, name)))
+def _time(name: str, formula: str, group: str = 'analytical') -> Feature:
+    return Feature(name, group, f'log2 us: {formula}', lambda v: _log(getattr(v, name)))
 
 
-def _share(name: str, formula: str, of: Callable[[View], Array]) -> Feature:
-    return Feature(name, 'analytical', formula, of)
+def _share(
+    name: str, formula: str, of: Callable[[View], Array], group: str = 'analytical'
+) -> Feature:
+    return Feature(name, group, formula, of)
 
 
 # Features of the device: fields of `GpuMachine`.
@@ -332,6 +398,19 @@ FEATURES: tuple[Feature, ...] = (
     _share('result_share', 'result_us / fma_us', lambda v: v.result_us / v.fma_us),
     _share('memory_share', 'memory_us / fma_us', lambda v: v.memory_us / v.fma_us),
     _share('idle_share', 'fma_us / least_us', lambda v: v.fma_us / v.least_us),
+    _share('store_width', 'results that a thread stores at once', lambda v: v.store_width,
+           SECTORS),
+    _share('store_use', 'outputs of a row of a block over those of its sectors of 32 bytes',
+           lambda v: v.outputs_x('block')
+           / (SECTOR * _sectors(v.outputs_x('block'), v.problem['w'])), SECTORS),
+    _share('store_sectors', 'sectors of one store of a warp', lambda v: v.store_sectors, SECTORS),
+    _time('store_us', 'sectors of all stores at the bandwidth of L2', SECTORS),
+    _share('store_share', 'store_us / fma_us', lambda v: v.store_us / v.fma_us, SECTORS),
+    _time('rows_us', 'sectors under the rows of results, to memory', SECTORS),
+    _share('rows_share', 'rows_us / fma_us', lambda v: v.rows_us / v.fma_us, SECTORS),
+    _share('load_use', 'staged columns over those of their sectors',
+           lambda v: v.staged[0] / (SECTOR * v.staged[1]), SECTORS),
+    _time('load_us', 'sectors under the staged rows at the bandwidth of L2', SECTORS),
     *(_device(name, formula) for name, formula in _FIGURES.items()),
 )  # fmt: skip
 NAMES = tuple(f.name for f in FEATURES)

@@ -80,7 +80,7 @@ class LearnedModel:
         if len(found) == 1:
             return next(iter(found.values()))
         weights = self.header['recipe'].get('weights', {})
-        return np.sum([weights.get(kind, 1) * _standard(s) for kind, s in found.items()], 0)
+        return np.sum([weights.get(kind, 1) * standard(s) for kind, s in found.items()], 0)
 
     def _answer(self, kind: str, columns: Array, base: Array) -> Array:
         found = getattr(self, kind)(columns) + (base if kind in _FROM_BASE else 0.0)
@@ -109,5 +109,6 @@ class LearnedModel:
         return np.exp(self.log_seconds(*matrix_of(batch, machine))) if self.has_times else None
 
 
-def _standard(values: Array) -> Array:
+def standard(values: Array) -> Array:
+    """Values with mean 0 and deviation 1."""
     return (values - values.mean()) / max(float(values.std()), 1e-12)

@@ -29,7 +29,7 @@ from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.model.gpu.time import COSTS, parts_of
 from tilewright.ops.group import Group
 from tilewright.rank.counts import batches_of, count
-from tilewright.rank.features import FEATURES, Feature, View, problem_of
+from tilewright.rank.features import FEATURES, SECTORS, Feature, View, problem_of
 from tilewright.rank.footprints import BUFFERS, Footprint, footprints, tiling_of
 from tilewright.rank.graph_features import FUNCTION_KINDS, functions_of
 from tilewright.schedule.gpu import GpuSchedule
@@ -237,7 +237,7 @@ STATISTICS: tuple[Statistic, ...] = (
            lambda m: m.done.extra_bytes),
     *(_buffer(buffer, name) for buffer in BUFFERS for name in _FOOTPRINTS),
     # Figures of the device are the same in every row: GTuner's model is of one GPU.
-    *(_hybrid(feature) for feature in FEATURES if feature.group != 'device'),
+    *(_hybrid(f) for f in FEATURES if f.group not in ('device', SECTORS)),
     *(_time(name) for name in
       ('seconds', 'launch', 'throughput', 'latency', 'join', 'l2', 'dram')),
 )  # fmt: skip

@@ -25,6 +25,8 @@ from tilewright.errors import InputError
 from tilewright.machine.compiler import cache_dir
 from tilewright.machine.gpu import GpuMachine, known_gpu, known_gpus
 from tilewright.rank.features import probe
+from tilewright.rank.files import load_model, save_model
+from tilewright.rank.model import LearnedModel
 from tilewright_lab.collect.datasets import (
     Data,
     Measured,
@@ -48,7 +50,7 @@ from tilewright_lab.train.evaluate import (
     judged,
     one_fold,
 )
-from tilewright_lab.train.forest import BLEND, RECIPES, WITHIN, Recipe, Table, fit, table_of
+from tilewright_lab.train.forest import BLEND, RECIPES, WITHIN, Recipe, Table, table_of, train
 
 KERNELS = ('rs', 's')
 SEEDS = 3
@@ -69,6 +71,7 @@ class Part:
 
     borrowed   the training rows are of other strides too: a kernel's are learned together
     few        problems have few rows each
+    largest    operations of the kernel's largest layer of any stride
     """
 
     kernel: str
@@ -77,6 +80,7 @@ class Part:
     layers: tuple[tuple[str, Measured], ...]
     borrowed: bool
     few: bool = False
+    largest: float = math.inf
 
     def recipe(self, name: str) -> Recipe:
         return recipe_for(name, rows_in(self.train))
@@ -104,9 +108,13 @@ Keep = Callable[[Mapping[str, Any], Callable[[], Any]], Any]  # what was made, o
 
 def validated(
     table: Table, names: Sequence[str], problems: Sequence[int], *, few: bool = False,
-    seed: int = 0, keep: Keep = lambda _, make: make(),
+    seed: int = 0, keep: Keep = lambda _, make: make(), ranked: Sequence[int] = (),
 ) -> Choice:  # fmt: skip
-    """The chosen recipe of several by cross-validation, all by one ensemble of each member."""
+    """The chosen recipe of several by cross-validation, all by one ensemble of each member. Where
+    `ranked` holds all of `problems`, these are what is ranked and kept, so that other choices from
+    the same rows need no other models.
+    """
+    ranked = ranked if set(problems) <= set(ranked) else problems
     recipes = [RECIPES[name] for name in names]
     rankings: dict[str, list[Ranking]] = {name: [] for name in names}
     check_folds(problems)
@@ -114,15 +122,17 @@ def validated(
         for number in range(FOLDS):
 
             def make(division: int = division, number: int = number) -> dict[str, Any]:
-                found = one_fold(table, recipes, problems, number, seed=division)
+                found = one_fold(table, recipes, ranked, number, seed=division)
                 return {
                     name: {str(p): ranking.to_json() for p, ranking in mine.items()}
                     for name, mine in found.items()
                 }
 
             what = {'fold': number, 'division': division, 'of': list(names)}
-            for name, mine in keep(what | {'problems': list(problems)}, make).items():
-                rankings[name] += map(Ranking.from_json, mine.values())
+            for name, mine in keep(what | {'problems': list(ranked)}, make).items():
+                rankings[name] += [
+                    Ranking.from_json(mine[str(p)]) for p in problems if str(p) in mine
+                ]
     return choose(rankings)
 
 
@@ -171,7 +181,9 @@ def parts_of(data: Data) -> list[Part]:
                 ((named.get(m.problem, shape_text(m.problem)), m) for m in mine.layers),
                 key=lambda pair: _place(pair[0]),
             )
-            found.append(Part(kernel, stride, train, tuple(layers), borrowed, has_few_rows(train)))
+            largest = max(m.batch.group.flops for m in data.of([kernel]).layers)
+            few = has_few_rows(train)
+            found.append(Part(kernel, stride, train, tuple(layers), borrowed, few, largest))
     if not found:
         raise InputError(
             f'the data have no layers of the kernels {", ".join(KERNELS)} with at least '
@@ -222,10 +234,20 @@ class Memory:
         """The same of what does not depend on the layers."""
         return self._kept(self._train, what, make)
 
+    def model(self, recipe: Recipe, seed: int, make: Callable[[], LearnedModel]) -> LearnedModel:
+        """A model of the training rows: all strides of a kernel have the same."""
+        path = _file(f'{self._train} {json.dumps(recipe.to_json(), sort_keys=True)} {seed}', 'npz')
+        if not path.exists():
+            save_model(make(), path)
+        return load_model(path)
+
     def _kept(self, key: str, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        text = f'{key} {json.dumps(what, sort_keys=True)}'
-        name = hashlib.sha256(text.encode()).hexdigest()[:24]
-        return remembered(cache_dir() / 'reproduce' / 'learned' / f'{name}.json', make)
+        return remembered(_file(f'{key} {json.dumps(what, sort_keys=True)}', 'json'), make)
+
+
+def _file(key: str, suffix: str) -> Path:
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return cache_dir() / 'reproduce' / 'learned' / f'{name}.{suffix}'
 
 
 class Training:
@@ -250,8 +272,9 @@ class Training:
             say(f'{self.part.name}: validating {", ".join(CHOSEN_FROM)}')
             problems = judged(self.table, largest)
             found = validated(
-                self.table, CHOSEN_FROM, problems, few=self.part.few, keep=self.memory.of_training
-            )
+                self.table, CHOSEN_FROM, problems, few=self.part.few,
+                keep=self.memory.of_training, ranked=judged(self.table, self.part.largest),
+            )  # fmt: skip
             return asdict(found) | {'problems': len(problems)}
 
         kept = self.memory.get({'validate': list(CHOSEN_FROM)}, validate)
@@ -262,7 +285,10 @@ class Training:
         """Scores of every layer's configurations by a model of a seed."""
 
         def make() -> list[list[float]]:
-            model = fit(self.table, recipe, seed)
+            model = self.memory.model(
+                recipe, seed,
+                lambda: train(self.part.train, self.machine, recipe, seed=seed, table=self.table),
+            )  # fmt: skip
             return [model.scores([m.batch], self.machine)[0].tolist() for _, m in self.part.layers]
 
         return self.memory.get({'recipe': recipe.to_json(), 'seed': seed}, make)

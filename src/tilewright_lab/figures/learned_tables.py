@@ -2,7 +2,7 @@
 
 learned-losses     cnnopt-table9: every part's models, and all sets together
 learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
-learned-transfer   scripts/learned_transfer.py: a foreign model, corrected, and the own one
+learned-transfer   scripts/learned_transfer.py: a foreign model, and corrected by some rows
 """
 
 from __future__ import annotations
@@ -63,11 +63,9 @@ def holdouts(data: Mapping[str, Any]) -> str:
 
 
 def transfer(data: Mapping[str, Any]) -> str:
-    names = {
-        'transferred': 'the other GPU', 'calibrated': f'with {data["calibrated_by"]} rows',
-        'own': 'its own rows',
-    }  # fmt: skip
     seeds = list(data['seeds'].values())
+    few = seeds[0]['calibrated']['rows']
+    names = {'transferred': 'the other GPU', 'calibrated': f'with {few} rows'}
     rows = [('analytical', *(_cell(key, [data['analytical'][key]]) for key in KEYS))]
     for model, name in names.items():
         rows.append((name, *(_cell(key, [one[model][key] for one in seeds]) for key in KEYS)))

@@ -4,9 +4,9 @@
         [--json FILE]
 
 FROM and TO are folders of measured configurations (docs/learned.md). Shown are the analytical
-order, the model of FROM as it is, the same after a calibration by 50 rows of TO's training
-problems, and for comparison a model trained on TO: means over the layers of TO with stride 1, and
-seeds. What a seed gave is written at once, and a file that has it is gone on from.
+order, the model of FROM as it is, and the same after a calibration by 50 rows of TO's training
+problems (train/transfer.py): means over the layers of TO with stride 1, and seeds. What a seed gave
+is written at once, and a file that has it is gone on from.
 """
 
 from __future__ import annotations
@@ -20,53 +20,38 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.machine.gpu import GpuMachine, known_gpu
-from tilewright.rank.model import LearnedModel
-from tilewright_lab.collect.datasets import Data, Measured, read_data
+from tilewright_lab.collect.datasets import Data, Measured, read_data, rows_in
 from tilewright_lab.train.evaluate import means, ranking_of
-from tilewright_lab.train.forest import BLEND, RECIPES, calibrated, fit, table_of, train
-
-ROWS = 50
-
-
-def sample(sets: list[Measured], count: int, seed: int) -> list[Measured]:
-    """So many rows of all problems, at random."""
-    random = np.random.default_rng(seed)
-    number = np.concatenate([np.full(len(m), i) for i, m in enumerate(sets)])
-    row = np.concatenate([np.arange(len(m)) for m in sets])
-    picked = random.permutation(len(number))[:count]
-    found = []
-    for i in np.unique(number[picked]):
-        rows = np.sort(row[picked[number[picked] == i]])
-        found.append(Measured(sets[i].problem, sets[i].batch.take(rows), sets[i].seconds[rows]))
-    return found
+from tilewright_lab.train.forest import table_of, train
+from tilewright_lab.train.transfer import TIMES, Transferred, calibrated, to_measure
 
 
-def judge(model: LearnedModel, layers: list[Measured], machine: GpuMachine) -> dict[str, float]:
-    return means(ranking_of(model.scores([m.batch], machine)[0], m.seconds) for m in layers)
+def judge(model: Transferred, layers: list[Measured], machine: GpuMachine) -> dict[str, float]:
+    return means(ranking_of(model.scores(m.batch, machine), m.seconds) for m in layers)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One GPU's measurements of a kind of kernels, stride 1."""
+    """One GPU's measurements of a kind of kernels."""
 
     data: Data
     gpu: GpuMachine
 
     @classmethod
     def of(cls, folder: Path, machine: str, kind: str) -> Side:
-        return cls(read_data(folder).of([kind], 1), known_gpu(machine))
+        return cls(read_data(folder).of([kind]), known_gpu(machine))
 
 
 class Comparison:
-    """Two GPUs' measurements as features, and the models of one seed after the other."""
+    """Two GPUs' measurements, and the models of one seed after the other."""
 
     def __init__(self, source: Side, target: Side) -> None:
         tested = {m.problem for m in (*source.data.layers, *target.data.layers)}
         self.source, self.target = source, target
-        self.layers = list(target.data.layers)
+        self.layers = [m for m in target.data.layers if m.problem[5] == 1]
         self.foreign = [m for m in source.data.train if m.problem not in tested]
         self.own = [m for m in target.data.train if m.problem not in tested]
-        self.tables = table_of(self.foreign, source.gpu), table_of(self.own, target.gpu)
+        self.table = table_of(self.foreign, source.gpu)
 
     def analytical(self) -> dict[str, float]:
         tested = table_of(self.layers, self.target.gpu)
@@ -74,20 +59,20 @@ class Comparison:
         return means(ranking_of(tested.base[r], tested.slower[r]) for r in rows)
 
     def seed(self, seed: int) -> dict[str, dict[str, float]]:
-        gpu = self.target.gpu
-        made = train(self.foreign, self.source.gpu, RECIPES[BLEND], seed=seed, table=self.tables[0])
-        few = sample(self.own, ROWS, seed)
+        home, gpu = self.source.gpu, self.target.gpu
+        made = train(self.foreign, home, TIMES, seed=seed, table=self.table)
+        few = to_measure(self.own, made, home, seed)
         return {
-            'transferred': judge(made, self.layers, gpu),
-            'calibrated': judge(calibrated(made, few, gpu, seed=seed), self.layers, gpu),
-            'own': judge(fit(self.tables[1], RECIPES[BLEND], seed), self.layers, gpu),
+            'transferred': judge(Transferred(made, home), self.layers, gpu),
+            'calibrated': judge(calibrated(made, home, few, gpu, seed=seed), self.layers, gpu)
+            | {'rows': rows_in(few)},
         }
 
 
 def table(found: dict) -> str:
     lines = ['model         loss at 1   at 10   at 30  trials to 95%  to 100%']
     rows = {'analytical': [found['analytical']]}
-    for name in ('transferred', 'calibrated', 'own'):
+    for name in ('transferred', 'calibrated'):
         rows[name] = [seed[name] for seed in found['seeds'].values()]
     for name, seeds in rows.items():
         mean = {key: statistics.fmean(one[key] for one in seeds) for key in seeds[0]}
@@ -116,8 +101,7 @@ def main() -> None:
     )
     head = {
         'from': options.source_machine, 'to': options.target_machine, 'kind': options.kind,
-        'calibrated_by': ROWS, 'foreign_rows': len(comparison.tables[0]),
-        'own_rows': len(comparison.tables[1]), 'layers': len(comparison.layers),
+        'foreign_rows': len(comparison.table), 'layers': len(comparison.layers),
         'analytical': comparison.analytical(),
     }  # fmt: skip
     seeds: dict[str, dict] = {}

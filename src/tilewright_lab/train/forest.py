@@ -262,33 +262,37 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
     return models
 
 
-def calibrated(
-    model: LearnedModel, sets: Sequence[Measured], machine: GpuMachine, *, seed: int = 0
-) -> LearnedModel:
-    """A model of another machine after some measurements on this one: small trees and a ridge
-    regression on the features, half of each, learn by how much its times are wrong. What only ranks
-    is left out, since nothing corrects it.
-    """
-    return corrected(model, table_of(sets, machine), machine.name, seed)
-
-
 def corrected(model: LearnedModel, table: Table, machine: str, seed: int = 0) -> LearnedModel:
-    """`calibrated` by rows whose features are there already."""
+    """A model with times, corrected by some rows: small trees and a ridge regression on the
+    features, half of each, learn by how much its times are wrong. What only ranks is left out,
+    since nothing corrects it.
+    """
     if not model.has_times:
         raise InputError('a model that only ranks cannot be calibrated; train one with times')
-    x = table.x[:, model.features]
     header = {**model.header, 'calibrated_on': machine, 'calibrated_rows': len(table)}
     error = table.log_seconds - model.log_seconds(table.x, table.base)
-    trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
-    half = sum_of([trees], 0.5)
-    half = replace(half, offset=half.offset + 0.5 * float(error.mean()))
+    learned = error_model(table, error, model.header['features'], seed)
+    assert learned.plain is not None
     better = {
-        kind: sum_of([getattr(model, kind), half])
+        kind: sum_of([getattr(model, kind), learned.plain])
         for kind in TIMES
         if getattr(model, kind) is not None
     }
-    line = _ridge(x, error, 0.5)
-    return replace(model, header=header, rank=None, within=None, beside=None, linear=line, **better)
+    return replace(
+        model, header=header, rank=None, within=None, beside=None, linear=learned.linear, **better
+    )
+
+
+def error_model(table: Table, error: Array, features: Sequence[str], seed: int) -> LearnedModel:
+    """What is to be added to logarithms of times, as a model whose times are these: half of small
+    trees and half of a ridge regression.
+    """
+    x = table.x[:, [NAMES.index(name) for name in features]]
+    trees = grow(x, error, CALIBRATION, weights=1 / table.slower, seed=seed)
+    half = sum_of([trees], 0.5)
+    half = replace(half, offset=half.offset + 0.5 * float(error.mean()))
+    header = {'recipe': {}, 'features': list(features)}
+    return LearnedModel(plain=half, linear=_ridge(x, error, 0.5), header=header)
 
 
 def _ridge(x: Array, error: Array, share: float) -> Array:
