@@ -77,6 +77,7 @@ static inline __attribute__((always_inline)) void slide_1(const float *a, const 
     const first_row_v w7 = weights[7] - first_zero_v;
     const first_row_v w8 = weights[8] - first_zero_v;
     {
+        __builtin_prefetch(r2 + 63);
         IN_ORDER;
         const first_row_v x0_0_0 = __builtin_shufflevector(first_zero_v, *(const first_row_v *)(r0), 7, 8, 9, 10, 11, 12, 13, 14);
         first_row_v s0_0 = x0_0_0 * w0;
@@ -104,6 +105,7 @@ static inline __attribute__((always_inline)) void slide_1(const float *a, const 
         }
     }
     {
+        __builtin_prefetch(r2 + 68);
         IN_ORDER;
         const first_row_v x0_0_0 = __builtin_shufflevector(*(const first_row_v *)(r0 + 1), first_zero_v, 4, 5, 6, 7, 8, 9, 10, 11);
         first_row_v s0_0 = x0_0_0 * w0;
@@ -149,6 +151,8 @@ static inline __attribute__((always_inline)) void slide_2(const float *a, const 
     const first_row_v w7 = weights[7] - first_zero_v;
     const first_row_v w8 = weights[8] - first_zero_v;
     {
+        __builtin_prefetch(r2 + 63);
+        __builtin_prefetch(r3 + 63);
         IN_ORDER;
         const first_row_v x0_0_0 = __builtin_shufflevector(first_zero_v, *(const first_row_v *)(r0), 7, 8, 9, 10, 11, 12, 13, 14);
         first_row_v s0_0 = x0_0_0 * w0;
@@ -193,6 +197,8 @@ static inline __attribute__((always_inline)) void slide_2(const float *a, const 
         }
     }
     {
+        __builtin_prefetch(r2 + 68);
+        __builtin_prefetch(r3 + 68);
         IN_ORDER;
         const first_row_v x0_0_0 = __builtin_shufflevector(*(const first_row_v *)(r0 + 1), first_zero_v, 4, 5, 6, 7, 8, 9, 10, 11);
         first_row_v s0_0 = x0_0_0 * w0;

@@ -148,142 +148,174 @@ static inline expand_row_v expand_vec_max(expand_row_v a, expand_row_v b) {
 }
 
 static inline __attribute__((always_inline)) void expand_4(const float *image, const float *weights, const float *e0, float *out) {
-    expand_row_v s0_0 = expand_zero_v;
-    expand_row_v s0_1 = expand_zero_v;
-    expand_row_v s0_2 = expand_zero_v;
-    expand_row_v s1_0 = expand_zero_v;
-    expand_row_v s1_1 = expand_zero_v;
-    expand_row_v s1_2 = expand_zero_v;
-    expand_row_v s2_0 = expand_zero_v;
-    expand_row_v s2_1 = expand_zero_v;
-    expand_row_v s2_2 = expand_zero_v;
-    expand_row_v s3_0 = expand_zero_v;
-    expand_row_v s3_1 = expand_zero_v;
-    expand_row_v s3_2 = expand_zero_v;
-    for (long c = 0; c < 3; c++) {
-        const float *row = image + c * 48;
+    expand_row_v s0_0, s0_1, s0_2, s1_0, s1_1, s1_2, s2_0, s2_1, s2_2, s3_0, s3_1, s3_2;
+    {
+        const float *row = image + 0 * 48;
+        __builtin_prefetch(row + 47);
         const expand_row_v x0 = *(const expand_row_v *)(row + 0);
         const expand_row_v x1 = *(const expand_row_v *)(row + 8);
         const expand_row_v x2 = *(const expand_row_v *)(row + 16);
-        const expand_row_v w0 = weights[c * 4 + 0] - expand_zero_v;
+        const expand_row_v w0 = weights[0 * 4] - expand_zero_v;
+        s0_0 = x0 * w0;
+        s0_1 = x1 * w0;
+        s0_2 = x2 * w0;
+        IN_ORDER;
+        const expand_row_v w1 = weights[0 * 4 + 1] - expand_zero_v;
+        s1_0 = x0 * w1;
+        s1_1 = x1 * w1;
+        s1_2 = x2 * w1;
+        IN_ORDER;
+        const expand_row_v w2 = weights[0 * 4 + 2] - expand_zero_v;
+        s2_0 = x0 * w2;
+        s2_1 = x1 * w2;
+        s2_2 = x2 * w2;
+        IN_ORDER;
+        const expand_row_v w3 = weights[0 * 4 + 3] - expand_zero_v;
+        s3_0 = x0 * w3;
+        s3_1 = x1 * w3;
+        s3_2 = x2 * w3;
+        IN_ORDER;
+    }
+    for (long c = 1; c < 3; c++) {
+        const float *row = image + c * 48;
+        __builtin_prefetch(row + 47);
+        const expand_row_v x0 = *(const expand_row_v *)(row + 0);
+        const expand_row_v x1 = *(const expand_row_v *)(row + 8);
+        const expand_row_v x2 = *(const expand_row_v *)(row + 16);
+        const expand_row_v w0 = weights[c * 4] - expand_zero_v;
         s0_0 += x0 * w0;
         s0_1 += x1 * w0;
         s0_2 += x2 * w0;
+        IN_ORDER;
         const expand_row_v w1 = weights[c * 4 + 1] - expand_zero_v;
         s1_0 += x0 * w1;
         s1_1 += x1 * w1;
         s1_2 += x2 * w1;
+        IN_ORDER;
         const expand_row_v w2 = weights[c * 4 + 2] - expand_zero_v;
         s2_0 += x0 * w2;
         s2_1 += x1 * w2;
         s2_2 += x2 * w2;
+        IN_ORDER;
         const expand_row_v w3 = weights[c * 4 + 3] - expand_zero_v;
         s3_0 += x0 * w3;
         s3_1 += x1 * w3;
         s3_2 += x2 * w3;
+        IN_ORDER;
     }
     {
-        const expand_row_v value = s0_0;
         const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        {
+            const expand_row_v value = s0_0;
+            *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s0_1;
+            *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s0_2;
+            *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
     }
     {
-        const expand_row_v value = s0_1;
-        const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s0_2;
-        const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s1_0;
         const expand_row_v e0_v = *(e0 + 1) - expand_zero_v;
-        *(expand_row_v *)(out + 32) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        {
+            const expand_row_v value = s1_0;
+            *(expand_row_v *)(out + 32) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s1_1;
+            *(expand_row_v *)(out + 40) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s1_2;
+            *(expand_row_v *)(out + 48) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
     }
     {
-        const expand_row_v value = s1_1;
-        const expand_row_v e0_v = *(e0 + 1) - expand_zero_v;
-        *(expand_row_v *)(out + 40) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s1_2;
-        const expand_row_v e0_v = *(e0 + 1) - expand_zero_v;
-        *(expand_row_v *)(out + 48) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s2_0;
         const expand_row_v e0_v = *(e0 + 2) - expand_zero_v;
-        *(expand_row_v *)(out + 64) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        {
+            const expand_row_v value = s2_0;
+            *(expand_row_v *)(out + 64) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s2_1;
+            *(expand_row_v *)(out + 72) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s2_2;
+            *(expand_row_v *)(out + 80) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
     }
     {
-        const expand_row_v value = s2_1;
-        const expand_row_v e0_v = *(e0 + 2) - expand_zero_v;
-        *(expand_row_v *)(out + 72) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s2_2;
-        const expand_row_v e0_v = *(e0 + 2) - expand_zero_v;
-        *(expand_row_v *)(out + 80) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s3_0;
         const expand_row_v e0_v = *(e0 + 3) - expand_zero_v;
-        *(expand_row_v *)(out + 96) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s3_1;
-        const expand_row_v e0_v = *(e0 + 3) - expand_zero_v;
-        *(expand_row_v *)(out + 104) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s3_2;
-        const expand_row_v e0_v = *(e0 + 3) - expand_zero_v;
-        *(expand_row_v *)(out + 112) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        {
+            const expand_row_v value = s3_0;
+            *(expand_row_v *)(out + 96) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s3_1;
+            *(expand_row_v *)(out + 104) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s3_2;
+            *(expand_row_v *)(out + 112) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
     }
 }
 
 static inline __attribute__((always_inline)) void expand_1(const float *image, const float *weights, const float *e0, float *out) {
-    expand_row_v s0_0 = expand_zero_v;
-    expand_row_v s0_1 = expand_zero_v;
-    expand_row_v s0_2 = expand_zero_v;
-    for (long c = 0; c < 3; c++) {
-        const float *row = image + c * 48;
+    expand_row_v s0_0, s0_1, s0_2;
+    {
+        const float *row = image + 0 * 48;
+        __builtin_prefetch(row + 47);
         const expand_row_v x0 = *(const expand_row_v *)(row + 0);
         const expand_row_v x1 = *(const expand_row_v *)(row + 8);
         const expand_row_v x2 = *(const expand_row_v *)(row + 16);
-        const expand_row_v w0 = weights[c * 1 + 0] - expand_zero_v;
+        const expand_row_v w0 = weights[0] - expand_zero_v;
+        s0_0 = x0 * w0;
+        s0_1 = x1 * w0;
+        s0_2 = x2 * w0;
+        IN_ORDER;
+    }
+    for (long c = 1; c < 3; c++) {
+        const float *row = image + c * 48;
+        __builtin_prefetch(row + 47);
+        const expand_row_v x0 = *(const expand_row_v *)(row + 0);
+        const expand_row_v x1 = *(const expand_row_v *)(row + 8);
+        const expand_row_v x2 = *(const expand_row_v *)(row + 16);
+        const expand_row_v w0 = weights[c] - expand_zero_v;
         s0_0 += x0 * w0;
         s0_1 += x1 * w0;
         s0_2 += x2 * w0;
+        IN_ORDER;
     }
     {
-        const expand_row_v value = s0_0;
         const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s0_1;
-        const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
-    }
-    {
-        const expand_row_v value = s0_2;
-        const expand_row_v e0_v = *(e0) - expand_zero_v;
-        *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        {
+            const expand_row_v value = s0_0;
+            *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s0_1;
+            *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
+        {
+            const expand_row_v value = s0_2;
+            *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+        }
     }
 }
 
-static __attribute__((noinline)) void expand(const float *image, const float *weights, const float *e0, float *out) {
+static __attribute__((noinline)) void expand(const float *image, const float *weights, const float *e0, float *out, long first, long end) {
     for (long block = 0; block < 2; block++) {
         const long x = min_long(block * 24, 8);
-        for (long k = 0; k < 4; k += 4) {
-            expand_4(image + x, weights + k * 3, e0 + k, out + k * 32 + x);
-        }
-        for (long k = 4; k < 5; k += 1) {
-            expand_1(image + x, weights + k * 3, e0 + k, out + k * 32 + x);
-        }
+        long k = first;
+        for (; k + 4 <= end; k += 4)
+            expand_4(image + x, weights + k * 3, e0 + k, out + (k - first) * 32 + x);
+        if (k < end)
+            expand_1(image + x, weights + k * 3, e0 + k, out + (k - first) * 32 + x);
     }
 }
 
@@ -447,7 +479,7 @@ void tw_part(const tw_args *args, long part) {
         const long h_l1_end = min_long(h_l1 + 2, 6);
         const long from[] = {0, 0, h_l1, 0};
         const long extent[] = {(1 - 0 - 1) + 1, (5 - 0 - 1) + 1, (h_l1_end - h_l1 - 1) + (1 - 0 - 1) + 1, (8 - 0 - 1) + (1 - 0 - 1) + 1};
-        const long begin = max_long(0, min_long(from[2] * 1 + (-1), 2)); float *region = buffer + 160; expand(args->in[0] + from[0] * 144 + begin * 8, args->packed + 48, args->packed + 64, region); const float *rows = region - begin * 8; fill_tile(rows, args->packed + 80, buffer, from, extent);
+        const long begin = max_long(0, min_long(from[2] * 1 + (-1), 2)); float *region = buffer + 160; for (long first = 0; first < 5; first += 5) { const long end = min_long(first + 5, 5); expand(args->in[0] + from[0] * 144 + begin * 8, args->packed + 48, args->packed + 64, region, first, end); const float *rows = region - begin * 8 - first * 32; const long some[4] = {from[0], first, from[2], from[3]}; const long many[4] = {extent[0], end - first, extent[2], extent[3]}; fill_tile(rows, args->packed + 80, buffer + first * 4, some, many); }
         for (long n_reg = 0; n_reg < 1; n_reg += 1) {
             const long n_reg_end = min_long(n_reg + 1, 1);
             for (long k_reg = 0; k_reg < 8; k_reg += 8) {

@@ -16,6 +16,7 @@ from sampling import TURNS, taken
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schema import SCHEMAS
+from tilewright.kernels.cpu.schemas.chain.expand import block_of
 from tilewright.kernels.cpu.schemas.chain.space import (
     chain_choices,
     nest_schedule,
@@ -95,11 +96,16 @@ def products(isa: str) -> list[tuple[Group, Schedule]]:
     """Widths around whole strips, heights around whole tiles, windows, strides, rests of panels."""
     lanes = ISAS[isa].lanes
 
-    def made(group: Group, reg: dict, tile: dict, rows: int, wide: int, *cuts) -> tuple:
+    def made(
+        group: Group, reg: dict, tile: dict, rows: int, wide: int, *cuts, channels: int = 0
+    ) -> tuple:
         vectors = {'k': lanes} | reg
         return group, product_schedule(
-            group, isa, vectors, tile, rows=rows, lanes=wide, parallel=tuple(cuts)
-        )
+            group, isa, vectors, tile, rows=rows, lanes=wide, parallel=tuple(cuts),
+            channels=channels,
+        )  # fmt: skip
+
+    block = block_of(ISAS[isa], 4 * 16)[2]
 
     edges = [
         made(depthwise(5, lanes + 3, 7, width), {'w': 6}, {'h': 3}, 2, 4, ('h', 2))
@@ -116,7 +122,15 @@ def products(isa: str) -> list[tuple[Group, Schedule]]:
         made(expanded(3, 5, lanes + 3, 9, 11), {'w': 6}, {'h': 2}, 2, 4, ('h', 2)),
         made(expanded(5, lanes + 2, 7, 8, 9, 2, stride=2), {'w': 4}, {'h': 3, 'n': 1}, 2, 4),
         made(expanded(4, 2 * lanes, 9, 7, 10, r=5, s=5, pad=2), {'w': 5}, {'h': 5}, 2, 4, ('k', 2)),
-    ]
+        made(
+            expanded(3, 2 * block + 1, lanes + 3, 9, 16, 2), {'w': 6}, {'h': 2, 'n': 1}, 2, 4,
+            ('h', 2), channels=block,
+        ),
+        made(
+            expanded(2, 5 * block, 7, 9, 17, stride=2), {'w': 4}, {'h': 5}, 2, 4,
+            channels=2 * block,
+        ),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize('in_turn', TURNS)
@@ -134,7 +148,7 @@ def test_products_write_blocks_of_channels(native_isa, check) -> None:
     check(group, product_schedule(group, native_isa, reg, {'h': 2}, rows=2, lanes=4))
 
 
-@pytest.mark.parametrize('number', [2, 4, 5, 8, 10])
+@pytest.mark.parametrize('number', [2, 4, 5, 8, 10, 12, 13])
 def test_products_stay_inside_their_buffers(number, native_isa, whole_numbers, tools) -> None:
     """A vector that is loaded beyond a row of the image, or stored beyond a strip."""
     group, schedule = products(native_isa)[number]
@@ -196,6 +210,20 @@ def test_halos_cost_time() -> None:
     assert small.seconds > large.seconds > large.bound_s
 
 
+def test_regions_cost_time() -> None:
+    """A model to which a region is free, whatever its size; an image that is read again as well."""
+    group = expanded(16, 96, 24, 112, 112, stride=2)
+    made = {
+        (height, channels): predict(group, product_schedule(
+            group, 'neon', {'w': 4, 'h': 2, 'k': 12}, {'h': height}, rows=4, lanes=4,
+            channels=channels), known_machine('neoverse-n1'),
+        ).seconds
+        for height, channels in ((28, 6), (28, 0), (4, 6), (4, 0))
+    }  # fmt: skip
+    assert made[28, 6] < made[28, 0]  # six planes stay in the second cache, all of them do not
+    assert made[4, 0] < made[4, 6]  # either way in a cache, so that reading again is all there is
+
+
 def test_chains_alone_are_searched() -> None:
     """Groups without a chain whose kernels would change, or a chain that is not found."""
     alone = conv2d(c=8, h=12, w=12, k=8, r=3, s=3, pad=1, groups=8)
@@ -215,6 +243,9 @@ CUT = product_schedule(SMALL, 'portable', {'w': 4, 'k': 4}, {'w': 4}, rows=2, la
 TURNED = product_schedule(SMALL, 'portable', {'h': 2, 'w': 1, 'k': 4}, {'h': 2}, rows=2, lanes=4)
 EXPANDED = expanded(3, 6, 8, 6, 9, 2)
 SEVERAL = product_schedule(EXPANDED, 'portable', {'w': 4, 'k': 4}, {'h': 2}, rows=2, lanes=4)
+ODD = product_schedule(
+    EXPANDED, 'portable', {'w': 4, 'k': 4}, {'h': 2, 'n': 1}, rows=2, lanes=4, channels=5
+)
 FOUR = depthwise(4, 8, 6, 6, before=tied(conv(2, 6, 3, 1), conv(3, 6, 4, 1)))
 POOLED = nest_schedule(CHAINS['conv+pool'], 'portable', {})
 SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
@@ -234,6 +265,7 @@ SUMMED = nest_schedule(CHAINS['conv+conv'], 'portable', {'c': 2})
         (SMALL, POOLED, 'the schedule tiles .*; the last part has'),
         (CHAINS['conv+conv'], SUMMED, r"cuts \['c'\], which are summed over"),
         (EXPANDED, SEVERAL, 'has 2 images and 6 of 6 channels; .* one image and all channels'),
+        (EXPANDED, ODD, 'channels=5 of a region are not made of whole blocks of'),
         (FOUR, PRODUCT, 'has 4 parts; with a vector dimension at most three are chained'),
     ],
 )

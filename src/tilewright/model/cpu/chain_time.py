@@ -87,21 +87,28 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     cycles += planes * k.stencil_filter_cycles + copied.calls * k.pack_call_cycles
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     down, across = sliding.shape.down, sliding.shape.across
-    reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
-    read = planes * min(reach, down.extent) * across.extent
+    read = planes * min(down.reach(height), down.extent) * across.extent
     held = sum(t.size for t in plan.group.tensors if t.role != 'inner') / threads
     fill = cycles * cycle_s
     before = plan.expand
     if before is not None:
         fill += copied.calls * _expand_cycles(before, isa, k) * cycle_s
-        image = copied.calls * before.rows * before.width * before.summed[1]
-        fill += k.stencil_exposed * home_seconds(machine, threads, held, threads * image, 1)
-        # A block of the image is read again for every block of channels.
+        image = before.rows * before.width * before.summed[1]
+        fill += k.stencil_exposed * home_seconds(
+            machine, threads, held, threads * copied.calls * image, 1
+        )
+        # Rows of the image are read again for every region, ahead of time, a block of them for
+        # every block of channels.
+        again = copied.calls * (before.regions - 1) * image
+        near = image + before.region_floats + buffer.size / before.regions
+        fill += k.exposed_l1 * home_seconds(machine, threads, near, threads * again, 1)
         block = before.summed[1] * before.block
         again = copied.calls * before.blocks * sum(before.counts.values()) * block
-        near = block + before.summed[1] * before.columns
-        fill += home_seconds(machine, threads, near, threads * again, 1)
-        held = before.region_floats
+        nearest = block + before.summed[1] * before.columns
+        fill += home_seconds(machine, threads, nearest, threads * again, 1)
+        # Regions are written, and read by what slides over them.
+        held = near
+        fill += k.pack_into * home_seconds(machine, threads, held, 2 * threads * read, 1)
     fill += k.stencil_exposed * home_seconds(machine, threads, held, threads * read, 1)
     fill += k.pack_into * home_seconds(
         machine, threads, 2 * buffer.size, 2 * threads * copied.elements, 2

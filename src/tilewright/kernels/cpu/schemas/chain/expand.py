@@ -1,9 +1,13 @@
 """A 1x1 convolution before a sliding producer: the rows that a tile needs, in a thread's cache.
 
-Goes in: the first of three parts, how many rows of its result a tile needs, an instruction set.
-Comes out: a plan, and the C function that computes these rows.
+Goes in: the first of three parts, how many rows of its result a tile needs, how many channels at a
+time, an instruction set. Comes out: a plan, and the C function that computes these rows.
 
-    1x1 -> rows of all channels -> depthwise (rows.py) -> strips -> 1x1
+    for some channels: 1x1 -> rows of them -> depthwise (rows.py) -> strips
+    all of them: strips -> 1x1
+
+What lies between the first two parts is as small as wanted, whatever the tile: a near cache holds
+it. The image is read again for every so many channels.
 
 Lanes lie along the pixels, which are neighbours in the image and in the result: nothing is copied
 before the sums or transposed behind them, which pays where sums are short, as they are here. Rows
@@ -28,7 +32,7 @@ from tilewright.kernels.cpu.vector_epilogue import (
     write_functions,
 )
 from tilewright.kernels.cpu.writer import Writer, scaled, total
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access
@@ -41,6 +45,7 @@ class ExpandPlan:
     part     the convolution, rows and columns joined
     width    pixels of a row
     rows     of a region; its planes are `pitch` floats apart
+    held     channels of a region
     vectors  of `lanes` pixels that are computed together, for `columns` channels
     """
 
@@ -49,6 +54,7 @@ class ExpandPlan:
     weights: Access
     width: int
     rows: int
+    held: int
     pitch: int
     lanes: int
     vectors: int
@@ -84,7 +90,12 @@ class ExpandPlan:
 
     @property
     def region_floats(self) -> int:
-        return abi.aligned(self.channels[1] * self.pitch)
+        return abi.aligned(self.held * self.pitch)
+
+    @property
+    def regions(self) -> int:
+        """Regions of a tile, one after the other."""
+        return -(-self.channels[1] // self.held)
 
     @property
     def packed_floats(self) -> int:
@@ -118,25 +129,39 @@ def why_not_expanded(part: Group) -> str:
     return ''
 
 
-def plan_expand(part: Group, rows: int, isa: str) -> ExpandPlan:
-    """[first part] -> [ExpandPlan]; ScheduleError where it cannot be."""
+def block_of(isa: Isa, pixels: int) -> tuple[int, int, int]:
+    """(lanes, vectors, channels) that are computed together, of regions of so many pixels: as
+    square as registers allow, since so many loads serve the most multiply-adds.
+    """
+    lanes = 1 << (min(pixels, isa.lanes).bit_length() - 1)
+    vectors = min(4 if isa.registers >= 32 else 3, pixels // lanes)
+    return lanes, vectors, (isa.registers - vectors - 1) // vectors
+
+
+def plan_expand(part: Group, rows: int, isa: str, held: int = 0) -> ExpandPlan:
+    """[first part] -> [ExpandPlan]; ScheduleError where it cannot be. `held`: channels of a region,
+    in whole blocks; 0: all.
+    """
     why = why_not_expanded(part)
     if why:
         raise ScheduleError(f'{why}; without a vector dimension it can be chained')
-    flat, kind, width = flatten(part), ISAS[isa], part.output.shape[-1]
-    size = rows * width
-    lanes = 1 << (min(size, kind.lanes).bit_length() - 1)
+    flat, width = flatten(part), part.output.shape[-1]
+    size, channels = rows * width, flat.output.shape[1]
+    lanes, vectors, columns = block_of(ISAS[isa], size)
     if lanes < 2:
         raise ScheduleError(f'{part.label}: a region of {size} pixels has no vectors')
-    # As square as registers allow: so many loads serve the most multiply-adds.
-    vectors = min(4 if kind.registers >= 32 else 3, size // lanes)
-    columns = (kind.registers - vectors - 1) // vectors
+    columns = min(columns, channels)
+    if held < 0 or (held < channels and held % columns):
+        raise ScheduleError(
+            f'{part.label}: channels={held} of a region are not made of whole blocks of {columns}; '
+            f'choose a multiple of it, or 0 for all'
+        )
     image, weights = sorted(
         flat.main.reads, key=lambda access: flat.tensor(access.tensor).role != 'input'
     )
     return ExpandPlan(
-        flat, image, weights, width, rows, odd_lines(abi.aligned(size)), lanes, vectors,
-        min(columns, flat.output.shape[1]), plan_vector_epilogue(flat),
+        flat, image, weights, width, rows, min(held or channels, channels),
+        odd_lines(abi.aligned(size)), lanes, vectors, columns, plan_vector_epilogue(flat),
     )  # fmt: skip
 
 
@@ -157,7 +182,9 @@ def write_weights(writer: Writer, p: ExpandPlan, source: str, place: int) -> Non
 
 
 def write_expand(writer: Writer, p: ExpandPlan) -> None:
-    """`expand(image, weights, operands.., out)`: a region, from the rows that begin at `image`."""
+    """`expand(image, weights, operands.., out, first, end)`: a region of channels from `first` to
+    `end`, from the rows that begin at `image`.
+    """
     own = Writer()
     own.lines += vector_type(p.lanes)
     write_functions(own, replace(p.epilogue, functions=()), p.lanes)
@@ -167,24 +194,25 @@ def write_expand(writer: Writer, p: ExpandPlan) -> None:
     pointers = ''.join(f', const float *{item.name}' for item in operands)
     own.open(
         'static __attribute__((noinline)) void expand(const float *image, const float *weights'
-        f'{pointers}, float *out)'
+        f'{pointers}, float *out, long first, long end)'
     )
     own.open(f'for (long block = 0; block < {p.blocks}; block++)')
     last = p.rows * p.width - p.block
     own.line(f'const long x = min_long(block * {p.block}, {last});')
     channel, summands = p.channels[0], p.summed[1]
-    done = 0
-    for count, times in p.counts.items():
-        own.open(f'for (long k = {done}; k < {done + count * times}; k += {count})')
-        places = ''.join(
-            f', {item.name} + {total([scaled("k", item.stride(channel)), str(item.const)])}'
-            for item in operands
+    own.line('long k = first;')
+    places = ''.join(
+        f', {item.name} + {total([scaled("k", item.stride(channel)), str(item.const)])}'
+        for item in operands
+    )
+    for count in p.counts:
+        own.line(
+            f'for (; k + {count} <= end; k += {count})' if count == p.columns else 'if (k < end)'
         )
         own.line(
-            f'expand_{count}(image + x, weights + k * {summands}{places}, out + k * {p.pitch} + x);'
+            f'    expand_{count}(image + x, weights + k * {summands}{places}, '
+            f'out + (k - first) * {p.pitch} + x);'
         )
-        own.close()
-        done += count * times
     own.close(2)
     own.line()
     writer.lines += renamed(own.lines, 'expand')
@@ -197,29 +225,40 @@ def _write_block(writer: Writer, p: ExpandPlan, count: int) -> None:
         f'static inline __attribute__((always_inline)) void expand_{count}(const float *image, '
         f'const float *weights{pointers}, float *out)'
     )
-    places = [(k, v) for k in range(count) for v in range(p.vectors)]
-    for k, v in places:
-        writer.line(f'row_v s{k}_{v} = zero_v;')
-    summand, summands = p.summed
-    strides, _ = access_strides(p.part, p.image)
-    writer.open(f'for (long c = 0; c < {summands}; c++)')
-    writer.line(f'const float *row = image + c * {strides[summand]};')
-    for v in range(p.vectors):
-        writer.line(f'const row_v x{v} = *(const row_v *)(row + {v * p.lanes});')
-    for k in range(count):
-        writer.line(f'const row_v w{k} = {broadcast(f"weights[c * {count} + {k}]")};')
-        for v in range(p.vectors):
-            writer.line(f's{k}_{v} += x{v} * w{k};')
+    writer.line(f'row_v {", ".join(f"s{k}_{v}" for k in range(count) for v in range(p.vectors))};')
+    writer.open('')
+    _write_step(writer, p, count, '0', '=')
+    writer.close()
+    writer.open(f'for (long c = 1; c < {p.summed[1]}; c++)')
+    _write_step(writer, p, count, 'c', '+=')
     writer.close()
     channel = p.channels[0]
-    for k, v in places:
+    for k in range(count):
         writer.open('')
-        writer.line(f'const row_v value = s{k}_{v};')
         for item in p.epilogue.operands:
             at = total([item.name, str(k * item.stride(channel))])
             writer.line(f'const row_v {item.name}_v = {broadcast(f"*({at})")};')
-        place = total(['out', str(k * p.pitch + v * p.lanes)])
-        writer.line(f'*(row_v *)({place}) = {p.epilogue.expression};')
+        for v in range(p.vectors):
+            writer.open('')
+            writer.line(f'const row_v value = s{k}_{v};')
+            place = total(['out', str(k * p.pitch + v * p.lanes)])
+            writer.line(f'*(row_v *)({place}) = {p.epilogue.expression};')
+            writer.close()
         writer.close()
     writer.close()
     writer.line()
+
+
+def _write_step(writer: Writer, p: ExpandPlan, count: int, at: str, how: str) -> None:
+    """One summand: lines of the next pixels are asked for, planes being far apart."""
+    strides, _ = access_strides(p.part, p.image)
+    writer.line(f'const float *row = image + {scaled(at, strides[p.summed[0]])};')
+    writer.line(f'__builtin_prefetch(row + {2 * p.block - 1});')
+    for v in range(p.vectors):
+        writer.line(f'const row_v x{v} = *(const row_v *)(row + {v * p.lanes});')
+    for k in range(count):
+        place = total([scaled(at, count), str(k)])
+        writer.line(f'const row_v w{k} = {broadcast(f"weights[{place}]")};')
+        for v in range(p.vectors):
+            writer.line(f's{k}_{v} {how} x{v} * w{k};')
+        writer.line('IN_ORDER;')

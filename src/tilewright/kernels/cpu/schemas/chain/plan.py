@@ -9,7 +9,8 @@ not legal.
                   dense in a thread's scratch memory, computed again where tiles overlap.
     vector 'k'    `ProductPlan`: the last part by the outer schema, whose packed tile the part
                   before it computes, instead of a copy. Options `rows` and `lanes` say how. What
-                  that part reads may be computed, too: rows of a 1x1 convolution (expand.py).
+                  that part reads may be computed, too: rows of a 1x1 convolution (expand.py), of
+                  as many channels at a time as the option `channels` says; without it, of all.
 """
 
 from __future__ import annotations
@@ -192,8 +193,8 @@ def _plan_before(part: Group, outer: OuterPlan, sliding: SlidingPlan) -> ExpandP
             f'channels; with three parts choose one image and all channels'
         )
     down = shape.down
-    reach = down.step * (height - 1) + max(down.taps) - min(down.taps) + 1
-    made = plan_expand(part, min(reach, down.extent), schedule.isa)
+    held = dict(schedule.options).get('channels', 0)
+    made = plan_expand(part, min(down.reach(height), down.extent), schedule.isa, held)
     if 4 * made.region_floats > MOST_BYTES:
         raise ScheduleError(
             f'{label} needs {4 * made.region_floats} bytes in the cache for {made.rows} rows; the '

@@ -56,28 +56,38 @@ def generate_product(p: ProductPlan) -> str:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     read = (sliding.shape.b.tensor, *(item.tensor for item in sliding.epilogue.operands))
-    image = 'rows' if before else pointer(sliding.shape.a.tensor)
-    arguments = ', '.join((image, *map(pointer, read)))
-    fill = f'fill_tile({arguments}, buffer, from, extent);'
+    arguments = ', '.join(map(pointer, read))
+    if before:
+        fill = _expanded(p, pointer, arguments)
+    else:
+        fill = f'fill_tile({pointer(sliding.shape.a.tensor)}, {arguments}, buffer, from, extent);'
     writer.open('void tw_part(const tw_args *args, long part)')
-    write_nest(writer, outer, pointer, _expanded(p, pointer) + fill)
+    write_nest(writer, outer, pointer, fill)
     writer.close()
     return writer.text()
 
 
-def _expanded(p: ProductPlan, pointer: Callable[[str], str]) -> str:
-    """C statements before a tile is filled: `rows` is where row 0 of the image would be."""
+def _expanded(p: ProductPlan, pointer: Callable[[str], str], slid: str) -> str:
+    """C statements that fill a tile: some channels at a time are computed into `region`, and slid
+    over from there. `rows` is where row 0 of channel 0 of the image would be.
+    """
     before = p.expand
-    if before is None:
-        return ''
+    assert before is not None
     down, image = p.sliding.shape.down, before.part.tensor(before.image.tensor)
     begin = before.first_row(down.step, min(down.taps), 'from[2]')
     read = (before.weights.tensor, *(item.tensor for item in before.epilogue.operands))
     arguments = ', '.join(map(pointer, read))
+    channels = before.channels[1]
+    place = p.sliding.splits[1].place('first')
     return (
         f'const long begin = {begin}; '
         f'float *region = buffer + {abi.aligned(p.outer.scratch_floats)}; '
+        f'for (long first = 0; first < {channels}; first += {before.held}) {{ '
+        f'const long end = min_long(first + {before.held}, {channels}); '
         f'expand({pointer(image.name)} + from[0] * {image.strides[0]} + begin * {before.width}, '
-        f'{arguments}, region); '
-        f'const float *rows = region - begin * {before.width}; '
+        f'{arguments}, region, first, end); '
+        f'const float *rows = region - begin * {before.width} - first * {before.pitch}; '
+        f'const long some[4] = {{from[0], first, from[2], from[3]}}; '
+        f'const long many[4] = {{extent[0], end - first, extent[2], extent[3]}}; '
+        f'fill_tile(rows, {slid}, buffer + {place}, some, many); }}'
     )

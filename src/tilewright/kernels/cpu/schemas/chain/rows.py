@@ -50,6 +50,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 
 HELD = 9  # weights that stay in registers
+LINE_FLOATS = 16  # of a line that is asked for ahead of time
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class SlidingPlan:
             tiles of `every_height` what is left is computed by fewer at a time
     splits  how the buffer keeps each axis of the producer's result
     plane   floats between channels of what is read, where that is a region of one image (expand.py)
+    single  one block of rows is all that a tile has
     """
 
     part: Group
@@ -71,6 +73,7 @@ class SlidingPlan:
     epilogue: VectorEpilogue
     plane: int = 0
     every_height: bool = False
+    single: bool = False
 
     @property
     def rows(self) -> int:
@@ -168,7 +171,7 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     epilogue = plan_vector_epilogue(part)
     return SlidingPlan(
         part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue,
-        every_height=row in varying,
+        every_height=row in varying, single=row not in varying and max(heights) <= rows,
     )  # fmt: skip
 
 
@@ -355,6 +358,7 @@ def _write_strip(
 ) -> None:  # fmt: skip
     """The sums of `count` rows in the vectors of one strip, their epilogue and stores."""
     shape, started = plan.shape, set()
+    _write_ahead(writer, plan, count, offsets, strip, column)
     for number, offset in enumerate(offsets):
         meets = [
             (i, t)
@@ -390,6 +394,39 @@ def _write_strip(
                 writer.line(f'*(row_v *)({place}) = {value};')
 
 
+def _plane_strides(plan: SlidingPlan) -> tuple[dict[str, int], int]:
+    """Floats between planes of the input, by iterator of the result; floats to the first one."""
+    shape, strides, const = plan.shape, {}, 0
+    steps = (0, plan.plane) if plan.plane else plan.part.tensor(shape.a.tensor).strides
+    for axis, expression in enumerate(shape.a.index[:-1]):
+        if axis != shape.down_axis:
+            const += steps[axis] * expression.const
+            for name, c in expression.terms:
+                strides[name] = strides.get(name, 0) + c * steps[axis]
+    return strides, const
+
+
+def _write_ahead(
+    writer: Writer, plan: SlidingPlan, count: int, offsets: list[int], strip: Strip, column: str
+) -> None:
+    """Ask for the same columns of the next plane: a tile has few rows of a plane, which lie too far
+    from those of the next to be foreseen. Of blocks below each other, rows that the one above did
+    not ask for.
+    """
+    if plan.plane:
+        return
+    name = next(n for n in reversed(plan.axes) if n in plan.shape.outer)
+    ahead = _plane_strides(plan)[0].get(name, 0)
+    read = [c for vector in strip.reads for tap in vector for c in tap if c is not None]
+    if not ahead or not read:
+        return
+    above = 0 if plan.single else len(offsets) - plan.shape.down.step * count
+    for number in range(max(0, above), len(offsets)):
+        for first in range(min(read), max(read) + 1, LINE_FLOATS):
+            place = total([f'r{number}', column, str(ahead + first)])
+            writer.line(f'__builtin_prefetch({place});')
+
+
 def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
     """All images and channels of a tile, block of rows by block of rows."""
     shape, operands = plan.shape, plan.epilogue.operands
@@ -410,13 +447,7 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
     def moved(base: str, stride: Callable[[str], int], const: int) -> str:
         return total([base, *(scaled(text, stride(d)) for d, text in at.items()), str(const)])
 
-    tensor, strides, const = plan.part.tensor(shape.a.tensor), {}, 0
-    steps = (0, plan.plane) if plan.plane else tensor.strides
-    for axis, expression in enumerate(shape.a.index[:-1]):
-        if axis != shape.down_axis:
-            const += steps[axis] * expression.const
-            for name, c in expression.terms:
-                strides[name] = strides.get(name, 0) + c * steps[axis]
+    strides, const = _plane_strides(plan)
     weights, _ = access_strides(plan.part, shape.b)
     writer.line(f'const float *a = {moved("in", lambda d: strides.get(d, 0), const)};')
     writer.line(f'const float *weights = {moved("ker", lambda d: weights.get(d, 0), 0)};')

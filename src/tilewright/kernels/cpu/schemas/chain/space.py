@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.operand import ROW_FLOATS
-from tilewright.kernels.cpu.schemas.chain.expand import why_not_expanded
+from tilewright.kernels.cpu.schemas.chain.expand import block_of, why_not_expanded
 from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tiled_stage
 from tilewright.kernels.cpu.schemas.chain.rows import HELD, why_not_sliding
 from tilewright.kernels.cpu.schemas.outer.space import register_tiles
-from tilewright.kernels.cpu.schemas.stencil.cover import stencil
+from tilewright.kernels.cpu.schemas.stencil.cover import Stencil, stencil
 from tilewright.kernels.cpu.space import Cut, even_cuts, register_order, whole_tile
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.ops.group import Group
@@ -30,6 +30,7 @@ SHAPES = 8  # register tiles that are priced
 ROWS = (1, 2, 4, 8, 16)  # register tiles of a tile, one below the other
 MOST_ROWS = 4  # of a sliding producer that are computed together
 SPARE = 3  # registers for what is loaded
+BLOCKS = (1, 4)  # blocks of channels of a part before both that a cache keeps; also all of them
 
 
 def nest_schedule(group: Group, isa: str, tile: Mapping[str, int], parallel: Cut = ()) -> Schedule:
@@ -43,12 +44,13 @@ def nest_schedule(group: Group, isa: str, tile: Mapping[str, int], parallel: Cut
 
 def product_schedule(
     group: Group, isa: str, reg: Mapping[str, int], tile: Mapping[str, int], *,
-    rows: int, lanes: int, parallel: Cut = (),
+    rows: int, lanes: int, parallel: Cut = (), channels: int = 0,
 ) -> Schedule:  # fmt: skip
     """The last part by micro-kernels of `reg`, the first part in tiles of `tile`.
 
     What they do not name is one point in a micro-kernel, and whole in a tile. Panels of weights are
-    outside: one of them stays in a near cache while the tile passes by.
+    outside: one of them stays in a near cache while the tile passes by. `channels`: of a part
+    before both, at a time (0: all).
     """
     stage = tiled_stage(group)
     vector = vector_candidates(parts(group)[-1])[0]
@@ -61,6 +63,7 @@ def product_schedule(
     order = register_order(stage)
     levels = (Level.of('reg', order, inner), Level.of('l1', order, around))
     options = (('rows', rows), ('lanes', lanes))
+    options += (('channels', channels),) if channels else ()
     return Schedule('chain', isa, vector, levels, parallel, 'l1', options)
 
 
@@ -100,7 +103,7 @@ def _tiles(stage: Stage) -> Iterator[dict[str, int]]:
 
 
 def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]:
-    *_, slides, last = parts(group)
+    *before, slides, last = parts(group)
     stage, shape = last.main, stencil(slides)
     contraction = contract(last, vector_candidates(last)[0])
     column, rows = stage.write.index[-1].names[0], contraction.pixels[-2:][0]
@@ -116,7 +119,18 @@ def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]
             tile = dict.fromkeys(contraction.pixels, 1) | {rows: height, column: reg[column]}
             tile[column] = stage.sizes[column]
             together = -(-height // -(-height // most))
-            yield product_schedule(group, isa, reg, tile, rows=together, lanes=lanes, parallel=cut)
+            for channels in _held(before[0], shape, height, isa) if before else (0,):
+                yield product_schedule(
+                    group, isa, reg, tile, rows=together, lanes=lanes, parallel=cut,
+                    channels=channels,
+                )  # fmt: skip
+
+
+def _held(part: Group, shape: Stencil, height: int, isa: str) -> tuple[int, ...]:
+    """Channels of a region, few first: whole blocks of those that are computed together; 0: all."""
+    pixels = min(shape.down.reach(height), shape.down.extent) * part.output.shape[-1]
+    columns = block_of(ISAS[isa], pixels)[2]
+    return (*(columns * n for n in BLOCKS if columns * n < part.output.shape[1]), 0)
 
 
 def _lanes(most: int) -> int:

@@ -23,7 +23,8 @@ def _product_lines(group: Group, schedule: Schedule) -> list[str]:
     options = dict(schedule.options)
     how = f', {options["rows"]} rows of {options["lanes"]} lanes at a time, as it is read'
     if before:
-        how += f', from rows of {before[0].main.name}{behind(before[0])} that a cache keeps'
+        some = f'{options["channels"]} channels at a time, ' if options.get('channels') else ''
+        how += f', from rows of {before[0].main.name}{behind(before[0])}, {some}that a cache keeps'
     return [
         line.replace('copy a tile of', f'compute ({first.main.name}{behind(first)}) a tile of')
         .replace(' into a buffer', how)

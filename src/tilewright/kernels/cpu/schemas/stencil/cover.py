@@ -47,6 +47,10 @@ class Axis:
     points: tuple[tuple[int, ...], ...]
     taps: tuple[int, ...]
 
+    def reach(self, outputs: int) -> int:
+        """Positions of the input from the first to the last that so many neighbours read."""
+        return self.step * (outputs - 1) + max(self.taps) - min(self.taps) + 1
+
 
 @dataclass(frozen=True)
 class Stencil:
