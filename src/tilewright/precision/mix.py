@@ -7,7 +7,8 @@
 [mix]             -> check         -> [mix], or a tighter limit  compiled, on the other half
 
 Units that are not integers are floats of one type: fp32, or fp16 where the machine computes in it,
-whichever gives the faster mix. What fp16 loses by itself is measured once, on the network of it.
+whichever gives the faster mix. What fp16 loses by itself is measured once, on the network of it; a
+mix that is not faster than fp16 alone, when both are called in turns, is not taken.
 
 Squares of relative errors add up as if units were independent, which they are about; how much of
 that sum an accuracy allows is found by bisection on the samples of the search.
@@ -16,6 +17,8 @@ that sum an accuracy allows is found by bisection on the samples of the search.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +41,8 @@ FEWEST = 4  # samples: half for ranges and the search, half to check
 MOST_SEARCHED = 4  # samples that a mix is tried on during the search
 STEPS = 6  # of the bisection
 CHECKS = 4  # mixes that are compiled before floats are taken
+TURNS = 8  # of calls that a mix and its floats alone are compared by, the first not counted
+LEVEL = 0.01  # what counts as the same time
 
 # [model] -> the nodes of each task and its seconds
 Price = Callable[['ModelProto'], Sequence[tuple[tuple[str, ...], float]]]
@@ -202,7 +207,7 @@ class MixSearch:
             mix = self._mix(accuracy, floats, integers, error)
             debug(1, f'{sum(integers)} units in int8, the others in {floats}: {error}')
             if mix.reached:
-                return mix
+                return self._or_floats(mix, run, right, compiled)
             if closest is None or accuracy.loss(error) < accuracy.loss(closest.error):
                 closest = mix
             if (floats, integers) == none:
@@ -212,6 +217,23 @@ class MixSearch:
             asked = asked.tightened(1.1 * over)
         assert closest is not None
         return closest
+
+    def _or_floats(
+        self, mix: Mix, run: Run, right: Sequence[Mapping[str, np.ndarray]], compiled: Compile
+    ) -> Mix:
+        """The mix, or its floats alone where they are as fast: fp16 is so near to integers that
+        errors of the models of time decide between them.
+        """
+        none = (False,) * len(self.units.units)
+        if mix.floats == PLAIN or set(mix.types.values()) == {mix.floats}:
+            return mix
+        alone = compiled(self.model(none), mix.floats)
+        error = output_error(right, [alone(sample) for sample in self.held])
+        plain = self._mix(mix.accuracy, mix.floats, none, error)
+        if not plain.reached or fastest(self.held[0], [alone, run]) == 1:
+            return mix
+        debug(1, f'{mix.floats} alone is as fast as its mix with int8')
+        return plain
 
     def _mix(
         self, accuracy: Accuracy, floats: str, integers: tuple[bool, ...], error: OutputError
@@ -231,6 +253,19 @@ class MixSearch:
             error,
             len(self.held),
         )  # fmt: skip
+
+
+def fastest(sample: Sample, runs: Sequence[Run]) -> int:
+    """Which of several networks answers soonest, called in turns; the first, if they are level."""
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(TURNS):
+        for times, run in zip(seconds, runs, strict=True):
+            begin = time.perf_counter()
+            run(sample)
+            times.append(time.perf_counter() - begin)
+    least = [statistics.median(times[1:]) for times in seconds]
+    best = least.index(min(least))
+    return best if least[best] < (1 - LEVEL) * least[0] else 0
 
 
 def _priced(
