@@ -19,8 +19,9 @@ from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
 from tilewright.precision.accuracy import Accuracy, output_error
 from tilewright.precision.calibrate import QuantizeOptions, calibrate
-from tilewright.precision.mix import fastest, mix_text
+from tilewright.precision.mix import MixSearch, fastest, mix_text
 from tilewright.precision.mixed import mixed_model
+from tilewright.precision.reference import Floats
 from tilewright.precision.units import units_of
 from tilewright.search.mix import MixProblem
 from tilewright_lab.scripts.integer_networks import onnxruntime_session
@@ -151,8 +152,35 @@ def test_a_mix_keeps_its_accuracy_or_says_that_it_does_not(accuracy, reached, tm
     np.testing.assert_array_equal(again.run(x)['y'], net.run(x)['y'])
 
 
+def test_floats_are_fp16_where_that_keeps_the_limit_and_is_faster() -> None:
+    """The choice alone, on every machine: prices and what fp16 loses are given."""
+    source = Floats.of(small_model(), threads=1)
+
+    def price(each: float):
+        return lambda model: [((node.name,), each) for node in model.graph.node]
+
+    def compiled(model, floats):
+        off = {'fp32': 0.0, 'fp16': 1e-3}[floats]
+        return lambda sample: {
+            name: (1 + off) * array for name, array in source.results_of(model, [sample])[0].items()
+        }
+
+    given = [{'x': x[None]} for x in samples(8)]
+    for seconds, accuracy, floats in (
+        (1e-6, 'rel=0.002', 'fp16'), (1e-6, 'rel=0.0005', 'fp32'), (1e-3, 'rel=0.002', 'fp32')
+    ):  # fmt: skip
+        prices = {'fp32': price(1e-4), 'fp16': price(seconds)}
+        search = MixSearch.of(source, given, QuantizeOptions(), prices, compiled)
+        assert search.floors['fp16'].rel == pytest.approx(1e-3, rel=1e-3)
+        mix = search.choose(Accuracy.of(accuracy), compiled)
+        assert mix.reached
+        assert mix.floats == floats
+
+
 @pytest.mark.skipif(
-    not machine().half, reason='this core has no arithmetic of f16: run it on one that does'
+    not machine().half,
+    reason='kernels of fp16 need a core with fp16 arithmetic (asimdhp in /proc/cpuinfo, as on a '
+    'Neoverse-N1), and this one has none: run this test on such a core',
 )
 def test_a_machine_with_f16_mixes_it_with_bytes() -> None:
     """Where f16 alone keeps the limit, layers that are not bytes are f16; else they are fp32."""

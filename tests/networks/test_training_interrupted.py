@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -66,10 +65,6 @@ def lines(process: subprocess.Popen[str]) -> dict[str, str]:
     return dict(line.split() for line in process.stdout if line.endswith('\n') and ' ' in line)
 
 
-@pytest.mark.skipif(
-    os.name != 'posix',
-    reason='only POSIX systems send SIGINT and SIGKILL to one process: run this test on one',
-)
 def test_an_interrupted_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     want = dict(steps(tmp_path / 'whole.npz'))
     assert list(want) == [str(n + 1) for n in range(STEPS)]

@@ -173,9 +173,9 @@ def compile(
              for a model of fp16 where it can be computed in, else fp32. On a CPU with arithmetic
              of f16 'fp16' means the same; on others 'fp16' and 'bf16' are what weights
              are stored as where memory binds; there are also 'int8': quantised by
-             `samples`, and 'auto': the fastest mix of int8 layers with those of fp32, or of fp16
-             where the machine computes in it, within `accuracy`, of
-             which `network.mix` tells (docs/precision.md).
+             `samples`, and 'auto': the fastest mix within `accuracy` of int8 layers with those of
+             fp32, or of fp16 where the machine computes in it; `network.mix` has the types
+             (docs/precision.md).
     accuracy  'rel=0.01', 'cosine=0.999' or 'top1=0.98' of the results, against those of fp32. Where
              no mix reaches it, the closest is handed out with a warning.
     samples  inputs as they will occur, as `tilewright.quantize` takes them. None: random ones.

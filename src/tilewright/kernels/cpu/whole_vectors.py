@@ -143,27 +143,29 @@ def following(
 
     Sets without a division (NEON) widen f16 as they are loaded, and narrow a result of f16.
     """
-    widened = {} if divides else {'f16': 'f32'}
+
+    def computed(tensor: str) -> str:
+        """The dtype that a tensor's numbers have in vectors."""
+        dtype = group.tensor(tensor).dtype
+        return 'f32' if dtype == 'f16' and not divides else dtype
+
     names = iter(item.name for item in operands)
     values, result = {tensor: value}, value
     writers = [group.main.write.tensor, *(stage.write.tensor for stage in group.epilogue)]
     try:
         for stage in group.epilogue[writers.index(tensor) :]:
             reads = [
-                values.get(access.tensor)
-                or WholeValue(f'{next(names)}_v', widened.get(dtype, dtype))
+                values.get(access.tensor) or WholeValue(f'{next(names)}_v', computed(access.tensor))
                 for access in stage.reads
-                for dtype in [group.tensor(access.tensor).dtype]
             ]
             if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
                 return None
-            dtype = group.tensor(stage.write.tensor).dtype
             given = _Reads(tuple(reads), divides)
             result = _expr(stage.expr, given, dtype_of(stage.expr, given.dtypes))
-            if result.dtype != widened.get(dtype, dtype):
+            if result.dtype != computed(stage.write.tensor):
                 return None
             values[stage.write.tensor] = result
-            result = replace(result, dtype=dtype)
+            result = replace(result, dtype=group.tensor(stage.write.tensor).dtype)
     except _NoVectorError:
         return None
     return result
