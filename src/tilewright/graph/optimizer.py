@@ -7,6 +7,7 @@ PyTorch's (torch.optim), so that the same numbers give the same curve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from tilewright.ops.functions import add, mul, sub
 from tilewright.ops.stage import Expr, call, const, read, substituted
 
 P, G, A, B = (read(i) for i in range(4))
+TINY = 1e-30  # a beta of 0 has no logarithm; the powers of this one are as good as 0
 
 
 class Optimizer(Protocol):
@@ -115,8 +117,10 @@ class Adam:
         return ('exp_avg', 'exp_avg_sq')
 
     def factors(self, lr: Result, step: Result) -> list[Result]:
-        """The rate, 1 - beta1^step and 1 - beta2^step."""
-        rests = [sub(const(1.0), call('pow', const(beta), P)) for beta in self.betas]
+        """The rate, 1 - beta1^step and 1 - beta2^step, of which float32 would lose the last digits
+        by subtracting: in the first step 1 - 0.999 is off by 1.3e-5 of itself."""
+        logs = [math.log(max(beta, TINY)) for beta in self.betas]
+        rests = [call('neg', call('expm1', mul(const(log), P))) for log in logs]
         return [lr, *(pointwise('rest', rest, [step], step.dtype) for rest in rests)]
 
     def update(

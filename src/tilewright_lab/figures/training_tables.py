@@ -46,14 +46,16 @@ def with_libraries(data: Mapping[str, Any]) -> str:
     """Those that were timed with libraries, beside the same without."""
     head = ('workload', 'with libraries, us', 'without', 'ratio', 'gradients off by', 'right')
     without = {_workload(row): row for row in _timed(data, 'none')}
+    found = _timed(data, 'auto')
     rows = [
         (
             _workload(row), f'{row["us"]["ours"]:,.0f}',
             f'{without[_workload(row)]["us"]["ours"]:,.0f}', f'{row["ratio"]:.2f}',
             f'{row["gradient_errors"]["ours"]:.1e}', 'yes' if row['right'] else 'no',
         )
-        for row in _timed(data, 'auto')
+        for row in found
     ]  # fmt: skip
+    rows.append(('geometric mean', '', '', _mean(row['ratio'] for row in found), '', ''))
     return Grid(head, tuple(rows)).markdown()
 
 

@@ -20,8 +20,9 @@ papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-
 what `tilewright reproduce` shows of the files of a folder; `learned-losses`, `learned-holdouts`
 and `learned-transfer` are of learned models (figures/learned_tables.py), `training` and those with
 `training-` before them of training steps (figures/training_tables.py). `fuzz` has a row for each
-run of `python -m tests.fuzz`, of all files of a pattern; `overhead` and `shapes` are the tables of
-the scripts of those names. Numbers in tables are so never typed, and a test keeps them that way.
+run of `python -m tests.fuzz`, of all files of a pattern; `overhead`, `shapes` and `tiles` are the
+tables of overhead.py, benchdnn_shapes.py and tile_networks.py. Numbers in tables are so never
+typed, and a test keeps them that way.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ from tilewright_lab.compare.results import LayerResult
 from tilewright_lab.compare.table import grid, kind_grid, table
 from tilewright_lab.figures.figures import Options, figure_of
 from tilewright_lab.figures.tables import FIGURES
-from tilewright_lab.scripts import benchdnn_shapes, overhead
+from tilewright_lab.scripts import benchdnn_shapes, overhead, tile_networks
 
 ROOT = Path(__file__).parents[3]
 PAGES = (
     'README.md', 'docs/results.md', 'docs/gpu_model.md', 'docs/testing.md', 'docs/deepcuts.md',
     'docs/gpu_half.md', 'docs/transformers.md', 'docs/learned.md', 'docs/training.md',
+    'docs/precision.md',
 )  # fmt: skip
-SCRIPTS = {'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes'])}
+SCRIPTS = {
+    'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes']),
+    'tiles': tile_networks.table,
+}  # fmt: skip
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')
 _MARKED = re.compile(
     r'(<!-- table (?P<what>[\w-]+) (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end of table -->)', re.S

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +37,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright import zoo
+from tilewright.report.grid import Grid
 from tilewright_lab.scripts.integer_networks import onnxruntime_session, quantise
 
 KINDS = (
@@ -186,6 +187,31 @@ def off_by(name: str, threads: int) -> float:
         for kind in ('fp32', 'bf16')
     )
     return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Each network and number of threads: both types of ours beside the fastest of the others."""
+    head = (
+        'network', 'threads', 'bf16, ms', 'fastest other', 'ms', 'ratio', 'int8, ms',
+        'fastest other', 'ms', 'ratio',
+    )  # fmt: skip
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if 'ms' in row:
+            found.setdefault((row['network'], row['threads']), {})[row['kind']] = row['ms']
+    lines, ratios = [], {'bf16': [], 'int8': []}
+    for (name, threads), ms in found.items():
+        line = [name, str(threads)]
+        for dtype, all_of_them in ratios.items():
+            others = {k: v for k, v in ms.items() if dtype in k and not k.startswith('ours')}
+            best = min(others, key=others.__getitem__)
+            own = ms[f'ours-{dtype}']
+            all_of_them.append(others[best] / own)
+            line += [f'{own:.2f}', best, f'{others[best]:.2f}', f'{all_of_them[-1]:.2f}']
+        lines.append(tuple(line))
+    bf16, int8 = (f'{statistics.geometric_mean(found):.2f}' for found in ratios.values())
+    lines.append(('geometric mean', '', '', '', '', bf16, '', '', '', int8))
+    return Grid(head, tuple(lines)).markdown()
 
 
 def main() -> None:

@@ -1,18 +1,18 @@
 """A recurrent network learns the text of this repository, character by character, beside PyTorch.
 
     python -m tilewright_lab.scripts.train_characters [--text FILE ..] [--target cpu] [--threads 2]
-        [--steps 300] [--json FILE] [--picture FILE]
+        [--steps 300] [--max-rel-err 1e-6] [--json FILE] [--picture FILE]
 
 Goes in: plain text, the pages of docs/ if nothing else is named. Comes out: the loss of every step
 of both, from the same weights on the same batches: pieces of text at random places, of which each
-character is to be named from those before it.
+character is to be named from those before it; and PyTorch's from weights moved by a rounding.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import tilewright as tw
-from tilewright_lab.scripts.train_digits import learn, tell
+from tilewright_lab.scripts.train_digits import Theirs, errors, learn, tell
 
 BATCH, LENGTH, RATE = 16, 32, 3e-3
 
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument('--text', nargs='*', type=Path, default=sorted(Path('docs').glob('*.md')))
     parser.add_argument('--target', default='cpu')
     parser.add_argument('--threads', type=int)
+    parser.add_argument('--max-rel-err', type=float, help='of tw.compile_training')
     parser.add_argument('--steps', type=int, default=300)
     parser.add_argument('--json', type=Path)
     parser.add_argument('--picture', type=Path)
@@ -62,17 +63,27 @@ def main() -> None:
     text = numbers.astype(np.int64)
     torch.manual_seed(0)
     module = Characters(len(letters))
-    other = copy.deepcopy(module)
-    rule = torch.optim.Adam(other.parameters(), RATE)
+    optimizer = partial(torch.optim.Adam, lr=RATE)
+    theirs = Theirs(module, optimizer)
     first = next(pieces(text, 1))
     step = tw.compile_training(
-        module, 'cross_entropy', rule, first, target=asked.target, threads=asked.threads
+        module,
+        'cross_entropy',
+        theirs.rule,
+        first,
+        target=asked.target,
+        threads=asked.threads,
+        **errors(asked.max_rel_err),
     )
-    ours, theirs = learn(step, other, rule, pieces(text, asked.steps))
+    losses = learn(
+        {'tilewright': step, 'torch': theirs, 'torch_nudged': Theirs(module, optimizer, True)},
+        pieces(text, asked.steps),
+    )
     report = {
-        'target': asked.target, 'steps': len(ours), 'batch': BATCH, 'length': LENGTH,
+        'target': asked.target, 'max_rel_err': asked.max_rel_err, 'steps': len(losses['torch']),
+        'batch': BATCH, 'length': LENGTH,
         'kinds': len(letters), 'characters': len(text), 'torch': torch.__version__,
-        'loss': {'tilewright': ours, 'torch': theirs},
+        'loss': losses,
     }  # fmt: skip
     tell(report, asked.json, asked.picture)
 
