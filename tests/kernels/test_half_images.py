@@ -53,7 +53,7 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import rank
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
-QUICK, ALL = 14, 600
+QUICK, ALL = 9, 600
 Tools = Callable[[str], Toolchain]
 RELU6 = call('min', call('max', read(0), const(0.0)), const(6.0))
 

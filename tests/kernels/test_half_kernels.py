@@ -44,7 +44,7 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import rank
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
-QUICK, ALL = 16, 600
+QUICK, ALL = 10, 600
 Tools = Callable[[str], Toolchain]
 RELU6 = call('min', call('max', read(0), const(0.0)), const(6.0))
 AFTER: tuple[Expr, ...] = (relu(), RELU6, leaky_relu(0.25))

@@ -37,7 +37,7 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
 from tilewright_lab.simulate.emulate import native, run_program
 
-QUICK, MANY = 24, 400
+QUICK, MANY = 14, 400
 
 
 def tile_rows() -> Iterator[str]:

@@ -61,12 +61,14 @@ def test_less_memory_gives_the_same_numbers() -> None:
         np.testing.assert_array_equal(got[name], array)
 
 
-@pytest.mark.parametrize('share', [0.7, pytest.param(0.85, marks=pytest.mark.slow)])
-def test_a_device_keeps_the_limit_and_the_numbers(share: float) -> None:
+@pytest.mark.parametrize(
+    ('depth', 'share'), [(2, 0.85), pytest.param(4, 0.7, marks=pytest.mark.slow)]
+)
+def test_a_device_keeps_the_limit_and_the_numbers(depth: int, share: float) -> None:
     """What is computed again stays behind what frees its memory, and state is changed in place."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.SiLU()]
-    for _ in range(4):
+    for _ in range(depth):
         layers += [nn.Conv2d(8, 8, 3, padding=1), nn.SiLU()]
     module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 144, 4))
     x, y = torch.randn(6, 3, 12, 12), torch.randint(0, 4, (6,))
