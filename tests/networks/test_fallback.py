@@ -209,6 +209,32 @@ def test_pieces_are_few_and_constants_are_not_passed_around():
     assert [unit.name for unit in units_of(traced)][-1] == 'Add_next'
 
 
+def test_a_model_of_f16_has_f16_between_its_pieces():
+    """Our pieces compute in f16 where the processor does, and take and give float32 then."""
+    f16 = TensorProto.FLOAT16
+    weights = floats(8, 6).astype(np.float16)
+    graph = helper.make_graph(
+        [
+            node('MatMul', 'x w', 'a'),
+            node('TopK', 'a three', 'best places', axis=-1),
+            node('Relu', 'best', 'cut'),
+            node('Add', 'cut cut', 'y'),
+        ],
+        'halves',
+        [helper.make_tensor_value_info('x', f16, (5, 8))],
+        [helper.make_tensor_value_info('y', f16, None)],
+        [numpy_helper.from_array(weights, 'w'), numpy_helper.from_array(np.array([3]), 'three')],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+    network = tw.compile(made, threads=1, fallback='onnxruntime', check=True)
+    x = floats(5, 8, seed=1).astype(np.float16)
+    got = network(x)
+    assert got.dtype == np.float16
+    best = -np.sort(-(x.astype(np.float64) @ weights.astype(np.float64)), axis=-1)[:, :3]
+    np.testing.assert_allclose(got, 2 * np.maximum(best, 0), rtol=5e-3, atol=5e-3)
+    assert network.profile(x, calls=1).tasks
+
+
 def test_a_model_that_is_supported_is_a_network_of_ours(tmp_path):
     made = model([node('Relu', 'x', 'y')], {'x': (2, 3)}, {'y': F32})
     network = tw.compile(made, fallback='onnxruntime', save=tmp_path / 'net.tw')

@@ -44,7 +44,9 @@ def check_mixed(
     limit = check.tolerance
     if limit is None:
         # How many sums the pieces of ONNX Runtime have is not known: as many as nodes, at most.
-        limit = kernel_tolerance(['f32'], max_rel_err) * math.sqrt(len(mixture.traced.graph.nodes))
+        kinds = (kind.value(name) for name, kind in mixture.found.kinds.items())
+        dtypes = ['f32', *(value.dtype for value in kinds if value is not None)]
+        limit = kernel_tolerance(dtypes, max_rel_err) * math.sqrt(len(mixture.traced.graph.nodes))
     got = network.run(arrays)
     verdict = compare(network.name, expected, got, limit)
     if not verdict.within:
@@ -80,8 +82,7 @@ def _blame_pieces(
     for number, (piece, ran) in enumerate(zip(mixture.found.pieces, network.pieces, strict=True)):
         if piece.ours:
             made = graph_of(graph, piece, mixture.found, f'{graph.name}#{number}')
-            given = {value.name: np.asarray(values[value.name]) for value in made.inputs}
-            again(made, Check(arrays=given))
+            again(made, Check(arrays={n: np.asarray(a) for n, a in ran.given(values).items()}))
         values |= ran.run(values)
 
 

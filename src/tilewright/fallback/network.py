@@ -20,8 +20,9 @@ from onnx import ModelProto
 from tilewright.errors import ArrayError, InputError, ModelError
 from tilewright.fallback.sessions import Kind, Session, sub_model
 from tilewright.fallback.split import Piece, Split, Unit, graph_of, split
-from tilewright.graph.graph import Graph
+from tilewright.graph.graph import Graph, Value
 from tilewright.importers.onnx import Traced, import_traced
+from tilewright.ops.dtypes import NUMPY
 from tilewright.runtime.cpu.loaded import Compiled
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.network_arrays import CalledNetwork, check_apart, check_named, checked_input
@@ -41,14 +42,29 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A piece that is ready: a network of ours, or a session with the nodes in it."""
+    """A piece that is ready: a network of ours, or a session with the nodes in it. A network that
+    computes in f16 takes and gives float32 (network/compile.py); values between pieces are f16.
+    """
 
     runs: Network | Session
     reads: tuple[str, ...]
     nodes: tuple[str, ...]
+    gives: tuple[Value, ...] = ()  # results of a network of ours, as the model has them
 
     def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.runs.run({name: values[name] for name in self.reads})
+        found = self.runs.run(self.given(values))
+        return found | {v.name: _as(found[v.name], v.dtype) for v in self.gives}
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the piece reads, as it takes it."""
+        taken = {name: values[name] for name in self.reads}
+        if isinstance(self.runs, Network):
+            taken |= {v.name: _as(taken[v.name], v.dtype) for v in self.runs.inputs}
+        return taken
+
+
+def _as(array: np.ndarray, dtype: str) -> np.ndarray:
+    return array.astype(NUMPY[dtype], copy=False)
 
 
 class MixedNetwork(CalledNetwork):
@@ -157,7 +173,7 @@ class MixedNetwork(CalledNetwork):
 
     def _times(self, piece: Ran, values: Mapping[str, Any], calls: int) -> Sequence[TaskTime]:
         if isinstance(piece.runs, Network):
-            return piece.runs.profile(*(values[n] for n in piece.reads), calls=calls).tasks
+            return piece.runs.profile(*piece.given(values).values(), calls=calls).tasks
         seconds = []
         for _ in range(calls):
             begin = time.perf_counter()
@@ -223,7 +239,8 @@ class Mixture:
         nodes = tuple(unit.name for unit in piece.units)
         if piece.ours:
             made = graph_of(graph, piece, found, f'{graph.name}#{number}')
-            return Ran(ours(made), piece.reads, nodes)
+            kinds = (found.kinds[value].value(name) for name, value in made.outputs)
+            return Ran(ours(made), piece.reads, nodes, tuple(v for v in kinds if v is not None))
         used = sorted({name for unit in piece.units for name in unit.reads})
         model = sub_model(
             self.traced.model, [unit.proto for unit in piece.units],
