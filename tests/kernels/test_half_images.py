@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_half_kernels import quantised
 
 from tilewright.errors import CompilerError, ScheduleError
 from tilewright.graph.half import half_group
@@ -31,21 +32,22 @@ from tilewright.kernels.cpu.schemas.winograd_half.plan import (
     predicted_error,
     winograd_half_schedule,
 )
-from tilewright.machine.isa import half_isa
+from tilewright.machine.isa import ISAS, half_isa
 from tilewright.machine.known import known_machine
 from tilewright.ops import moving
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
-from tilewright.ops.dtypes import HALVES
+from tilewright.ops.dtypes import HALVES, NUMPY, is_float, limits
 from tilewright.ops.elementwise import copy, elementwise
 from tilewright.ops.flatten import flatten
-from tilewright.ops.functions import relu, swish
+from tilewright.ops.functions import add, mul, relu, sub, swish
 from tilewright.ops.group import Group
+from tilewright.ops.integer import saturated
 from tilewright.ops.normalise import softmax
 from tilewright.ops.pooling import average_pool, max_pool, window_counts
 from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
-from tilewright.ops.stage import Expr, call, const, read
+from tilewright.ops.stage import Expr, call, cast, const, read, whole
 from tilewright.ops.windows import windows
 from tilewright.ops.winograd_half import SIZES, half_error, half_transform, why_not_half
 from tilewright.runtime import verify
@@ -77,6 +79,8 @@ def finished(group: Group, random: Random) -> Group:
     if random.random() < 0.2:  # results of networks stay as callers know them
         tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
         made = replace(made, tensors=tuple(tensors))
+    elif random.random() < 0.4:
+        made = quantised(made, random)
     return made
 
 
@@ -361,3 +365,61 @@ def test_plain_loops_round_once(isa: str, name: str, last: bool, tools: Tools) -
             found = verify.compare(group, out, want)
             assert found.ok, found.message
             assert found.error <= 1e-5 + 1.01 * HALVES['f16']
+
+
+# Between floats and 8 bits
+
+
+def between_types() -> dict[str, Group]:
+    """Quantised and dequantised tensors, one below, at and above blocks of sixteen."""
+    real = cast(sub(cast(read(0), 'i32'), whole(3)), 'f32')
+    scaled, shape = mul(real, read(1)), (2, 5, 3, 17)
+    groups = {}
+    for dtype, zero in (('u8', 128.0), ('i8', -7.0), ('u8', 0.0)):
+        stored = saturated(call('div', read(0), const(0.0123)), const(zero), dtype)
+        for kind in ('f16', 'f32'):
+            for size in (15, 16, 33):
+                groups[f'{kind} to {dtype} {zero} {size}'] = elementwise(
+                    stored, (1, size), dtypes=[kind], out=dtype
+                )
+        groups[f'{dtype} {zero} to f16'] = elementwise(
+            scaled, shape, (1,), dtypes=[dtype, 'f32'], out='f16'
+        )
+        groups[f'{dtype} {zero} and f16 to f16'] = elementwise(
+            add(scaled, read(2)), shape, (17,), shape, dtypes=[dtype, 'f32', 'f16'], out='f16'
+        )
+    return groups
+
+
+@pytest.mark.parametrize('name', between_types())
+def test_loops_between_floats_and_bytes_are_the_definition(
+    isa: str, name: str, tools: Tools
+) -> None:
+    """Every 8-bit number is the definition's, also beyond limits; floats are rounded once."""
+    group = between_types()[name]
+    draw = np.random.default_rng(1)
+    arrays = {
+        tensor.name: draw.normal(0, 2, tensor.shape).astype(NUMPY[tensor.dtype])
+        if is_float(tensor.dtype)
+        else draw.integers(*limits(tensor.dtype), tensor.shape).astype(NUMPY[tensor.dtype])
+        for tensor in group.with_role('input')
+    }
+    want = reference(group, arrays)
+    for form in (group, flatten(group)):
+        schedule = general_schedule(form, isa, 2, 2)
+        source = generate(form, schedule)
+        long = group.output.shape[-1] >= 16
+        assert ('finish(' in source) == (long and ISAS[isa].arch == 'aarch64')
+        flags = (*compiler_flags(schedule), '-O2')
+        try:
+            outs = list(run_program(group, source, verify.freeze_all(arrays), tools(isa), flags))
+        except CompilerError as error:
+            if '_Float16' in str(error):
+                pytest.skip(f'the compiler for {isa} has no _Float16: install gcc 12 or clang 15')
+            raise
+        for out in outs:
+            if is_float(group.output.dtype):
+                off = np.abs(out.astype(np.float64) - want)
+                assert (off <= 1.01 * HALVES['f16'] * np.abs(want) + 1e-6).all()
+            else:
+                assert np.array_equal(out, want)

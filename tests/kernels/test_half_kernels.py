@@ -34,7 +34,7 @@ from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import leaky_relu, relu, swish
 from tilewright.ops.group import Group
-from tilewright.ops.integer import in_words
+from tilewright.ops.integer import in_words, saturated
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.ops.slices import into_slice
@@ -97,7 +97,21 @@ def finished(group: Group, dtype: str, random: Random) -> Group:
     if random.random() < 0.2:  # results of networks stay as callers know them
         tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
         made = replace(made, tensors=tuple(tensors))
+    elif dtype == 'f16' and random.random() < 0.4:
+        made = quantised(made, random)
     return made
+
+
+def quantised(group: Group, random: Random) -> Group:
+    """Results of f16 as 8-bit numbers, by a scale of which whole numbers and quarters are exact
+    multiples; many of them are beyond the limits.
+    """
+    dtype, zero = random.choice((('u8', 0), ('u8', 128), ('u8', 37), ('i8', -128), ('i8', 5)))
+    expr = saturated(call('div', read(0), const(random.choice((0.25, 0.125)))), const(zero), dtype)
+    after = elementwise(expr, group.output.shape, dtypes=['f16'], out=dtype, name='quantize')
+    found = append(group, after, 'In')
+    assert found is not None
+    return found.group
 
 
 def whole_numbers(group: Group, seed: int) -> dict[str, np.ndarray]:

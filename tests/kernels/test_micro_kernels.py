@@ -17,13 +17,16 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.micro import MicroKernel, registers_needed
+from tilewright.kernels.cpu.schemas.half.plan import TO_STORE
 from tilewright.kernels.cpu.schemas.outer.space import register_tiles
 from tilewright.machine.isa import ISAS
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.stored import Stored
 from tilewright_lab.simulate.emulate import run_text
 
 COUNTS = (0, 1, 5)
 MAIN = """
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -255,8 +258,9 @@ def finished_program(kernels: list[MicroKernel]) -> str:
         text += [micro.emit(kernel), micro.reference_c(definition)]
         width = kernel.lanes * kernel.vectors
         reach = max(kernel.steps) + max(kernel.pixels) + 1
+        names = f'(finish_fn){kernel.name}, (finish_fn){definition.name}'  # of f16 or of bytes
         rows.append(
-            f'    {{"{kernel.name}", {kernel.name}, {definition.name}, {reach}, {kernel.a_step}, '
+            f'    {{"{kernel.name}", {names}, {reach}, {kernel.a_step}, '
             f'{len(kernel.steps) * width}, {max(kernel.finish.out) + width}}},'
         )
     table = [
@@ -270,15 +274,18 @@ def finished_program(kernels: list[MicroKernel]) -> str:
 
 @pytest.mark.isa
 def test_every_shape_of_f16_finishes_its_results(half, tools):
-    """A bias, other numbers, limits: all that follows, of every shape, between guard pages."""
+    """A bias, other numbers, limits, bytes: all that follows, of every shape, at guard pages."""
     name, base = half
     kernels = []
     for number, (pixels, vectors) in enumerate(shapes(name)):
         width = ISAS[name].lanes * vectors
         apart = width + (0, 8, 40_000)[number % 3]
+        stored = (None, Stored('u8', 0.0235, 3), Stored('i8', 0.1, -128))[number // 3 % 3]
+        if ISAS[name].registers - pixels * vectors < TO_STORE:
+            stored = None
         finish = micro.Finish(
             tuple(p * apart for p in range(pixels)), number % 2 == 0, number % 5 < 2,
-            (None, 0.0, -1.5)[number % 3], (None, 6.0)[number // 2 % 2],
+            (None, 0.0, -1.5)[number % 3], (None, 6.0)[number // 2 % 2], stored,
         )  # fmt: skip
         offsets, steps, a_step = list(layouts(pixels).values())[number % 5]
         kernels.append(

@@ -15,15 +15,19 @@ from tilewright.cli.main import invoke
 from tilewright.errors import InputError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.half import halved
+from tilewright.graph.passes import HALF, PROGRAM_PASSES, apply_passes, passes_of, with_half
+from tilewright.importers.onnx import import_onnx
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import prepare
+from tilewright.ops.stored import as_stored
 from tilewright.precision.accuracy import Accuracy, output_error
 from tilewright.precision.calibrate import QuantizeOptions, calibrate
-from tilewright.precision.mix import MixSearch, fastest, mix_text
+from tilewright.precision.mix import MixSearch, fastest, mix_text, priced
 from tilewright.precision.mixed import mixed_model
 from tilewright.precision.reference import Floats
 from tilewright.precision.units import units_of
 from tilewright.search.mix import MixProblem
+from tilewright.targets.cpu.cost import CpuCost
 from tilewright_lab.scripts.integer_networks import onnxruntime_session
 
 pytest.importorskip('onnxruntime')
@@ -36,8 +40,10 @@ def machine():
 def test_the_integer_program_finds_what_trying_all_mixes_does() -> None:
     random, parts = np.random.default_rng(2), 7
     for _ in range(12):
-        floats, integers, losses, passing = random.random((4, parts)) * 1e-3
-        crossings = tuple((i, i + 1, float(0.3 * passing[i])) for i in range(parts - 1))
+        floats, integers, losses, there, back = random.random((5, parts)) * 1e-3
+        crossings = tuple(
+            (i, i + 1, float(0.3 * there[i]), float(0.3 * back[i])) for i in range(parts - 1)
+        )
         problem = MixProblem(tuple(floats), tuple(integers), tuple(losses), crossings)
         allowed = float(random.uniform(0, losses.sum()))
         mixes = itertools.product((False, True), repeat=parts)
@@ -89,6 +95,51 @@ def test_floats_beside_integers_may_be_f16(mix) -> None:
     assert sum(kinds == {'f16'} for kinds in factors) >= mix.count(False)
     assert sum(not kinds & {'f16', 'f32'} for kinds in factors) == mix.count(True)
     assert any('convert' in t.group.label for t in made.tasks) != mix[0]
+
+
+def test_kernels_of_f16_quantise_what_integers_read() -> None:
+    """No pass over memory is left between a layer of f16 and the layer of bytes that reads it."""
+    calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
+    model = mixed_model(calibrated, units_of(calibrated.model), (False, True, False))
+    made = apply_passes(
+        import_onnx(model), passes_of(None) | {HALF}, CpuCost(machine(), 1),
+        with_half(PROGRAM_PASSES, 'f16', on_cpu=True),
+    )  # fmt: skip
+    stored = {task.name: as_stored(task.group)[1] for task in made.tasks}
+    assert stored['conv1'] is not None
+    assert made.values['r1_QuantizeLinear_Output'].shape == (1, 6, 6, 8)  # channels last
+    assert not any(name == 'r1_QuantizeLinear' for name in stored)
+    x = {'x': samples(1)}
+    want, got = (evaluate(p, x)['y'] for p in (prepare(model), made))
+    assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
+
+
+def test_passing_from_one_type_to_the_other_has_a_price_each_way() -> None:
+    """What a unit takes beyond its own type is for those that read it in the other type."""
+    calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
+    units = units_of(calibrated.model)
+
+    def price(model):
+        """10 s for a layer of floats, 4 s for one of bytes; from floats to bytes 3 s, back 1 s."""
+        small = {n.output[0] for n in model.graph.node if n.op_type == 'DequantizeLinear'}
+        products = {n.name: n for n in model.graph.node}
+        types = [products[unit.name].input[1] in small for unit in units.units]
+        tasks = [((u.name,), 4.0 if x else 10.0) for u, x in zip(units.units, types, strict=True)]
+        for i, j, _ in units.edges:
+            value = units.units[i].values[-1]
+            if types[j] and not types[i]:
+                tasks.append(((f'{value}_QuantizeLinear',), 3.0))
+            if types[i] and not types[j]:
+                tasks.append(((f'{value}_DequantizeLinear',), 1.0))
+        return tasks
+
+    problem = priced(calibrated, units, (0.1, 0.1, 0.1), price)
+    assert problem.floats_s == (10.0, 10.0, 10.0)
+    for mix, seconds in (
+        ((True, True, True), 12.0), ((False, True, False), 28.0), ((True, False, False), 25.0),
+        ((False, False, True), 27.0), ((True, True, False), 19.0),
+    ):  # fmt: skip
+        assert problem.seconds(mix) == pytest.approx(seconds)
 
 
 def test_an_activation_that_comes_back_has_its_limits(tmp_path) -> None:

@@ -20,6 +20,7 @@ from tilewright.graph.fold import fold
 from tilewright.graph.fuse import Cost, fuse
 from tilewright.graph.graph import Graph
 from tilewright.graph.half import halved
+from tilewright.graph.half_bytes import quantised_at_once
 from tilewright.graph.integer import on_integers
 from tilewright.graph.layout import assign_layouts
 from tilewright.graph.levels import by_levels
@@ -88,13 +89,17 @@ _NOT_IN_HALF = ('prologue', 'chain', 'layout')
 
 
 def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> ProgramPasses:
-    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on."""
+    """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on. On
+    CPUs kernels of f16 quantise what integers read, once its layout is known.
+    """
     made: dict[str, Callable[[Program, Cost], Program]] = {}
     for name, one in passes.items():
         if not on_cpu or name not in _NOT_IN_HALF:
             made[name] = one
         if name == 'fuse':
             made[HALF] = lambda program, _: share(halved(program, dtype, on_cpu))
+        if name == 'channels_last' and on_cpu and dtype == 'f16':
+            made[name] = lambda program, cost, one=one: quantised_at_once(one(program, cost))
     return made
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 RANDOM = 8  # samples that are drawn where none are given
-CALLS = 5  # that a task's time is the median of
+CALLS = 9  # that a task's time is the median of
 FLOATS = ('fp16',)  # types of layers in a mix, beside fp32 and int8
 
 
@@ -48,10 +48,13 @@ class Pricing:
     def prices(self, sample: Sample) -> dict[str, Price]:
         """Type of floats, of those that the machine computes in -> `price`."""
         kinds = [name for name in FLOATS if self.site.machine.computes(PRECISIONS[name])]
-        return {floats: self.price(sample, floats) for floats in ('fp32', *kinds)}
+        is_near = bool(kinds)
+        return {floats: self.price(sample, floats, is_near) for floats in ('fp32', *kinds)}
 
-    def price(self, sample: Sample, floats: str = 'fp32') -> Price:
-        """[model] -> (nodes, seconds) of each task: predicted, or measured where kernels are."""
+    def price(self, sample: Sample, floats: str = 'fp32', is_near: bool = False) -> Price:
+        """[model] -> (nodes, seconds) of each task: predicted; or measured, where kernels are, and
+        where types are so `near` to each other that errors of the models decide between them.
+        """
 
         def predicted(model: ModelProto) -> list[tuple[tuple[str, ...], float]]:
             site_passes, passes = passes_at(self.site, self.asked), set(self.passes)
@@ -68,7 +71,7 @@ class Pricing:
             found = network.profile(*arrays, calls=CALLS)
             return [(task.origin, 1e-3 * task.time_ms) for task in found.tasks]
 
-        return predicted if self.asked.tune == 'model' else measured
+        return predicted if self.asked.tune == 'model' and not is_near else measured
 
     def runner(self, model: ModelProto, floats: str) -> Run:
         network = self.compiled(model, precision=floats)

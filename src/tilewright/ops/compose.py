@@ -19,6 +19,7 @@ from tilewright.ops.group import Group, Tensor
 from tilewright.ops.integer import can_follow, is_integer_products
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Access, Affine, Expr, Stage, substituted
+from tilewright.ops.stored import stored_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     # Schemas for sums of products have float32 at affine indices alone, or whole numbers.
     plain = producer.is_plain and consumer.is_plain
     plain |= is_integer_products(producer) and all(map(can_follow, consumer.stages))
+    stored = producer.half == 'f16' and _is_stored(consumer)
+    plain |= stored
     if producer.main.is_product_sum and not plain:
         return None
     taken = {t.name for t in producer.tensors}
@@ -54,7 +57,8 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     for item in consumer.tensors:
         if item.name not in names:
             names[item.name] = fresh(item.name, taken)
-    held = replace(source, name=value, role='inner')
+    kept = 'f32' if stored else source.dtype  # a value is rounded once, where it is stored
+    held = replace(source, name=value, role='inner', dtype=kept)
     tensors = (
         *(t for t in producer.tensors if t.name != source.name),
         *(
@@ -79,6 +83,11 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
         return None
     given = {t.name: t.name for t in producer.tensors if t.role in ('input', 'constant')}
     return Composed(joined, given, _given(consumer, names, tensor))
+
+
+def _is_stored(group: Group) -> bool:
+    """Whether a group quantises its input, and does nothing else."""
+    return len(group.stages) == 1 and stored_stage(group.main, group.output.dtype) is not None
 
 
 def prepend(producer: Group, consumer: Group, tensor: str) -> Composed | None:

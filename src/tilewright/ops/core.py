@@ -2,9 +2,9 @@
 
 Goes in: a group. Comes out: the same without what stands around its sum of products. A bias, an
 activation or a residual behind a convolution, or a normalisation before it, does not decide how it
-is scheduled, so that it is searched and timed once. The exceptions are an epilogue behind which
-errors of Winograd count for more (ops/epilogue_error.py), such as `tanh`, and on a GPU what comes
-before the products, which few schemas can apply.
+is scheduled, so that it is searched and timed once; nor does storing f16 in 8 bits. The exceptions
+are an epilogue behind which errors of Winograd count for more (ops/epilogue_error.py), such as
+`tanh`, and on a GPU what comes before the products, which few schemas can apply.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilewright.ops.chain import is_chained
 from tilewright.ops.fft import why_not_filter
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
+from tilewright.ops.stored import as_stored
 from tilewright.ops.winograd import applies
 from tilewright.ops.winograd_error import UNIT
 
@@ -28,7 +29,7 @@ def core(group: Group, *, front: bool = False) -> Group:
     """
     if is_chained(group) or group.is_sequential:
         return group
-    group = group if front else without_front(group)
+    group = as_stored(group if front else without_front(group))[0]
     main = group.main
     if not main.is_product_sum:
         return _alone(group)

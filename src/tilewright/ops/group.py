@@ -205,8 +205,12 @@ class Group:
 
     @cached_property
     def half(self) -> str:
-        """'f16' or 'bf16' where operands are stored so, else plain; '' for all other groups."""
+        """'f16' or 'bf16' where operands are stored so, else plain; '' for all other groups. What
+        is summed up may be stored in 8 bits (ops/stored.py).
+        """
         kinds = {t.dtype for t in self.tensors}
+        if self.main.combiner is not None and self.output.dtype in ('u8', 'i8'):
+            kinds = {t.dtype for t in self.tensors if t.role != 'output'}
         halves = kinds & set(HALVES)
         plain = not self.is_sequential and all(
             s.is_affine and not set(s.expr.iterators()) for s in self.stages

@@ -49,6 +49,7 @@ Price = Callable[['ModelProto'], Sequence[tuple[tuple[str, ...], float]]]
 Run = Callable[[Sample], Mapping[str, np.ndarray]]
 Compile = Callable[['ModelProto', str], Run]  # a model, with its floats of a type
 PLAIN = 'fp32'
+BETWEEN = ('_QuantizeLinear', '_DequantizeLinear')  # how ONNX Runtime's tool names its nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class MixSearch:
             losses.append(output_error(right, source.results_of(alone, tried)).rel ** 2)
         debug(1, f'{source.model.graph.name}: sensitivities of {count} units measured')
         problems = {
-            floats: _priced(calibrated, units, tuple(losses), price)
+            floats: priced(calibrated, units, tuple(losses), price)
             for floats, price in prices.items()
         }  # fmt: skip
         plain, floors = mixed_model(calibrated, units, (False,) * count), {PLAIN: EXACT}
@@ -268,36 +269,57 @@ def fastest(sample: Sample, runs: Sequence[Run]) -> int:
     return best if least[best] < (1 - LEVEL) * least[0] else 0
 
 
-def _priced(
+def priced(
     calibrated: Calibrated, units: Units, losses: tuple[float, ...], price: Price
 ) -> MixProblem:
     """Seconds of every unit in both types, and of what passes between types.
 
-    The latter is so much for each number that passes; how much is what a model whose types
-    alternate takes beyond the sum of its units.
+    What a unit takes where those that read it have the other type, beyond what it takes among its
+    own, is for passing its numbers on: by two models whose types alternate, in either order. Pairs
+    whose types are alike in both are priced by the numbers that pass, as the others are on average.
     """
     count = len(units.units)
-    alternating = tuple(number % 2 == 0 for number in range(count))
-    mixes = ((False,) * count, (True,) * count, alternating)
-    floats, integers, both = (
-        _by_unit(units, price(mixed_model(calibrated, units, mix))) for mix in mixes
+    odd = tuple(number % 2 == 1 for number in range(count))
+    even = tuple(not x for x in odd)
+    floats, integers, *turns = (
+        _by_unit(units, price(mixed_model(calibrated, units, mix)))
+        for mix in ((False,) * count, (True,) * count, odd, even)
     )
-    parts = sum(i if x else f for f, i, x in zip(floats, integers, alternating, strict=True))
-    passed = sum(n for i, j, n in units.edges if alternating[i] != alternating[j])
-    each = max(sum(both) - parts, 0.0) / max(passed, 1)
-    crossings = tuple((i, j, each * n) for i, j, n in units.edges)
+    passed: dict[bool, dict[tuple[int, int, int], float]] = {False: {}, True: {}}  # by the first's
+    for types, seconds in zip((odd, even), turns, strict=True):
+        for i, is_integer in enumerate(types):
+            edges = [e for e in units.edges if e[0] == i and types[e[1]] != is_integer]
+            more = max(seconds[i] - (integers if is_integer else floats)[i], 0.0)
+            whole = sum(n for *_, n in edges)
+            passed[is_integer] |= {e: more * e[2] / max(whole, 1) for e in edges}
+    each = {
+        is_integer: sum(known.values()) / max(sum(n for *_, n in known), 1)
+        for is_integer, known in passed.items()
+    }
+    crossings = tuple(
+        (e[0], e[1], *(passed[way].get(e, each[way] * e[2]) for way in (True, False)))
+        for e in units.edges
+    )
     return MixProblem(tuple(floats), tuple(integers), losses, crossings)
 
 
 def _by_unit(units: Units, tasks: Sequence[tuple[tuple[str, ...], float]]) -> list[float]:
-    """Seconds of each unit: a task of several units is shared by their multiply-adds.
+    """Seconds of each unit: a task of several units is shared by their multiply-adds. What
+    quantises a value or takes it back is for the unit that makes the value.
 
     What no node of a unit is in, such as storing the input, is for the first.
     """
     place = {name: i for i, unit in enumerate(units.units) for name in unit.nodes}
+    between = {
+        f'{value}{ending}': i
+        for i, unit in enumerate(units.units)
+        for value in unit.values
+        for ending in BETWEEN
+    }
     made = [0.0] * len(units.units)
     for names, seconds in tasks:
-        found = sorted({place[name] for name in names if name in place}) or [0]
+        found = sorted({place[name] for name in names if name in place})
+        found = found or sorted({between[name] for name in names if name in between}) or [0]
         whole = sum(units.units[i].work for i in found)
         for i in found:
             made[i] += seconds * (units.units[i].work / whole if whole > 0 else 1 / len(found))

@@ -19,11 +19,14 @@ PRODUCTS = ('Conv', 'ConvTranspose', 'Gemm', 'MatMul')
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`name` is that of its product, `nodes` are all of its nodes, `work` multiply-adds."""
+    """`name` is that of its product, `nodes` are all of its nodes, `values` what they make, `work`
+    multiply-adds.
+    """
 
     name: str
     op: str
     nodes: tuple[str, ...]
+    values: tuple[str, ...]
     work: float
 
 
@@ -68,8 +71,9 @@ def units_of(model: ModelProto, excluded: tuple[str, ...] = ()) -> Units:
             if place[name] != at:
                 edges[place[name], at, name] = math.prod(shapes.get(name, [0]))
         place.update(dict.fromkeys(node.output, at))
+    made = [tuple(name for name, at in place.items() if at == i) for i in range(len(products))]
     units = tuple(
-        Unit(node.name, node.op_type, tuple(names), work)
-        for (node, work), names in zip(products, members, strict=True)
+        Unit(node.name, node.op_type, tuple(names), values, work)
+        for (node, work), names, values in zip(products, members, made, strict=True)
     )
     return Units(units, tuple((i, j, n) for (i, j, _), n in edges.items()), tuple(outside))

@@ -12,7 +12,8 @@ Boda's data and results are of order one and so is its clamp. A sum of some thou
 not, therefore `scale` is the root mean square of the reference: what order one is in the units of
 this output. Without it, the few results that cancel to nearly zero would fail a correct kernel.
 
-Whole numbers and truth values have to be equal.
+Whole numbers and truth values have to be equal; sums of f16 that are quantised as they are stored
+(ops/stored.py) may be so many steps away as the sums may be off by, and one more (`half_steps`).
 
 *Networks* (`compare_results`) are judged by the same formula, with a larger tolerance and a clamp
 from below. Errors of kernels behind each other add up, as independent ones do: a hundred kernels,
@@ -30,6 +31,7 @@ it sets the quiet bit, so a kernel that adds to memory it never set is told apar
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 from collections.abc import Mapping
@@ -40,6 +42,8 @@ import numpy as np
 from tilewright.errors import ArrayError
 from tilewright.ops.dtypes import HALVES, NUMPY, holds_floats, is_float, limits
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.reference import reference
+from tilewright.ops.stored import as_stored
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.ops.winograd_half import LENIENT, why_not_half
 
@@ -122,6 +126,15 @@ def half_tolerance(group: Group) -> float:
     """
     tiles = 0.0 if why_not_half(group) else 6 * LENIENT * DEFAULT_LIMIT
     return TOLERANCE['f16'] + max(HALF_SUMS, tiles)
+
+
+def half_steps(group: Group, arrays: Mapping[str, np.ndarray]) -> int:
+    """How many steps 8-bit results may be away that were sums of f16; 0 for all others."""
+    made, stored = as_stored(group)
+    if stored is None or group.half != 'f16':
+        return 0
+    off = half_tolerance(made) * scale_of(reference(made, arrays))
+    return 1 + math.ceil(off / stored.scale)
 
 
 def denominator(got: np.ndarray, want: np.ndarray, scale: float) -> np.ndarray:
@@ -271,20 +284,26 @@ class Oracle:
     scale: float
     largest: float
     tolerance: float
+    steps: int = 0  # that whole numbers may be away
 
     @classmethod
-    def of(cls, group: Group, want: np.ndarray, tolerance: float | None = None) -> Oracle:
+    def of(
+        cls, group: Group, want: np.ndarray, tolerance: float | None = None, steps: int = 0
+    ) -> Oracle:
         limit = TOLERANCE.get(group.output.dtype, 0.0) if tolerance is None else tolerance
         values = np.asarray(want, np.float64)
         finite = np.isfinite(values)
         largest = float(np.max(np.abs(values), where=finite, initial=0.0))
         kept = guarded_empty(want.shape, want.dtype)
         kept[...] = want
-        return cls(group, freeze(kept), root_mean_square(values, finite), largest, limit)
+        return cls(group, freeze(kept), root_mean_square(values, finite), largest, limit, steps)
 
     def judge(self, got: np.ndarray) -> Comparison:
         """What `compare` says; in one pass when no element is off by more than the clamp allows."""
         if not is_float(self.group.output.dtype):
+            away = int(np.max(np.abs(got.astype(int) - self.want), initial=0)) if self.steps else 1
+            if away <= self.steps:
+                return Comparison(True, away / max(self.largest, 1.0), error=float(away))
             return compare(self.group, got, self.want)
         with np.errstate(all='ignore'):
             worst = float(np.max(np.abs(got - self.want), initial=0.0))

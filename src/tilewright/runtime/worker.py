@@ -223,7 +223,8 @@ class _Bench:
         self.constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
         if tolerance is None and group.half == 'f16':
             tolerance = verify.half_tolerance(group)
-        self.oracle = verify.Oracle.of(group, reference(group, arrays), tolerance)
+        steps = verify.half_steps(group, arrays)
+        self.oracle = verify.Oracle.of(group, reference(group, arrays), tolerance, steps)
         self.out = verify.guarded_empty(group.output.shape, NUMPY[group.output.dtype])
         self.loaded: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
 

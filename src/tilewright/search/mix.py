@@ -1,12 +1,12 @@
 """The fastest mix of two types within a loss: an integer program.
 
-    min   sum_i (t_i + x_i (s_i - t_i)) + sum_(i,j) c_ij y_ij
-    with  sum_i l_i x_i <= allowed,   y_ij >= x_i - x_j,   y_ij >= x_j - x_i,   x_i in {0, 1}
+    min   sum_i (t_i + x_i (s_i - t_i)) + sum_(i,j) (c_ij y_ij + d_ij z_ij)
+    with  sum_i l_i x_i <= allowed,   y_ij >= x_i - x_j,   z_ij >= x_j - x_i,   x_i in {0, 1}
 
 Goes in: for each part its seconds as floats (t) and as integers (s) and what integers lose (l), the
-seconds (c) of converting what passes between two parts of different types. Comes out: which parts
-are integers. Solved by HiGHS (CasADi's own copy of it
-is missing on Arm).
+seconds of what passes from part i to part j, from integers to floats (c) and from floats to
+integers (d). Comes out: which parts are integers. Solved by HiGHS (CasADi's own copy of it is
+missing on Arm).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tilewright.errors import MissingError
 
 @dataclass(frozen=True, slots=True)
 class MixProblem:
-    """`crossings` are pairs of parts with the seconds that it takes to pass from one to another."""
+    """`crossings` are pairs of parts with the seconds that it takes to pass from the first to the
+    second: from integers to floats, and from floats to integers.
+    """
 
     floats_s: tuple[float, ...]
     integers_s: tuple[float, ...]
     losses: tuple[float, ...]
-    crossings: tuple[tuple[int, int, float], ...]
+    crossings: tuple[tuple[int, int, float, float], ...]
 
     def seconds(self, integers: Sequence[bool]) -> float:
         """What a mix is predicted to take."""
@@ -34,22 +36,30 @@ class MixProblem:
             s if x else t
             for t, s, x in zip(self.floats_s, self.integers_s, integers, strict=True)
         )  # fmt: skip
-        return parts + sum(c for i, j, c in self.crossings if integers[i] != integers[j])
+        passed = sum(
+            to_floats if integers[i] else to_integers
+            for i, j, to_floats, to_integers in self.crossings
+            if integers[i] != integers[j]
+        )
+        return parts + passed
 
     def solve(self, allowed: float) -> tuple[bool, ...]:
         """The fastest mix whose losses add up to at most `allowed`."""
         parts, pairs = len(self.losses), len(self.crossings)
         gains = np.subtract(self.integers_s, self.floats_s)
-        cost = np.concatenate([gains, [c for *_, c in self.crossings]])
+        cost = np.concatenate(
+            [gains, [c for *_, there, back in self.crossings for c in (there, back)]]
+        )
         # HiGHS compares with absolute tolerances: both rows are of order one.
         cost = cost / max(np.abs(cost).max(), 1e-30)
         weights = np.minimum(np.divide(self.losses, max(allowed, 1e-300)), 2.0)
-        rows = np.zeros((1 + 2 * pairs, parts + pairs))
+        rows = np.zeros((1 + 2 * pairs, parts + 2 * pairs))
         rows[0, :parts] = weights
-        for number, (i, j, _) in enumerate(self.crossings):
+        for number, (i, j, *_) in enumerate(self.crossings):
             for sign in (0, 1):
-                row = rows[1 + 2 * number + sign]
-                row[i], row[j], row[parts + number] = 1 - 2 * sign, 2 * sign - 1, -1
+                way = 2 * number + sign
+                row = rows[1 + way]
+                row[i], row[j], row[parts + way] = 1 - 2 * sign, 2 * sign - 1, -1
         limits = np.concatenate([[1.0], np.zeros(2 * pairs)])
         found = _least(cost, rows, limits, parts)
         made = tuple(bool(x > 0.5) for x in found[:parts])

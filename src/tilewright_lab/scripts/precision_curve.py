@@ -59,7 +59,7 @@ def searched(name: str, folder: Path, pricing: Pricing, threads: int) -> MixSear
     problems = {
         floats: MixProblem(
             tuple(one['floats_s']), tuple(one['integers_s']), tuple(one['losses']),
-            tuple((i, j, seconds) for i, j, seconds in one['crossings']),
+            tuple((i, j, *seconds) for i, j, *seconds in one['crossings']),
         )
         for floats, one in kept['problems'].items()
     }  # fmt: skip

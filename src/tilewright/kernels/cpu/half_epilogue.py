@@ -5,6 +5,10 @@ C that takes such a vector through the pointwise stages behind the sum into the 
 between f16 and float32 take two cycles of one pipe each on common cores, so that an epilogue of
 additions and maxima is done as it is (`Native`); one operation that rounds gives the same numbers
 in both, and sums that are themselves off by more may have several (`most`).
+
+A result that is quantised (ops/stored.py) is so from f16: x times the inverse of the scale is added
+to a number from 1024 on, where neighbours in f16 are 1 apart, so that bits of the sum are those of
+1024 and a whole number behind them, rounded half to even (`write_bytes`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from tilewright.kernels.cpu.vector_epilogue import (
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Expr
+from tilewright.ops.stored import Stored, as_stored
 
 LANES = 8  # f16 of a vector
 KINDS = ('f32', 'f16')  # what operands and results may be
@@ -63,6 +68,9 @@ typedef _Float16 f16;
         to[i] = made[i];
 }}
 """
+ONE_APART, ONE_APART_BITS = 1024, 0x6400  # f16 from here to 2048 are whole numbers
+# What 8-bit numbers of a type begin at, and what narrows 16 bits to them.
+BYTES = {'u8': (0, 'vqmovun_s16', 'vst1_u8'), 'i8': (256, 'vqmovn_s16', 'vst1_s8')}
 _OF_FLOATS = f"""\
 {INLINE} void first_f32(float *to, const float *from, long count)
 {{
@@ -88,13 +96,16 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class HalfEpilogue:
-    """How sums are finished; `channel` is the dimension along lanes."""
+    """How sums are finished; `channel` is the dimension along lanes. Results of f16 may be `stored`
+    as 8-bit numbers.
+    """
 
     operands: tuple[Operand, ...]
     native: Native | None
     vector: VectorEpilogue
     dtype: str
     channel: str
+    stored: Stored | None = None
 
     @property
     def bias(self) -> str:
@@ -112,6 +123,8 @@ class HalfEpilogue:
     def write_functions(self, writer: Writer) -> None:
         """What `write_result` calls."""
         writer.lines += [*HELPERS.splitlines(), '']
+        if self.stored:
+            write_bytes(writer, self.stored)
         if self.native:
             return
         writer.lines += vector_type(4)
@@ -148,7 +161,7 @@ class HalfEpilogue:
             if item.stride(self.channel):
                 text = take(at(item), whole or item.name in self.native.rounded)
             writer.line(f'const float16x8_t {item.name}_v = {text};')
-        writer.line(put(place, self.native.expression, whole))
+        writer.line(self._put(place, self.native.expression, whole))
 
     def _write_floats(
         self, writer: Writer, value: str, place: str, at: Callable[[Operand], str], whole: bool
@@ -174,13 +187,19 @@ class HalfEpilogue:
             writer.line(f'const row_v made_{half} = finish(value_{half}{given});')
         if self.dtype == 'f16':
             made = 'vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t)made_l), (float32x4_t)made_h)'
-            writer.line(put(place, made, whole))
+            writer.line(self._put(place, made, whole))
         elif whole:
             writer.line(f'*(row_v *)({place}) = made_l;')
             writer.line(f'*(row_v *)({place} + 4) = made_h;')
         else:
             writer.line('for (long lane = 0; lane < count; lane++)')
             writer.line(f'    ({place})[lane] = lane < 4 ? made_l[lane] : made_h[lane - 4];')
+
+    def _put(self, place: str, made: str, whole: bool) -> str:
+        kind = 'bytes' if self.stored else 'f16'
+        if whole:
+            return f'put_{kind}({place}, {made});'
+        return f'put_first_{kind}({place}, {made}, count);'
 
     def write_packed(self, writer: Writer, group: Group, places: dict[str, int], size: int) -> None:
         """In tw_pack: constants of the epilogue to their places, rounded where that is wanted."""
@@ -202,8 +221,28 @@ def take(place: str, whole: bool) -> str:
     return f'take_f16({place})' if whole else f'first_f16({place}, count)'
 
 
-def put(place: str, made: str, whole: bool) -> str:
-    return f'put_f16({place}, {made});' if whole else f'put_first_f16({place}, {made}, count);'
+def write_bytes(writer: Writer, stored: Stored) -> None:
+    """`put_bytes`: eight numbers of f16, quantised. What is beyond the limits saturates, as a float
+    and then as its bits.
+    """
+    first, narrow, store = BYTES[stored.dtype]
+    kind, start = C_TYPES[stored.dtype], ONE_APART + first + stored.zero
+    writer.lines += f"""\
+{INLINE} void put_bytes({kind} *to, float16x8_t all)
+{{
+    const float16x8_t made =
+        vfmaq_f16(vdupq_n_f16({start}.0f), all, vdupq_n_f16((float16_t){stored.inverse!r}f));
+    const int16x8_t from = vdupq_n_s16({ONE_APART_BITS + first});
+    {store}(to, {narrow}(vqsubq_s16(vreinterpretq_s16_f16(made), from)));
+}}
+{INLINE} void put_first_bytes({kind} *to, float16x8_t all, long count)
+{{
+    {kind} made[{LANES}];
+    put_bytes(made, all);
+    for (long i = 0; i < count; i++)
+        to[i] = made[i];
+}}
+""".splitlines()
 
 
 def _widen(writer: Writer, name: str, of: str) -> None:
@@ -216,7 +255,7 @@ def why_no_epilogue(group: Group, channel: str) -> str:
     operands = plan_epilogue(group, text=lambda _stage, _texts: 'value').operands
     if any(item.dtype not in KINDS or item.stride(channel) not in (0, 1) for item in operands):
         return f'what follows the sums of {group.label} does not lie along their channels'
-    if group.output.dtype not in KINDS:
+    if as_stored(group)[0].output.dtype not in KINDS:
         return f'results of {group.label} are {group.output.dtype}, not f16 or f32'
     return ''
 
@@ -228,9 +267,10 @@ def plan_half_epilogue(group: Group, channel: str, *, starts: bool, most: int) -
     most    operations that may round in f16
     """
     operands = plan_epilogue(group, text=lambda _stage, _texts: 'value').operands
-    native = _native(group, channel, operands, starts, most)
+    made, stored = as_stored(group)
+    native = _native(made, channel, operands, starts, most)
     return HalfEpilogue(
-        operands, native, plan_vector_epilogue(group), group.output.dtype, channel
+        operands, native, plan_vector_epilogue(made), made.output.dtype, channel, stored
     )  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
 Goes in: a group. Comes out: a `HalfValue`: the expression of its epilogue over vectors of floats
 (kernels/cpu/vector_epilogue.py), and what is loaded and stored around it. Operands of f16 or bf16
-are widened as they are loaded, and results are narrowed, rounded once, as they are stored.
+are widened as they are loaded, and results are narrowed, rounded once, as they are stored. What is
+quantised (ops/stored.py) is multiplied by the inverse of its scale, rounded by an addition and
+saturated as bits are narrowed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.kernels.cpu.expression import C_TYPES
+from tilewright.kernels.cpu.expression import C_TYPES, number
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.vector_epilogue import (
@@ -18,9 +20,11 @@ from tilewright.kernels.cpu.vector_epilogue import (
     vector_type,
     write_functions,
 )
+from tilewright.kernels.cpu.whole_vectors import MAGIC, MAGIC_BITS
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import Isa
 from tilewright.ops.group import Group
+from tilewright.ops.stored import Stored, as_stored
 
 # By architecture: floats of a vector, and what is loaded and stored, each with its load and store.
 LANES = {'aarch64': 4}
@@ -53,12 +57,15 @@ HEADERS = {'aarch64': 'arm_neon.h', 'x86_64': 'immintrin.h'}
 
 @dataclass(frozen=True, slots=True)
 class HalfValue:
-    """An epilogue on vectors, and the dtype that its results are stored in."""
+    """An epilogue on vectors, and the dtype that its results are stored in; results may be `stored`
+    as 8-bit numbers (NEON).
+    """
 
     epilogue: VectorEpilogue
     dtype: str
     arch: str = 'aarch64'
     in_fours: bool = False
+    stored: Stored | None = None
 
     @property
     def lanes(self) -> int:
@@ -78,6 +85,8 @@ class HalfValue:
         for dtype, (_, text) in moves:
             kind = C_TYPES[dtype]
             writer.line(f'{INLINE} void put_{dtype}({kind} *to, row_v all) {{ {text}; }}')
+        if self.stored:
+            _write_bytes(writer, self.stored)
         writer.line()
 
     def write_block(
@@ -91,14 +100,34 @@ class HalfValue:
             if not item.stride(vector):
                 text = f'(float)*{item.name} - zero_v'
             writer.line(f'const row_v {item.name}_v = {text};')
-        writer.line(f'put_{self.dtype}(out + {first}, {self.epilogue.expression});')
+        kind = 'bytes' if self.stored else self.dtype
+        writer.line(f'put_{kind}(out + {first}, {self.epilogue.expression});')
         writer.close()
+
+
+def _write_bytes(writer: Writer, stored: Stored) -> None:
+    """`put_bytes`: four floats, quantised."""
+    kind = C_TYPES[stored.dtype]
+    letter, narrow = ('u', 'vqmovun_s16') if stored.dtype == 'u8' else ('s', 'vqmovn_s16')
+    start, inverse = number(MAGIC + stored.zero, 'f32'), number(1 / stored.scale, 'f32')
+    writer.lines += f"""\
+{INLINE} void put_bytes({kind} *to, row_v all)
+{{
+    const float32x4_t made = vfmaq_n_f32(vdupq_n_f32({start}), (float32x4_t)all, {inverse});
+    const int32x4_t from = vdupq_n_s32({MAGIC_BITS});
+    const int16x4_t whole = vqmovn_s32(vqsubq_s32(vreinterpretq_s32_f32(made), from));
+    const uint32x2_t bytes = vreinterpret_u32_{letter}8({narrow}(vcombine_s16(whole, whole)));
+    const uint32_t four = vget_lane_u32(bytes, 0);
+    memcpy(to, &four, sizeof four);
+}}
+""".splitlines()
 
 
 def half_value(group: Group, vector: str, isa: Isa) -> HalfValue | None:
     """[Group] -> [HalfValue]; None where operands are of other types, or do not lie along lanes."""
-    found, kinds = plan_vector_epilogue(group), MOVES[isa.arch]
+    made, stored = as_stored(group) if isa.arch == 'aarch64' else (group, None)
+    found, kinds = plan_vector_epilogue(made), MOVES[isa.arch]
     strange = any(i.stride(vector) not in (0, 1) or i.dtype not in kinds for i in found.operands)
-    if strange or group.output.dtype not in kinds:
+    if strange or made.output.dtype not in kinds:
         return None
-    return HalfValue(found, group.output.dtype, isa.arch)
+    return HalfValue(found, made.output.dtype, isa.arch, stored=stored)

@@ -121,10 +121,11 @@ INLINE whole_v spread_@dtype@(@sign@8x16_t x, int v)
 
 
 def write_neon_vectors(
-    writer: Writer, value: WholeValue, operands: Sequence[Operand], near: WholeValue | None = None
-) -> None:
+    writer: Writer, value: WholeValue, operands: Sequence[Operand], near: WholeValue | None = None,
+    sums: str = 'i32',
+) -> None:  # fmt: skip
     """The types, what expressions call, and what loads and stores; also for a value that is `near`
-    its limits, where there is one.
+    its limits, where there is one. `sums` is the dtype of sums, '' where there are none.
     """
     writer.line('#include <arm_neon.h>')
     text = _TYPES
@@ -148,12 +149,13 @@ def write_neon_vectors(
         if DTYPES[dtype] > 1:
             _write_memory(writer, dtype)
     kinds = {item.name: _kind(item.dtype) for item in operands}
-    given = ''.join(f', {kind} {name}_v' for name, kind in kinds.items())
-    given += ''.join(f', real_v {item.name}_r' for item in _bytes(operands))
+    given = [f'{_kind(sums)} value'] if sums else []
+    given += [f'{kind} {name}_v' for name, kind in kinds.items()]
+    given += [f'real_v {item.name}_r' for item in _bytes(operands)]
     for name, made in (('finish', value), ('finish_near', near)):
         if made is None:
             continue
-        writer.open(f'{INLINE} {_kind(made.dtype)} {name}(whole_v value{given})')
+        writer.open(f'{INLINE} {_kind(made.dtype)} {name}({", ".join(given)})')
         writer.line(f'return {made.settled() if made.near else made.made(last=True)};')
         writer.close()
     writer.line()
@@ -247,14 +249,15 @@ def store_lines(
     value: WholeValue, operands: Sequence[Operand], sums: Mapping[int, str], to: str,
     count: int | str, near: bool = False,
 ) -> list[str]:  # fmt: skip
-    """C lines that finish the vectors `sums` and store them from `to` on; of the last one `count`
-    lanes. `near`: where sums are known to be small.
+    """C lines that finish the vectors `sums`, '' where there are none, and store them from `to` on;
+    of the last one `count` lanes. `near`: where sums are known to be small.
     """
     made, name = {}, 'finish_near' if near else 'finish'
     for v, text in sums.items():
-        given = ''.join(f', {item.name}_{v}' for item in operands)
-        given += ''.join(f', {item.name}_r{v}' for item in _bytes(operands))
-        made[v] = f'{name}({text}{given})'
+        given = [text] if text else []
+        given += [f'{item.name}_{v}' for item in operands]
+        given += [f'{item.name}_r{v}' for item in _bytes(operands)]
+        made[v] = f'{name}({", ".join(given)})'
     last = max(sums)
     if DTYPES[value.dtype] > 1:
         return [

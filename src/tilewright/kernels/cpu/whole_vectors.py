@@ -23,7 +23,7 @@ from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
-from tilewright.ops.dtypes import DTYPES, dtype_of, limits, operand_dtype
+from tilewright.ops.dtypes import DTYPES, computed, dtype_of, limits, operand_dtype
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Expr
 
@@ -144,7 +144,7 @@ def following(
     Sets without a division (NEON) widen f16 as they are loaded, and narrow a result of f16.
     """
 
-    def computed(tensor: str) -> str:
+    def in_vectors(tensor: str) -> str:
         """The dtype that a tensor's numbers have in vectors."""
         dtype = group.tensor(tensor).dtype
         return 'f32' if dtype == 'f16' and not divides else dtype
@@ -155,20 +155,46 @@ def following(
     try:
         for stage in group.epilogue[writers.index(tensor) :]:
             reads = [
-                values.get(access.tensor) or WholeValue(f'{next(names)}_v', computed(access.tensor))
+                values.get(access.tensor)
+                or WholeValue(f'{next(names)}_v', in_vectors(access.tensor))
                 for access in stage.reads
             ]
             if any(r.dtype not in (*WHOLE, 'f32') for r in reads):
                 return None
             given = _Reads(tuple(reads), divides)
             result = _expr(stage.expr, given, dtype_of(stage.expr, given.dtypes))
-            if result.dtype != computed(stage.write.tensor):
+            if result.dtype != in_vectors(stage.write.tensor):
                 return None
             values[stage.write.tensor] = result
             result = replace(result, dtype=group.tensor(stage.write.tensor).dtype)
     except _NoVectorError:
         return None
     return result
+
+
+def pointwise_value(
+    operands: Sequence[Operand], stages: Sequence[tuple[Expr, Sequence[int], str]], dtype: str
+) -> WholeValue | None:
+    """What stages without a sum make of vectors, to be stored as `dtype`, for sets without a
+    division. A stage is its expression, what it reads and the dtype that it computes: numbers from
+    0 on are operands, -1, -2 .. what the first stage made, the second ..
+    """
+    made: list[WholeValue] = []
+    try:
+        for expr, reads, kind in stages:
+            values = tuple(
+                made[-1 - n] if n < 0
+                else WholeValue(f'{operands[n].name}_v', computed(operands[n].dtype))
+                for n in reads
+            )  # fmt: skip
+            given = _Reads(values, False)
+            found = _expr(expr, given, dtype_of(expr, given.dtypes))
+            if found.dtype != kind:
+                return None
+            made.append(found)
+    except _NoVectorError:
+        return None
+    return replace(made[-1], dtype=dtype) if made[-1].dtype == computed(dtype) else None
 
 
 def _expr(expr: Expr, reads: _Reads, to: str) -> WholeValue:

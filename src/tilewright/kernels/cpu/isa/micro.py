@@ -24,6 +24,8 @@ from functools import lru_cache
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.machine.isa import ISAS, Isa
+from tilewright.ops.dtypes import limits
+from tilewright.ops.stored import Stored
 from tilewright.registry import resolve
 
 REACH_BYTES = (1 << 31) - 1  # of an x86 displacement; AArch64 adds any 32-bit number
@@ -40,6 +42,7 @@ class Finish:
     bias   a number for each lane, of float32, is added
     more   a number for each result, of f16, at the same places, is added behind it
     low, high   limits that results are cut off at
+    stored      how they are quantised: 8-bit numbers are stored
     """
 
     out: tuple[int, ...]
@@ -47,6 +50,7 @@ class Finish:
     more: bool = False
     low: float | None = None
     high: float | None = None
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +230,11 @@ def _emitted(isa: Isa, kernel: MicroKernel) -> str:
 def function(kernel: MicroKernel, body: list[str]) -> str:
     """The C function around an emitter's body."""
     if kernel.finish:
+        stored = kernel.finish.stored
+        result = {'u8': 'uint8_t', 'i8': 'int8_t'}[stored.dtype] if stored else '_Float16'
         head = (
             f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
-            f'_Float16 *out, long count, const float *bias, const _Float16 *more)'
+            f'{result} *out, long count, const float *bias, const _Float16 *more)'
         )
         return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
     weight = WEIGHT_TYPES[kernel.stored]
@@ -292,6 +298,16 @@ def reference_c(kernel: MicroKernel) -> str:
     )
 
 
+def _stored_c(stored: Stored) -> list[str]:
+    """A number of f16 quantised: rounded once, to a whole number (kernels/cpu/half_epilogue.py)."""
+    low, high = limits(stored.dtype)
+    return [
+        f'double made = __builtin_rint((double)sum * {stored.inverse!r} + {stored.zero});',
+        f'made = made < {low} ? {low} : made > {high} ? {high} : made;',
+        'out[at[p] + v] = made;',
+    ]
+
+
 def _half_reference_c(kernel: MicroKernel) -> str:
     """The same of f16: each product is added in f16, rounded once, the sum of a call in float32."""
     width = kernel.lanes * kernel.vectors
@@ -311,7 +327,7 @@ def _half_reference_c(kernel: MicroKernel) -> str:
             end.append(f'sum = sum < (_Float16){finish.low} ? (_Float16){finish.low} : sum;')
         if finish.high is not None:
             end.append(f'sum = sum > (_Float16){finish.high} ? (_Float16){finish.high} : sum;')
-        end.append('out[at[p] + v] = sum;')
+        end += _stored_c(finish.stored) if finish.stored else ['out[at[p] + v] = sum;']
     return function(
         kernel,
         [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.kernels.cpu.half_epilogue import BYTES, ONE_APART, ONE_APART_BITS
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.neon import LETTER, chunks, prefetch_pixels
 from tilewright.kernels.cpu.isa.neon_address import (
@@ -22,6 +23,8 @@ from tilewright.kernels.cpu.isa.neon_address import (
     clobbers,
 )
 from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import limits
+from tilewright.ops.stored import Stored
 
 LOW = 16  # registers that may be the element of a multiply-add of f16
 TOGETHER = 2  # loads whose multiply-adds take turns, so that none waits for its own accumulator
@@ -32,7 +35,8 @@ def emit(kernel: micro.MicroKernel) -> str:
     pixels, vectors = len(kernel.pixels), kernel.vectors
     loaded = list(chunks(kernel.pixels))
     spare = ISAS[kernel.isa].registers - (pixels + 2) * vectors
-    words = list(range(min(spare, LOW, max(TOGETHER, len(loaded)))))
+    passed = registers_finishing(kernel.finish) - 2 * vectors if kernel.finish else 0
+    words = list(range(min(spare, LOW, max(TOGETHER, len(loaded), passed))))
     weights = len(words)
     first = weights + 2 * vectors  # of the accumulators
 
@@ -132,21 +136,67 @@ def _results(kernel: micro.MicroKernel, finish: micro.Finish, first: int) -> lis
         lines += [f'fcvtn v{low}.4h, v{low}.4s', f'fcvtn2 v{low}.8h, v{high}.4s']
         for register in range(first + v, first + pixels * vectors, vectors):
             lines.append(f'fadd v{register}.8h, v{register}.8h, v{low}.8h')
-    limits: dict[str, int] = {}
-    for name, limit in (('fmax', finish.low), ('fmin', finish.high)):
-        if limit is not None:
-            bits = int(np.float16(limit).view(np.uint16))
-            lines += [f'mov w13, #{bits}', f'dup v{len(limits)}.8h, w13']
-            limits[name] = len(limits)
-    spare = range(len(limits), first)
+    kept: dict[str, int] = {}  # what every result is cut off at and quantised by -> its register
+
+    def hold(name: str, bits: int) -> None:
+        lines.extend((f'mov w13, #{bits}', f'dup v{len(kept)}.8h, w13'))
+        kept[name] = len(kept)
+
+    for name, limit in _limits(finish):
+        hold(name, int(np.float16(limit).view(np.uint16)))
+    cuts, stored = dict(kept), finish.stored
+    if stored:
+        start, *_ = BYTES[stored.dtype]
+        for name, number in (('inverse', stored.inverse), ('start', _start(stored))):
+            hold(name, int(np.float16(number).view(np.uint16)))
+        hold('from', ONE_APART_BITS + start)
+    spare = range(len(kept), first)
     reads = Addresses('%[more]', ADDRESS_REGISTERS[:2])
     writes = Addresses('%[out]', ADDRESS_REGISTERS[2:])
     for number, (p, v) in enumerate((p, v) for p in range(pixels) for v in range(vectors)):
         place, register = 2 * finish.out[p] + 16 * v, first + p * vectors + v
+        other = spare[number % len(spare)]
         if finish.more:
-            other = spare[number % len(spare)]
             lines.append(f'ldr q{other}, {reads.operand(place, 16, lines)}')
             lines.append(f'fadd v{register}.8h, v{register}.8h, v{other}.8h')
-        lines += [f'{name} v{register}.8h, v{register}.8h, v{at}.8h' for name, at in limits.items()]
-        lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
+        if stored:
+            lines.append(f'mov v{other}.16b, v{kept["start"]}.16b')
+            lines.append(f'fmla v{other}.8h, v{register}.8h, v{kept["inverse"]}.8h')
+            register = other
+        lines += [f'{name} v{register}.8h, v{register}.8h, v{at}.8h' for name, at in cuts.items()]
+        if stored:
+            narrow = 'sqxtun' if stored.dtype == 'u8' else 'sqxtn'
+            lines.append(f'sqsub v{register}.8h, v{register}.8h, v{kept["from"]}.8h')
+            lines.append(f'{narrow} v{register}.8b, v{register}.8h')
+            lines.append(f'str d{register}, {writes.operand(place // 2, 8, lines)}')
+        else:
+            lines.append(f'str q{register}, {writes.operand(place, 16, lines)}')
     return lines
+
+
+def registers_finishing(finish: micro.Finish) -> int:
+    """Registers beside those of sums that results pass through."""
+    return max(3, len(_limits(finish)) + (3 if finish.stored else 0) + 1)
+
+
+def _start(stored: Stored) -> int:
+    return ONE_APART + BYTES[stored.dtype][0] + stored.zero
+
+
+def _limits(finish: micro.Finish) -> list[tuple[str, float]]:
+    """What results are cut off at: as f16, or where they are quantised as the sum that has the
+    whole number in its bits. Rounding is monotone, so that both give the same; limits that the
+    type has itself go.
+    """
+    found = [(n, x) for n, x in (('fmax', finish.low), ('fmin', finish.high)) if x is not None]
+    stored = finish.stored
+    if not stored:
+        return found
+    ends = dict(zip(('fmax', 'fmin'), limits(stored.dtype), strict=True))
+    made = []
+    for name, limit in found:
+        whole = round(float(np.float16(limit)) * stored.inverse + stored.zero)
+        inside = whole > ends[name] if name == 'fmax' else whole < ends[name]
+        if inside:
+            made.append((name, float(_start(stored) - stored.zero + whole)))
+    return made

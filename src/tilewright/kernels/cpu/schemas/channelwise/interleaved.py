@@ -6,8 +6,8 @@
 
 Goes in: the plan (plan.py). Comes out: C functions of tiles. Interleaving keeps channels in their
 order, so that vector v has channels 4v to 4v + 3, and four vectors become 16 bytes of the result
-(kernels/cpu/whole_neon.py). Where sums are known to be small they begin with the bias and with what
-makes a float of them (kernels/cpu/bounded.py).
+(kernels/cpu/whole_neon.py), or sixteen floats. Where sums are known to be small they begin with the
+bias and with what makes a float of them (kernels/cpu/bounded.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
 from tilewright.kernels.cpu.whole_neon import LANES, read_lines, store_lines, write_neon_vectors
 from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.kernels.cpu.writer import Writer
+from tilewright.ops.dtypes import DTYPES
 
 VECTORS = 4
 _ALL = list(range(VECTORS))
@@ -118,10 +119,17 @@ def _write_stores(writer: Writer, p: ChannelwisePlan, pixels: int, value: WholeV
     for whole in (True, False):  # copies of a number that is known are moves
         writer.line(f'if (channels >= {VECTORS * LANES}) {{' if whole else '} else {')
         for i in range(pixels):
-            sums = {v: f'(whole_v)s{i}_{v}' for v in _ALL}
-            count: int | str = LANES if whole else f'channels - {(VECTORS - 1) * LANES}'
+            sums, to = {v: f'(whole_v)s{i}_{v}' for v in _ALL}, f'(out + {i * step})'
+            if not whole and DTYPES[value.dtype] > 1:  # vectors are stored one by one
+                for v, text in sums.items():
+                    count = f'min_long({LANES}, channels - {LANES * v})'
+                    writer.line(f'if (channels > {LANES * v})')
+                    for line in store_lines(value, items, {v: text}, to, count, near):
+                        writer.line(f'    {line}')
+                continue
+            count = LANES if whole else f'channels - {(VECTORS - 1) * LANES}'
             writer.open('')
-            for line in store_lines(value, items, sums, f'(out + {i * step})', count, near):
+            for line in store_lines(value, items, sums, to, count, near):
                 writer.line(line)
             writer.close()
     writer.line('}')

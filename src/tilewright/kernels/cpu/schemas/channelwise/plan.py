@@ -23,6 +23,7 @@ from tilewright.kernels.cpu.schemas.dot.plan import moved_epilogue, vector_epilo
 from tilewright.kernels.cpu.space import even_cuts, register_order, whole_tile
 from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.machine.isa import ISAS
+from tilewright.ops.dtypes import is_float
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.integer import IN_BYTES, factors, is_integer_products
 from tilewright.ops.parts import parts
@@ -177,9 +178,14 @@ def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
         sizes = {**group.main.sizes, channel: 1}
         moving = (d for item in epilogue.operands for d, step in item.strides if step)
         each = all(sizes[d] == 1 for d in moving)
+        # Whole vectors of operands are read: those that are packed have room behind their end.
+        given = {t.name for t in group.with_role('input')}
+        each &= not any(i.tensor in given and i.stride(channel) for i in epilogue.operands)
         vector = vector_epilogue(group, epilogue, schedule) if each else None
-    vector, near = vector if vector and vector.in_fours else None, None
-    if vector and isa.arch == 'aarch64':
+    on_neon, near = isa.arch == 'aarch64', None
+    if vector and not vector.in_fours and not (on_neon and is_float(group.output.dtype)):
+        vector = None
+    if vector and on_neon:
         items = epilogue.operands[: -1 if flips else None]
         near = near_value(group, items, len(epilogue.operands), channel)
         epilogue = replace(epilogue, operands=with_near(epilogue.operands, near))

@@ -254,7 +254,8 @@ class GeneralPlan:
             own = chunked and place.tensor not in self.local
             step = scaled('chunk_', place.strides.get(chunked, 0)) if own else ''
             _declare(writer, place, piece, base(place.tensor), step)
-        PieceWriter(writer, functions, typed, piece, self.schedule.isa).write()
+        alone = len(self.running) == 1 and not self.ahead
+        PieceWriter(writer, functions, typed, piece, self.schedule.isa, alone).write()
         writer.close()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.kernels.cpu.expression import C_TYPES, Typed, narrowed, number, widened
-from tilewright.kernels.cpu.schemas.general import halves, window
+from tilewright.kernels.cpu.schemas.general import bytes_neon, halves, window
 from tilewright.kernels.cpu.schemas.general.plan import (
     Loop,
     Piece,
@@ -46,11 +46,14 @@ BLOCK = 16  # rows of a block that is transposed
 
 
 class PieceWriter:
-    """State while one piece is written; functions of its own go into `functions`."""
+    """State while one piece is written; functions of its own go into `functions`. A piece that is
+    `alone` in its translation unit may have vectors of bytes.
+    """
 
     def __init__(
-        self, writer: Writer, functions: Writer, typed: Typed, piece: Piece, isa: str
-    ) -> None:
+        self, writer: Writer, functions: Writer, typed: Typed, piece: Piece, isa: str,
+        alone: bool = False,
+    ) -> None:  # fmt: skip
         self.writer, self.functions, self.typed, self.piece = writer, functions, typed, piece
         self.isa = isa
         self.strip = strip_of(piece)
@@ -61,6 +64,7 @@ class PieceWriter:
         self.kind = C_TYPES[piece.dtype]
         self.windowed = self._windowed()
         self.block: halves.Block | None = None  # while a loop over f16 is written
+        self.bytes = bytes_neon.byte_row(piece, self.strip, isa) if alone else None
 
     def write(self) -> None:
         piece = self.piece
@@ -377,7 +381,12 @@ class PieceWriter:
         """A loop whose points lie side by side; `here` stands before its body."""
         first = low
         length = int(high) - int(low) if low.isdigit() and high.isdigit() else -1
-        if any(halves.runs(p, self.strip.name) for p in self.piece.places):
+        if self.bytes is not None:
+            self.bytes.write_functions(self.functions)
+            first = self._blocks_of_bytes(self.bytes, name, low, high)
+            if length >= 0 and length % bytes_neon.RUN == 0:
+                return
+        elif any(halves.runs(p, self.strip.name) for p in self.piece.places):
             if length < 0 or length >= halves.RUN:
                 first = self._blocks_of_halves(name, low, high, here, body)
             if length >= 0 and length % halves.RUN == 0:
@@ -397,14 +406,7 @@ class PieceWriter:
         body()
         inner, block = self.writer.lines, self.block
         self.writer, self.block = writer, None
-        start = f'{name}from_'
-        if low.isdigit() and high.isdigit():
-            whole = int(low) + (int(high) - int(low)) // halves.RUN * halves.RUN
-            writer.open(f'for (long {name} = {low}; {name} < {whole}; {name} += {halves.RUN})')
-        else:
-            whole = start
-            writer.line(f'const long {start} = {high} - ({high} - ({low})) % {halves.RUN};')
-            writer.open(f'for (long {name} = {low}; {name} < {start}; {name} += {halves.RUN})')
+        whole = self._open_blocks(name, low, high, halves.RUN)
         if here:
             writer.line(here)
         block.before(writer)
@@ -419,7 +421,24 @@ class PieceWriter:
         writer.close()
         block.after(writer)
         writer.close()
-        return str(whole)
+        return whole
+
+    def _blocks_of_bytes(self, row: bytes_neon.ByteRow, name: str, low: str, high: str) -> str:
+        """The same for blocks of bytes and of what they are computed with."""
+        whole = self._open_blocks(name, low, high, bytes_neon.RUN)
+        row.write_block(self.writer)
+        self.writer.close()
+        return whole
+
+    def _open_blocks(self, name: str, low: str, high: str, run: int) -> str:
+        """Open a loop over whole blocks; comes out: where the rest begins."""
+        if low.isdigit() and high.isdigit():
+            whole = str(int(low) + (int(high) - int(low)) // run * run)
+        else:
+            whole = f'{name}from_'
+            self.writer.line(f'const long {whole} = {high} - ({high} - ({low})) % {run};')
+        self.writer.open(f'for (long {name} = {low}; {name} < {whole}; {name} += {run})')
+        return whole
 
     def _finish_taps(self, taps: list[dict[str, int]], kept: Kept) -> None:
         """A point from the taps of its window, and what follows."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from random import Random
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import contract
+from tilewright.kernels.cpu.contraction import Contraction, contract
 from tilewright.kernels.cpu.schemas.dot.plan import DotPlan
 from tilewright.kernels.cpu.schemas.half.words import (
     PRODUCTS,
@@ -29,17 +29,19 @@ from tilewright.kernels.cpu.schemas.half.words import (
 from tilewright.kernels.cpu.schemas.outer.plan import Finished, OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
-from tilewright.machine.isa import half_isa
+from tilewright.machine.isa import ISAS, half_isa
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.ops.integer import factors, in_words
 from tilewright.ops.stage import Expr
+from tilewright.ops.stored import as_stored
 from tilewright.schedule.schedule import Schedule
 
 RUN = 'run'  # the option: words of the loop whose products are added in f16
 MOST_PRODUCTS = 256  # of a run; the error of longer ones grows, and what they save is below 2%
 # Where so few rows share a weight that memory decides, shorter runs cost nothing.
 FEW_ROWS, FEW_PRODUCTS = 2, 64
+TO_STORE = 6  # registers beside sums by which results are cut off and quantised
 
 
 def why_not(group: Group) -> str:
@@ -91,20 +93,33 @@ def plan_half(group: Group, schedule: Schedule) -> DotPlan:
     return DotPlan(group, words, form, PRODUCTS, False, whole)
 
 
+def finishes(form: Group, schedule: Schedule, c: Contraction) -> bool:
+    """Whether one call of a micro-kernel completes every sum of a group in words, and its vectors
+    are whole.
+    """
+    sizes, near = form.main.sizes, schedule.levels[1].tile
+    run = dict(schedule.options).get(RUN, 0)
+    whole = not c.loop or sizes[c.loop] <= min(run, near[c.loop])
+    return whole and not c.outer and sizes[c.vector] % ISAS[schedule.isa].lanes == 0
+
+
 def finished(group: Group, words: OuterPlan) -> Finished | None:
     """What follows sums, where micro-kernels can compute it in f16 and store results themselves:
     every sum is complete behind one call, and what is added to it comes before limits. f16 and
     float32 agree where one number is added at most, but for the rounding of a bias.
     """
-    c, panels, sizes = words.contraction, words.panels, words.group.main.sizes
-    near = words.schedule.levels[1].tile
-    whole = not c.loop or sizes[c.loop] <= min(words.run, near[c.loop])
-    if c.outer or words.persistent or not whole or panels.size % panels.lanes:
+    c, panels = words.contraction, words.panels
+    if words.persistent or not finishes(words.group, words.schedule, c):
         return None
+    group, stored = as_stored(group)
     if group.output.dtype != 'f16' or words.out_strides.get(c.vector) != 1:
         return None
+    isa, reg = ISAS[words.schedule.isa], words.schedule.reg.tile
+    sums = math.prod(reg[d] for d in c.pixels) * panels.vectors
+    if stored and isa.registers - sums < TO_STORE:
+        return None
     operands = iter(words.epilogue.operands)
-    made = Finished()
+    made = Finished(stored=stored)
     for stage in group.epilogue:
         expr, own = stage.expr, [a.tensor in _made(group) for a in stage.reads]
         if expr.op == 'add' and sorted(own) == [False, True] and _reads_both(expr):

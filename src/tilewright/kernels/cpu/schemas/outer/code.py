@@ -144,7 +144,9 @@ def _finish(p: OuterPlan, places: list[int]) -> micro.Finish | None:
     if p.finish is None:
         return None
     bias, more = bool(p.finish.bias), bool(p.finish.more)
-    return micro.Finish(tuple(places), bias, more, p.finish.low, p.finish.high)
+    return micro.Finish(
+        tuple(places), bias, more, p.finish.low, p.finish.high, p.finish.stored
+    )  # fmt: skip
 
 
 def _write_part(writer: Writer, p: OuterPlan) -> None:

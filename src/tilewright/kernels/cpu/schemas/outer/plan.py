@@ -26,6 +26,7 @@ from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
+from tilewright.ops.stored import Stored
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
@@ -59,6 +60,7 @@ class Finished:
     more: str = ''
     low: float | None = None
     high: float | None = None
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True)
