@@ -101,6 +101,19 @@ def test_kernels_that_a_model_has_not_seen_are_ranked_by_the_time_model() -> Non
     assert ranker.learned([]) is ranker
 
 
+def test_only_kinds_that_were_validated_are_ranked() -> None:
+    seen = [s for s in drawn(200) if s.schema == 'tiled']
+    header = {**model_of(seen, [1e-6] * len(seen)).header, 'kinds': ['general', 'rs', 's', 'tiled']}
+    assert LearnedModel(header=header).ranked_kinds == {'general', 'rs', 's', 'tiled'}
+    told = {
+        'rs': {'learned': 0.01, 'analytical': 0.02}, 's': {'learned': 0.03, 'analytical': 0.02},
+        'tiled': {'learned': 0.02, 'analytical': 0.02},
+    }  # fmt: skip
+    assert LearnedModel(header={**header, 'validation': {'kinds': told}}).ranked_kinds == {
+        'rs', 'tiled'
+    }  # fmt: skip
+
+
 def test_a_model_that_only_ranks_cannot_be_compared_with_times() -> None:
     seen = [s for s in drawn(200) if s.schema == 'tiled']
     model = model_of(seen, np.linspace(1e-6, 2e-6, len(seen)).tolist())

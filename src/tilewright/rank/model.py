@@ -57,13 +57,15 @@ class LearnedModel:
     @property
     def ranked_kinds(self) -> frozenset[str]:
         """Kinds of kernels whose order it knows better than the analytical model, by its own
-        validation; all that it has seen where that is not told.
+        validation; all that it has seen where nothing was validated.
         """
         told = self.header.get('validation', {}).get('kinds', {})
+        if not told:
+            return frozenset(self.header['kinds'])
         return frozenset(
             kind
             for kind in self.header['kinds']
-            if kind not in told or told[kind]['learned'] <= told[kind]['analytical']
+            if kind in told and told[kind]['learned'] <= told[kind]['analytical']
         )
 
     def scores(self, batches: Sequence[Batch], machine: GpuMachine) -> list[Array]:
