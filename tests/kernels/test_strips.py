@@ -56,6 +56,14 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
         apart = conv2d(c=3, h=7, w=11 + 2 * around, k=lanes + channels, r=1, s=1, stride=2)
         tile = {'h': 2, 'w': 2, 'k': 1}
         made.append((apart, schedule_for(apart, isa, tile, {'h': 2, 'w': 4})))
+    # Whole blocks of pixels, which micro-kernels may store themselves, in one row or in two.
+    for tile, limit in (({'w': 8, 'k': 1}, 'relu6'), ({'h': 2, 'w': 4, 'k': 1}, 'relu')):
+        blocks = conv2d(
+            c=3, h=9, w=26, k=3 * lanes, r=1, s=1, stride=2, bias=True, activation=limit
+        )
+        made.append(
+            (blocks, schedule_for(blocks, isa, tile, {d: tile[d] for d in tile if d != 'k'}))
+        )
     padded = conv2d(c=4, h=6, w=9, k=lanes, r=1, s=1, pad=(1, 0, 0, 2), stride=(1, 2), bias=True)
     made.append((padded, schedule_for(padded, isa, {'w': 3, 'k': 1}, {'w': 3, 'c': 2})))
     cut = conv2d(c=6, h=5, w=8, k=3 * lanes, r=1, s=1, activation='relu')

@@ -10,10 +10,11 @@ from tilewright.errors import InputError, MissingError
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.isa.micro import registers_needed
-from tilewright.kernels.cpu.schemas.outer.space import register_tiles
-from tilewright.kernels.cpu.space import thread_cuts
+from tilewright.kernels.cpu.schemas.outer.space import assemble, register_tiles
+from tilewright.kernels.cpu.space import CACHE_LEVELS, thread_cuts, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
+from tilewright.model.cpu.outer_time import predict_outer
 from tilewright.search.cpu import rank, rank_outer
 
 
@@ -52,6 +53,24 @@ def test_a_missing_solver_is_no_obstacle(monkeypatch):
     monkeypatch.setattr(rank_outer, 'solve', missing)
     without = rank.rank(group, machine, 1, 1)[0]
     assert without.prediction.seconds <= 1.1 * with_solver.prediction.seconds
+
+
+@pytest.mark.parametrize('layer', ['mb1ic3ih64oc32oh32kh3sh2ph1', 'mb1ic64ih28oc64oh14kh1sh2ph0'])
+def test_strides_are_priced_as_copies_that_have_none(layer):
+    """Register tiles that pass to the solver: among them is one of those that the model of the
+    whole schedule likes best, though pixels of a row do not lie side by side in the image.
+    """
+    group, machine = rank_outer.flatten(tw.parse(layer)), known_machine('neoverse-n1')
+    roles = contract(group, 'k')
+    pack, seconds = CACHE_LEVELS[0], {}
+    ranked = rank_outer.shapes(group, roles, machine, 1)
+    for shape in ranked:
+        whole = (whole_tile(group.main, shape.reg),)
+        orders = (tuple(group.main.sizes),)
+        schedule = assemble(group, 'neon', 'k', shape.reg, whole, orders, shape.parallel, pack)
+        seconds[str(shape.reg)] = predict_outer(group, schedule, machine).seconds
+    kept = min(seconds[str(shape.reg)] for shape in ranked[: rank_outer.SHAPES])
+    assert kept <= 1.06 * min(seconds.values())
 
 
 def test_register_tiles_fit_and_hide_latency():

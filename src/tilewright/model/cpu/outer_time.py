@@ -145,10 +145,14 @@ def tile_cycles(group: Group, schedule: Schedule, machine: Machine) -> tuple[flo
 
 
 def compute_seconds(group: Group, schedule: Schedule, machine: Machine) -> float:
-    """The part of the prediction that tile sizes of caches do not change: cheap to rank by."""
+    """The part of the prediction that tile sizes of caches do not change: cheap to rank by.
+
+    Which cache copied pixels come from is not known yet. They count as those in place do, once in
+    an iteration, whose steps find the same lines again.
+    """
     isa, threads = ISAS[schedule.isa], schedule.threads
     case = _Case.of(group, schedule, machine)
-    cycles = sum(_micro_cycles(case, isa)) + _panel_cycles(case)
+    cycles = sum(_micro_cycles(case, isa, streamed=True)) + _panel_cycles(case)
     return cycles * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
 
 
@@ -184,8 +188,10 @@ def _lane_loads(run: int) -> int:
     return run // 4 + (0, 1, 1, 2)[run % 4]
 
 
-def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
-    """(cycles in micro-kernels, cycles in stores) of the largest part."""
+def _micro_cycles(case: _Case, isa: Isa, streamed: bool = False) -> tuple[float, float]:
+    """(cycles in micro-kernels, cycles in stores) of the largest part; `streamed`: copied pixels
+    come from further away than the first cache.
+    """
     contraction, schedule, part, k = case.contraction, case.schedule, case.part, case.k
     sizes = contraction.stage.sizes
     points = math.prod(sizes[d] for d in contraction.reduction)
@@ -234,9 +240,9 @@ def _micro_cycles(case: _Case, isa: Isa) -> tuple[float, float]:
                 each = points * step_cycles(
                     isa, pixels, pixels if strips else run, vectors, steps, k, by_four
                 )
-            if not schedule.pack and not isa.rows:
+            if (streamed or not schedule.pack) and not isa.rows:
                 loads = pixels / micro.BLOCK if by_four else (pixels // run) * _lane_loads(run)
-                each += points * in_place * loads
+                each += points * in_place * loads / (steps if schedule.pack else 1)
             each += calls * k.call_cycles + k.accumulator_cycles * accumulators
             each += (calls - 1) * (k.resume_cycles * accumulators + k.resume_pixel_cycles * pixels)
             compute += outside * tiles * count * each

@@ -24,7 +24,7 @@ from tilewright.kernels.cpu.operand import rows_in_place
 from tilewright.kernels.cpu.schemas.outer.plan import LEAST_TILES
 from tilewright.kernels.cpu.schemas.outer.space import assemble, register_tiles
 from tilewright.kernels.cpu.space import CACHE_LEVELS, register_order, thread_cuts, whole_tile
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import compute_seconds, predict_outer
 from tilewright.model.cpu.prediction import MARGIN
@@ -188,13 +188,23 @@ def shapes(group: Group, contraction: Contraction, machine: Machine, threads: in
                 if any(-(-stage.sizes[d] // reg[d]) < ways for d, ways in parallel):
                     continue
                 whole = (whole_tile(stage, reg),)
+                pack = CACHE_LEVELS[0] if copied(group, contraction, isa, reg) else ''
                 schedule = assemble(
-                    group, machine.isa, contraction.vector, reg, whole, (order,), parallel, ''
+                    group, machine.isa, contraction.vector, reg, whole, (order,), parallel, pack
                 )
                 priced.append(Shape(reg, parallel, compute_seconds(group, schedule, machine)))
         threads -= 1
     priced.sort(key=lambda s: (s.seconds, -math.prod(s.reg.values()), str(s.reg), s.parallel))
     return priced
+
+
+def copied(group: Group, contraction: Contraction, isa: Isa, reg: dict[str, int]) -> bool:
+    """Whether inputs are copied for such register tiles: not where each pixel is broadcast on its
+    own, or four of a row are, wherever they lie.
+    """
+    pixels = math.prod(reg[d] for d in contraction.pixels)
+    fits = micro.in_place(isa, pixels, reg[contraction.vector] // isa.lanes)
+    return not fits or not rows_in_place(group, contraction)
 
 
 @dataclass(frozen=True)
@@ -316,11 +326,9 @@ def _priced(
 ) -> Callable[[Tiles], float]:
     """The predicted seconds of cache tiles; candidates are kept in `found`."""
     shape, vector = tiling.shape, tiling.contraction.vector
-    pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
-    isa, pixels = ISAS[machine.isa], math.prod(shape.reg[d] for d in tiling.contraction.pixels)
-    fits = micro.in_place(isa, pixels, shape.reg[vector] // isa.lanes)
-    if fits and rows_in_place(group, tiling.contraction):
-        pack = ''  # each pixel is broadcast on its own, or four of a row are, wherever they lie
+    pack = ''
+    if copied(group, tiling.contraction, ISAS[machine.isa], shape.reg):
+        pack = CACHE_LEVELS[min(1, len(machine.caches) - 1)]
 
     def price(tiles: Tiles) -> float:
         schedule = assemble(

@@ -18,6 +18,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract
+from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.schemas.dot.plan import DotPlan
 from tilewright.kernels.cpu.schemas.half.words import (
     PRODUCTS,
@@ -26,14 +27,14 @@ from tilewright.kernels.cpu.schemas.half.words import (
     with_epilogue,
     words_of,
 )
-from tilewright.kernels.cpu.schemas.outer.plan import Finished, OuterPlan, plan_outer
+from tilewright.kernels.cpu.schemas.outer.finish import Finished, read_finish
+from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.machine.isa import ISAS, half_isa
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.group import Group
 from tilewright.ops.integer import factors, in_words
-from tilewright.ops.stage import Expr
 from tilewright.ops.stored import as_stored
 from tilewright.schedule.schedule import Schedule
 
@@ -118,54 +119,20 @@ def finished(group: Group, words: OuterPlan) -> Finished | None:
     sums = math.prod(reg[d] for d in c.pixels) * panels.vectors
     if stored and isa.registers - sums < TO_STORE:
         return None
-    operands = iter(words.epilogue.operands)
-    made = Finished(stored=stored)
-    for stage in group.epilogue:
-        expr, own = stage.expr, [a.tensor in _made(group) for a in stage.reads]
-        if expr.op == 'add' and sorted(own) == [False, True] and _reads_both(expr):
-            item = next(operands)
-            steps = {d: s for d, s in item.strides if s}
-            if made.low is not None or made.high is not None or made.more:
-                return None
-            if item.dtype == 'f32' and steps == {c.vector: 1} and not item.const and not made.bias:
-                made = replace(made, bias=item.name)
-            elif item.dtype == 'f16' and (steps, item.const) == (
-                {d: s for d, s in words.out_strides.items() if s}, words.out_const,
-            ):  # fmt: skip
-                made = replace(made, more=item.name)
-            else:
-                return None
-        elif own == [True]:
-            found = _limited(expr, made)
-            if found is None:
-                return None
-            made = found
-        else:
-            return None
-    return made
+    whole_out = {d: s for d, s in words.out_strides.items() if s}
+
+    def is_bias(item: Operand) -> bool:
+        return item.dtype == 'f32' and _steps(item) == {c.vector: 1} and not item.const
+
+    def is_more(item: Operand) -> bool:
+        return item.dtype == 'f16' and (_steps(item), item.const) == (whole_out, words.out_const)
+
+    found = read_finish(group, words.epilogue.operands, is_bias, is_more)
+    return found and replace(found, stored=stored)
 
 
-def _made(group: Group) -> set[str]:
-    return {stage.write.tensor for stage in group.stages}
-
-
-def _reads_both(expr: Expr) -> bool:
-    return sorted(a.value for a in expr.args if a.op == 'read') == [0, 1]
-
-
-def _limited(expr: Expr, made: Finished) -> Finished | None:
-    """An expression that cuts its argument off, below before above."""
-    if expr.op == 'read':
-        return made
-    if expr.op not in ('max', 'min') or expr.args[1].op not in ('const', 'whole'):
-        return None
-    inner = _limited(expr.args[0], made)
-    if inner is None or inner.high is not None or (expr.op == 'max' and inner.low is not None):
-        return None
-    limit = float(expr.args[1].value)
-    if not math.isfinite(limit):
-        return None
-    return replace(inner, **{'low' if expr.op == 'max' else 'high': limit})
+def _steps(item: Operand) -> dict[str, int]:
+    return {d: s for d, s in item.strides if s}
 
 
 def draw_half(

@@ -13,17 +13,20 @@ What is decided before a line is written is in plan.py, the packing of weights i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from tilewright.kernels.cpu import abi, operand
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.isa import micro, tiles
+from tilewright.kernels.cpu.isa.neon_done import can_finish, emit_done
 from tilewright.kernels.cpu.isa.neon_near import emit_near
 from tilewright.kernels.cpu.isa.neon_near import why_not as why_not_near
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.finish import Finished
 from tilewright.kernels.cpu.schemas.outer.panels import (
     constant_offsets,
     write_packing,
@@ -64,13 +67,39 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
             kernel = replace(_micro(p, extents, vectors), a_ahead=a_ahead)
+            if p.done and is_done(p, extents, vectors):
+                done = micro.Finish(
+                    (), bool(p.done.bias), bool(p.done.more), p.done.low, p.done.high
+                )
+                writer.lines += emit_done(kernel, done).splitlines()
+                writer.line()
+                continue
             writer.lines += micro.emit(kernel).splitlines()
             writer.line()
             if p.near and finishes(p):
                 places = pixel_places(p, extents)
                 writer.lines += emit_near(kernel, places, p.near.value).splitlines()
                 writer.line()
-    write_store(writer, p)
+    write_store(writer, p, [v for v in variants(p) if not is_done(p, *v)])
+
+
+def variants(p: OuterPlan) -> list[tuple[tuple[int, ...], int]]:
+    """Pixels and vectors of every register tile that occurs."""
+    widths = sorted({p.panels.vectors, p.panels.tail_vectors})
+    return [(extents, vectors) for vectors in widths for extents in p.pixel_extents]
+
+
+def is_done(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> bool:
+    """Whether a tile's micro-kernel stores results itself: one row of whole blocks of pixels. In a
+    strip several rows lie side by side as well, which they do not in the result.
+    """
+    if p.done is None or p.result != 'float' or extents[-1] % micro.BLOCK:
+        return False
+    if math.prod(extents) != extents[-1]:
+        return False
+    if not p.turned(extents, vectors):
+        return False
+    return can_finish(_micro(p, extents, vectors))
 
 
 def finishes(p: OuterPlan) -> bool:
@@ -288,7 +317,7 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
         ]
         place.append(f'({at(v)} - {nest_part(p, v)})')
         writer.line(f'float *acc = accumulators + {total(place)};')
-    else:
+    elif not all(is_done(p, *v) for v in variants(p)):
         writer.line('float *acc = accumulators;')
     _write_store_fetch(writer, p, nest)
     alone = _write_finishing(writer, p, nest)
@@ -354,15 +383,14 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
             [shift, scaled('done', p.operand.strides.get(c.loop, 0))]
         )  # fmt: skip
     arguments = f'tile + {shift}, weights + ({linear}) * {steps} * {width}'
+    done = ''
+    if p.done:
+        pointers = _pointers(p, nest, p.done)
+        pitch = p.out_strides.get(c.vector, 0)
+        done = f'{arguments}, {_out(p)} + {_result_place(p, nest)}, {count}, {pitch}'
+        done += f', {", ".join(pointers)}'
     if p.finish:
-        pointers = [
-            next(
-                (f'{i.name} + {_operand_place(p, nest, i)}' for i in p.epilogue.operands
-                 if i.name == name),
-                'NULL',
-            )
-            for name in (p.finish.bias, p.finish.more)
-        ]  # fmt: skip
+        pointers = _pointers(p, nest, p.finish)
         arguments += f', {_out(p)} + {_result_place(p, nest)}, {count}, {", ".join(pointers)}'
     else:
         arguments += f', acc, {count}, {again}'
@@ -380,11 +408,19 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         p,
         nest,
         lambda extents, vectors: (
-            f'{micro.micro_name(p.schedule.isa, extents, vectors)}({arguments});'
+            f'{micro.micro_name(p.schedule.isa, extents, vectors)}_done({done});'
+            if is_done(p, extents, vectors)
+            else f'{micro.micro_name(p.schedule.isa, extents, vectors)}({arguments});'
         ),
     )
     if c.outer or runs:
         writer.close(len(c.outer) + runs)
+
+
+def _pointers(p: OuterPlan, nest: Nest, finish: Finished) -> list[str]:
+    """C expressions: where a tile's bias and what else is added lie."""
+    places = {i.name: f'{i.name} + {_operand_place(p, nest, i)}' for i in p.epilogue.operands}
+    return [places.get(name, 'NULL') for name in (finish.bias, finish.more)]
 
 
 def _dispatch(writer: Writer, p: OuterPlan, nest: Nest, call) -> None:
@@ -450,6 +486,8 @@ def _operand_place(p: OuterPlan, nest: Nest, item: EpilogueOperand) -> str:
 def _write_store_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
     c = p.contraction
     at = nest.at
+    if all(is_done(p, *v) for v in variants(p)):
+        return
     done = _complete(p, nest)
     if done:
         writer.open(f'if ({done})')
@@ -461,7 +499,11 @@ def _write_store_call(writer: Writer, p: OuterPlan, nest: Nest) -> None:
         writer,
         p,
         nest,
-        lambda extents, vectors: f'store_p{"x".join(map(str, extents))}_v{vectors}({arguments});',
+        lambda extents, vectors: (
+            ';'
+            if is_done(p, extents, vectors)
+            else f'store_p{"x".join(map(str, extents))}_v{vectors}({arguments});'
+        ),
     )
     if done:
         writer.close()

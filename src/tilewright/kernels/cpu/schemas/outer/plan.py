@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi, operand
@@ -18,7 +18,8 @@ from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.nest import Nest, every, part_extents, tile_sets
-from tilewright.kernels.cpu.pointwise import Epilogue, access_strides, typed_epilogue
+from tilewright.kernels.cpu.pointwise import Epilogue, Operand, access_strides, typed_epilogue
+from tilewright.kernels.cpu.schemas.outer.finish import Finished, read_finish
 from tilewright.kernels.cpu.schemas.outer.panels import Panels
 from tilewright.kernels.cpu.schemas.outer.store import straight
 from tilewright.kernels.cpu.transpose import Quick
@@ -26,7 +27,6 @@ from tilewright.kernels.cpu.whole_vectors import WholeValue
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
-from tilewright.ops.stored import Stored
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
@@ -52,17 +52,6 @@ class Ahead:
     most: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """What micro-kernels make of complete sums (`micro.Finish`), and of which operands."""
-
-    bias: str = ''
-    more: str = ''
-    low: float | None = None
-    high: float | None = None
-    stored: Stored | None = None
-
-
 @dataclass(frozen=True)
 class OuterPlan:
     """Everything that the generator decides before it writes a line.
@@ -72,7 +61,8 @@ class OuterPlan:
     vectors, and `near` the same where the last operand of the epilogue says that they are small;
     `stored` is what weights of floats are in panels. `run`, where it is not 0, is how many
     iterations of the loop a call of a micro-kernel has at most. With `finish` micro-kernels store
-    results themselves. Those of tiles have `deep` and `taps` (`MicroKernel`).
+    results themselves; with `done` those of whole rows of pixels do (isa/neon_done.py). Those of
+    tiles have `deep` and `taps` (`MicroKernel`).
     """
 
     group: Group
@@ -98,6 +88,7 @@ class OuterPlan:
     ahead: Ahead | None = None
     run: int = 0
     finish: Finished | None = None
+    done: Finished | None = None
     deep: int = 0
     taps: bool = False
 
@@ -251,12 +242,31 @@ def plan_outer(group: Group, schedule: Schedule) -> OuterPlan:
     persistent = bool(tiled)
     acc_strides, acc_floats = _accumulators(contraction, panels, part, reg, persistent, lane)
     out_strides, out_const = access_strides(group, stage.write)
-    return OuterPlan(
+    plan = OuterPlan(
         group, schedule, contraction, panels, source, plan_cpu_front(group), typed_epilogue(group),
         lane, persistent, pixel_extents, acc_strides, acc_floats, out_strides, out_const,
         straight(group, schedule.vector, lane, out_strides),
         ahead=_ahead(group, schedule, contraction, panels),
     )  # fmt: skip
+    return replace(plan, done=_done(plan))
+
+
+def _done(p: OuterPlan) -> Finished | None:
+    """What micro-kernels do behind their sums; None where they cannot, or sums are not complete."""
+    c, near = p.contraction, p.schedule.levels[1].tile
+    whole = not c.loop or near[c.loop] >= p.group.main.sizes[c.loop]
+    if p.quick is None or p.persistent or c.outer or not whole or p.schedule.dtype != 'f32':
+        return None
+    pitch = p.out_strides.get(c.vector)
+
+    def is_bias(item: Operand) -> bool:
+        along = item.stride(c.vector) == 1 and not any(item.stride(d) for d in c.pixels)
+        return along and item.dtype == 'f32'
+
+    def is_more(item: Operand) -> bool:
+        return (item.stride(c.vector), item.stride(p.lane), item.dtype) == (pitch, 1, 'f32')
+
+    return read_finish(p.group, p.epilogue.operands, is_bias, is_more)
 
 
 def _ahead(

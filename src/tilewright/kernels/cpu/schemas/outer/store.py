@@ -9,7 +9,7 @@ lanes of a tile are stored and what follows the sum is simple, else through rows
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tilewright.kernels.cpu.expression import C_TYPES
@@ -49,8 +49,12 @@ def straight(group: Group, vector: str, lane: str, out: Mapping[str, int]) -> Qu
     return quick_epilogue(group, vector, lane)
 
 
-def write_store(writer: Writer, p: OuterPlan) -> None:
-    """One row function, and one store function for each pixel tile that calls it row by row."""
+def write_store(
+    writer: Writer, p: OuterPlan, variants: Sequence[tuple[tuple[int, ...], int]]
+) -> None:
+    """One row function, and one store function that calls it row by row for each of `variants`,
+    pixels and vectors of register tiles.
+    """
     if p.finish:
         _write_fetch(writer, p)
         return
@@ -62,15 +66,14 @@ def write_store(writer: Writer, p: OuterPlan) -> None:
         _write_whole(writer, p, p.whole)
     elif not by_pixels(p):
         _write_lane_row(writer, p)
-    else:
+    elif variants:
         writer.lines += TRANSPOSE.splitlines()
         writer.line()
         if p.quick is not None:
             p.quick.write(writer)
         _write_pixel_row(writer, p)
-    for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
-        for extents in p.pixel_extents:
-            _write_tile_store(writer, p, extents, vectors)
+    for extents, vectors in variants:
+        _write_tile_store(writer, p, extents, vectors)
     _write_fetch(writer, p)
 
 
