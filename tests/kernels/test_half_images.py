@@ -47,6 +47,7 @@ from tilewright.ops.normalise import softmax
 from tilewright.ops.pooling import average_pool, max_pool, window_counts
 from tilewright.ops.reduction import REDUCTIONS
 from tilewright.ops.reference import reference
+from tilewright.ops.slices import out_of_slice
 from tilewright.ops.stage import Expr, call, cast, const, read, whole
 from tilewright.ops.windows import windows
 from tilewright.ops.winograd_half import SIZES, half_error, half_transform, why_not_half
@@ -118,7 +119,14 @@ def tiled(seed: int) -> Group:
         r=3, s=3, pad=random.choice((0, 1, border)), bias=random.random() < 0.5,
         stride=random.choice((1, 1, 2)),
     )  # fmt: skip
-    return finished(group, random)
+    made = finished(group, random)
+    if random.random() < 0.4:  # some channels of what several branches wrote
+        more, first = random.randint(1, 20), random.randint(0, 9)
+        depth = made.tensor('In').shape[3] + first + more
+        found = out_of_slice(made, 'In', 3, first, depth)
+        assert found is not None
+        made = found
+    return made
 
 
 def whole_numbers(group: Group, seed: int) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import tilewright as tw
+from tilewright.graph.half import half_group
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.schemas.outer.space import assemble
@@ -16,7 +17,9 @@ from tilewright.model.cpu.outer_time import source_words, step_cycles
 from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction, lower_bound
 from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
+from tilewright.ops.convolution import conv2d
 from tilewright.ops.stage import Access, affine, var
+from tilewright.search.cpu.rank import rank
 
 IN = Access('In', (var('n'), var('c'), affine(('h', 1), ('r', 1)), affine(('w', 1), ('s', 1))))
 
@@ -206,3 +209,16 @@ def test_copies_are_counted_as_a_walk_over_the_tiles_counts_them():
     made = copies_of(contraction, schedule, sizes, buffer)
     assert (made.calls, made.rows, made.elements) == (calls, rows, elements)
     assert (made.strips, made.broken) == (strips, broken)
+
+
+def test_f16_results_that_leave_registers_are_stored_sooner_than_sums():
+    """One run that is the whole sum is finished in registers; of two, sums pass through memory."""
+    group = half_group(conv2d(c=32, k=96, h=56, w=56, r=1, s=1), 'f16')
+    machine = known_machine('neoverse-n1')
+    (best,) = rank(group, machine, 1, 1)
+    assert best.schedule.schema == 'half'
+    assert dict(best.schedule.options)['run'] == 16
+    cut = replace(best.schedule, options=(('run', 8),))
+    whole, halved = (predict(group, s, machine) for s in (best.schedule, cut))
+    assert whole.store_s < 0.5 * halved.store_s
+    assert whole.seconds < halved.seconds

@@ -112,12 +112,13 @@ def why_not_half(group: Group) -> str:
         stage.write.index[:3] == (var('n'), var('h'), var('w'))
         and stage.write.index[3:] == (channel('k', stage.write.index[-1].const),)
         and weights.index == (channel('k'), var('c'), var('r'), var('s'))
-        and (image.index[0], image.index[3]) == (var('n'), channel('c'))
+        and (image.index[0], image.index[3]) == (var('n'), channel('c', image.index[3].const))
         and (sizes['r'], half_stride(group)) in PAIRS
         and max(rows.const, columns.const) <= 0
     )
-    groups = sizes.get('g', 1)
-    if not right or group.tensor(image.tensor).shape[3] != groups * sizes['c']:
+    groups, first = sizes.get('g', 1), image.index[3].const  # of a larger image, these channels
+    depth = group.tensor(image.tensor).shape[3]
+    if not right or not 0 <= first <= depth - groups * sizes['c']:
         return f'{group.label} is strided, dilated, or not laid out as NHWC'
     if groups > 1 and (sizes['c'] % LANES or sizes['k'] % LANES):
         return f'{group.label} has groups that are no whole vectors of {LANES} channels'

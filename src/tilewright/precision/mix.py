@@ -297,7 +297,12 @@ def priced(
         for is_integer, known in passed.items()
     }
     crossings = tuple(
-        (e[0], e[1], *(passed[way].get(e, each[way] * e[2]) for way in (True, False)))
+        (
+            e[0],
+            e[1],
+            passed[True].get(e, each[True] * e[2]),
+            passed[False].get(e, each[False] * e[2]),
+        )
         for e in units.edges
     )
     return MixProblem(tuple(floats), tuple(integers), losses, crossings)

@@ -192,11 +192,11 @@ def _limits(finish: micro.Finish) -> list[tuple[str, float]]:
     stored = finish.stored
     if not stored:
         return found
-    ends = dict(zip(('fmax', 'fmin'), limits(stored.dtype), strict=True))
+    low, high = limits(stored.dtype)
     made = []
     for name, limit in found:
         whole = round(float(np.float16(limit)) * stored.inverse + stored.zero)
-        inside = whole > ends[name] if name == 'fmax' else whole < ends[name]
+        inside = whole > low if name == 'fmax' else whole < high
         if inside:
             made.append((name, float(_start(stored) - stored.zero + whole)))
     return made

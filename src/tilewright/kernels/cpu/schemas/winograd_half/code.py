@@ -91,7 +91,7 @@ def _write_products(writer: Writer, p: HalfTilesPlan) -> None:
 def _write_input(writer: Writer, p: HalfTilesPlan) -> None:
     """One tile of all channels; rows outside are zeros, and so are columns."""
     shape, f = p.shape, p.shape.down
-    t, c = f.t, p.groups * shape.c
+    t, c, depth = f.t, p.groups * shape.c, p.depth
     writer.line(f'static const f16 nothing[{p.groups * p.channels}];')
     writer.line()
     writer.open(
@@ -102,8 +102,8 @@ def _write_input(writer: Writer, p: HalfTilesPlan) -> None:
     writer.line(f'long steps[{t}];')
     writer.open(f'for (long i = 0; i < {t}; i++)')
     writer.line(f'const int inside = (unsigned long)(y + i) < {shape.height}ul;')
-    writer.line(f'rows[i] = inside ? image + ((y + i) * {shape.width} + x) * {c} : nothing;')
-    writer.line(f'steps[i] = inside ? {c} : 0;')
+    writer.line(f'rows[i] = inside ? image + ((y + i) * {shape.width} + x) * {depth} : nothing;')
+    writer.line(f'steps[i] = inside ? {depth} : 0;')
     writer.close()
     writer.line(f'const long low = max_long(0, -x), high = min_long({t}, {shape.width} - x);')
     writer.line(f'half_v half[{t}][{t}] = {{0}};')
@@ -269,7 +269,7 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
-    source = f'image + n * {shape.height * shape.width * shape.c * p.groups}'
+    source = f'image + n * {shape.height * shape.width * p.depth} + {p.first}'
     y, x = f'ph * {f.step} - {shape.pad_top}', f'pw * {f.step} - {shape.pad_left}'
     writer.line(f'transform_input({source}, {y}, {x}, (f16 *)v + tile * {p.pitch});')
     writer.close()

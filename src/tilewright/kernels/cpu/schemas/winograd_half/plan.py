@@ -55,6 +55,15 @@ class HalfTilesPlan:
     epilogue: HalfEpilogue
 
     @property
+    def depth(self) -> int:
+        """Channels of the image, of which these are some from `first` on."""
+        return self.group.tensor(self.group.main.reads[0].tensor).shape[3]
+
+    @property
+    def first(self) -> int:
+        return self.group.main.reads[0].index[3].const
+
+    @property
     def width(self) -> int:
         """Output channels of a panel."""
         return self.schedule.reg.tile['k']
