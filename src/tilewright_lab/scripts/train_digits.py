@@ -138,7 +138,7 @@ def tell(report: dict, json_file: Path | None, picture: Path | None) -> None:
         save(figure, picture)
 
 
-def errors(max_rel_err: float | None) -> dict[str, float]:
+def errors(max_rel_err: float | None) -> dict[str, Any]:
     """The option of `compile_training`, where it is given."""
     return {} if max_rel_err is None else {'max_rel_err': max_rel_err}
 
