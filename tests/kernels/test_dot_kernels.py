@@ -233,7 +233,7 @@ def in_f16(seed: int) -> Group:
 def test_results_of_f16_are_the_definition(half: tuple[str, str], tools: Tools) -> None:
     """Rounded once, from float32, as they are stored."""
     isa, schemas = half[1], set()
-    for seed in range(32):
+    for seed in range(12):
         group = in_f16(seed)
         schedule = schedule_for(group, isa, seed)
         assert schedule is not None
@@ -248,7 +248,7 @@ def test_results_of_f16_are_the_definition(half: tuple[str, str], tools: Tools) 
             schemas.add(schedule.schema)
         else:  # channelwise: tiles of less than 16 channels
             assert schedule.schema == 'channelwise'
-        flags = (*compiler_flags(schedule), '-O2')
+        flags = (*compiler_flags(schedule), '-O2' if seed % 4 == 0 else '-O0')
         for out in run_program(group, source, verify.freeze_all(arrays), tools(isa), flags):
             assert out.dtype == np.float16
             off = np.abs(out.astype(np.float64) - want)

@@ -239,6 +239,19 @@ def _poke(address: int, *, write: bool):
 
 
 @pytest.mark.filterwarnings('ignore:This process')  # fork with threads, from Python 3.12
+def test_pages_that_others_share_are_not_frozen():
+    """A page of the heap stays writable, also where an array happens to begin with it."""
+    page = os.sysconf('SC_PAGESIZE')
+    whole = np.zeros(3 * page, np.uint8)
+    first = -whole.ctypes.data % page
+    aligned = whole[first : first + page]
+    frozen = verify.freeze(aligned)
+    assert frozen.ctypes.data % page == 0
+    assert not frozen.flags.writeable
+    assert _ended_by(lambda: _poke(frozen.ctypes.data, write=True)) == 0
+
+
+@pytest.mark.filterwarnings('ignore:This process')  # fork with threads, from Python 3.12
 def test_guarded_arrays_stop_what_runs_past_them():
     array = guarded_empty((1024,))  # one page
     start = array.ctypes.data

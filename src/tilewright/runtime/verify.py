@@ -331,11 +331,20 @@ def guarded_empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike = np.float3
 
 
 def freeze(array: np.ndarray) -> np.ndarray:
-    """Make a guarded array read-only, for numpy and for the processor."""
-    if array.nbytes:
+    """Make an array read-only for numpy, and one of `guarded_empty` for the processor as well: the
+    pages of any other one may hold what `free` writes to.
+    """
+    if array.nbytes and _is_guarded(array):
         _protect(array.ctypes.data, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, 1)
     array.flags.writeable = False
     return array
+
+
+def _is_guarded(array: np.ndarray) -> bool:
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)
 
 
 def freeze_all(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
