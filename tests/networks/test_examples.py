@@ -27,6 +27,7 @@ EXAMPLES = {
     'export_c.py': (SMALL, 'onnx', 'scores: right, largest relative difference'),
     'voice_activity.py': (('--seconds', '0.5'), 'onnxruntime', r'states [0-9.]+e-0[5-9]'),
 }
+SLOW = ('accuracy.py', 'torch_compile.py')  # test_mix.py and test_torch_backend.py do the same
 pytestmark = [
     pytest.mark.skipif(
         not any(map(shutil.which, ('gcc', 'clang', 'cc'))), reason='no C compiler is installed'
@@ -44,7 +45,7 @@ def cache(tmp_path_factory):
 
 @pytest.mark.parametrize(
     'name',
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == 'torch_compile.py')) for n in EXAMPLES],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES],
 )
 def test_an_example_runs(name, tmp_path, cache, monkeypatch, capfd):
     """As `python examples/NAME`, but in this process, which has imported what takes seconds."""
