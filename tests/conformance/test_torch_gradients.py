@@ -82,7 +82,22 @@ def usable(info: Any) -> list[Sample]:
         for s in found
         if any(t.is_floating_point() and t.numel() for t in s.tensors)
         and max(t.numel() for t in s.tensors) <= LARGE
+        and _is_learned(s)
     ]
+
+
+def _is_learned(sample: Sample) -> bool:
+    """Whether PyTorch takes all of its floats as parameters; weights of classes it does not."""
+    given = [
+        t.clone().requires_grad_() if t.is_floating_point() else t for t in sample.tensors
+    ]  # fmt: skip
+    try:
+        sample.call(given)
+    except RuntimeError as error:
+        if 'not differentiable with respect to' not in str(error):
+            raise
+        return False
+    return True
 
 
 def check(found: Sequence[Sample]) -> None:

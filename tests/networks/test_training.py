@@ -14,7 +14,7 @@ import pytest
 
 import tilewright as tw
 from tilewright import zoo
-from tilewright.errors import CheckError, InputError, UnsupportedError
+from tilewright.errors import CheckError, InputError, ModelError, UnsupportedError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
 from tilewright.graph.levels import by_levels, successors
@@ -108,6 +108,36 @@ def test_the_first_step_of_adam_is_as_long_as_its_rate() -> None:
     step = tw.compile_training(graph, 'mse', tw.Adam(256.0), (x, y), threads=1)
     step(x, y)
     np.testing.assert_allclose(np.abs(step.arrays()['w'] - w), 256.0, rtol=1e-6)
+
+
+class Stopped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    def forward(self, x: Any) -> Any:
+        return ((x * self.w).detach() * self.w).sum()
+
+
+def test_gradients_that_pytorch_stops_are_refused() -> None:
+    with pytest.raises(ModelError, match=r'of what parameters change \(detach\)'):
+        import_training(Stopped(), None, (torch.ones(2),))
+
+
+def test_rows_of_padding_are_not_learned() -> None:
+    """PyTorch gives the row of `padding_idx` no gradient; one that is not zero is refused."""
+    module = nn.Embedding(5, 3, padding_idx=2)
+    ids, want = torch.tensor([[1, 2, 4], [2, 2, 0]]), torch.randn(2, 3, 3)
+    step = Interpreted(import_training(module, functional.mse_loss, (ids, want)), tw.SGD(1.0))
+    rule = torch.optim.SGD(module.parameters(), 1.0)
+    assert step(ids, want) == pytest.approx(
+        theirs(module, rule, functional.mse_loss, ids, want), rel=1e-6
+    )
+    np.testing.assert_allclose(step.state['weight'], module.weight.detach().numpy(), atol=1e-6)
+    with torch.no_grad():
+        module.weight[2] = 1.0
+    with pytest.raises(ModelError, match='padding_idx whose row is not zero'):
+        import_training(module, functional.mse_loss, (ids, want))
 
 
 def test_a_compiled_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -372,6 +372,9 @@ def _decomposed(torch: Any, program: Any) -> Any:
         return program.run_decompositions(table)
 
 
+_DETACHED = ('aten.detach.default', 'aten.alias.default')  # the latter by decompositions
+
+
 class _Importer:
     """The state of one import: what every node of the program became."""
 
@@ -383,6 +386,7 @@ class _Importer:
         self.outputs: list[tuple[str, str]] = []
         self.unsupported: dict[tuple[str, str], list[str]] = {}
         self.state: dict[str, str] = {}  # placeholder -> the input that stands for it in training
+        self.learns: set[Any] = set()  # in training, nodes that follow from parameters
 
     def trained(self) -> TrainedGraph:
         """The graph of a module with its loss, whose parameters and buffers are inputs."""
@@ -460,6 +464,8 @@ class _Importer:
             name = self.state[node.name].removeprefix('module.')
             self.values[node] = kind = type_of(name, node.meta['val'])
             self.inputs.append(kind)
+            if self.program.state_dict[self.state[node.name]].requires_grad:
+                self.learns.add(node)
             return 0
         is_input = tensor is None
         if is_input:
@@ -483,6 +489,8 @@ class _Importer:
             found = self.values.get(node.args[0])
             if isinstance(found, tuple):
                 self.values[node] = found[node.args[1]]
+            if node.args[0] in self.learns:
+                self.learns.add(node)
             return
         name = str(node.target)
         handler = HANDLERS.get(name)
@@ -496,8 +504,32 @@ class _Importer:
         try:
             call = Call(self.emitter, node, _bound(node), self.values)
             self.values[node] = self._empty(node) or handler(call)
+            if self.learns:
+                self._stop_gradients(node, name, call)
         except UnsupportedError as reason:
             self._refuse(node, name, str(reason))
+
+    def _stop_gradients(self, node: Any, name: str, call: Call) -> None:
+        """Say so where PyTorch stops a gradient and ours would go on; raises UnsupportedError."""
+        follows = any(argument in self.learns for argument in _nodes(node))
+        if follows:
+            self.learns.add(node)
+        if name in _DETACHED and follows:
+            raise UnsupportedError('of what parameters change (detach): no gradient stops here')
+        if name != 'aten.embedding.default' or not follows:
+            return
+        if call['scale_grad_by_freq']:
+            raise UnsupportedError('with scale_grad_by_freq')
+        if call['padding_idx'] >= 0:
+            table, padding = node.args[0], call['padding_idx']
+            held = self.state.get(getattr(table, 'name', ''))
+            if held is None or self.program.state_dict[held][padding].count_nonzero():
+                raise UnsupportedError('with a padding_idx whose row is not zero')
+            found, chosen = self.values[node], call.cast(call.value('indices'), 'i64')
+            other = call.emit('Equal', chosen, call.number(padding, 'i64'))
+            spread = call.reshaped(Value(other, chosen.shape, 'bool'), (*chosen.shape, 1))
+            zero = call.number(0, found.dtype)
+            self.values[node] = call.made('Where', found, spread, zero, found)
 
     def _empty(self, node: Any) -> Value | tuple[Value, ...] | None:
         """The results of a call if none has any elements: there is nothing to compute."""
