@@ -111,7 +111,8 @@ def check(found: Sequence[Sample]) -> None:
     for name, parameter in wide.named_parameters():
         if parameter.grad is None:
             continue
-        got, want = state[name].astype(np.float64) - moved[f'{name}{NEXT}'], parameter.grad.numpy()
+        want = parameter.grad.to_dense().numpy()
+        got = state[name].astype(np.float64) - moved[f'{name}{NEXT}']
         most = np.abs(want).max(initial=0.0)
         keys = [sample.key for sample in found]
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * most + 1e-12, err_msg=str(keys))
