@@ -505,17 +505,21 @@ class _Importer:
             call = Call(self.emitter, node, _bound(node), self.values)
             self.values[node] = self._empty(node) or handler(call)
             if self.learns:
-                self._stop_gradients(node, name, call)
+                self._without_gradient(node, name, call)
         except UnsupportedError as reason:
             self._refuse(node, name, str(reason))
 
-    def _stop_gradients(self, node: Any, name: str, call: Call) -> None:
-        """Say so where PyTorch stops a gradient and ours would go on; raises UnsupportedError."""
+    def _without_gradient(self, node: Any, name: str, call: Call) -> None:
+        """Give rows of padding no gradient; raises UnsupportedError where PyTorch stops or scales
+        one in another way.
+        """
         follows = any(argument in self.learns for argument in _nodes(node))
         if follows:
             self.learns.add(node)
         if name in _DETACHED and follows:
-            raise UnsupportedError('of what parameters change (detach): no gradient stops here')
+            raise UnsupportedError(
+                'of what parameters change (detach), where a gradient would have to stop'
+            )
         if name != 'aten.embedding.default' or not follows:
             return
         if call['scale_grad_by_freq']:
