@@ -4,17 +4,20 @@ Goes in: a group and its arrays by tensor name. Comes out: the output array; flo
 whole numbers and truth values have their own dtype and are exact.
 
 Each access becomes a strided view with one axis for every iterator that it uses, over a copy that
-is padded so that no index falls outside; a table is applied to its axis first, a lookup is one
-fancy index over the iterators of both tensors. Sequential dimensions are taken step by step.
+is padded so that no index falls outside; a table is applied to its axis first, unless that copy
+would be large: then, as for a lookup, one fancy index over the iterators takes what is read.
+Sequential dimensions are taken step by step.
 Reduction dimensions that share an index expression
-with another iterator (the window of a convolution) are looped over; the rest is one einsum or
-reduction.
+with another iterator (the window of a convolution) are looped over, and others of which one array
+would have more than `MOST_POINTS`; the rest is one einsum or reduction.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +26,9 @@ from tilewright.ops.dtypes import NUMPY, is_float, limits
 from tilewright.ops.evaluate import evaluate
 from tilewright.ops.group import Group
 from tilewright.ops.sequence import in_turns, unrolled
-from tilewright.ops.stage import Access, Stage
+from tilewright.ops.stage import Access, Affine, Stage
 
+MOST_POINTS = 1 << 24  # of an expression that is computed at once: 128 MB of float64
 _COMBINE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 View = tuple[np.ndarray, tuple[str, ...]]  # values, the iterator of each axis
 
@@ -69,7 +73,9 @@ def _run(group: Group, stage: Stage, values: dict[str, np.ndarray]) -> None:
 
 
 def _looped(stage: Stage) -> tuple[str, ...]:
-    """Reduction dimensions that share an index expression with another iterator."""
+    """Reduction dimensions that share an index expression with another iterator; and, of a sum that
+    is not an einsum, those that would make one array of all points too large.
+    """
     shared = {
         name
         for access in stage.reads
@@ -77,15 +83,26 @@ def _looped(stage: Stage) -> tuple[str, ...]:
         if len(expression.terms) > 1
         for name in expression.names
     }
-    return tuple(d for d in stage.reduction if d in shared)
+    looped = [d for d in stage.reduction if d in shared]
+    points = math.prod(size for name, size in stage.sizes.items() if name not in looped)
+    for d in stage.reduction:
+        if points > MOST_POINTS and not stage.is_product_sum and d not in shared:
+            looped.append(d)
+            points //= stage.sizes[d]
+    return tuple(looped)
 
 
 def _pad(
     group: Group, stage: Stage, access: Access, array: np.ndarray
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The tensor with its tables applied and its border filled, and where each index begins."""
+    """The tensor with its tables applied and its border filled, and where each index begins; the
+    tensor as it is, and nothing, where that would be large and `_gathered` is to read it.
+    """
     filler = _filler(stage.pad_value, group.tensor(access.tensor).dtype)
     tables = dict(access.tables)
+    lengths = [len(tables.get(axis, range(n))) for axis, n in enumerate(array.shape)]
+    if tables and not access.lookups and math.prod(lengths) > MOST_POINTS:
+        return array, ()
     for axis, positions in tables.items():
         at = np.asarray(positions)
         outside = (at < 0) | (at >= array.shape[axis])
@@ -112,7 +129,11 @@ def _filler(value: float, dtype: str) -> float | int:
 def _views(group: Group, stage: Stage, padded: list, fixed: dict[str, int]) -> list[View]:
     """The values that every access reads, one axis per iterator that is not fixed."""
     plain = [
-        None if access.lookups else _view(source, access, stage, fixed)
+        None
+        if access.lookups
+        else _view(source, access, stage, fixed)
+        if len(source[1]) == len(access.index)
+        else _gathered(group, stage, access, source[0], fixed)
         for source, access in zip(padded, stage.reads, strict=True)
     ]
     return [
@@ -139,6 +160,40 @@ def _view(
     return np.lib.stride_tricks.as_strided(corner, shape, strides, writeable=False), free
 
 
+def _gathered(
+    group: Group, stage: Stage, access: Access, array: np.ndarray, fixed: dict[str, int]
+) -> View:
+    """What an access reads, element by element: no copy of the tensor behind its tables."""
+    free = tuple(n for n in access.names if n not in fixed)
+    tables, index = dict(access.tables), []
+    outside = np.zeros((1,) * len(free), bool)
+    for axis, (expression, extent) in enumerate(zip(access.index, array.shape, strict=True)):
+        at = _position(expression, stage, fixed, free)
+        if axis in tables:
+            table = np.asarray(tables[axis])
+            beside = (at < 0) | (at >= len(table))
+            at = np.where(beside, -1, table[np.where(beside, 0, at)])
+        outside = outside | (at < 0) | (at >= extent)
+        index.append(np.clip(at, 0, extent - 1))
+    filler = _filler(stage.pad_value, group.tensor(access.tensor).dtype)
+    found = np.where(outside, np.asarray(filler, array.dtype), array[tuple(index)])
+    return np.broadcast_to(found, tuple(stage.sizes[n] for n in free)), free
+
+
+def _position(
+    expression: Affine, stage: Stage, fixed: dict[str, int], free: tuple[str, ...]
+) -> np.ndarray:
+    """Values of an index, one axis for each free iterator."""
+    position = np.full((1,) * len(free), expression.const)
+    for name, coefficient in expression.terms:
+        if name in fixed:
+            position = position + coefficient * fixed[name]
+        else:
+            steps = coefficient * np.arange(stage.sizes[name])
+            position = position + _aligned(steps, (name,), free)
+    return position
+
+
 def _looked_up(
     group: Group, stage: Stage, access: Access, source: tuple[np.ndarray, tuple[int, ...]],
     views: list, fixed: dict[str, int],
@@ -154,15 +209,7 @@ def _looked_up(
             at = _aligned(*chosen[axis], free).astype(np.int64)
             index.append(np.clip(np.where(at < 0, at + extent, at), 0, extent - 1))
             continue
-        position = np.full((1,) * len(free), first)
-        for name, coefficient in expression.terms:
-            steps = coefficient * np.arange(stage.sizes[name])
-            position = position + (
-                coefficient * fixed[name]
-                if name in fixed
-                else _aligned(steps, (name,), free)
-            )  # fmt: skip
-        index.append(position)
+        index.append(_position(replace(expression, const=first), stage, fixed, free))
     shape = tuple(stage.sizes[n] for n in free)
     return np.broadcast_to(array[tuple(index)], shape), free
 

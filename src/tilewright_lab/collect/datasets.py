@@ -9,7 +9,8 @@ out of the files and why. Two layouts, found by what the folder holds:
                lanes along k), BH,BW, CMult (split), Time in ms. Of the S kernel: K,H,W,C,R,
                TH,TW,TK, lanes WH,WW,WK, warps BH,BW,BK, Time. Case does not matter; a file without
                a head is known by the number of its columns. `st2` or `stride2` in a path: stride 2.
-    ours       layers-KIND.csv.gz, train-KIND.csv.gz    bench/results/h200/README.md
+    ours       layers-KIND.csv.gz, train-KIND.csv.gz, proposed-KIND.csv.gz (to train on as well)
+               bench/results/h200/README.md
 
 Lines that are not numbers, and times that are not above 0, are left out and counted; a file that
 holds nothing else, or lacks a column, is refused. Repeated configurations count once, by the median
@@ -53,7 +54,7 @@ _HEADS = {
     'rs': (*PROBLEM, 'tk', 'th', 'tw', 'bk', 'bh', 'bw', 'cmult', 'time'),
     's': (*PROBLEM, 'th', 'tw', 'tk', 'wh', 'ww', 'wk', 'bh', 'bw', 'bk', 'time'),
 }
-_OURS = re.compile(r'(layers|train)-([a-z]+)(?:-(\w+))?\.csv\.gz')
+_OURS = re.compile(r'(layers|train|proposed)-([a-z]+)(?:-(\w+))?\.csv\.gz')
 
 
 @dataclass(frozen=True)

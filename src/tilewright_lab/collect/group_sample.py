@@ -7,8 +7,9 @@ kernels (tilewright_lab/collect/compiled.py), and compiling takes most of the ti
 
 One turn of a group with a sum of products has a few families of every schema that applies, out of
 `POOL` times as many that are drawn from the space that is searched (search/gpu/moves.py): half are
-the best by the analytical model, half are others at random, so that a model sees what a search
-proposes and what is bad. Groups of other kinds have one turn: all of the general schema.
+where climbs by the time model end that begin with the best of them, a quarter differ from an end in
+one decision, the others are random, so that a model sees what a search proposes, what it compares
+that with, and what is bad. Groups of other kinds have one turn: all of the general schema.
 
 Kernels that would take seconds to compile are not drawn: more registers than a thread has by the
 estimate, or more code than tilewright_lab/collect/space.py allows.
@@ -41,6 +42,8 @@ TURNS = 64
 SHARES = {
     ('patch', 'wgmma_tf32x3'): 4, ('patch', 'mma_tf32x3'): 3, ('tiled', 'mma_tf32x3'): 4,
     ('tiled', 'fma'): 2, ('rs', 'fma'): 1, ('s', 'fma'): 1, ('depthwise', 'fma'): 24,
+    ('patch', 'wgmma_tf32_bf16'): 8, ('strip', 'wgmma_tf32_bf16'): 8, ('strip', 'mma_tf32x3'): 2,
+    ('winograd', 'mma_tf32x3'): 3, ('winograd', 'wgmma_tf32_bf16'): 3, ('winograd', 'fma'): 1,
 }  # fmt: skip
 POOL = 3  # drawn for each one that is measured
 PATIENCE = 25  # draws for each of those
@@ -100,11 +103,11 @@ def has_products(group: Group) -> bool:
 
 def families(source: GroupSource, group: Group, machine: GpuMachine) -> list[Family[str]]:
     """[GroupSource] -> [Family], the same every time; quick beside compiling them."""
-    random = Random(f'{SEED} {source.digest} {source.turn}')
     found = [(schedule,) for schedule in _general(group, machine)] if source.turn == 0 else []
     if has_products(group):
         for kind, table in tables(group, machine).items():
             if kind in SHARES:
+                random = Random(f'{SEED} {source.digest} {source.turn} {"/".join(kind)}')
                 found += _drawn(group, machine, kind, table, random)
     return [Family(source.digest, schedules) for schedules in found]
 
@@ -146,7 +149,7 @@ def _fits(group: Group, schedule: GpuSchedule, machine: GpuMachine) -> bool:
 def _drawn(
     group: Group, machine: GpuMachine, kind: tuple[str, str], table: Table, random: Random
 ) -> list[tuple[GpuSchedule, ...]]:
-    """Families of one schema: the best of a pool by the model, and some at random."""
+    """Families of one schema: ends of climbs by the model, some beside them, some at random."""
     count = SHARES[kind]
     space = Moves(group, machine, {kind: table})
     pool: dict[tuple, GpuSchedule] = {}
@@ -157,14 +160,31 @@ def _drawn(
         if drawn is not None and _quick(group, drawn, machine):
             pool.setdefault(_tiles(drawn), drawn)
     ranked = sorted(pool.values(), key=lambda s: (_predicted(group, s, machine), s.digest))
-    best = ranked[: -(-count // 2)]
-    rest = ranked[len(best) :]
-    chosen = [*best, *random.sample(rest, min(count - len(best), len(rest)))]
+    ends = [_climbed(group, space, s) for s in ranked[: -(-count // 2)]]
+    best = list({_tiles(s): s for s in ends}.values())
+    near = [s for end in best for s in space.neighbours(end) if _quick(group, s, machine)]
+    near = random.sample(near, min(-(-count // 4), len(near)))
+    taken = {_tiles(s) for s in (*best, *near)}
+    rest = [s for s in ranked if _tiles(s) not in taken]
+    left = max(count - len(best) - len(near), 0)
+    chosen = [*best, *near, *random.sample(rest, min(left, len(rest)))]
     whole = [(s,) for s in (_unsplit(group, space, one) for one in best) if s is not None]
     return [
         *(_with_splits(group, space, table, schedule, random) for schedule in chosen),
         *whole,
     ]
+
+
+def _climbed(group: Group, space: Moves, start: GpuSchedule) -> GpuSchedule:
+    """The end of steepest descent by the time model, among what compiles quickly."""
+    now = _predicted(group, start, space.machine)
+    while True:
+        near = [s for s in space.neighbours(start) if _quick(group, s, space.machine)]
+        costs = [(_predicted(group, s, space.machine), s.digest, s) for s in near]
+        best = min(costs, key=lambda c: c[:2], default=None)
+        if best is None or best[0] >= now:
+            return start
+        now, _, start = best
 
 
 def _unsplit(group: Group, space: Moves, schedule: GpuSchedule) -> GpuSchedule | None:

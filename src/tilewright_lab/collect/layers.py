@@ -18,9 +18,17 @@ from tilewright.runtime.gpu.device import Call, Device
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.collector import GroupOf, Recipe
 from tilewright_lab.collect.compiled import Family
+from tilewright_lab.collect.group_data import DECISIONS as SEARCHED
 from tilewright_lab.collect.meter import Present, grid_of, placed
 from tilewright_lab.collect.oracle import direct
-from tilewright_lab.collect.problems import TILES, LayerSource, Problem, families_of
+from tilewright_lab.collect.problems import (
+    TILES,
+    LayerSource,
+    Problem,
+    ProposedSource,
+    families_of,
+    proposed_of,
+)
 from tilewright_lab.collect.sets import Layout
 from tilewright_lab.collect.space import choices_of, sampled_kinds
 
@@ -29,7 +37,8 @@ README = """\
 # Measured GPU schedules
 
 `layers-*.csv.gz`: CNNOpt's 20 layers, frozen. `train-*.csv.gz`: random problems, none of them a
-layer. Written by `python -m tilewright_lab.scripts.gpu_dataset`; the machine is in `dataset.json`.
+layer. `proposed-*.csv.gz`: the same problems, what searches propose and compare of every schema.
+Written by `python -m tilewright_lab.scripts.gpu_dataset`; the machine is in `dataset.json`.
 
 | column | meaning |
 |---|---|
@@ -61,17 +70,27 @@ def decisions(schedule: GpuSchedule) -> tuple[int, ...]:
     return tuple(schedule[name] for name in names(schedule.schema, schedule.intrinsic))
 
 
+def searched(schedule: GpuSchedule) -> tuple[int, ...]:
+    """The same for kernels that a search proposes; without a word of lanes there is one."""
+    tiles = {'lanes': 1, **dict(schedule.tiles)}
+    return tuple(tiles[name] for name in SEARCHED[schedule.schema, schedule.intrinsic])
+
+
 def layout(name: str) -> Layout[Problem]:
-    """How the rows of a set, `layers` or `train`, are written."""
+    """How the rows of a set, `layers`, `train` or `proposed`, are written."""
+    proposed = name == 'proposed'
+    known_kinds = tuple(SEARCHED) if proposed else sampled_kinds()
 
     def file_name(schema: str, intrinsic: str) -> str:
-        several = sum(known == schema for known, _ in sampled_kinds()) > 1
+        several = sum(known == schema for known, _ in known_kinds) > 1
         label = f'{schema}-{intrinsic}' if several else schema
         return f'{name}-{label}.csv.gz'
 
     def cells(problem: Problem) -> tuple[int, ...]:
         return tuple(getattr(problem, column) for column in SHAPE)
 
+    if proposed:
+        return Layout(file_name, SHAPE, cells, lambda *kind: SEARCHED[kind], searched)
     return Layout(file_name, SHAPE, cells, names, decisions)
 
 
@@ -85,8 +104,10 @@ def groups_in(folder: Path) -> GroupOf[Problem]:
 
 
 def draw(
-    source: LayerSource, group_of: GroupOf[Problem], machine: GpuMachine
+    source: LayerSource | ProposedSource, group_of: GroupOf[Problem], machine: GpuMachine
 ) -> list[Family[Problem]]:
+    if isinstance(source, ProposedSource):
+        return proposed_of(source, machine)
     return families_of(source, machine)
 
 

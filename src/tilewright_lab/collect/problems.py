@@ -8,6 +8,8 @@ Goes in: the name of a set. Comes out: `Family`s, schedules that share their com
              intrinsics, and all of the general one, on the layers as they are
     train    random problems in CNNOpt's ranges (Sec. 4.1), strides 1 and 2, none of them a layer;
              seeded samples of every schema
+    proposed the same problems as they are, with what searches propose and compare
+             (tilewright_lab/collect/group_sample.py), turn by turn
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tilewright.ops.suites import suite
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.compiled import Family
+from tilewright_lab.collect.group_sample import GroupSource, families
 from tilewright_lab.collect.space import draw
 
 SEED = 20
@@ -181,6 +184,26 @@ def layer_sources(kinds: list[tuple[str, str]], names: tuple[str, ...] = ()) -> 
         for schema, intrinsic in kinds
         for problem in chosen
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedSource:
+    """What searches propose of one problem, in one turn."""
+
+    problem: Problem
+    turn: int
+
+    @property
+    def stage(self) -> str:
+        """How far a run is."""
+        return f'turn {self.turn}'
+
+
+def proposed_of(source: ProposedSource, machine: GpuMachine) -> list[Family[Problem]]:
+    """[ProposedSource] -> [Family]; takes some seconds."""
+    group = source.problem.group
+    found = families(GroupSource(group.digest, source.turn), group, machine)
+    return [Family(source.problem, family.schedules) for family in found]
 
 
 # The intrinsic of a schema that makes up for what the other one has not got.

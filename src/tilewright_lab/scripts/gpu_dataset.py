@@ -4,6 +4,7 @@
     python -m tilewright_lab.scripts.gpu_dataset train --seconds 300
     python -m tilewright_lab.scripts.gpu_dataset train --schemas s --tiles 24 --seconds 60
     python -m tilewright_lab.scripts.gpu_dataset layers --schemas tiled,patch,general --seconds 540
+    python -m tilewright_lab.scripts.gpu_dataset proposed --problems 176 --turns 2 --seconds 200
     python -m tilewright_lab.scripts.gpu_dataset plan  what would be measured, and about how long \
         that takes
     python -m tilewright_lab.scripts.gpu_dataset status      rows of every file
@@ -32,8 +33,10 @@ from tilewright_lab.collect.problems import (
     TILES,
     LayerSource,
     Problem,
+    ProposedSource,
     families_of,
     layer_sources,
+    random_problems,
     train_sources,
 )
 from tilewright_lab.collect.rows import read_rows
@@ -63,6 +66,11 @@ def kinds(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def proposed_sources(options: argparse.Namespace) -> list[ProposedSource]:
+    problems = random_problems(options.problems)[options.first_problem :]
+    return [ProposedSource(p, turn) for turn in range(options.turns) for p in problems]
+
+
 def sources(options: argparse.Namespace) -> list[LayerSource]:
     if options.set == 'train':
         return train_sources(
@@ -73,7 +81,8 @@ def sources(options: argparse.Namespace) -> list[LayerSource]:
 
 
 def measure(options: argparse.Namespace) -> int:
-    return collect(collector(options, LAYERS, layout(options.set), sources(options)))
+    chosen = proposed_sources(options) if options.set == 'proposed' else sources(options)
+    return collect(collector(options, LAYERS, layout(options.set), chosen))
 
 
 def compile_seconds(
@@ -118,7 +127,8 @@ def show_plan(options: argparse.Namespace) -> int:
 
 def show_status(options: argparse.Namespace) -> int:
     total = 0
-    files = [p for name in ('layers', 'train') for p in options.out.glob(f'{name}-*.csv.gz*')]
+    sets = ('layers', 'train', 'proposed')
+    files = [p for name in sets for p in options.out.glob(f'{name}-*.csv.gz*')]
     for path in sorted(files):
         total += path.stat().st_size
         if path.suffix != '.journal' or not path.with_suffix('').exists():
@@ -146,11 +156,12 @@ def check(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = parser_of(__doc__, seconds=540.0, chunk=8, out='bench/results/h200')
-    parser.add_argument('set', choices=['layers', 'train', 'plan', 'status', 'check'])
+    parser.add_argument('set', choices=['layers', 'train', 'proposed', 'plan', 'status', 'check'])
     parser.add_argument('--schemas', default='rs,s,tiled,patch,general')
     parser.add_argument('--layers', default='', help='names such as R2,Y4; all where empty')
     parser.add_argument('--problems', type=int, default=176)
-    parser.add_argument('--first-problem', type=int, default=0, help='of train')
+    parser.add_argument('--first-problem', type=int, default=0, help='of train and proposed')
+    parser.add_argument('--turns', type=int, default=2, help='of proposed')
     parser.add_argument('--tiles', type=int, default=0, help='of rs and s in train [18 and 6]')
     options = parser.parse_args()
     verbs = {'plan': show_plan, 'status': show_status, 'check': check}

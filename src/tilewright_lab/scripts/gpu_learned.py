@@ -10,9 +10,10 @@ layers   CNNOpt's 20 layers, each searched anew: `--trials` (16) candidates by t
          (`--known`); then the winners again, side by side
 networks each compiled by `auto` and by `analytical` with `--trials` (16) a group, three seeds, each
          in an empty store; then both again, side by side
-rows     schedules of every schema that a search proposes, `--trials` (24) at random and half as
-         many of a search that begins with the best by the time model: convolutions, depthwise, and
-         fused groups of networks that learned models are not tested on (rank/rows.py)
+rows     schedules of every schema that a search proposes, a third of `--trials` (24) at random and
+         half as many as these of a search by the time model and of one by `auto`: where a model is
+         too hopeful, its own searches measure it. Convolutions, depthwise, and fused groups of
+         networks that learned models are not tested on (rank/rows.py)
 
 Run again with the same words to go on: a file that is there is gone on from. `--target host` runs
 small ones without a GPU.
@@ -63,7 +64,7 @@ MAX_REL_ERR = 1e-4
 STARTS = 4
 ROUNDS = 5
 TURNS = 10  # of networks
-AT_ONCE = 16  # groups of one turn
+AT_ONCE = 48  # groups of one turn
 CATALOGUE = Path('bench/results/h200/groups')
 
 
@@ -268,8 +269,9 @@ def rows(options: argparse.Namespace, place: Place, left: Callable[[], float]) -
         while groups and left() > 1.3 * took:
             began = time.monotonic()
             turn = {g.digest: g for g in groups[:AT_ONCE]}
-            tuned(turn, place, options.trials, How('analytical', 'random'), path)
-            tuned(turn, place, options.trials // 2, How('analytical'), path)
+            tuned(turn, place, max(options.trials // 3, 1), How('analytical', 'random'), path)
+            for model in ('analytical', 'auto'):
+                tuned(turn, place, max(options.trials // 2, 1), How(model), path)
             groups, took = groups[AT_ONCE:], time.monotonic() - began
             with open_store(path) as store:
                 made = rows_in_store(store, (place.machine.name,))

@@ -9,8 +9,9 @@ be replayed on recorded measurements. The same seed and measurements give the sa
     1  draw many, `DRAWN` times as many as a quarter of the trials; from the best of them climb by
        rank alone, one decision a step, until no neighbour is better. Without a ranker: draw half of
        the trials
-    2  measure where the climbs ended, of every schema the best by rank, and some at random, since
-       the ranker may be wrong in the same way everywhere
+    2  measure what the search is to begin with and where the climbs ended, in the order of the
+       ranks, of every schema the best by rank, and some at random, since the ranker may be wrong in
+       the same way everywhere
     3  until the trials are used up: the untried neighbours of the best few, one decision changed,
        again the best by rank first; where none are left, new random ones
 """
@@ -90,7 +91,7 @@ def tune(
     until = time.monotonic() + seconds
     state = _State(space, scores, rng, until, legal)
     drawn = max(trials // (4 if scores else 2), 1)
-    wanted = [*starts, *state.first(drawn)]
+    wanted = state.first(drawn, starts)
     step = 0
     while wanted and len(state.tried) < trials and not (state.tried and state.late):
         turn = [s for s in _distinct(wanted) if s.digest not in state.tried][:batch]
@@ -129,11 +130,13 @@ class _State:
             key=lambda t: (math.inf if t.seconds is None else t.seconds, t.schedule.digest),
         )
 
-    def first(self, count: int) -> list[GpuSchedule]:
-        """Where climbs from the best by rank of many end, then those as `fresh` has them."""
+    def first(self, count: int, begun: Sequence[GpuSchedule] = ()) -> list[GpuSchedule]:
+        """The first of those to begin with; the others, and where climbs from the best by rank of
+        many end, by their rank; then those as `fresh` has them.
+        """
         drawn = self._drawn(count)
         if self.scores is None or not drawn:
-            return drawn[:count]
+            return [*begun, *drawn[:count]]
         known = dict(zip((s.digest for s in drawn), self._scores_of(drawn), strict=True))
         starts: list[GpuSchedule] = []
         for one in sorted(drawn, key=lambda s: (known[s.digest], s.digest)):
@@ -141,8 +144,9 @@ class _State:
             if same < CLIMBS_OF_A_KIND and len(starts) < CLIMBS:
                 starts.append(one)
         ends = [self._climbed(start, known) for start in starts]
-        ends.sort(key=lambda s: (known[s.digest], s.digest))
-        return _distinct([*ends, *self._first(drawn, count)])
+        known.update(zip((s.digest for s in begun), self._scores_of([*begun]), strict=True))
+        ends = sorted([*begun[1:], *ends], key=lambda s: (known[s.digest], s.digest))
+        return _distinct([*begun[:1], *ends, *self._first(drawn, count)])
 
     def fresh(self, count: int) -> list[GpuSchedule]:
         """Untried ones: the best by rank of many, some at random among them."""

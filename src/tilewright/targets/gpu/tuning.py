@@ -73,6 +73,7 @@ REPEATS = 7
 NO_THREADS = 0  # what the store calls threads is a matter of CPUs
 POLL_S = 0.05
 SAMPLED = 2_000  # candidates of a group; whether each is legal is found out by generating it
+TURNS = 4  # of a local search: of few trials, too, half are changes of the best that were timed
 KEPT = 16  # of the fastest choices of a group that tuning tells of
 HOPELESS = 2.0  # a candidate this much slower than the best is not timed further
 
@@ -185,7 +186,7 @@ class How:
         if self.search == 'local':
             return tune(
                 space, measure, trials=trials, model=chosen.ranker, starts=starts, seed=seed,
-                batch=max(trials // 2, 1),
+                batch=max(trials // TURNS, 1),
             )  # fmt: skip
         prior = None if self.from_nothing else chosen.ranker
         learns = self.search in ('online', 'genetic')
