@@ -18,13 +18,17 @@ import pytest
 
 from tilewright.errors import CompilerError, StoreError
 from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.schema import kind_name
 from tilewright.machine.gpu import known_gpu
 from tilewright.runtime.gpu.device import Resources
 from tilewright.runtime.pool import LostError
 from tilewright.schedule.gpu import GpuSchedule
+from tilewright.search.gpu.moves import schedule_text
+from tilewright_lab.collect import group_sample
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.collector import Collector
 from tilewright_lab.collect.compiled import Compiled, Family, Translate, compile_families
+from tilewright_lab.collect.datasets import read_data
 from tilewright_lab.collect.layers import (
     LAYERS,
     by_definition,
@@ -38,10 +42,13 @@ from tilewright_lab.collect.problems import (
     SAMPLED,
     LayerSource,
     Problem,
+    ProposedSource,
     by_tiles,
     families_of,
     layer_sources,
     layers,
+    pointwise_problems,
+    proposed_of,
     random_problems,
     train_sources,
 )
@@ -348,6 +355,36 @@ def test_sources_of_the_command(tmp_path: Path) -> None:
     assert len({s.problem.shape for s in trained}) == 2
     assert np.isfinite([s.problem.flops for s in trained]).all()
     assert all(isinstance(s, LayerSource) for s in trained)
+
+
+def test_what_searches_propose_is_a_set_that_models_are_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dict.fromkeys([('strip', 'wgmma_tf32_bf16'), ('patch', 'wgmma_tf32_bf16')], 1)
+    monkeypatch.setattr(group_sample, 'SHARES', few)
+    options = Namespace(problems=2, first_problem=1, turns=2, pointwise=False)
+    first, second = script().proposed_sources(options)
+    assert (first.turn, second.turn) == (0, 1)
+    assert first.problem == second.problem == random_problems(2)[1]
+    options.pointwise = True
+    assert {s.problem.r for s in script().proposed_sources(options)} == {1}
+    problem = pointwise_problems(1)[0]
+    found = proposed_of(ProposedSource(problem, 0), H200)
+    kinds = {family.kind for family in found}
+    assert kinds == {*few, ('general', 'fma')}
+    sets = RowSets(tmp_path, layout('proposed'))
+    for family in found:
+        for schedule in family.schedules:
+            sets.add(Row(problem, schedule, 'ok', 7.0, 32, 0))
+    sets.close()
+    trained = read_data(tmp_path).train
+    assert {m.kind for m in trained} == {kind_name(*kind) for kind in kinds}
+    again = {m.batch.schedule(row) for m in trained for row in range(len(m))}
+    given = {schedule for family in found for schedule in family.schedules}
+    assert {schedule_text(s) for s in again if s.schema == 'strip'} == {
+        schedule_text(s) for s in given if s.schema == 'strip'
+    }
+    assert len(again) == len(given)
 
 
 def test_an_intrinsic_makes_up_for_what_the_other_has_not_got() -> None:

@@ -71,7 +71,7 @@ def test_a_turn_has_every_schema_and_is_the_same_again(drawn: list[Family]) -> N
     assert drawn == families(GroupSource(LAYER.digest, 1), LAYER, H200)
     counts = Counter(family.kind for family in drawn)
     for kind, count in SHARES.items():
-        if kind[0] != 'depthwise':
+        if kind[0] not in ('depthwise', 'winograd'):  # which has nothing to gain here
             assert count <= counts[kind] <= 2 * count
     assert ('depthwise', 'fma') not in counts
     other = families(GroupSource(LAYER.digest, 2), LAYER, H200)

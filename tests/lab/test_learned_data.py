@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -15,8 +16,10 @@ import pytest
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
+from tilewright.ops.convolution import conv2d
 from tilewright.rank import files
 from tilewright.rank.counts import batches_of
+from tilewright.rank.features import matrix_of
 from tilewright.rank.files import find_model, load_model, save_model
 from tilewright.rank.model import LearnedModel
 from tilewright.rank.rankers import ranker_for
@@ -277,6 +280,19 @@ def test_damaged_and_foreign_files_are_refused(model: LearnedModel, tmp_path: Pa
         assert '\n' not in str(caught.value)
 
 
+def test_a_model_knows_which_groups_are_like_those_it_learned_from(model: LearnedModel) -> None:
+    window = conv2d(c=8, h=8, w=8, k=8, r=3, s=3, pad=1)
+    point = conv2d(c=8, h=8, w=8, k=8, r=1, s=1)
+    planes = conv2d(c=8, h=8, w=8, k=8, r=3, s=3, pad=1, groups=8)
+    assert model.header['pointwise'] is False
+    assert [model.resembles(g) for g in (window, point, planes)] == [True, False, False]
+    header = {**model.header, 'pointwise': True, 'kinds': ['depthwise', 'rs']}
+    wider = replace(model, header=header)
+    assert all(wider.resembles(g) for g in (window, point, planes))
+    halves = tuple(replace(t, dtype='f16') for t in window.tensors)
+    assert not wider.resembles(replace(window, tensors=halves))
+
+
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     bomb = tmp_path / 'bomb.npz'
     with zipfile.ZipFile(bomb, 'w', zipfile.ZIP_DEFLATED) as archive:
@@ -302,7 +318,9 @@ def test_own_models_are_found_and_others_fall_back(
     assert found.name == 'forest'
     schedules = factor_space(group, MACHINE, 'rs')[0][:40]
     ((batch, _),) = batches_of(group, schedules)
-    np.testing.assert_allclose(found.ranker(schedules), model.scores([batch], MACHINE)[0])
+    scores = found.ranker(schedules)
+    np.testing.assert_allclose(scores, model.comparable(*matrix_of(batch, MACHINE)))
+    np.testing.assert_allclose(found.ranker(schedules[20:]), scores[20:])
     with pytest.raises(InputError, match='is not a model'):
         ranker_for('oracle', group, MACHINE, 'rs')
     path = str(files.own_folder() / 'rtx2080ti-rs.npz')

@@ -98,7 +98,7 @@ def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:
     [
         ({'precision': 'fp8', 'target': 'host'}, 'choose one of fp32, fp16, bf16'),
         ({'precision': 'int8', 'target': 'host'}, 'which has fp32, fp16, bf16; choose one'),
-        ({'precision': 'fp16', 'target': 'cuda', 'libraries': 'auto'}, 'leave one of them out'),
+        ({'precision': 'fp16', 'target': 'host', 'libraries': 'auto'}, "needs target='cuda'"),
     ],
 )
 def test_precisions_that_cannot_be_are_refused(words: dict[str, Any], said: str) -> None:

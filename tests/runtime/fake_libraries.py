@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.kernels.gpu.language import Kernel
 from tilewright.kernels.gpu.schemas.library.calls import is_library
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.device import Call, Program, Resources
 from tilewright.runtime.gpu.hosted import HostDevice
@@ -24,13 +25,15 @@ from tilewright.runtime.gpu.libraries.table import ready
 
 VERSIONS = {'cudnn': 91900, 'cublaslt': 130100}
 STREAM = 77
+CUDA_TYPES = {0: 'f32', 2: 'f16', 14: 'bf16'}  # cudaDataType_t
 NOT_SUPPORTED = 3000  # CUDNN_STATUS_NOT_SUPPORTED
 
 
-def floats(address: int, *shape: int) -> np.ndarray:
+def floats(address: int, *shape: int, kind: str = 'f32') -> np.ndarray:
     """The memory at an address, as an array that can be written."""
-    kind = ctypes.c_float * int(np.prod(shape))
-    return np.frombuffer(kind.from_address(address), np.float32).reshape(shape)
+    dtype = np.dtype(NUMPY[kind])
+    size = dtype.itemsize * int(np.prod(shape))
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
 
 
 class Descriptors:
@@ -180,9 +183,8 @@ class FakeCublasLt:
         return self.made.make(out)
 
     def cublasLtMatrixLayoutCreate(self, out, kind, rows, columns, lead):
-        assert kind == 0
         assert lead >= rows
-        return self.made.make(out, rows=rows, columns=columns, lead=lead)
+        return self.made.make(out, kind=CUDA_TYPES[kind], rows=rows, columns=columns, lead=lead)
 
     def cublasLtMatmulPreferenceCreate(self, out):
         return self.made.make(out)
@@ -207,9 +209,11 @@ class FakeCublasLt:
         one = self.made[layout]
         batch, step = one.get(5, 1), one.get(6, 0)
         size = (batch - 1) * step + (one['columns'] - 1) * one['lead'] + one['rows']
+        memory = floats(address, size, kind=one['kind'])
+        width = memory.itemsize
         return np.lib.stride_tricks.as_strided(
-            floats(address, size), (batch, one['rows'], one['columns']),
-            (4 * step, 4, 4 * one['lead']),
+            memory, (batch, one['rows'], one['columns']),
+            (width * step, width, width * one['lead']),
         )  # fmt: skip
 
     def cublasLtMatmul(
@@ -224,11 +228,14 @@ class FakeCublasLt:
             m.swapaxes(1, 2) if desc.get(turn) else m
             for m, turn in ((self._matrices(ad, a), 3), (self._matrices(bd, b), 4))
         )
+        assert self.made[ad]['kind'] == self.made[bd]['kind']
         sums = alpha._obj.value * (left.astype(float) @ right.astype(float))
         if beta._obj.value:
-            sums += beta._obj.value * self._matrices(cd, c)
+            sums += beta._obj.value * self._matrices(cd, c).astype(float)
         if desc[7] & 4:
-            sums += floats(desc[8], sums.shape[1])[:, None]
+            assert CUDA_TYPES[desc[26]] == self.made[dd]['kind'], 'a bias is of the type of D'
+            bias = floats(desc[8], sums.shape[1], kind=self.made[dd]['kind'])
+            sums += bias.astype(float)[:, None]
         self._matrices(dd, d)[...] = np.maximum(sums, 0) if desc[7] & 2 else sums
         return 0
 

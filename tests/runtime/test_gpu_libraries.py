@@ -15,6 +15,7 @@ from tilewright.errors import InputError, MissingError, ModelError, ScheduleErro
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.lower import lower
 from tilewright.kernels.gpu.generate import generate
+from tilewright.kernels.gpu.precision import half_error
 from tilewright.kernels.gpu.registry import GPU_SCHEMAS, is_library, schema_named
 from tilewright.kernels.gpu.schemas.library import calls_for, said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import call_of, call_text
@@ -87,6 +88,23 @@ PRODUCTS = {
     '1x1': conv2d(c=6, h=5, w=4, k=8, r=1, s=1),
     '1x1 of many': conv2d(n=3, c=6, h=5, w=4, k=8, r=1, s=1, **ENDS),
 }
+
+
+def halved(group: Group, dtype: str) -> Group:
+    """The same as networks of half precision have it: biases and sums stay float32."""
+    tensors = tuple(
+        t if t.role == 'inner' or len(t.shape) == 1 else replace(t, dtype=dtype)
+        for t in group.tensors
+    )
+    return replace(group, tensors=tensors)
+
+
+PRODUCTS |= {
+    'matmul in f16': halved(matmul(m=6, n=10, k=7), 'f16'),
+    'fc in f16': halved(fully_connected(n=5, c=20, k=12, **ENDS), 'f16'),
+    'fc in bf16': halved(fully_connected(n=5, c=20, k=12, bias=True), 'bf16'),
+    'silu in f16': halved(fully_connected(n=5, c=20, k=12, bias=True, activation='silu'), 'f16'),
+}
 GROUPS = [('cudnn', n) for n in CONVOLUTIONS] + [('cublaslt', n) for n in PRODUCTS]
 
 
@@ -108,10 +126,24 @@ def test_every_proposal_computes_the_group(library, name):
     assert proposed
     for schedule in proposed:
         module = generate(group, schedule)
-        result = Runner(module, device, constants)(**inputs)
+        result = Runner(module, device, constants)(**inputs).astype(np.float64)
+        near = 2e-5 + half_error(group)
         np.testing.assert_allclose(
-            result, reference(group, arrays), rtol=2e-5, atol=2e-5, err_msg=schedule_text(schedule)
+            result, reference(group, arrays), rtol=near, atol=near, err_msg=schedule_text(schedule)
         )
+
+
+def test_biases_of_halves_are_rounded_ahead_and_other_ends_are_ours():
+    device = LibraryDevice()
+    for name, fused in (('fc in f16', 1), ('silu in f16', 0), ('matmul in f16', 0)):
+        group = PRODUCTS[name]
+        first = schedules(device, 'cublaslt', group)[0]
+        module = generate(group, first)
+        assert first['fused'] == fused
+        assert len(module.ahead) == fused
+        found = call_of(module.steps[0].kernel)
+        assert (found.dtype, found.result) == ('f16', 'f32' if 'silu' in name else 'f16')
+    assert 'float32' in why_not('cudnn', PRODUCTS['fc in f16'])
 
 
 def test_descriptors_hold_the_numbers_of_the_convolution():

@@ -64,9 +64,8 @@ def size_of(name: str, given: object) -> int:
 
 
 def check_precision(
-    precision: str, target: str, libraries: str = 'none', accuracy: object = None,
-    samples: object = None,
-) -> None:  # fmt: skip
+    precision: str, target: str, *, accuracy: object = None, samples: object = None
+) -> None:
     """Refuse a precision that is not known, or that the target does not compute in."""
     known = (*PRECISIONS, *CPU_PRECISIONS)
     if precision not in known:
@@ -90,11 +89,6 @@ def check_precision(
         return
     if PRECISIONS[precision] not in NUMPY:
         raise MissingError(f'precision={precision!r} needs the package ml_dtypes; install it')
-    if libraries != 'none':
-        raise InputError(
-            f'libraries={libraries!r} and precision={precision!r}; libraries compute fp32 here: '
-            f'leave one of them out'
-        )
 
 
 def check_narrow(precision: str, machine: Machine) -> None:

@@ -189,7 +189,7 @@ def compile(
     limit = None if memory is None else size_of('memory', memory)
     check_words(target, tune, trials, machine, save)
     check_mode(libraries, target)
-    check_precision(precision or 'fp32', target, libraries, accuracy, samples)
+    check_precision(precision or 'fp32', target, accuracy=accuracy, samples=samples)
     wanted_check = wanted(check, tune)
     check_options(1, threads, algorithm, max_rel_err)
     chosen_passes = passes_of(passes, fuse, target)
@@ -266,7 +266,7 @@ def compile(
     if computes and isinstance(network, Graph) and holds_halves(network):
         network = given = widened(network)  # computed in 32 bits, and stored in 16 again
         precision, from_onnx = precision or 'fp16', False
-        check_precision(precision, target, libraries)
+        check_precision(precision, target)
     if fallback is not None:
         mixture = _mixture(network, shapes, fallback, site.threads)
         if mixture.theirs:

@@ -14,12 +14,15 @@ import numpy as np
 
 from tilewright.errors import InputError
 from tilewright.machine.gpu import GpuMachine
+from tilewright.ops.front import has_front
+from tilewright.ops.group import Group
 from tilewright.rank.counts import Array, Batch
-from tilewright.rank.features import NAMES, matrix_of
+from tilewright.rank.features import NAMES, matrix_of, problem_of
 from tilewright.rank.trees import Ensemble
 
 PARTS = ('time', 'plain', 'rank', 'within', 'beside')
 TIMES = ('time', 'plain')  # that say a time; the others order schedules of one problem
+PLANES = 'depthwise'  # the kind of kernels that only depthwise convolutions have
 _FROM_BASE = ('time', 'beside')  # what is added to the analytical time
 FARTHEST = 3.0  # deviations from the middle at which a linear correction ends
 
@@ -35,7 +38,8 @@ class LearnedModel:
     another machine was corrected by some rows. The header has
 
     recipe, features, feature_version, machine, kinds, rows, problems, data_sha256, seed,
-    validation (scores of grouped cross-validation, where it was done)
+    validation (scores of grouped cross-validation, where it was done), pointwise (whether 1x1
+    convolutions were among the problems)
     """
 
     time: Ensemble | None = field(default=None, repr=False)
@@ -68,6 +72,19 @@ class LearnedModel:
             if kind in told and told[kind]['learned'] <= told[kind]['analytical']
         )
 
+    def resembles(self, group: Group) -> bool:
+        """Whether problems like this one were learned from: in float32, without stages before the
+        products, and 1x1 or without a sum over channels only where there were such.
+        """
+        planes = 'c' not in group.main.reduction
+        pointwise = not planes and problem_of(group)['r'] == problem_of(group)['s'] == 1
+        return not (
+            has_front(group)
+            or group.half
+            or (planes and PLANES not in self.header['kinds'])
+            or (pointwise and not self.header.get('pointwise', False))
+        )
+
     def scores(self, batches: Sequence[Batch], machine: GpuMachine) -> list[Array]:
         """Scores of schedules that compete, lowest first; only their order means something."""
         found = [matrix_of(batch, machine) for batch in batches]
@@ -83,6 +100,20 @@ class LearnedModel:
             return next(iter(found.values()))
         weights = self.header['recipe'].get('weights', {})
         return np.sum([weights.get(kind, 1) * standard(s) for kind, s in found.items()], 0)
+
+    def comparable(self, x: Array, base: Array) -> Array:
+        """Scores that may be compared between lists of one problem, as a search that goes on asks:
+        logarithms of seconds, but for a number that is the same for all of a problem. Trees that
+        only rank have no part in them; where there are no others, `scores_of`.
+        """
+        kinds = [kind for kind in PARTS if kind != 'rank' and getattr(self, kind)]
+        return self._mean(kinds, x, base) if kinds else self.scores_of(x, base)
+
+    def _mean(self, kinds: Sequence[str], x: Array, base: Array) -> Array:
+        weights = self.header['recipe'].get('weights', {})
+        shares = [weights.get(kind, 1) for kind in kinds]
+        found = [self._answer(kind, x[:, self.features], base) for kind in kinds]
+        return np.average(found, axis=0, weights=shares)
 
     def _answer(self, kind: str, columns: Array, base: Array) -> Array:
         found = getattr(self, kind)(columns) + (base if kind in _FROM_BASE else 0.0)
@@ -101,10 +132,7 @@ class LearnedModel:
         kinds = [kind for kind in TIMES if getattr(self, kind)]
         if not kinds:
             raise InputError('a model that only ranks knows no times; train one that has them')
-        weights = self.header['recipe'].get('weights', {})
-        shares = [weights.get(kind, 1) for kind in kinds]
-        found = [self._answer(kind, x[:, self.features], base) for kind in kinds]
-        return np.average(found, axis=0, weights=shares)
+        return self._mean(kinds, x, base)
 
     def seconds(self, batch: Batch, machine: GpuMachine) -> Array | None:
         """Predicted times; None where the model ranks only."""

@@ -103,12 +103,11 @@ class Learned(_Fixed):
 
     def __call__(self, schedules: Sequence[GpuSchedule]) -> Array:
         kinds = self.model.ranked_kinds
-        # No data has stages before the products, or halves.
-        seen = not has_front(self.group) and not self.group.half
+        seen = self.model.resembles(self.group)
         known = np.array([seen and kind_of(schedule) in kinds for schedule in schedules], bool)
         if known.all():
             x, base = features_of(self.group, self.machine, schedules)
-            return self.model.scores_of(x, base)
+            return self.model.comparable(x, base)
         scores = Predicted(self.group, self.machine)(schedules)
         if known.any():
             mine = [s for s, there in zip(schedules, known, strict=True) if there]

@@ -58,7 +58,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
             f'choose from {", ".join(zoo.KNOWN)}'
         )
     options.check()
-    check_precision(options.precision, target, options.libraries)
+    check_precision(options.precision, target)
     limit = options.seconds or LIMIT_S
     cold = not any(cache_dir().glob('*'))
     opened = open_device(target, options.device)

@@ -67,6 +67,8 @@ def run_train(
     chosen = recipe_for(found.name, rows_in(sets))
     kinds = [m.kind for m in sets for _ in range(len(m))]
     without = _predicted(sets, gpu) if kind == SEARCHED else table.base
+    if not RECIPES[found.name].windows:
+        problems = judged(table, windows=False)
     beside = beside_analytical(
         table, lambda rest: fit(rest, RECIPES[found.name], seed), problems, kinds, without,
         seed=seed,

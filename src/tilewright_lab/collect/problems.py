@@ -8,8 +8,8 @@ Goes in: the name of a set. Comes out: `Family`s, schedules that share their com
              intrinsics, and all of the general one, on the layers as they are
     train    random problems in CNNOpt's ranges (Sec. 4.1), strides 1 and 2, none of them a layer;
              seeded samples of every schema
-    proposed the same problems as they are, with what searches propose and compare
-             (tilewright_lab/collect/group_sample.py), turn by turn
+    proposed the same problems as they are, and 1x1 convolutions, with what searches propose and
+             compare (tilewright_lab/collect/group_sample.py), turn by turn
 """
 
 from __future__ import annotations
@@ -110,6 +110,23 @@ def random_problems(count: int = PROBLEMS, seed: int = SEED) -> list[Problem]:
         c = random.choice([3, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024])
         r, stride = random.choice([3, 3, 5, 7]), random.choice([1, 1, 2])
         problem = Problem(k, h, w, c, r, stride, r // 2)
+        if problem.shape in taken or not FLOPS[0] <= problem.flops <= FLOPS[1]:
+            continue
+        taken.add(problem.shape)
+        found.append(problem)
+    return found
+
+
+def pointwise_problems(count: int, seed: int = SEED) -> list[Problem]:
+    """Distinct 1x1 convolutions as networks have them, many channels and few pixels among them."""
+    random = Random(f'pointwise {seed}')
+    channels = [16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 2048]
+    taken = {problem.shape for problem in layers().values()}
+    found: list[Problem] = []
+    while len(found) < count:
+        h = random.choice([7, 8, 10, 12, 13, 14, 17, 19, 20, 24, 28, 35, 40, 52, 56, 80, 112])
+        k, c, stride = random.choice(channels), random.choice(channels), random.choice([1, 1, 1, 2])
+        problem = Problem(k, h, h, c, 1, stride, 0)
         if problem.shape in taken or not FLOPS[0] <= problem.flops <= FLOPS[1]:
             continue
         taken.add(problem.shape)

@@ -5,6 +5,7 @@
     python -m tilewright_lab.scripts.gpu_dataset train --schemas s --tiles 24 --seconds 60
     python -m tilewright_lab.scripts.gpu_dataset layers --schemas tiled,patch,general --seconds 540
     python -m tilewright_lab.scripts.gpu_dataset proposed --problems 176 --turns 2 --seconds 200
+    python -m tilewright_lab.scripts.gpu_dataset proposed --problems 90 --pointwise --seconds 100
     python -m tilewright_lab.scripts.gpu_dataset plan  what would be measured, and about how long \
         that takes
     python -m tilewright_lab.scripts.gpu_dataset status      rows of every file
@@ -36,6 +37,7 @@ from tilewright_lab.collect.problems import (
     ProposedSource,
     families_of,
     layer_sources,
+    pointwise_problems,
     random_problems,
     train_sources,
 )
@@ -67,7 +69,8 @@ def kinds(text: str) -> list[tuple[str, str]]:
 
 
 def proposed_sources(options: argparse.Namespace) -> list[ProposedSource]:
-    problems = random_problems(options.problems)[options.first_problem :]
+    draw = pointwise_problems if options.pointwise else random_problems
+    problems = draw(options.problems)[options.first_problem :]
     return [ProposedSource(p, turn) for turn in range(options.turns) for p in problems]
 
 
@@ -161,6 +164,7 @@ def main() -> int:
     parser.add_argument('--layers', default='', help='names such as R2,Y4; all where empty')
     parser.add_argument('--problems', type=int, default=176)
     parser.add_argument('--first-problem', type=int, default=0, help='of train and proposed')
+    parser.add_argument('--pointwise', action='store_true', help='1x1 convolutions, of proposed')
     parser.add_argument('--turns', type=int, default=2, help='of proposed')
     parser.add_argument('--tiles', type=int, default=0, help='of rs and s in train [18 and 6]')
     options = parser.parse_args()

@@ -94,12 +94,12 @@ def means(rankings: Iterable[Ranking]) -> dict[str, float]:
     }
 
 
-def judged(table: Table, largest_flops: float | None = None) -> list[int]:
-    """Problems that validation looks at: with a window, enough rows, and not larger than those that
-    the model is for.
+def judged(table: Table, largest_flops: float | None = None, *, windows: bool = True) -> list[int]:
+    """Problems that validation looks at: with a window where there are such, unless 1x1 ones are
+    to be judged as well; with enough rows, and not larger than those that the model is for.
     """
     rows = np.bincount(table.group, minlength=len(table.problems))
-    windows = any(problem[4] > 1 for problem in table.problems)
+    windows = windows and any(problem[4] > 1 for problem in table.problems)
     fitting = [
         number
         for number, (k, h, w, c, r, _) in enumerate(table.problems)
@@ -220,7 +220,7 @@ def beside_analytical(
         for problem in out:
             rows = np.flatnonzero(table.group == problem)
             x, base = table.x[rows], table.base[rows]
-            scores = (model.log_seconds if model.has_times else model.scores_of)(x, base)
+            scores = model.comparable(x, base)
             for kind in {ALL, *named[rows].tolist()}:
                 mine = np.flatnonzero((named[rows] == kind) | (kind == ALL))
                 if len(mine) > 1:

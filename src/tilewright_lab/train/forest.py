@@ -125,7 +125,7 @@ class Recipe:
 
 RIDGE = 30.0  # rows that the slopes of a correction are held against
 CALIBRATION = Settings('boosted', trees=40, leaves=6, least=4, rate=0.1, bag=1.0)
-PLAIN, BLEND, WITHIN = 'plain', 'blend', 'within'
+PLAIN, BLEND, WITHIN, SEARCHING = 'plain', 'blend', 'within', 'searching'
 BLENDED = ('plain', 'forest', 'boosted', 'boosted plain', 'ranked')
 
 RECIPES: Mapping[str, Recipe] = {
@@ -135,6 +135,7 @@ RECIPES: Mapping[str, Recipe] = {
         *(Recipe(name, (name,)) for name in ('plain', 'forest', 'boosted', 'ranked')),
         Recipe('mixed', ('boosted', 'ranked')),
         Recipe(BLEND, BLENDED),
+        Recipe(SEARCHING, ('boosted', 'boosted plain', 'within', 'beside'), windows=False),
         Recipe(WITHIN, ('boosted', 'within', 'beside', 'gentle')),
     )
 }
@@ -255,7 +256,7 @@ def fit_all(table: Table, recipes: Sequence[Recipe], seed: int) -> dict[str, Lea
             made.setdefault(member.kind, []).append(kept[key])
         header = {
             'recipe': recipe.to_json(), 'features': names, 'feature_version': VERSION,
-            'seed': seed,
+            'seed': seed, 'pointwise': any(mine.problems[i][4] == 1 for i in {*mine.group}),
         }  # fmt: skip
         parts: dict[str, Any] = {kind: mean_of(ensembles) for kind, ensembles in made.items()}
         models[recipe.name] = LearnedModel(**parts, header=header)

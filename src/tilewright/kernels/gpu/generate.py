@@ -27,8 +27,10 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     group = with_own_dims(group)
     if schema.whole:
         return schema.generate(group, schedule)
-    if not (group.half if schema.half else group.is_plain):
-        kinds = 'f16 or bf16' if schema.half else 'float32'
+    if not schema.takes(group):
+        kinds = (
+            'f16 or bf16' if schema.half else 'float32, f16 and bf16' if schema.both else 'float32'
+        )
         raise ScheduleError(
             f'{group.label}: {schema.name} computes {kinds} at affine indices only; use '
             f'{FALLBACK.name}'

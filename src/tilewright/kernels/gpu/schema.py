@@ -116,6 +116,7 @@ class GpuSchema:
     whole       it takes groups of several parts and of any dtype; else generate.py hands it the
                 part with the main stage, float32 at affine indices
     half        it computes groups with tensors of f16 or bf16 instead (ops/group.py: `half`)
+    both        it computes these and those of float32
     front       it computes what comes before the products as it copies their image (ops/front.py);
                 for others that is a part, and a kernel, of its own
     algorithm   'direct', or the name by which people ask for this one (`algorithm=`)
@@ -155,6 +156,7 @@ class GpuSchema:
     intrinsics: Mapping[str, float] = field(default_factory=_fma)
     whole: bool = False
     half: bool = False
+    both: bool = False
     front: bool = False
     algorithm: str = DIRECT
     reserved: frozenset[str] = frozenset()
@@ -191,6 +193,11 @@ class GpuSchema:
                 f'schema {self.name!r} has no counts of what a block needs; sample another one'
             )
         return self.need(group, schedule)
+
+    def takes(self, group: Group) -> bool:
+        """Whether it computes the types of a group."""
+        plain = group.is_plain and (self.both or not self.half)
+        return plain or (bool(group.half) and (self.both or self.half))
 
     def count_work(
         self, group: Group, schedule: GpuSchedule, registers: int | None = None

@@ -6,11 +6,12 @@ time of one, any unit), or `model` (scores of many, lowest first; rank/rankers.p
 Comes out: everything that was tried, best first. No runtime is known here, so that every search can
 be replayed on recorded measurements. The same seed and measurements give the same search.
 
-    1  draw many, `DRAWN` times as many as a quarter of the trials; from the best of them climb by
-       rank alone, one decision a step, until no neighbour is better. Without a ranker: draw half of
-       the trials
-    2  measure what the search is to begin with and where the climbs ended, in the order of the
-       ranks, of every schema the best by rank, and some at random, since the ranker may be wrong in
+    1  draw many, `DRAWN` times as many as a quarter of the trials and at least `LEAST_DRAWN`; from
+       the best of them climb by rank alone, one decision a step, until no neighbour is better.
+       Without a ranker: draw half of the trials
+    2  measure the first of those that the search is to begin with; the others and where the climbs
+       ended, and, by turns, the best of all that the climbs came by, each in the order of the
+       ranks; of every schema the best by rank, and some at random, since the ranker may be wrong in
        the same way everywhere
     3  until the trials are used up: the untried neighbours of the best few, one decision changed,
        again the best by rank first; where none are left, new random ones
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -32,7 +33,7 @@ from tilewright.schedule.gpu import GpuSchedule
 if TYPE_CHECKING:
     import numpy as np
 
-DRAWN = 8
+DRAWN, LEAST_DRAWN = 8, 128
 CLIMBS, CLIMBS_OF_A_KIND = 9, 3
 TIMED = 16  # schedules that are measured before the clock is looked at again
 PARENTS = 6
@@ -132,32 +133,38 @@ class _State:
 
     def first(self, count: int, begun: Sequence[GpuSchedule] = ()) -> list[GpuSchedule]:
         """The first of those to begin with; the others, and where climbs from the best by rank of
-        many end, by their rank; then those as `fresh` has them.
+        many end, by their rank, in turns with the best of all that were ranked; then those as
+        `fresh` has them.
         """
         drawn = self._drawn(count)
         if self.scores is None or not drawn:
             return [*begun, *drawn[:count]]
         known = dict(zip((s.digest for s in drawn), self._scores_of(drawn), strict=True))
-        starts: list[GpuSchedule] = []
-        for one in sorted(drawn, key=lambda s: (known[s.digest], s.digest)):
-            same = sum((s.schema, s.intrinsic) == (one.schema, one.intrinsic) for s in starts)
-            if same < CLIMBS_OF_A_KIND and len(starts) < CLIMBS:
-                starts.append(one)
-        ends = [self._climbed(start, known) for start in starts]
+        seen = {s.digest: s for s in drawn}
+        starts = _few_of_a_kind(sorted(drawn, key=lambda s: (known[s.digest], s.digest)))
+        ends = [self._climbed(start, known, seen) for start in starts]
         known.update(zip((s.digest for s in begun), self._scores_of([*begun]), strict=True))
-        ends = sorted([*begun[1:], *ends], key=lambda s: (known[s.digest], s.digest))
-        return _distinct([*begun[:1], *ends, *self._first(drawn, count)])
+        ends = _distinct(sorted([*begun[1:], *ends], key=lambda s: (known[s.digest], s.digest)))
+        ranked = (seen[d] for d in sorted(seen, key=lambda d: (known[d], d)))
+        best = _few_of_a_kind(s for s in ranked if s not in ends)
+        turns = [one for pair in zip(ends, best, strict=False) for one in pair]
+        return _distinct([*begun[:1], *turns, *ends, *self._first(drawn, count)])
 
     def fresh(self, count: int) -> list[GpuSchedule]:
         """Untried ones: the best by rank of many, some at random among them."""
         return self._first(self._drawn(count), count)
 
-    def _climbed(self, start: GpuSchedule, known: dict[str, float]) -> GpuSchedule:
-        """The end of steepest descent by rank; scores that it needs are added to `known`."""
+    def _climbed(
+        self, start: GpuSchedule, known: dict[str, float], seen: dict[str, GpuSchedule]
+    ) -> GpuSchedule:
+        """The end of steepest descent by rank; scores that it needs are added to `known`, and what
+        they are of to `seen`.
+        """
         while True:
             near = [s for s in self.space.neighbours(start) if self._is_legal(s)]
             new = _distinct([s for s in near if s.digest not in known])
             known.update(zip((s.digest for s in new), self._scores_of(new), strict=True))
+            seen.update((s.digest, s) for s in new)
             best = min(near, key=lambda s: (known[s.digest], s.digest), default=start)
             if known[best.digest] >= known[start.digest] or self.late:
                 return start
@@ -170,10 +177,10 @@ class _State:
         return [float(s) for s in self.scores(schedules)] if self.scores and schedules else []
 
     def _drawn(self, count: int) -> list[GpuSchedule]:
-        """Distinct untried ones: `count`, or `DRAWN` times as many where they are ranked."""
+        """Distinct untried ones: `count`, or more where they are ranked."""
         found: dict[str, GpuSchedule] = {}
         misses = 0
-        wanted = (DRAWN if self.scores else 1) * count
+        wanted = max(DRAWN * count, LEAST_DRAWN) if self.scores else count
         while len(found) < wanted and misses < PATIENCE and not (found and self.late):
             drawn = self.space.draw(self.rng)
             if drawn is None or drawn.digest in found or drawn.digest in self.tried:
@@ -222,6 +229,18 @@ def _parts(schedules: Sequence[GpuSchedule], count: int) -> list[Sequence[GpuSch
 
 def _one_by_one(rank: Rank) -> Scores:
     return lambda schedules: [rank(s) for s in schedules]
+
+
+def _few_of_a_kind(schedules: Iterable[GpuSchedule]) -> list[GpuSchedule]:
+    """The first `CLIMBS`, of one schema and intrinsic at most `CLIMBS_OF_A_KIND`."""
+    taken: list[GpuSchedule] = []
+    counts: dict[tuple[str, str], int] = {}
+    for one in schedules:
+        kind = one.schema, one.intrinsic
+        if counts.get(kind, 0) < CLIMBS_OF_A_KIND and len(taken) < CLIMBS:
+            counts[kind] = counts.get(kind, 0) + 1
+            taken.append(one)
+    return taken
 
 
 def _distinct(schedules: Sequence[GpuSchedule]) -> list[GpuSchedule]:

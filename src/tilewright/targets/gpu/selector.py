@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from tilewright.errors import CheckError, MissingError, TilewrightError
 from tilewright.kernels.gpu.module import with_own_dims
+from tilewright.kernels.gpu.precision import half_error
 from tilewright.kernels.gpu.registry import is_library
 from tilewright.kernels.gpu.schemas.library import why_not
 from tilewright.kernels.gpu.schemas.library.calls import TITLES, version_text
@@ -200,7 +201,8 @@ class _Selection:
         # A wrong answer stays wrong; a time is of now, beside the others.
         if found is None or found.ok:
             found = self._measured(schedule)
-        if found.median_ms is None or (found.max_rel_err or 0.0) > self.max_rel_err:
+        limit = self.max_rel_err + half_error(self.group)
+        if found.median_ms is None or (found.max_rel_err or 0.0) > limit:
             self.trouble = (
                 found.message or f'{schedule_text(schedule)} has an error of {found.max_rel_err}'
             )

@@ -1,4 +1,4 @@
-"""cuBLASLt: products of float32 matrices without TF32, through its C interface.
+"""cuBLASLt: products of matrices with sums in float32, without TF32, through its C interface.
 
 Goes in: a `ProductCall`. Comes out: the algorithms that its heuristics name, or the call with its
 descriptors filled, which can be run and captured. An algorithm goes by its place among those, since
@@ -24,9 +24,10 @@ WANTED = Wanted(
 )  # fmt: skip
 COMPUTE_32F = 68  # cublasComputeType_t: sums and products in float32
 R_32F = 0  # cudaDataType_t: CUDA_R_32F
+TYPES = {'f32': R_32F, 'f16': 2, 'bf16': 14}  # cudaDataType_t
 OP_N, OP_T = 0, 1  # cublasOperation_t
 # cublasLtMatmulDescAttributes_t
-TRANSA, TRANSB, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8
+TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
 # cublasLtEpilogue_t: nothing, relu, bias, both
 DEFAULT, RELU, BIAS, RELU_BIAS = 1, 2, 4, 6
 # cublasLtMatrixLayoutAttribute_t
@@ -156,12 +157,18 @@ class Product:
         self._set('MatmulDesc', self.product, EPILOGUE, c_uint32(epilogue))
         if call.bias:  # heuristics ask for its alignment
             self._point(ALIGNMENT)
+            self._set('MatmulDesc', self.product, BIAS_DATA_TYPE, c_int32(TYPES[call.result]))
         shapes = [(call.m, call.k), (call.k, call.n), (call.m, call.n)]
         flipped = (*call.transposed, False)
         self.layouts = [
-            self._layout((width, height) if turn else (height, width), lead, step)
-            for (height, width), turn, lead, step in zip(
-                shapes, flipped, call.leading, call.steps, strict=True
+            self._layout(TYPES[kind], (width, height) if turn else (height, width), lead, step)
+            for kind, (height, width), turn, lead, step in zip(
+                (call.dtype, call.dtype, call.result),
+                shapes,
+                flipped,
+                call.leading,
+                call.steps,
+                strict=True,
             )
         ]
 
@@ -180,8 +187,8 @@ class Product:
     def _point(self, bias: int) -> None:
         self._set('MatmulDesc', self.product, BIAS_POINTER, c_void_p(bias))
 
-    def _layout(self, shape: tuple[int, int], lead: int, step: int) -> c_void_p:
-        layout = self._create('MatrixLayout', R_32F, *shape, lead)
+    def _layout(self, kind: int, shape: tuple[int, int], lead: int, step: int) -> c_void_p:
+        layout = self._create('MatrixLayout', kind, *shape, lead)
         if self.call.batch > 1:
             self._set('MatrixLayout', layout, BATCH_COUNT, c_int32(self.call.batch))
             self._set('MatrixLayout', layout, STRIDED_BATCH_OFFSET, c_int64(step))

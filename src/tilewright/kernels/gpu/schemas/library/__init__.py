@@ -1,8 +1,9 @@
 """Vendors' libraries as schemas: `CUDNN` and `CUBLASLT` compute a group by a call into a library.
 
 Goes in: a group and a schedule. Comes out: a module whose first step is the call (calls.py), and,
-where the library cannot do what stands behind the sums, a kernel of ours that does. Nothing here
-needs the library: it is asked for algorithms and loaded by runtime/gpu/libraries.
+where the library cannot do what stands behind the sums, a kernel of ours that does. cuDNN is asked
+for float32, cuBLASLt for f16 and bf16 as well, with sums in float32. Nothing here needs the
+library: it is asked for algorithms and loaded by runtime/gpu/libraries.
 
 Decisions of a schedule, all of them proposed by the library itself:
 
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.gpu.module import Module, tensor_buffers, with_own_dims
+from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers, with_own_dims
 from tilewright.kernels.gpu.schema import Detour, GpuSchema
 from tilewright.kernels.gpu.schemas.general import GENERAL
 from tilewright.kernels.gpu.schemas.library.behind import Behind, behind
@@ -34,9 +35,11 @@ from tilewright.kernels.gpu.schemas.library.convolution import convolution_of, f
 from tilewright.kernels.gpu.schemas.library.product import fused_product, product_of
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
+from tilewright.ops.stage import Access, Dim, Stage, read, var
 from tilewright.schedule.gpu import GpuSchedule
 
 AFTER = GpuSchedule.of(GENERAL.name, threads=256)  # what a library leaves is done by this
+ROUNDED = 'RoundedBias'
 FEWER_PRODUCTS = (4, 5, 6, 7)  # cuDNN's algorithms by Fourier's and Winograd's transforms
 
 
@@ -70,6 +73,7 @@ def prepared(library: str, part: Group, fused: bool) -> Prepared:
     product = product_of(part)
     call, operands = product.call, dict(product.operands)
     if fused:
+        call = replace(call, result=part.output.dtype)
         found = _behind(part)
         words = fused_product(part, product, found)
         call = replace(call, bias='bias' in words, residual='c' in words, relu=found.relu)
@@ -83,17 +87,19 @@ def _behind(part: Group) -> Behind:
     return behind(part)
 
 
-def main_part(group: Group) -> Group:
+def main_part(library: str, group: Group) -> Group:
     """The part of a group that a library would compute."""
-    if not group.is_plain:
-        raise ScheduleError(f'{group.label} is not float32 at affine indices throughout')
+    halves = library == CUBLASLT and group.half and group.output.dtype not in ('u8', 'i8')
+    if not group.is_plain and not halves:
+        kinds = 'float32, f16 or bf16' if library == CUBLASLT else 'float32'
+        raise ScheduleError(f'{group.label} is not {kinds} at affine indices throughout')
     group = with_own_dims(group)
     return next(part for part in parts(group) if group.main in part.stages)
 
 
 def calls_for(library: str, group: Group) -> tuple[Prepared, ...]:
     """The call with all that is behind it, where the library can, and without."""
-    part = main_part(group)
+    part = main_part(library, group)
     plain = prepared(library, part, False)
     try:
         return prepared(library, part, True), plain
@@ -126,14 +132,35 @@ def said_of(group: Group) -> dict[str, str]:
 
 def _generated(library: str, group: Group, schedule: GpuSchedule) -> Module:
     found = prepared(library, group, bool(schedule['fused']))
-    step, buffers = step_of(library, decided(found.call, schedule), found.operands, found.result)
-    own = Module(group, (*tensor_buffers(group), *buffers), (step,))
+    bias, operands = found.operands.get('bias'), found.operands
+    ahead: tuple[Step, ...] = ()
+    rounded: tuple[Buffer, ...] = ()
+    if bias is not None and bias.dtype != found.result.dtype:
+        # A library adds biases of the type that it stores.
+        rounding = _rounding(bias, found.result.dtype)
+        operands = {**operands, 'bias': rounding.output}
+        ahead = GENERAL.generate(rounding, AFTER).steps
+        rounded = tensor_buffers(rounding)[1:]
+    step, buffers = step_of(library, decided(found.call, schedule), operands, found.result)
+    own = Module(group, (*tensor_buffers(group), *rounded, *buffers), (step,), ahead)
     if found.fused or not group.epilogue:
         return own
     rest = _rest(group)
     after = GENERAL.generate(rest, AFTER)
     between = tuple(b for b in after.buffers if b.name == found.result.name)
     return replace(own, buffers=(*own.buffers, *between), steps=(step, *after.steps))
+
+
+def _rounding(bias: Tensor, dtype: str) -> Group:
+    """A bias in another type, as a group that is computed ahead."""
+    dims = tuple(Dim(name, size) for name, size in zip(bias.dims, bias.shape, strict=True))
+    here = tuple(var(name) for name in bias.dims)
+    stage = Stage('round', dims, Access(ROUNDED, here), (Access(bias.name, here),), read(0))
+    tensors = (
+        replace(bias, role='constant'),
+        Tensor(ROUNDED, bias.dims, bias.shape, 'output', dtype),
+    )
+    return Group(f'{bias.name}/rounded', tensors, (stage,))
 
 
 def _rest(part: Group) -> Group:
@@ -167,6 +194,6 @@ LIBRARIES = (
     ),
     GpuSchema(
         name=CUBLASLT, words='a call of cuBLASLt, and one kernel of ours for what it leaves',
-        generate=_cublaslt,
+        generate=_cublaslt, both=True,
     ),
 )  # fmt: skip

@@ -64,6 +64,8 @@ class ConvolutionCall(LibraryCall):
 class ProductCall(LibraryCall):
     """D[m, n] = A[m, k] B[k, n] `batch` times, columns contiguous as BLAS has them.
 
+    dtype        of A and B: f32, f16 or bf16; products are added in float32
+    result       of D, and of what is added to it
     transposed   whether A and B lie as [k, m] and [n, k]
     leading      elements between columns of A, B and D as they lie
     steps        elements between one A, B and D of a batch and the next
@@ -76,6 +78,8 @@ class ProductCall(LibraryCall):
     leading: tuple[int, int, int]
     batch: int = 1
     steps: tuple[int, int, int] = (0, 0, 0)
+    dtype: str = 'f32'
+    result: str = 'f32'
 
 
 AnyCall = ConvolutionCall | ProductCall

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.pointwise import access_strides
@@ -54,8 +54,11 @@ def product_of(part: Group) -> Found:
         raise _no(part, 'has batches side by side')
     if inner is not None and inner in second:
         first, second, left, right = second, first, right, left
+    if left.dtype != right.dtype:
+        raise _no(part, f'multiplies {left.dtype} by {right.dtype}')
     call, rows = _call(part, out, first, second)
-    return Found(call, {'a': left, 'b': right}, rows)
+    result = part.tensor(main.write.tensor).dtype
+    return Found(replace(call, dtype=left.dtype, result=result), {'a': left, 'b': right}, rows)
 
 
 def _call(part: Group, out: Strides, a: Strides, b: Strides) -> tuple[ProductCall, tuple[str, ...]]:
@@ -146,6 +149,10 @@ def fused_product(part: Group, found: Found, behind: Behind) -> dict[str, Operan
             word = 'c'
         else:
             raise _no(part, f'adds {tensor.name}, neither a bias of rows nor a whole result')
+        if word == 'c' and tensor.dtype != part.output.dtype:
+            raise _no(part, f'adds {tensor.name}, {tensor.dtype}, to {part.output.dtype}')
+        if word == 'bias' and tensor.dtype != part.output.dtype and tensor.role != 'constant':
+            raise _no(part, f'adds {tensor.name}, which is not rounded ahead of time')
         if word in words:
             raise _no(part, f'adds {tensor.name} and {words[word].tensor.name}, two alike')
         words[word] = operand
