@@ -377,7 +377,7 @@ def test_what_searches_propose_is_a_set_that_models_are_trained_on(
         for schedule in family.schedules:
             sets.add(Row(problem, schedule, 'ok', 7.0, 32, 0))
     sets.close()
-    trained = read_data(tmp_path).train
+    trained = read_data(tmp_path).proposed
     assert {m.kind for m in trained} == {kind_name(*kind) for kind in kinds}
     again = {m.batch.schedule(row) for m in trained for row in range(len(m))}
     given = {schedule for family in found for schedule in family.schedules}

@@ -55,14 +55,16 @@ def run_train(
         known = ', '.join(RECIPES)
         raise InputError(f'{recipe!r} is not a recipe; choose {AUTO} or one of {known}')
     gpu = load_gpu(machine)
-    sets = [m for folder in data for m in _of(_said(read_data(folder), out), kind).train]
+    found_in = [_of(_said(read_data(folder), out), kind) for folder in data]
+    proposed = [one.proposed if kind == SEARCHED else () for one in found_in]
+    sets = [m for some, one in zip(proposed, found_in, strict=True) for m in (*some, *one.train)]
     if not sets:
         raise InputError(f'{", ".join(map(str, data))}: no training problems of kind {kind!r}')
     table = table_of(sets, gpu)
     problems = judged(table)
     # Kernels of different kinds are compared by their times, which ranking alone has not.
-    asked = CHOSEN_FROM if recipe == AUTO else (recipe,)
-    names = [n for n in asked if kind != SEARCHED or RECIPES[n].has_times]
+    tried = CHOSEN_FROM if recipe == AUTO else (recipe,)
+    names = [n for n in tried if kind != SEARCHED or RECIPES[n].has_times]
     found = validated(table, names, problems, few=has_few_rows(sets), seed=seed)
     chosen = recipe_for(found.name, rows_in(sets))
     kinds = [m.kind for m in sets for _ in range(len(m))]

@@ -1,7 +1,8 @@
 """Measured schedules to learn from: CNNOpt's published layout, and our own.
 
-Goes in: a folder. Comes out: a `Data`: training problems, layers that are tested, and what was left
-out of the files and why. Two layouts, found by what the folder holds:
+Goes in: a folder. Comes out: a `Data`: training problems, layers that are tested, what searches
+propose of training problems, and what was left out of the files and why. Two layouts, found by what
+the folder holds:
 
     CNNOpt's   dir_*/Reg.timesForProblemKxHxW_C_R.csv   every configuration of a layer
                dir_*/train_set*.csv, test_set*.csv      random problems, both to train on
@@ -9,7 +10,7 @@ out of the files and why. Two layouts, found by what the folder holds:
                lanes along k), BH,BW, CMult (split), Time in ms. Of the S kernel: K,H,W,C,R,
                TH,TW,TK, lanes WH,WW,WK, warps BH,BW,BK, Time. Case does not matter; a file without
                a head is known by the number of its columns. `st2` or `stride2` in a path: stride 2.
-    ours       layers-KIND.csv.gz, train-KIND.csv.gz, proposed-KIND.csv.gz (to train on as well)
+    ours       layers-KIND.csv.gz, train-KIND.csv.gz, proposed-KIND.csv.gz
                bench/results/h200/README.md
 
 Lines that are not numbers, and times that are not above 0, are left out and counted; a file that
@@ -76,11 +77,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Data:
-    """What a folder holds. `notes`: what was left out, a sentence each."""
+    """What a folder holds. `notes`: what was left out, a sentence each. `proposed`: of training
+    problems what searches propose, for models that searches ask; drawn otherwise than `train`.
+    """
 
     train: tuple[Measured, ...]
     layers: tuple[Measured, ...]
     notes: tuple[str, ...]
+    proposed: tuple[Measured, ...] = ()
 
     def of(self, kinds: Iterable[str], stride: int | None = None) -> Data:
         """The part with certain kinds of kernels, and a stride if one is given."""
@@ -92,11 +96,12 @@ class Data:
                 if m.kind in wanted and (stride is None or m.problem[5] == stride)
             )  # fmt: skip
 
-        return replace(self, train=part(self.train), layers=part(self.layers))
+        found = {name: part(getattr(self, name)) for name in ('train', 'layers', 'proposed')}
+        return replace(self, **found)
 
     @property
     def kinds(self) -> list[str]:
-        return sorted({m.kind for m in (*self.train, *self.layers)})
+        return sorted({m.kind for m in (*self.train, *self.layers, *self.proposed)})
 
 
 def rows_in(sets: Iterable[Measured]) -> int:
@@ -125,14 +130,15 @@ def read_data(folder: Path) -> Data:
             f'them nor layers-*.csv.gz; name another directory'
         )
     notes: list[str] = []
-    train, layers = _read_ours(ours, notes) if ours else _read_theirs(theirs, notes)
+    sets = _read_ours(ours, notes) if ours else _read_theirs(theirs, notes)
+    train, layers, proposed = (sets.get(name, []) for name in ('train', 'layers', 'proposed'))
     tested = {m.problem for m in layers}
-    shared = [m for m in train if m.problem in tested]
+    shared = [m for m in (*train, *proposed) if m.problem in tested]
     if shared:
         names = ', '.join(sorted({shape_text(m.problem) for m in shared}))
         notes.append(f'{rows_in(shared)} training rows of tested layers ({names}) are left out')
-    kept = tuple(m for m in train if m.problem not in tested)
-    return Data(kept, tuple(layers), tuple(notes))
+    kept, asked = (tuple(m for m in some if m.problem not in tested) for some in (train, proposed))
+    return Data(kept, tuple(layers), tuple(notes), asked)
 
 
 def shape_text(problem: Problem) -> str:
@@ -147,7 +153,8 @@ def group_of(problem: Problem, pad: int = 0) -> Group:
     return conv2d(c=c, h=height, w=width, k=k, r=r, s=r, stride=stride, pad=pad)
 
 
-def _read_theirs(paths: Sequence[Path], notes: list[str]) -> tuple[list[Measured], list[Measured]]:
+def _read_theirs(paths: Sequence[Path], notes: list[str]) -> dict[str, list[Measured]]:
+    """Rows by the set that they belong to."""
     train: list[Measured] = []
     layers: list[Measured] = []
     for path in paths:
@@ -168,7 +175,7 @@ def _read_theirs(paths: Sequence[Path], notes: list[str]) -> tuple[list[Measured
             [*(columns[name] for name in PROBLEM), np.full(len(numbers), stride)]
         )
         into += _sets(problems, 0, schema, 'fma', tiles, columns['time'] * 1e-3)
-    return _merged(train), layers
+    return {'train': _merged(train), 'layers': layers}
 
 
 def _headed(path: Path, lines: list[list[str]]) -> tuple[str, tuple[str, ...], list[list[str]]]:
@@ -276,9 +283,9 @@ def _joined(members: Sequence[Measured]) -> Measured:
     return replace(again, batch=replace(again.batch, group=first.batch.group))
 
 
-def _read_ours(paths: Sequence[Path], notes: list[str]) -> tuple[list[Measured], list[Measured]]:
-    train: list[Measured] = []
-    layers: list[Measured] = []
+def _read_ours(paths: Sequence[Path], notes: list[str]) -> dict[str, list[Measured]]:
+    """Rows by the set that they belong to."""
+    sets: dict[str, list[Measured]] = {}
     for path in paths:
         which, schema, intrinsic = _OURS.fullmatch(path.name).groups()  # pyright: ignore
         try:
@@ -301,11 +308,11 @@ def _read_ours(paths: Sequence[Path], notes: list[str]) -> tuple[list[Measured],
             continue
         numbers = _numbers(path, body, status + 1, status, notes)
         columns = dict(zip([*names[:status], 'time_us'], numbers.T, strict=True))
-        into = layers if which == 'layers' else train
+        into = sets.setdefault(which, [])
         for pad in np.unique(columns['pad']):
             mine = columns['pad'] == pad
             problems = np.column_stack([columns[name][mine] for name in (*PROBLEM, 'stride')])
             tiles = {name: columns[name][mine] for name in decisions}
             seconds = columns['time_us'][mine] * 1e-6
             into += _sets(problems, int(pad), schema, intrinsic or 'fma', tiles, seconds)
-    return train, layers
+    return sets
