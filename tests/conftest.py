@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import headers
 import numpy as np
 import pytest
 import quick
@@ -24,7 +27,7 @@ import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.machine import measure
+from tilewright.machine import compiler, measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
 from tilewright.machine.isa import ISAS, half_isa, host_half, host_isas
@@ -70,10 +73,33 @@ AS_FOR_USERS = (
 os.environ.setdefault('TILEWRIGHT_JOBS', '1')
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if knobs.get('cflags'):
+        compiler._run = headers.run
+        if not hasattr(config, 'workerinput'):
+            os.environ[headers.FOLDER] = tempfile.mkdtemp(prefix='tilewright-headers-')
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, 'workerinput'):
+        shutil.rmtree(os.environ.pop(headers.FOLDER, ''), ignore_errors=True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         '--update-golden', action='store_true', help='rewrite the expected sources in tests/golden'
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Modules and tests stay until the end: whoever looks for garbage need not look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
