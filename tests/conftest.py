@@ -93,13 +93,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """Modules and tests stay until the end: whoever looks for garbage need not look at them."""
+    """Modules and tests stay until the end: whoever looks for garbage need not look at them. Seldom
+    looking takes a tenth off tests that export modules of PyTorch.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product as product_of
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -298,7 +299,7 @@ def test_kernels_that_some_sizes_have_by_turns_are_built_ahead(box, form):
     look = Looked(box, form)
     for corner in product_of(*((sizes[-1], sizes[0]) for sizes in box)):
         look.at(0, corner)
-    ranged._look_further(look, 0)
+    ranged._look_further(cast(Any, look), 0)
     points = list(product_of(*box))
     assert [point for point in points if not look.serves(point)] == []
     assert len(look.seen) <= max(ranged.FEW, len(points) // 2)
