@@ -13,7 +13,6 @@ import gc
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -77,12 +76,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if knobs.get('cflags'):
         compiler._run = headers.run
         if not hasattr(config, 'workerinput'):
-            os.environ[headers.FOLDER] = tempfile.mkdtemp(prefix='tilewright-headers-')
+            headers.begin()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, 'workerinput'):
-        shutil.rmtree(os.environ.pop(headers.FOLDER, ''), ignore_errors=True)
+        headers.end()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,9 +7,12 @@ as all else of a small kernel. `make test-all` compiles as for users, without th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import shutil
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -17,12 +20,29 @@ from tilewright.machine import compiler
 
 FOLDER = 'HEADERS_OF_TESTS'  # a folder that the processes of a session share
 FIRST_USES = 3  # without: making a precompiled header takes as long as parsing it that often
+MOST = 10  # headers of a session, of 26 MB each
+PREFIX = 'tilewright-headers'
 GUARDS = {'arm_neon.h': '__ARM_NEON', 'immintrin.h': '__x86_64__'}
 LINKING = re.compile('-c|-S|-shared|-static|-l.*|-fuse-ld=.*')
 
 _run = compiler._run
 _uses: Counter[str] = Counter()
 _refused: set[str] = set()
+
+
+def begin() -> None:
+    """Make the session's folder; those of sessions that were killed go."""
+    for left in Path(tempfile.gettempdir()).glob(f'{PREFIX}-*-*'):
+        with contextlib.suppress(ValueError, PermissionError):
+            try:
+                os.kill(int(left.name.split('-')[2]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix=f'{PREFIX}-{os.getpid()}-')
+
+
+def end() -> None:
+    shutil.rmtree(os.environ.pop(FOLDER, ''), ignore_errors=True)
 
 
 def run(words: list[str]) -> tuple[int, str, str]:
@@ -48,7 +68,7 @@ def with_header(words: list[str]) -> list[str]:
     header = Path(folder) / key / name
     made = header.with_name(f'{name}.gch')
     if not made.exists():
-        if key in _refused or _uses[key] <= FIRST_USES:
+        if key in _refused or _uses[key] <= FIRST_USES or len(os.listdir(folder)) >= MOST:
             return words
         if not _make(header, made, name, flags):
             _refused.add(key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import headers
@@ -32,6 +35,21 @@ def line(folder: Path, text: str, *flags: str, command: str = 'gcc') -> list[str
     source = folder / 'kernel.c'
     source.write_text(text)
     return [command, *flags, str(source), '-o', str(folder / 'kernel'), '-lm']
+
+
+def test_what_killed_sessions_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(['true'])
+    ended.wait()
+    left = [tmp_path / f'{headers.PREFIX}-{pid}-abc' for pid in (ended.pid, os.getpid())]
+    for folder in left:
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setenv(headers.FOLDER, '')
+    headers.begin()
+    own = Path(os.environ[headers.FOLDER])
+    assert {path.name for path in tmp_path.iterdir()} == {left[1].name, own.name}
+    headers.end()
+    assert [path.name for path in tmp_path.iterdir()] == [left[1].name]
 
 
 @pytest.mark.parametrize('name', headers.GUARDS)
