@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import headers
 import numpy as np
 import pytest
 import quick
@@ -24,7 +26,7 @@ import thin
 
 from tilewright import knobs
 from tilewright.kernels.cpu.generate import compiler_flags, generate
-from tilewright.machine import measure
+from tilewright.machine import compiler, measure
 from tilewright.machine.compiler import build
 from tilewright.machine.detect import HostFacts
 from tilewright.machine.isa import ISAS, half_isa, host_half, host_isas
@@ -70,10 +72,36 @@ AS_FOR_USERS = (
 os.environ.setdefault('TILEWRIGHT_JOBS', '1')
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if knobs.get('cflags'):
+        compiler._run = headers.run
+        if not hasattr(config, 'workerinput'):
+            headers.begin()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, 'workerinput'):
+        headers.end()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         '--update-golden', action='store_true', help='rewrite the expected sources in tests/golden'
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Modules and tests stay until the end: whoever looks for garbage need not look at them. Seldom
+    looking takes a tenth off tests that export modules of PyTorch.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ and kernels run between guard pages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -77,10 +78,14 @@ KINDS = {
 
 def at(kind: Kind, isa: str, h: int, w: int, most: int = 40) -> tuple[Group, Schedule]:
     """The group of a size, and the schedule that it gets from that of the largest size."""
-    (small, _), (large, schedule) = kind(isa, 4, 4), kind(isa, most, most)
-    choice = for_sizes(Choice(schedule, 1.0, 1.0, 'compute'), small, large)
     group, _ = kind(isa, h, w)
-    return group, cut(choice.schedule, group)
+    return group, cut(schedule_for(kind, isa, most), group)
+
+
+@cache
+def schedule_for(kind: Kind, isa: str, most: int) -> Schedule:
+    (small, _), (large, schedule) = kind(isa, 4, 4), kind(isa, most, most)
+    return for_sizes(Choice(schedule, 1.0, 1.0, 'compute'), small, large).schedule
 
 
 @pytest.mark.parametrize('name', KINDS)

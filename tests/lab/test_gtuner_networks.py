@@ -337,6 +337,7 @@ def test_the_methods_of_the_tables() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_searches')  # as in the other process
 def test_a_search_in_another_process_is_the_same_search() -> None:
     asked: list[int] = []
 

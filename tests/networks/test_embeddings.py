@@ -17,6 +17,7 @@ from tilewright import zoo
 from tilewright.errors import ArrayError
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.graph import Graph, Node, Value
+from tilewright.graph.limits import index_limits
 from tilewright.graph.lower import lower
 from tilewright.importers.torch import import_torch
 from tilewright.zoo.as_onnx import graph_to_onnx
@@ -97,6 +98,25 @@ def test_an_index_outside_its_table_is_one_sentence(target: str) -> None:
         said = rf"bags: input 'ids' is {wrong} at \[{place[0]}, {place[1]}\], which .* {rows} rows"
         with pytest.raises(ArrayError, match=said):
             net(bad)
+
+
+@pytest.mark.parametrize(('border', 'read'), [(0, (0, 1, 2, 3)), (3, (3,)), (-3, (0,)), (9, ())])
+def test_a_border_of_indices_chooses_nothing(border: int, read: tuple[int, ...]) -> None:
+    """A lookup by at[j + border]: outside `at` there is padding, not one of its elements."""
+    node = Node('Gather', 'look', ('table', 'at'), ('y',), {'axis': 0})
+    table = np.ones((7, 2), np.float32)
+    program = lower(
+        Graph('net', (Value('at', (4,), 'i64'),), (('y', 'y'),), (node,), {'table': table})
+    )
+    (task,) = program.tasks
+    (stage,) = task.group.stages
+    moved = [
+        replace(a, index=(replace(a.index[0], const=border),)) if a.tensor == 'Indices' else a
+        for a in stage.reads
+    ]
+    group = replace(task.group, stages=(replace(stage, reads=tuple(moved)),))
+    limits = index_limits(program.with_tasks((replace(task, group=group),)))
+    assert [place for place in range(4) if limits and limits['at'][place] == 7] == [*read]
 
 
 def test_tables_are_read_where_they_are() -> None:

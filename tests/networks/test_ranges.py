@@ -9,7 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from functools import partial
+from itertools import product as product_of
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -255,6 +258,51 @@ def test_a_program_exported_with_dims_keeps_them():
         assert np.abs(net(given.numpy()) - module(given).numpy()).max() < 1e-6
     ranged = tw.compile(module, shapes={'input': (range(1, 4), 8)}, threads=1)
     assert np.array_equal(ranged(x.numpy()), net(x.numpy()))
+
+
+class Looked:
+    """Stands for sources of a group: a kernel serves the points it was made for, and all that have
+    it once two of them were seen.
+    """
+
+    def __init__(self, box, form):
+        family = SimpleNamespace(box=box, largest=tuple(sizes[-1] for sizes in box))
+        self.one, self.made, self.seen = SimpleNamespace(family=family), form, {}
+        self.characters = {0: 50_000}
+
+    def at(self, number, point):
+        served = point in self.seen or self.serves(point)
+        self.seen[point] = self.made(*point)
+        return served
+
+    def serves(self, point):
+        return point in self.seen or self.forms(0).count(self.made(*point)) > 1
+
+    def form(self, number, point):
+        return self.seen[point]
+
+    def forms(self, number):
+        return list(self.seen.values())
+
+
+@pytest.mark.parametrize(
+    ('box', 'form'),
+    [
+        ((range(1, 3), range(16, 49, 16), range(16, 49, 16)), lambda n, h, w: (n, h > w, w == 32)),
+        ((range(2, 4), range(2, 65)), lambda n, w: n == 3 and w % 4 == 0 and w >= 48),
+        ((range(1, 4), range(1, 101)), lambda n, w: n * w % 12 == 0 and w > 40),
+        ((range(1, 2), range(1, 65)), lambda n, w: w % 2),
+    ],
+)
+def test_kernels_that_some_sizes_have_by_turns_are_built_ahead(box, form):
+    """A size whose kernel no size that was looked at has is compiled while a caller waits."""
+    look = Looked(box, form)
+    for corner in product_of(*((sizes[-1], sizes[0]) for sizes in box)):
+        look.at(0, corner)
+    ranged._look_further(cast(Any, look), 0)
+    points = list(product_of(*box))
+    assert [point for point in points if not look.serves(point)] == []
+    assert len(look.seen) <= max(ranged.FEW, len(points) // 2)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_a_device_keeps_the_limit_and_the_numbers(depth: int, share: float) -> N
     assert small.network.arena_bytes <= limit
     assert len(small.network.tasks) > len(whole.network.tasks)
     assert small.network.carried == whole.network.carried
-    for _ in range(3):
+    for _ in range(2):  # the second begins with momentum
         assert small(x, y) == whole(x, y)
     for name, array in whole.arrays().items():
         np.testing.assert_array_equal(small.arrays()[name], array)

@@ -83,19 +83,23 @@ def _chosen(
                 places = _of(program, value, held) if value and index.is_affine else None
                 if places is not None:
                     rows = task.group.tensor(access.tensor).shape[axis]
-                    found.append((places[_elements(stage, index)].ravel(), rows))
+                    found.append((places[_elements(stage, index, places.shape)].ravel(), rows))
     return found
 
 
-def _elements(stage: Stage, access: Access) -> tuple[np.ndarray, ...]:
-    """The index of every element that an affine access reads."""
+def _elements(stage: Stage, access: Access, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """The index of every element that an affine access reads; what lies outside is padding."""
     grid = dict(
         zip(access.names, np.ogrid[tuple(slice(stage.sizes[n]) for n in access.names)], strict=True)
     )
-    return tuple(
-        np.asarray(e.const + sum(grid[name] * factor for name, factor in e.terms))
-        for e in access.index
+    at = np.broadcast_arrays(
+        *(
+            np.asarray(e.const + sum(grid[name] * factor for name, factor in e.terms))
+            for e in access.index
+        )
     )
+    inside = np.logical_and.reduce([(i >= 0) & (i < n) for i, n in zip(at, shape, strict=True)])
+    return tuple(i[inside] for i in at)
 
 
 def _move(program: Program, task: Task, held: dict[str, np.ndarray]) -> None:

@@ -58,6 +58,7 @@ LOOKED_AT = 9  # further sizes along a line at which sources are generated ahead
 HALVED = 6  # the same of a line that is all there is: between them changes are found by halving
 STAGGERED = 12  # sizes of an axis that are looked at beside others
 LONG = 40  # sizes of an axis; of longer ones some along lines are looked at, of a line not all
+FEW = 40  # points of a box that are all looked at
 SHORT = 20_000  # characters of a source that is made quickly, and is looked at oftener
 ENOUGH = 3  # points in a row at which kernels have to serve that were not made for them
 
@@ -322,11 +323,15 @@ def _batches(looks: Sequence[_Look]) -> Iterator[list[_Source]]:
 
 
 def _look_further(look: _Look, number: int) -> None:
-    """Sources at points that show every size of short axes, and along lines of longer ones, or of
-    the smallest sizes, where most kernels differ; more of them wherever a kernel of those that are
-    there would not serve.
+    """Sources at all points of a small box; at points that show every size of short axes, and along
+    lines of longer ones, or of the smallest sizes, where most kernels differ; more of them wherever
+    a kernel of those that are there would not serve.
     """
     box = look.one.family.box
+    if math.prod(map(len, box)) <= FEW:
+        for point in itertools.product(*box):
+            look.at(number, point)
+        return
     wide = [sizes for sizes in box if len(sizes) > 1]
     along = len(wide) < 2 or max(map(len, wide)) > LONG
     # One axis is a line, which is looked at from end to end.
@@ -348,6 +353,24 @@ def _look_further(look: _Look, number: int) -> None:
             late = []
         if held >= ENOUGH:
             break
+    _look_back(look, number)
+
+
+def _look_back(look: _Look, number: int) -> None:
+    """Of a kernel that the largest sizes alone have shown, one more source along each axis: numbers
+    that were seen once seem to be constant, and large sizes may have two kernels by turns, one of
+    them where parts are equal.
+    """
+    largest = look.one.family.largest
+    form = look.form(number, largest)
+    if look.forms(number).count(form) > 1:
+        return
+    for axis, sizes in enumerate(look.one.family.box):
+        for size in sizes[-2 : -2 - STAGGERED : -1]:
+            point = (*largest[:axis], size, *largest[axis + 1 :])
+            look.at(number, point)
+            if look.form(number, point) == form:
+                break
 
 
 class _Look:
@@ -431,10 +454,11 @@ class _Look:
 def _refine(look: _Look, number: int, line: Sequence[Point], alone: bool) -> None:
     """Some sizes of a line, and those in the middle between two until kernels serve there; all of
     a short line that is all there is. On a long one also the sizes where one kernel gives way to
-    another: what is constant for the sizes of a kernel that were seen may change up to there.
+    another: what is constant for the sizes of a kernel that were seen may change up to there. Steps
+    are odd: even ones would show one remainder by the lengths of vectors and tiles alone.
     """
     step = -(-len(line) // (HALVED if alone else LOOKED_AT))
-    step = 1 if alone and len(line) <= LONG else step
+    step = 1 if alone and len(line) <= LONG else step - 1 + step % 2
     some = {*range(min(SMALL, len(line))), *range(0, len(line), step)}
     ends = sorted({*some, len(line) - 1})
     for at in ends:
