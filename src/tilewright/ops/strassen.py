@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from tilewright.ops.dtypes import HALVES
 from tilewright.ops.epilogue_error import final_error
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Stage
-from tilewright.ops.winograd_error import VARIANCE
+from tilewright.ops.winograd_error import UNIT, VARIANCE
 
 # Blocks are numbered row by row: 11, 12, 21, 22.
 LEFT = (
@@ -101,6 +102,15 @@ def product_error(terms: int, levels: int) -> float:
     """Expected largest error over largest result of sums of so many products, in fp32."""
     inner = (terms / 2**levels + 1) / 2 + 3.5 * levels + 1
     return math.sqrt(VARIANCE * (_GROWTH / 2) ** levels * inner)
+
+
+def half_product_error(terms: int, levels: int, run: int) -> float:
+    """The same in f16, where runs of so many products of a block are added, and their sums."""
+    deep = terms / 2**levels
+    long = min(run, deep)
+    # Additions of a sum in order that round as much as runs and their sums do together.
+    alike = long + deep / long
+    return product_error(math.ceil(alike * 2**levels), levels) * HALVES['f16'] / UNIT
 
 
 def predicted_error(group: Group, loop: str, levels: int) -> float:

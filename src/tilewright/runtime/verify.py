@@ -40,12 +40,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.errors import ArrayError
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.ops.dtypes import HALVES, NUMPY, holds_floats, is_float, limits
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.reference import reference
 from tilewright.ops.stored import as_stored
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
-from tilewright.ops.winograd_half import LENIENT, why_not_half
+from tilewright.ops.winograd_half import LENIENT
 
 TOLERANCE = {'f32': 1e-3, 'f64': 1e-9}
 # Results that are stored in half a float are rounded once more, and so is what they are made of.
@@ -122,10 +123,11 @@ def poison(array: np.ndarray) -> np.ndarray:
 
 def half_tolerance(group: Group) -> float:
     """What kernels of a CPU may be off by on a group of f16: six times what is expected of sums,
-    and of Winograd's transforms where they apply.
+    and of Winograd's and Strassen's algorithms where they apply.
     """
-    tiles = 0.0 if why_not_half(group) else 6 * LENIENT * DEFAULT_LIMIT
-    return TOLERANCE['f16'] + max(HALF_SUMS, tiles)
+    others = [s for s in SCHEMAS.values() if s.half and s.algorithm != 'direct']
+    fewer = 6 * LENIENT * DEFAULT_LIMIT if any(not s.why_not(group) for s in others) else 0.0
+    return TOLERANCE['f16'] + max(HALF_SUMS, fewer)
 
 
 def half_steps(group: Group, arrays: Mapping[str, np.ndarray]) -> int:

@@ -13,7 +13,8 @@ A table stands between two marks, the first of which says what it is made from:
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
 `kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
 row for each layer of a bench with --target, `networks` and `gpu-networks` a row for each network,
-of all files of a pattern. `lists` has a row for each file of a pattern such as
+of all files of a pattern, `half-networks` the same with what each contestant is off by. `lists`
+has a row for each file of a pattern such as
 `benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
 a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
 papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
@@ -38,7 +39,7 @@ from pathlib import Path
 
 from tilewright.errors import InputError
 from tilewright.report.grid import Grid
-from tilewright_lab.compare.network_results import NetworkResult, mean_ratio
+from tilewright_lab.compare.network_results import NAMES, NetworkResult, mean_ratio
 from tilewright_lab.compare.network_results import grid as network_grid
 from tilewright_lab.compare.results import LayerResult
 from tilewright_lab.compare.table import grid, kind_grid, table
@@ -70,6 +71,8 @@ def rendered(what: str, path: Path) -> str:
         return list_rows(files) if what == 'lists' else tuned_rows(files)
     if what == 'networks':
         return network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
+    if what == 'half-networks':
+        return half_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what == 'gpu-networks':
         return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what in REPRODUCED:
@@ -98,9 +101,9 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, lists, networks, '
-        f'tuned, {", ".join((*FIGURES, *SCRIPTS, *REPRODUCED))}, or layers, kinds and full, these '
-        f'three also with -flushed'
+        f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, half-networks, lists, '
+        f'networks, tuned, {", ".join((*FIGURES, *SCRIPTS, *REPRODUCED))}, or layers, kinds and '
+        f'full, these three also with -flushed'
     )
 
 
@@ -128,6 +131,26 @@ def _spread(ratios: list[float]) -> tuple[str, str, str, str]:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     below = sum(ratio < 1 for ratio in ratios)
     return str(len(ratios)), f'{mean:.2f}', f'{min(ratios):.2f}', str(below)
+
+
+def half_network_rows(files: list[dict]) -> str:
+    """Networks of less than float32: times and errors of all, best peer / ours, its mean."""
+    results = [NetworkResult.from_json(one) for data in files for one in data['networks']]
+    peers = list(dict.fromkeys(peer.name for result in results for peer in result.peers))
+    titles = [NAMES[peer.removesuffix('-low')] for peer in peers]
+    head = ('network', 'ours', *titles, 'best peer / ours', 'off by: ours', *titles)
+    rows = []
+    for result in results:
+        found = {contestant.name: contestant for contestant in result.peers if contestant.ok}
+        shown = [result.ours, *(found.get(peer) for peer in peers)]
+        times = [f'{result.time_ms(one) or math.nan:.2f}' if one else '-' for one in shown]
+        errors = [f'{one.max_rel_err or 0.0:.1e}' if one else '-' for one in shown]
+        ratio = f'{result.best.value:.2f}' if result.best else '-'
+        rows.append((result.name, *times, ratio, *errors))
+    mean = mean_ratio(results)
+    last = f'{mean:.2f}' if mean else '-'
+    rows.append(('geometric mean', *[''] * (1 + len(peers)), last, *[''] * (1 + len(peers))))
+    return Grid(head, tuple(rows)).markdown()
 
 
 def network_rows(files: list[dict]) -> str:

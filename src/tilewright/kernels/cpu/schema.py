@@ -200,6 +200,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.windows:WINDOWS',
         f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',
+        f'{_FOLDERS}.strassen_half:STRASSEN_HALF',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',

@@ -169,6 +169,7 @@ def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
     from tilewright.search.cpu.choose import choose, choose_preferred
     from tilewright.search.cpu.rank_strassen import rank_strassen
+    from tilewright.search.cpu.rank_strassen_half import rank_strassen_half
     from tilewright.search.cpu.rank_winograd import rank_winograd
 
     group, machine, threads, top = question.group, question.machine, question.threads, question.top
@@ -177,6 +178,8 @@ def search(question: Question) -> tuple[Choice, ...]:
         found = rank_winograd(*how)
         if not SCHEMAS['strassen'].why_not(group):
             found += rank_strassen(*how)
+        if not SCHEMAS['strassen_half'].why_not(group):
+            found += rank_strassen_half(*how)
     elif question.algorithm in ALGORITHMS[2:]:
         found = choose_preferred(
             group, machine, threads, top, question.algorithm, question.max_rel_err

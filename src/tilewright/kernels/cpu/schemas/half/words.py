@@ -65,7 +65,13 @@ def packed(
             )
         return words, False
     tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
-    source = operand.buffered(words.contraction, tile, form.dim, {}, unit=1, phases=phases)
+    held = dict(tile)
+    if phases:
+        # With an even number of lines from a pixel to the next, those of a register tile share sets
+        # of the first cache: 28 of them, a power of two apart, took three times as long. Tiles of
+        # AMX are loaded row by row instead.
+        held[form.dim] = operand.odd_lines(tile[form.dim])
+    source = operand.buffered(words.contraction, held, form.dim, {}, unit=1, phases=phases)
     axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
     whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
     return replace(words, operand=source), whole

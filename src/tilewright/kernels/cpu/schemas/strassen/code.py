@@ -47,7 +47,7 @@ def generate(p: StrassenPlan) -> str:
     return writer.text()
 
 
-def _namer(writer: Writer, kind: str) -> Callable[[Sequence[tuple[int, str]]], str]:
+def namer(writer: Writer, kind: str) -> Callable[[Sequence[tuple[int, str]]], str]:
     """What writes a sum of terms as a variable of its own; a single term stays what it is."""
     count = 0
 
@@ -73,7 +73,7 @@ def _write_sums(writer: Writer, p: StrassenPlan) -> None:
         blocks = ''.join(f', {kind} a{r}_{c}' for r, c in _points(p))
         writer.open(f'static inline void sum_{kind}(float *to{blocks})')
         names = {(r, c): f'a{r}_{c}' for r, c in _points(p)}
-        found = spread(names, LEFT, _namer(writer, kind), p.levels)
+        found = spread(names, LEFT, namer(writer, kind), p.levels)
         for number, name in enumerate(found):
             writer.line(f'*({kind} *)(to + {number * p.v_step}) = {name};')
         writer.close()
@@ -116,7 +116,7 @@ def _write_results(writer: Writer, p: StrassenPlan) -> None:
     products = [f'(*(const vec *)(m + {n * p.tile_floats} + i))' for n in range(p.products)]
     for number, text in enumerate(products):
         writer.line(f'const vec p{number} = {text};')
-    found = gather([f'p{n}' for n in range(p.products)], _namer(writer, 'vec'), p.levels)
+    found = gather([f'p{n}' for n in range(p.products)], namer(writer, 'vec'), p.levels)
     for (r, c), name in found.items():
         writer.line(f'*(vec *)(to + {(r * p.parts + c) * p.tile_floats} + i) = {name};')
     writer.close(2)
@@ -142,7 +142,7 @@ def _write_packing(writer: Writer, p: StrassenPlan) -> None:
     blocks = ''.join(f', double a{r}_{c}' for r, c in _points(p))
     writer.open(f'static inline void sum_weights(float *restrict to{blocks})')
     found = spread(
-        {(r, c): f'a{r}_{c}' for r, c in _points(p)}, RIGHT, _namer(writer, 'double'), p.levels
+        {(r, c): f'a{r}_{c}' for r, c in _points(p)}, RIGHT, namer(writer, 'double'), p.levels
     )
     for number, name in enumerate(found):
         writer.line(f'to[{number * panels.width}] = (float)({name});')

@@ -144,7 +144,7 @@ def why_not(group: Group) -> str:
     return why_no_products(group) or why_no_blocks(flat, contract(flat, found[0]), 1)
 
 
-def why_no_blocks(group: Group, c: Contraction, levels: int) -> str:
+def why_no_blocks(group: Group, c: Contraction, levels: int, least_rows: int = LEAST_ROWS) -> str:
     """Why a product cannot be cut in two so often; '' where it can."""
     if group.stages[0] is not group.main:
         return f'{group.label} changes its input first'
@@ -158,8 +158,8 @@ def why_no_blocks(group: Group, c: Contraction, levels: int) -> str:
     odd = [d for d in (c.vector, c.loop) if sizes[d] % parts]
     if odd:
         return f'{group.label}: {odd[0]}={sizes[odd[0]]} is no multiple of {parts}'
-    if sizes[c.pixels[-1]] < LEAST_ROWS * parts:
-        return f'{group.label}: {c.pixels[-1]} has fewer than {LEAST_ROWS} rows for each block'
+    if sizes[c.pixels[-1]] < least_rows * parts:
+        return f'{group.label}: {c.pixels[-1]} has fewer than {least_rows} rows for each block'
     return ''
 
 
@@ -173,7 +173,7 @@ def levels_of(schedule: Schedule) -> int:
     return found
 
 
-def blocks_of(group: Group, vector: str, levels: int) -> Group:
+def blocks_of(group: Group, vector: str, levels: int, least_rows: int = LEAST_ROWS) -> Group:
     """The group of one block; ScheduleError where there is none."""
     candidates = vector_candidates(group)
     if vector not in candidates:
@@ -181,7 +181,7 @@ def blocks_of(group: Group, vector: str, levels: int) -> Group:
             f'{group.label}: vector dimension {vector!r} is not one of {candidates}'
         )
     c = contract(group, vector)
-    reason = why_no_blocks(group, c, levels)
+    reason = why_no_blocks(group, c, levels, least_rows)
     if reason:
         raise ScheduleError(f'strassen: {reason}; use the direct algorithm')
     return block_group(group, (c.pixels[-1], c.vector, c.loop), levels)

@@ -37,7 +37,7 @@ from tilewright.schedule.schedule import Level, Schedule
 
 SCHEMA = 'winograd_half'
 STEPS = 4  # words of channels of an iteration of a micro-kernel: a vector of eight f16
-RUNS = (16,)  # words that are added in registers
+RUNS = (32,)  # words that are added in registers
 BLOCKS = (12, 24, 36, 52)  # tiles that are transformed at once
 FREE = ('n', 'k', 'ph', 'pw')  # what may be cut between threads
 # Roundings that an epilogue may add in f16: sums are off by many.
