@@ -41,7 +41,7 @@ from tilewright.schedule.schedule import Level, Schedule
 
 SCHEMA = 'strassen_half'
 STEPS = 4  # words of the sum of an iteration of a micro-kernel: a vector of eight f16
-RUNS = (64,)  # words that are added in registers
+RUNS = (32,)  # words that are added in registers
 LEAST_ROWS = 4  # of a block
 # Roundings that an epilogue may add in f16: sums are off by many.
 ROUNDINGS = 4
