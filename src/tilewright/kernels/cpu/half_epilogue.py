@@ -14,7 +14,7 @@ to a number from 1024 on, where neighbours in f16 are 1 apart, so that bits of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,6 +200,15 @@ class HalfEpilogue:
         if whole:
             return f'put_{kind}({place}, {made});'
         return f'put_first_{kind}({place}, {made}, count);'
+
+    def write_operands(
+        self, writer: Writer, inputs: Mapping[str, str], places: Mapping[str, int]
+    ) -> None:
+        """In tw_part: a pointer to each operand, an input or a constant that was packed."""
+        for item in self.operands:
+            place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
+            kind = self.kind(item)
+            writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
 
     def write_packed(self, writer: Writer, group: Group, places: dict[str, int], size: int) -> None:
         """In tw_pack: constants of the epilogue to their places, rounded where that is wanted."""

@@ -207,10 +207,7 @@ def _write_part(writer: Writer, p: HalfBlocksPlan) -> None:
     places, _ = _places(p)
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line(f'const f16 *source = (const f16 *){inputs[p.contraction.a.tensor]};')
-    for item in p.epilogue.operands:
-        place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
-        kind = p.epilogue.kind(item)
-        writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
+    p.epilogue.write_operands(writer, inputs, places)
     writer.line('float *v = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *m = v + {abi.aligned(p.input_halves // 2)};')
     ways, across = p.row_ways, p.column_ways

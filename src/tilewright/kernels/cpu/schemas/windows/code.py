@@ -191,10 +191,7 @@ def _write_part(writer: Writer, p: WindowsPlan, names: dict) -> None:
         writer.line('const f16 *weights = (const f16 *)args->packed;')
     if p.leaves:
         writer.line(f'const f16 *border = (const f16 *)(args->packed + {border});')
-    for item in p.epilogue.operands:
-        place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
-        kind = p.epilogue.kind(item)
-        writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
+    p.epilogue.write_operands(writer, inputs, places)
     nest = Nest(group.main, p.schedule, writer)
     nest.open_parts()
     (low, high), (first, last) = nest.at(down.out), nest.at(p.channel)

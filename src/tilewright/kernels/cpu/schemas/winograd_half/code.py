@@ -251,10 +251,7 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line('(void)part;')
     writer.line(f'const f16 *image = (const f16 *){image};')
-    for item in p.epilogue.operands:
-        place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
-        kind = p.epilogue.kind(item)
-        writer.line(f'const {kind} *{item.name} = (const {kind} *)({place});')
+    p.epilogue.write_operands(writer, inputs, places)
     writer.line('float *v = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *m = v + {abi.aligned(p.input_halves // 2)};')
     ways, tiles = p.tile_ways, p.tiles
