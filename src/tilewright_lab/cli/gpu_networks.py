@@ -156,6 +156,7 @@ def _tasks(net: GpuNetwork, subject: Subject) -> list[dict[str, Any]]:
             'task': task.name, 'label': task.group.label, 'kernels': len(task.calls),
             'schedule': schedule_text(task.schedule), 'alone_us': 1e6 * float(seconds),
             'predicted_us': 1e6 * task.predicted_s, 'bound_us': 1e6 * task.bound_s,
+            'flops': task.group.flops,
         }
         for task, seconds in zip(net.gpu_tasks, alone, strict=True)
     ]  # fmt: skip

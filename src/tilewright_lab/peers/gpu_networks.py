@@ -6,7 +6,8 @@ out: `Entrant`s (contestants.py), and rows of what did not work.
     torch      the module as it is, and networks of images also with batch normalisations folded and
                as channels_last, by cuDNN in benchmark mode without a limit; the fastest counts
     inductor   torch.compile in max-autotune mode with frozen weights (else without), in a process
-               of its own (inductor.py); its first call is its tuning time
+               of its own (inductor.py), images of half precision as channels_last; its first call
+               is its tuning time
 """
 
 from __future__ import annotations
@@ -20,28 +21,22 @@ from tilewright import zoo
 from tilewright.errors import MissingError
 from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.inductor import Asked, Rivals
-from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
+from tilewright_lab.peers.torch_graph import placed, replayed, torch_on_gpu
 
 Prepared = tuple[list[Entrant], list[dict]]
-TYPES = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
 
 
 def torch(subject: Asked, rivals: Rivals | None) -> Prepared:
     torch = torch_on_gpu()
-    module = zoo.torch_module(**subject.arguments).cuda()
-    kind = getattr(torch, TYPES[subject.precision])
+    module = zoo.torch_module(**subject.arguments)
     made = []
     images = subject.arguments['name'] in zoo.NAMES
     for folded in (False, True) if images else (False,):
         chosen = _folded(module) if folded else module
         for layout in ('contiguous_format', 'channels_last') if images else ('contiguous_format',):
-            format_ = getattr(torch, layout)
-            own = copy.deepcopy(chosen).to(kind).to(memory_format=format_)
-            given = (torch.from_numpy(array).cuda() for array in subject.inputs.values())
-            x = [
-                one.to(kind).contiguous(memory_format=format_) if one.is_floating_point() else one
-                for one in given
-            ]
+            own, x = placed(
+                torch, copy.deepcopy(chosen), subject.inputs.values(), subject.precision, layout
+            )
             settings = {
                 'layout': layout, 'folded': folded, 'cudnn.benchmark': True, 'allow_tf32': False,
                 'precision': subject.precision,
@@ -59,6 +54,4 @@ def _folded(module: Any) -> Any:
 def inductor(subject: Asked, rivals: Rivals | None) -> Prepared:
     if rivals is None:
         raise MissingError('inductor runs on CUDA devices only')
-    if subject.precision != 'fp32':
-        raise MissingError(f'inductor takes part in fp32 only, not in {subject.precision}')
     return rivals.entrants(subject)

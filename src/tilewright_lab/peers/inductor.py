@@ -87,7 +87,8 @@ class Folder:
 
 def label(subject: Asked) -> str:
     """A network and its sizes, as a name of a file."""
-    sizes = '-'.join(f'{key}{value}' for key, value in sorted(subject.arguments.items()))
+    said = {**subject.arguments, 'precision': subject.precision}
+    sizes = '-'.join(f'{key}{value}' for key, value in sorted(said.items()))
     return re.sub(r'[^A-Za-z0-9.+-]+', '-', sizes)
 
 
@@ -175,7 +176,7 @@ class Rivals:
             {
                 'do': 'begin', 'arguments': dict(subject.arguments), 'inputs': str(inputs),
                 'folder': str(self.folder.path), 'turns': str(self.scratch / 'turns'),
-                'backends': backends,
+                'backends': backends, 'precision': subject.precision,
             }
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ JSON lines in and out (tilewright_lab/peers/inductor.py is the other end); whate
 goes to standard error, which is a log file. A network is asked for once, in this order:
 
     {"do": "begin", "arguments": {...}, "inputs": "x.npz", "folder": "...", "turns": "...",
-     "backends": "ATEN,TRITON"}
+     "backends": "ATEN,TRITON", "precision": "fp16"}
         Libraries are loaded, and Inductor's pool of processes has started.
     {"do": "fill", "seconds": 60}
         Lowers the network and no further. Of every choice that Inductor offers for a convolution or
@@ -46,7 +46,7 @@ from tilewright import zoo
 from tilewright.errors import TilewrightError
 from tilewright.runtime.child import die_with
 from tilewright_lab.peers.contestants import Entrant
-from tilewright_lab.peers.torch_graph import replayed, torch_on_gpu
+from tilewright_lab.peers.torch_graph import placed, replayed, torch_on_gpu
 
 # As mode 'max-autotune', but for its graph, which is the same as for everyone else, and for the
 # descent along coordinates, which compiles pointwise kernels by the dozen, one after the other.
@@ -316,8 +316,11 @@ def _compiled(torch: Any, request: Mapping[str, Any], freezing: bool) -> tuple[A
     config: Any = import_module('torch._inductor.config')
     torch._dynamo.reset()
     config.freezing = freezing
-    module = zoo.torch_module(**request['arguments']).cuda()
-    x = tuple(torch.from_numpy(array).cuda() for array in np.load(request['inputs']).values())
+    arguments, precision = request['arguments'], request['precision']
+    half_images = precision != 'fp32' and arguments['name'] in zoo.NAMES
+    layout = 'channels_last' if half_images else 'contiguous_format'
+    arrays = np.load(request['inputs']).values()
+    module, x = placed(torch, zoo.torch_module(**arguments), arrays, precision, layout)
     function = torch.compile(module, dynamic=False, options=OPTIONS)
     function(*x)
     torch.cuda.synchronize()

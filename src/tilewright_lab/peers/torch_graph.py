@@ -7,7 +7,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 from tilewright.errors import MissingError
 from tilewright_lab.peers.contestants import Entrant
 
+# What a precision of a comparison is to PyTorch.
+TYPES = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
 COPIES = 10  # replays of a network in one sample: launching a graph is counted
 WARM_UP = 3
 
@@ -46,6 +48,19 @@ def library_versions() -> dict[str, str]:
         'cudnn': str(torch.backends.cudnn.version()),
         'torch_cuda': str(torch.version.cuda),
     }
+
+
+def placed(
+    torch: Any, module: Any, arrays: Iterable[np.ndarray], precision: str, layout: str
+) -> tuple[Any, tuple[Any, ...]]:
+    """(module, inputs) on the device, numbers and weights in a precision, images in a layout."""
+    kind, format_ = getattr(torch, TYPES[precision]), getattr(torch, layout)
+    given = (torch.from_numpy(array).cuda() for array in arrays)
+    x = tuple(
+        one.to(kind).contiguous(memory_format=format_) if one.is_floating_point() else one
+        for one in given
+    )
+    return module.cuda().to(kind).to(memory_format=format_), x
 
 
 def first_result(found: Any) -> np.ndarray:
