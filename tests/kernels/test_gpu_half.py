@@ -18,11 +18,14 @@ from tilewright.graph.half import half_group
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.precision import half_error
 from tilewright.kernels.gpu.quick import QUICK_OPS
+from tilewright.kernels.gpu.registry import schema_named
+from tilewright.machine.gpu import known_gpu
+from tilewright.ops.compose import append
 from tilewright.ops.dtypes import HALVES, NUMPY
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
 from tilewright.ops.normalise import row_norm
-from tilewright.ops.pooling import max_pool
+from tilewright.ops.pooling import average_pool, max_pool
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import call, const, read
 from tilewright.ops.windows import windows
@@ -90,6 +93,49 @@ def _cases() -> list[Any]:
 @pytest.mark.parametrize(('number', 'name', 'dtype'), _cases())
 def test_products_by_matrix_instructions(number: int, name: str, dtype: str) -> None:
     _run(half_group(products()[name], dtype), SCHEDULES[number])
+
+
+@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+@pytest.mark.parametrize('k', [40, 20, 18])
+def test_a_residual_is_asked_for_before_it_is_used(number: int, k: int) -> None:
+    """Results of eight, four and two neighbours; rows and columns that tiles do not divide."""
+    group = tw.conv2d(n=2, c=16, h=9, w=11, k=k, r=1, s=1, bias=True)
+    total = call('max', call('add', read(0), read(1)), const(0.0))
+    joined = append(group, elementwise(total, *[group.output.shape] * 2, name='then'), 'In0')
+    assert joined is not None
+    schedule = SCHEDULES[number]
+    made = half_group(joined.group, DTYPES[number % 2])
+    if dict(schedule.tiles)['split'] > 1:
+        made = half_group(joined.group, DTYPES[0])
+        schedule = replace(schedule, tiles=tuple((n, 1 if n == 'split' else v)
+                                                 for n, v in schedule.tiles))  # fmt: skip
+    body = generate(made, schedule).steps[-1].kernel.body
+    assert ('_w[turn]' in body) == (k != 18)
+    _run(made, schedule)
+
+
+@pytest.mark.parametrize('lanes', [2, 8, 32])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_lanes_share_a_reduction(lanes: int, dtype: str) -> None:
+    """Sums and maxima of whole images, alone and with something behind; points that no block
+    divides.
+    """
+    averaged = average_pool((3, 24, 8, 5), windows((8, 5), (7, 4), 1), 28)
+    pooled = max_pool((1, 16, 9, 9), windows((9, 9), 3, 2))
+    for group in (averaged, pooled):
+        made = half_group(group, dtype)
+        schedule = GpuSchedule.of('vector', run=8, threads=64, lanes=lanes)
+        assert 'LANE_XOR' in generate(made, schedule).steps[0].kernel.body
+        _run(made, schedule)
+
+
+def test_few_points_of_long_reductions_have_lanes() -> None:
+    machine = known_gpu('h200')
+    few = half_group(average_pool((1, 512, 8, 8), windows((8, 8), 7, 1), 49), 'f16')
+    many = half_group(max_pool((16, 64, 112, 112), windows((112, 112), 3, 2)), 'f16')
+    (first, *_), (other, *_) = (schema_named('vector').propose(g, machine) for g in (few, many))
+    assert dict(first.tiles)['lanes'] == 16
+    assert 'lanes' not in dict(other.tiles)
 
 
 @pytest.mark.parametrize('name', ['host', 'opencl'])

@@ -107,11 +107,21 @@ def load(name: str, count: int, place: str, dtype: str, space: str = 'GLOBAL') -
     else:
         lines = [f'const float{words} v = LOAD{words}({space}, {place});']
         texts = [f'FLOAT_BITS(v.{part})' for part in 'xyzw'[:words]]
-    for number, text in enumerate(texts):
+    return ['{', *(f'    {line}' for line in [*lines, *_apart(name, texts, dtype)]), '}']
+
+
+def unpacked(name: str, words: Sequence[str], dtype: str) -> list[str]:
+    """name[0], name[1], .. from the halves of some words, which are floats by their type."""
+    return _apart(name, [f'FLOAT_BITS({word})' for word in words], dtype)
+
+
+def _apart(name: str, words: Sequence[str], dtype: str) -> list[str]:
+    lines = []
+    for number, text in enumerate(words):
         low, high = f'(unsigned short)({text} & 0xffffu)', f'(unsigned short)({text} >> 16)'
         lines.append(f'{name}[{2 * number}] = from_{dtype}({low});')
         lines.append(f'{name}[{2 * number + 1}] = from_{dtype}({high});')
-    return ['{', *(f'    {line}' for line in lines), '}']
+    return lines
 
 
 def _of_floats(name: str, count: int, place: str, space: str) -> list[str]:

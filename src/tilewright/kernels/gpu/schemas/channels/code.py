@@ -22,8 +22,8 @@ schedule:
     near           1: rows stay in the first cache, for windows that overlap
 
 Sums are of float32. At the end they pass through shared memory, so that every thread has eight
-neighbours of a row: what the epilogue reads and writes is moved sixteen bytes at a time, and is
-rounded once.
+neighbours of a row: what the epilogue reads and writes is moved sixteen bytes at a time (store.py),
+and is rounded once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.kernels.cpu.pointwise import Operand, access_strides
+from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import half, pieces
 from tilewright.kernels.gpu.epilogue import helpers
@@ -39,8 +39,8 @@ from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module
 from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
 from tilewright.kernels.gpu.schemas.channels.plan import CHUNK, WARPGROUP, ChannelsPlan, plan
+from tilewright.kernels.gpu.schemas.channels.store import stored
 from tilewright.kernels.gpu.work import WARP
-from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.gpu import GpuSchedule
@@ -107,7 +107,7 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
         *_accumulate(p),
         *(pieces.joined(*p.sums, p.threads, p.tiles, p.split) if p.split > 1 else []),
         *_staged(p),
-        *_store(p),
+        *stored(p),
     ]
     needs = {f'wgmma_half_{p.dtype}/{p.bk}'} if p.wide else {'mma_half'}
     needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
@@ -355,65 +355,3 @@ def _staged(p: ChannelsPlan) -> list[str]:
         '    }',
         'BARRIER;',
     ]
-
-
-def _store(p: ChannelsPlan) -> list[str]:
-    """Through the epilogue into the result, neighbours of a row at once."""
-    c, group = p.contraction, p.group
-    strides, const = access_strides(group, replace(group.main.write, tensor=group.output.name))
-    run = _run(p, strides, const)
-    per_row = p.bk // run
-    body = [
-        f'const int tile_row = item / {per_row}, tile_column = item % {per_row} * {run};',
-        'const int row = first_row + tile_row;',
-        f'const int {c.vector} = first_column + tile_column;',
-    ]
-    tests = [f'row >= {p.points}'] if p.points % p.bp else []
-    tests += [f'{c.vector} >= {p.columns}'] if p.columns % p.bk else []
-    body += [f'if ({" || ".join(tests)})', '    continue;'] if tests else []
-    body += [*pieces.decode('row', p.rows), f'float value[{run}];']
-    body += half.load('value', run, f'tiles + tile_row * {p.pitch} + tile_column', 'f32', 'SHARED')
-    body += pieces.epilogue_lines(p.epilogue)
-    text = p.epilogue.expression.replace('value', 'value[q]')
-    for item in p.epilogue.operands:
-        body += _operand(p, item, run)
-        moving = item.stride(c.vector) != 0
-        text = text.replace(
-            f'{item.name}[{item.name}_at]', f'{item.name}_v[{"q" if moving else 0}]'
-        )
-    if p.epilogue.expression != 'value':
-        body += ['#pragma unroll', f'for (int q = 0; q < {run}; q++)', f'    value[q] = {text};']
-    at = total([*(scaled(d, s) for d, s in strides.items() if s), str(const) if const else ''])
-    values = [f'value[{q}]' for q in range(run)]
-    body += half.store(values, f'@{group.output.name} + {at}', group.output.dtype)
-    return pieces.dealt('item', 'THREAD', p.bp * per_row, p.threads, body)
-
-
-def _run(p: ChannelsPlan, strides: dict[str, int], const: int) -> int:
-    """Neighbouring columns that are stored at once."""
-    vector = p.contraction.vector
-    others = [s for d, s in strides.items() if d != vector]
-    for run in (8, 4, 2):
-        wide = min(run, 16 // DTYPES[p.group.output.dtype])
-        beside = strides.get(vector) == 1 and not any(n % wide for n in (const, *others))
-        if beside and p.columns % run == 0:
-            return run
-    return 1
-
-
-def _operand(p: ChannelsPlan, item: Operand, run: int) -> list[str]:
-    """What the epilogue reads beside the sums, as floats."""
-    vector, name = p.contraction.vector, item.name
-    dtype = p.group.tensor(item.tensor).dtype
-    step = item.stride(vector)
-    if step == 0:
-        return [f'float {name}_v[1];', *half.load(f'{name}_v', 1, f'{name} + {name}_at', dtype)]
-    others = [s for d, s in item.strides if d != vector]
-    wide = min(run, 16 // DTYPES[dtype])
-    lines = [f'float {name}_v[{run}];']
-    if step == 1 and not any(n % wide for n in (item.const, *others)):
-        return [*lines, *half.load(f'{name}_v', run, f'{name} + {name}_at', dtype)]
-    for q in range(run):
-        one = half.load('x', 1, f'{name} + {name}_at + {q * step}', dtype)[0]
-        lines.append(one.replace('x[0]', f'{name}_v[{q}]'))
-    return lines

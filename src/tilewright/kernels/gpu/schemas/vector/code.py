@@ -7,6 +7,8 @@ Decisions of a schedule:
 
     run       points of a thread: 2, 4 or 8
     threads   of a block
+    lanes     threads of a warp that share the reduction of the points, a power of two; 1 if not
+              given. Each takes every so manieth of its terms, then they exchange what they have.
 
 Parts of a group that do not lie so are computed by the general schema.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.expression import number
@@ -35,6 +38,7 @@ from tilewright.kernels.gpu.point import outside_in
 from tilewright.kernels.gpu.schema import RESERVED
 from tilewright.kernels.gpu.schemas.general import code as general
 from tilewright.kernels.gpu.typed import GpuTyped, narrow
+from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES, HALVES
 from tilewright.ops.group import Group
@@ -44,34 +48,67 @@ from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'vector'
 RUNS = (8, 4, 2)
+LANES = (1, 2, 4, 8, 16, 32)
 WRITTEN_OUT = 12  # points of a window whose loads are under way at once
+SHARED_FROM = 16  # terms of a reduction from which on lanes may share it
+BUSY = 512  # threads of a multiprocessor from which on lanes are of no use
 _OWN = frozenset({'run', 'bits'})
 
 
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module], a kernel for each part."""
     run, threads = schedule['run'], schedule['threads']
+    lanes = dict(schedule.tiles).get('lanes', 1)
     if run not in RUNS or threads < 1:
         raise ScheduleError(
             f'{group.label}: {run} points of each of {threads} threads; give one of {RUNS}, and at '
             f'least one thread'
         )
+    if lanes not in LANES or threads % (WARP if lanes > 1 else 1):
+        raise ScheduleError(
+            f'{group.label}: {lanes} lanes in a block of {threads} threads; give one of {LANES}, '
+            f'and whole warps'
+        )
     if not group.half:
         raise ScheduleError(f'{group.label}: the vector schema computes f16 and bf16 alone')
-    return joined(group, [_one(part, run, threads) for part in parts(group)])
+    return joined(group, [_one(part, run, threads, lanes) for part in parts(group)])
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
-    """The longest runs of a group that is one part; several are for schemas that join them."""
+    """The longest runs of a group that is one part; several are for schemas that join them. Where
+    points are few and reductions long, lanes first.
+    """
     alone = parts(group) == (group,)
     if not group.half or not alone or (group.main.is_product_sum and not _by_channel(group)):
         return ()
     found = [run for run in RUNS if _along(_piece(group)[0], run)]
-    return tuple(
+    alone = [
         GpuSchedule.of(NAME, run=run, threads=threads)
         for run in found[:2]
         for threads in (128, 256)
-    )[:3]
+    ]
+    lanes = _busy_lanes(group, found[0], machine) if found else 1
+    shared = [
+        GpuSchedule.of(NAME, run=found[0], threads=128, lanes=count)
+        for count in (lanes, lanes // 2)
+        if count > 1
+    ]
+    return (*shared, *alone[:3])
+
+
+def _busy_lanes(group: Group, run: int, machine: GpuMachine) -> int:
+    """Lanes until the device is busy, or each of them has two terms left."""
+    stage = group.main
+    points = math.prod(stage.sizes[d] for d in stage.parallel) // run
+    length = math.prod(stage.sizes[d] for d in stage.reduction)
+    lanes = 1
+    while (
+        length >= SHARED_FROM
+        and 2 * lanes <= min(WARP, length // 2)
+        and points * lanes < machine.multiprocessors * BUSY
+    ):
+        lanes *= 2
+    return lanes
 
 
 def _by_channel(group: Group) -> bool:
@@ -81,13 +118,14 @@ def _by_channel(group: Group) -> bool:
     return bool(set(last) & set(first.names) & set(second.names))
 
 
-def _one(group: Group, run: int, threads: int) -> Module:
+def _one(group: Group, run: int, threads: int, lanes: int) -> Module:
     piece, used = _piece(group)
     loop = _along(piece, run)
+    shared = lanes if piece.stage.combiner is not None and piece.reductions else 1
     made = (
         general.kernel(safe_iterators(group, RESERVED)[0], threads)
         if loop is None
-        else _kernel(group, piece, used, loop, run, threads)
+        else _kernel(group, piece, used, loop, _Deal(run, threads, shared))
     )
     return Module(group, tensor_buffers(group), (Step.of(made),))
 
@@ -129,36 +167,62 @@ def is_beside(place: Place, name: str, run: int) -> bool:
     return step == 0 or (step == 1 and not any(n % wide for n in (place.const, *others)))
 
 
-def _kernel(
-    group: Group, piece: Piece, used: Sequence[str], loop: Loop, run: int, threads: int
-) -> Kernel:
-    typed = GpuTyped.of(group)
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """Points of a thread, threads of a block, and lanes that share a reduction."""
+
+    run: int
+    threads: int
+    lanes: int
+
+
+def _kernel(group: Group, piece: Piece, used: Sequence[str], loop: Loop, deal: _Deal) -> Kernel:
+    typed, run, threads = GpuTyped.of(group), deal.run, deal.threads
     loops = outside_in(piece, [p for p in piece.parallel if p is not loop], [piece.write])
     sizes = [(p.name, p.size) for p in loops]
     points = loop.size // run * math.prod(size for _, size in sizes)
+    write = f'{piece.write.pointer} + {piece.write.index({})}'
+    stored = half.store([f'value[{q}]' for q in range(run)], write, piece.write.dtype)
     body = [
-        f'const int point = BLOCK_X * {threads} + THREAD;',
-        *([f'if (point >= {points})', '    return;'] if points % threads else []),
+        *_place(points, deal),
         *pieces.decode('point', [*sizes, ('run', loop.size // run)]),
         f'const int {loop.name} = run * {run};',
-        *_values(piece, typed, loop, run),
+        *_values(piece, typed, loop, deal),
+        *(['if (lane > 0 || !visible)', '    return;'] if deal.lanes > 1 else []),
         *_after(piece, typed, loop, run),
+        *stored,
     ]
-    write = f'{piece.write.pointer} + {piece.write.index({})}'
-    body += half.store([f'value[{q}]' for q in range(run)], write, piece.write.dtype)
     for place in piece.places:
         if place.dtype in HALVES:
             typed.functions[f'from_{place.dtype}'] = None
     safe = safe_iterators(group, RESERVED | _OWN)[0]
     return Kernel(
         f'vector_{group.main.name}', general.arguments(safe, used), '\n'.join(body),
-        (-(-points // threads), 1, 1), threads, (), typed.helpers(),
+        (-(-points * deal.lanes // threads), 1, 1), threads, (), typed.helpers(),
+        frozenset({'lane_xor'} if deal.lanes > 1 else ()),
     )  # fmt: skip
 
 
-def _values(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
+def _place(points: int, deal: _Deal) -> list[str]:
+    """Which points are this thread's. All lanes of a warp stay where some exchange values."""
+    threads, lanes = deal.threads, deal.lanes
+    uneven = points * lanes % threads != 0
+    if lanes == 1:
+        return [
+            f'const int point = BLOCK_X * {threads} + THREAD;',
+            *([f'if (point >= {points})', '    return;'] if uneven else []),
+        ]
+    return [
+        f'const int lane = THREAD % {lanes};',
+        f'const int mine = BLOCK_X * {threads // lanes} + THREAD / {lanes};',
+        f'const bool visible = mine < {points};',
+        f'const int point = visible ? mine : {points - 1};',
+    ]
+
+
+def _values(piece: Piece, typed: GpuTyped, loop: Loop, deal: _Deal) -> list[str]:
     """`value`: the sum, or whatever combines, at each of the points."""
-    combiner = piece.stage.combiner
+    combiner, run = piece.stage.combiner, deal.run
     lines, texts = [], []
     for count, place in enumerate(piece.reads):
         made, text = _read(place, f'x{count}', loop, run, piece.stage.pad_value)
@@ -170,7 +234,37 @@ def _values(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
         return [f'float value[{run}];', *lines, *_each(run, f'value[q] = {term};')]
     neutral = narrow(number(COMBINERS[combiner], 'f32'))
     reductions = sorted(piece.reductions, key=lambda p: -abs(piece.reads[0].strides.get(p.name, 0)))
-    combined = typed.combine(combiner, 'f32', 'value[q]', term)
+    inside = [
+        *lines,
+        *_each(run, f'value[q] = {typed.combine(combiner, "f32", "value[q]", term)};'),
+    ]
+    begun = [f'float value[{run}];', *_each(run, f'value[q] = {neutral};')]
+    if deal.lanes == 1:
+        return [*begun, *_walked(reductions, inside)]
+    sizes = [(p.name, p.size) for p in reductions]
+    length = math.prod(size for _, size in sizes)
+    whole = length <= WRITTEN_OUT * deal.lanes
+    exchanged = [
+        line
+        for step in LANES[1:][: LANES.index(deal.lanes)]
+        for line in _each(
+            run,
+            f'value[q] = '
+            f'{typed.combine(combiner, "f32", "value[q]", f"LANE_XOR(value[q], {step // 2})")};',
+        )
+    ]
+    return [
+        *begun,
+        '#pragma unroll' if whole else '#pragma unroll 4',
+        f'for (int at = lane; at < {length}; at += {deal.lanes}) {{',
+        *pieces.indented([*pieces.decode('at', sizes), *inside]),
+        '}',
+        *exchanged,
+    ]
+
+
+def _walked(reductions: Sequence[Loop], inside: Sequence[str]) -> list[str]:
+    """All terms by one thread; the loads of inner loops are under way at once."""
     opened = []
     left = WRITTEN_OUT
     for reduction in reversed(reductions):
@@ -183,14 +277,7 @@ def _values(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
                 f'{reduction.name}++) {{',
             ]
         )
-    return [
-        f'float value[{run}];',
-        *_each(run, f'value[q] = {neutral};'),
-        *(line for pair in reversed(opened) for line in pair),
-        *lines,
-        *_each(run, f'value[q] = {combined};'),
-        '}' * len(reductions),
-    ]
+    return [*(line for pair in reversed(opened) for line in pair), *inside, '}' * len(reductions)]
 
 
 def _after(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:

@@ -1,0 +1,231 @@
+"""The end of a block of the channels schema: its sums, through the epilogue, into the result.
+
+Goes in: a plan whose block has its sums in shared memory, [row][column]. Comes out: lines in which
+every thread takes some neighbours of a row at a time, `run` of them, and then others as far apart
+as all threads together reach.
+
+What an epilogue reads comes from where a kernel before has put it, at best from the second cache. A
+thread that waited for each of its reads before it asks for the next would spend most of its time
+so, where a product is short:
+
+- an operand of the columns alone (a bias) is read once, where a thread keeps to its columns;
+- of one that lies as the result does (a residual), several are asked for before the first is used.
+  The result may lie where that operand lay: each thread writes what it has read, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.kernels.cpu.pointwise import Operand, access_strides
+from tilewright.kernels.cpu.writer import scaled, total
+from tilewright.kernels.gpu import half, pieces
+from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan
+from tilewright.ops.dtypes import DTYPES, HALVES
+
+AT_ONCE = 8  # reads of a thread that are under way, of sixteen bytes each
+MANY_THREADS = 256  # of a block: with more of them fewer reads each are enough
+
+
+def stored(p: ChannelsPlan) -> list[str]:
+    """[ChannelsPlan] -> lines."""
+    return _Store.of(p).lines()
+
+
+@dataclass(frozen=True)
+class _Store:
+    """How the results of a block are dealt out.
+
+    run     neighbours of a row that a thread stores at once
+    once    operands that a thread reads once
+    ahead   operands of which several are asked for before they are used
+    """
+
+    p: ChannelsPlan
+    strides: dict[str, int]
+    const: int
+    run: int
+    once: tuple[Operand, ...]
+    ahead: tuple[Operand, ...]
+
+    @classmethod
+    def of(cls, p: ChannelsPlan) -> _Store:
+        write = replace(p.group.main.write, tensor=p.group.output.name)
+        strides, const = access_strides(p.group, write)
+        run = _run(p, strides, const)
+        vector, keeps = p.contraction.vector, p.threads % (p.bk // run) == 0
+        once = tuple(
+            item for item in p.epilogue.operands
+            if keeps and not any(s for d, s in item.strides if d != vector)
+        )  # fmt: skip
+        ahead = tuple(
+            item for item in p.epilogue.operands
+            if item not in once and run >= 4 and _is_beside(p, item, run)
+            and p.group.tensor(item.tensor).dtype in HALVES
+        )  # fmt: skip
+        return cls(p, strides, const, run, once, ahead)
+
+    @property
+    def per_row(self) -> int:
+        return self.p.bk // self.run
+
+    @property
+    def items(self) -> int:
+        """Runs of a block."""
+        return self.p.bp * self.per_row
+
+    @property
+    def at_once(self) -> int:
+        """Runs of a thread whose operands are asked for together."""
+        most = AT_ONCE if self.p.threads <= MANY_THREADS else AT_ONCE // 2
+        return min(max(most // max(len(self.ahead), 1), 1), -(-self.items // self.p.threads))
+
+    def lines(self) -> list[str]:
+        p = self.p
+        if not self.ahead:
+            body = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
+            return [*self._first(), *pieces.dealt('item', 'THREAD', self.items, p.threads, body)]
+        count, words = self.at_once, self.run // 2
+        item = f'const int item = first + turn * {p.threads};'
+        asked = [item, *self._place(), *self._unless_there(), *self._decoded()]
+        for one in self.ahead:
+            place = f'{one.name} + {one.name}_at'
+            asked += [self._at(one), f'{one.name}_w[turn] = LOAD{words}(GLOBAL, {place});']
+        used = [
+            item, *self._place(), *self._unless_there(), *self._decoded(), *self._values()
+        ]  # fmt: skip
+        turns = ['#pragma unroll', f'for (int turn = 0; turn < {count}; turn++) {{']
+        inside = [
+            *(f'float{words} {one.name}_w[{count}];' for one in self.ahead),
+            *turns, *pieces.indented(asked), '}',
+            *turns, *pieces.indented(used), '}',
+        ]  # fmt: skip
+        return [
+            *self._first(),
+            '#pragma unroll 1',
+            f'for (int first = THREAD; first < {self.items}; first += {count * p.threads}) {{',
+            *pieces.indented(inside),
+            '}',
+        ]
+
+    def _first(self) -> list[str]:
+        """What a thread reads once."""
+        if not self.once:
+            return []
+        p, vector = self.p, self.p.contraction.vector
+        body = [f'const int {vector} = first_column + THREAD % {self.per_row} * {self.run};']
+        body += [line for item in self.once for line in [self._at(item), *self._read(item)]]
+        if p.columns % p.bk:
+            body = [body[0], f'if ({vector} < {p.columns}) {{', *pieces.indented(body[1:]), '}']
+        return [*(self._declared(item) for item in self.once), '{', *pieces.indented(body), '}']
+
+    def _place(self) -> list[str]:
+        return [
+            f'const int tile_row = item / {self.per_row};',
+            f'const int tile_column = item % {self.per_row} * {self.run};',
+            'const int row = first_row + tile_row;',
+            f'const int {self.p.contraction.vector} = first_column + tile_column;',
+        ]
+
+    def _unless_there(self) -> list[str]:
+        p, step = self.p, self.at_once * self.p.threads
+        tests = [f'item >= {self.items}'] if self.ahead and self.items % step else []
+        tests += [f'row >= {p.points}'] if p.points % p.bp else []
+        tests += [f'{p.contraction.vector} >= {p.columns}'] if p.columns % p.bk else []
+        return [f'if ({" || ".join(tests)})', '    continue;'] if tests else []
+
+    def _decoded(self) -> list[str]:
+        """The row's place in each of its dimensions, unless all that is moved lies row by row."""
+        return [] if self._by_row else pieces.decode('row', self.p.rows)
+
+    @property
+    def _by_row(self) -> bool:
+        """Whether rows follow each other in the result and in all operands, evenly spaced."""
+        moved = [dict(item.strides) for item in self.p.epilogue.operands]
+        return all(_row_step(self.p, strides) is not None for strides in (self.strides, *moved))
+
+    def _index(self, strides: Mapping[str, int], const: int) -> str:
+        """Where something is moved, over the row or its dimensions, and the other iterators."""
+        if self._by_row:
+            rows = dict(self.p.rows)
+            rest = {d: s for d, s in strides.items() if d not in rows}
+            strides = {'row': _row_step(self.p, strides) or 0, **rest}
+        terms = [scaled(d, s) for d, s in strides.items() if s]
+        return total([*terms, str(const) if const or not terms else ''])
+
+    def _at(self, item: Operand) -> str:
+        return f'const int {item.name}_at = {self._index(dict(item.strides), item.const)};'
+
+    def _values(self) -> list[str]:
+        """One run: sums, epilogue, store."""
+        p, run = self.p, self.run
+        lines = [f'float value[{run}];']
+        at = f'tiles + tile_row * {p.pitch} + tile_column'
+        lines += half.load('value', run, at, 'f32', 'SHARED')
+        text = p.epilogue.expression.replace('value', 'value[q]')
+        for item in p.epilogue.operands:
+            if item in self.ahead:
+                words = [f'{item.name}_w[turn].{part}' for part in 'xyzw'[: run // 2]]
+                dtype = p.group.tensor(item.tensor).dtype
+                lines += [self._declared(item), *half.unpacked(f'{item.name}_v', words, dtype)]
+            elif item not in self.once:
+                lines += [self._at(item), self._declared(item), *self._read(item)]
+            moving = item.stride(p.contraction.vector) != 0
+            read = f'{item.name}_v[{"q" if moving else 0}]'
+            text = text.replace(f'{item.name}[{item.name}_at]', read)
+        if p.epilogue.expression != 'value':
+            lines += ['#pragma unroll', f'for (int q = 0; q < {run}; q++)']
+            lines += [f'    value[q] = {text};']
+        place = f'@{p.group.output.name} + {self._index(self.strides, self.const)}'
+        values = [f'value[{q}]' for q in range(run)]
+        return [*lines, *half.store(values, place, p.group.output.dtype)]
+
+    def _declared(self, item: Operand) -> str:
+        moving = item.stride(self.p.contraction.vector) != 0
+        return f'float {item.name}_v[{self.run if moving else 1}];'
+
+    def _read(self, item: Operand) -> Sequence[str]:
+        """An operand as floats, from where `_at` says."""
+        name, step = item.name, item.stride(self.p.contraction.vector)
+        dtype = self.p.group.tensor(item.tensor).dtype
+        if step == 0 or _is_beside(self.p, item, self.run):
+            count = self.run if step else 1
+            return half.load(f'{name}_v', count, f'{name} + {name}_at', dtype)
+        apart = (
+            half.load('x', 1, f'{name} + {name}_at + {q * step}', dtype)[0] for q in range(self.run)
+        )
+        return [one.replace('x[0]', f'{name}_v[{q}]') for q, one in enumerate(apart)]
+
+
+def _row_step(p: ChannelsPlan, strides: Mapping[str, int]) -> int | None:
+    """Elements from one row to the next; None where that is not the same everywhere."""
+    apart = [(strides.get(d, 0), size) for d, size in p.rows if size > 1]
+    if not apart:
+        return 0
+    step, expected = apart[-1][0], apart[-1][0]
+    for stride, size in reversed(apart):
+        if stride != expected:
+            return None
+        expected = stride * size
+    return step
+
+
+def _is_beside(p: ChannelsPlan, item: Operand, run: int) -> bool:
+    """Whether neighbouring columns of an operand may be read at once."""
+    vector = p.contraction.vector
+    others = [s for d, s in item.strides if d != vector]
+    wide = min(run, 16 // DTYPES[p.group.tensor(item.tensor).dtype])
+    return item.stride(vector) == 1 and not any(n % wide for n in (item.const, *others))
+
+
+def _run(p: ChannelsPlan, strides: dict[str, int], const: int) -> int:
+    """Neighbouring columns that are stored at once."""
+    vector = p.contraction.vector
+    others = [s for d, s in strides.items() if d != vector]
+    for run in (8, 4, 2):
+        wide = min(run, 16 // DTYPES[p.group.output.dtype])
+        beside = strides.get(vector) == 1 and not any(n % wide for n in (const, *others))
+        if beside and p.columns % run == 0:
+            return run
+    return 1
