@@ -15,7 +15,7 @@ import pytest
 
 from tilewright.errors import ScheduleError
 from tilewright.graph.half import half_group
-from tilewright.graph.half_rows import in_rows, row_form
+from tilewright.graph.half_rows import ON_CPU, in_rows, row_form
 from tilewright.graph.program import Task
 from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.half.plan import (
@@ -212,7 +212,7 @@ def test_errors_are_those_that_runs_allow(half, run: int, tools: Tools) -> None:
 def test_windows_that_are_runs_of_words(half, r: int, stride: int, tools: Tools) -> None:
     """First layers read pixels and channels as one row (graph/half_rows.py)."""
     plain = conv2d(c=3, k=24, h=23, w=26, r=r, s=r, stride=stride, pad=1, bias=True)
-    form = row_form(Task('conv', plain, {n: n for n in ('In', 'Ker', 'Bias')}, 'Out'), 'In')
+    form = row_form(Task('conv', plain, {n: n for n in ('In', 'Ker', 'Bias')}, 'Out'), 'In', ON_CPU)
     assert form is not None
     group = half_group(in_rows(plain, form), 'f16')
     assert why_not(group) == ''

@@ -27,7 +27,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
-from tilewright.graph.half_rows import in_rows, row_form, row_weights
+from tilewright.graph.half_rows import ON_CPU, ON_GPU, in_rows, row_form, row_weights
 from tilewright.graph.program import Program, Task
 from tilewright.ops.describe import dims_of
 from tilewright.ops.dtypes import HALVES, NUMPY, is_float
@@ -44,9 +44,10 @@ Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 def halved(program: Program, dtype: str, on_cpu: bool = False) -> Program:
     """[Program] -> [Program]; `dtype` is one of `HALVES`.
 
-    on_cpu   inputs of few channels are read in rows of pixels and channels (graph/half_rows.py),
-             and products of two values that are not constant stay float32, since no kernel of a CPU
+    on_cpu   products of two values that are not constant stay float32, since no kernel of a CPU
              multiplies such halves: what they give is converted behind them
+
+    Inputs of few channels are read in rows of pixels and channels (graph/half_rows.py).
     """
     state = _State(program, dtype, on_cpu)
     made, last = state.conversions(), state.last_writers()
@@ -198,12 +199,13 @@ class _State:
             if value.dtype == 'f32' and name not in fixed and program.place(name)[0] not in fixed
         }
         self.last = self._last()
+        units = ON_CPU if self.on_cpu else ON_GPU
         self.forms = {
             name: form
-            for name in (program.inputs if self.on_cpu else ())
+            for name in program.inputs
             if name in self.last and len(program.readers.get(name, ())) == 1
             and not program.readers[name][0].group.is_sequential
-            and (form := row_form(program.readers[name][0], name))
+            and (form := row_form(program.readers[name][0], name, units))
         }  # fmt: skip
         self.converted = {
             name: self._converted(name)

@@ -1,12 +1,16 @@
-"""Images of few channels, whose windows are runs of memory: a first layer of f16 on a CPU.
+"""Images of few channels, whose windows are runs of memory: a first layer of f16.
 
     In[n, c, 2h + r - 3, 2w + s - 3]   ->   In[n, 2h + r, 6w + q]         q = 3s + c,  c < 3
 
 Goes in: a task that is the only one to read an input, and slides a window over it. Comes out: a
 `RowForm`: the input is converted with its border of zeros, channels last, and read as rows of
 pixels and channels, so that a window of s columns and c channels is one reduction along memory.
-Its length is made even, by weights of zero: f16 are multiplied in words of two, which channels
-alone fill up badly if they are three. Pixels begin at words where a step has an even number of f16.
+Its length is made a multiple of a unit, by weights of zero, and it is done where windows begin at
+multiples of that unit (`Units`):
+
+- CPUs multiply f16 in words of two, which channels alone fill up badly if they are three;
+- GPUs copy eight at once, with channels that are filled up to four: two pixels of 7 x 7 windows
+  whose step is two, and no window that leaves the image.
 """
 
 from __future__ import annotations
@@ -19,7 +23,20 @@ from tilewright.graph.program import Task
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.stage import Access, Affine, Dim, Stage
 
-MOST_CHANNELS = 3  # four are two words
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How numbers are moved: `run` at once; a pixel's channels, if there are at most `most`, are
+    filled up to a multiple of `pixel`.
+    """
+
+    run: int
+    most: int
+    pixel: int = 1
+
+
+ON_CPU = Units(2, 3)  # four are two words
+ON_GPU = Units(8, 4, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +45,7 @@ class RowForm:
 
     shape       of the converted input: images, rows, columns, channels
     before      rows and columns of zeros before the image
-    window      what a window has in a row, made even
+    window      what a window has in a row, made a multiple of what is moved at once
     """
 
     image: str
@@ -43,7 +60,7 @@ class RowForm:
         return images, down, across * channels
 
 
-def row_form(task: Task, value: str) -> RowForm | None:
+def row_form(task: Task, value: str, units: Units) -> RowForm | None:
     """The form of a task that reads an input so; None where it does not."""
     group, main = task.group, task.group.main
     names = [t for t, v in task.operands.items() if v == value]
@@ -58,8 +75,9 @@ def row_form(task: Task, value: str) -> RowForm | None:
         return None
     channels = group.tensor(image.tensor).shape[1]
     plain = [e.names[0] for e in weights.index if len(e.terms) == 1 and e == _plain(e.names[0])]
-    if channels > MOST_CHANNELS or len(plain) != 4:
+    if channels > units.most or len(plain) != 4:
         return None
+    channels = -(-channels // units.pixel) * units.pixel
     _, c, r, s = plain
     down, across = image.index[2], image.index[3]
     if image.index[1] != _plain(c) or len(image.index[0].terms) != 1:
@@ -72,12 +90,13 @@ def row_form(task: Task, value: str) -> RowForm | None:
         return None
     (column,) = (n for n in across.names if n != s)
     step, sizes = across.coefficient(column) * channels, main.sizes
-    if step % 2:
+    if step % units.run:
         return None
-    window = -(-sizes[s] * channels // 2) * 2
+    window = -(-sizes[s] * channels // units.run) * units.run
     wide = step * (sizes[column] - 1) + window
     columns = -(-wide // channels)
-    columns += columns * channels % 2
+    while columns * channels % units.run:
+        columns += 1
     high = down.extent(sizes)
     shape = group.tensor(image.tensor).shape
     return RowForm(
@@ -132,7 +151,8 @@ def in_rows(group: Group, form: RowForm) -> Group:
 
 
 def row_weights(array: np.ndarray, form: RowForm) -> np.ndarray:
-    """Weights [k, c, r, s] as [k, r, q], zeros behind the last of a row."""
-    moved = array.transpose(0, 2, 3, 1)
+    """Weights [k, c, r, s] as [k, r, q], zeros behind the last channel and the last of a row."""
+    more = form.shape[3] - array.shape[1]
+    moved = np.pad(array.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), (0, more)))
     rows = moved.reshape(*moved.shape[:2], -1)
     return np.pad(rows, ((0, 0), (0, 0), (0, form.window - rows.shape[2])))

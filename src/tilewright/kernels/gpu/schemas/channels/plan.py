@@ -6,10 +6,10 @@ Goes in: a group and a schedule. Comes out: a `ChannelsPlan`. code.py says what 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.contraction import contract, vector_candidates
+from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
 from tilewright.kernels.gpu.language import Array
@@ -160,7 +160,7 @@ def why_not(group: Group) -> str:
     found = vector_candidates(group)
     if not found:
         return 'it is not a sum of products with a constant operand'
-    c = contract(group, found[0])
+    c = _deepened(group, contract(group, found[0]))
     if c.columns or not c.loop:
         return 'it has further columns, or nothing to sum up'
     if {group.tensor(a.tensor).dtype for a in (c.a, c.b)} != {group.half}:
@@ -176,9 +176,20 @@ def why_not(group: Group) -> str:
     return ''
 
 
+def _deepened(group: Group, c: Contraction) -> Contraction:
+    """The roles with the reduction that is contiguous in the image as depth, where none is: rows of
+    pixels and channels in one (graph/half_rows.py).
+    """
+    strides, _ = access_strides(group, c.a)
+    beside = [d for d in c.unrolled if strides.get(d) == 1]
+    if c.loop or not beside:
+        return c
+    return replace(c, loop=beside[0], unrolled=tuple(d for d in c.unrolled if d != beside[0]))
+
+
 def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
     """[Group, GpuSchedule] -> [ChannelsPlan]; raises ScheduleError where it is not legal."""
-    contraction = product_of(group, NAME)
+    contraction = _deepened(group, product_of(group, NAME))
     reason = why_not(group) if group.half else 'it has no tensors of f16 or bf16'
     if reason:
         raise ScheduleError(f'{group.label}: the {NAME} schema does not apply: {reason}')
