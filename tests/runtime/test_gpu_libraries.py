@@ -20,7 +20,7 @@ from tilewright.kernels.gpu.registry import GPU_SCHEMAS, is_library, schema_name
 from tilewright.kernels.gpu.schemas.library import calls_for, said_of, why_not
 from tilewright.kernels.gpu.schemas.library.calls import call_of, call_text
 from tilewright.machine.gpu import known_gpu
-from tilewright.model.gpu.bounds import schedule_bounds
+from tilewright.model.gpu.bounds import compute_gflops, schedule_bounds
 from tilewright.network import compile as compiling
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.fully_connected import fully_connected
@@ -222,6 +222,13 @@ def test_libraries_have_schemas_that_no_search_draws():
     # Transforms have fewer products: no bound by arithmetic holds for them.
     assert schedule_bounds(group, schedule, machine).compute_s == 0
     assert schedule_bounds(group, direct, machine).compute_s > 0
+    # Products of halves run on matrix units, whatever a call is named after.
+    call = GpuSchedule.of('cublaslt', version=1, algorithm=0, workspace=0, fused=0)
+    plain, half = PRODUCTS['matmul'], PRODUCTS['matmul in f16']
+    slow, fast = (schedule_bounds(g, call, machine).compute_s for g in (plain, half))
+    assert slow / fast == pytest.approx(
+        compute_gflops(machine, 'wgmma_half') / compute_gflops(machine, 'fma')
+    )
     kernel = generate(group, schedule).kernels[0]
     assert call_of(kernel).algorithm == 6
     assert call_text(kernel).startswith('// cuDNN 9.19.0: algorithm 6')

@@ -13,17 +13,17 @@ A table stands between two marks, the first of which says what it is made from:
 `layers` has a row for each layer, `layers-flushed` the same for flushed caches, `kinds` and
 `kinds-flushed` the geometric means by kind of convolution, `full` what a terminal shows; `gpu` is a
 row for each layer of a bench with --target, `networks` and `gpu-networks` a row for each network,
-of all files of a pattern, `half-networks` the same with what each contestant is off by. `lists`
-has a row for each file of a pattern such as
-`benchdnn-*.json`, `tuned` one for each layer that a tuner took part in, of all such files. Names of
-a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3` and `table6` are figures of the GPU
-papers (src/tilewright_lab/figures/tables.py), `deepcuts-speedup` and `deepcuts-generation-time`
-what `tilewright reproduce` shows of the files of a folder; `learned-losses`, `learned-holdouts`
-and `learned-transfer` are of learned models (figures/learned_tables.py), `training` and those with
-`training-` before them of training steps (figures/training_tables.py). `fuzz` has a row for each
-run of `python -m tests.fuzz`, of all files of a pattern; `overhead`, `shapes` and `tiles` are the
-tables of overhead.py, benchdnn_shapes.py and tile_networks.py. Numbers in tables are so never
-typed, and a test keeps them that way.
+of all files of a pattern, `half-networks` the same with what each contestant is off by,
+`half-layers` one for each kind of layer of networks in half precision on a GPU. `lists` has a row
+for each file of a pattern such as `benchdnn-*.json`, `tuned` one for each layer that a tuner took
+part in, of all such files. Names of a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3`
+and `table6` are figures of the GPU papers (src/tilewright_lab/figures/tables.py),
+`deepcuts-speedup` and `deepcuts-generation-time` what `tilewright reproduce` shows of the files of
+a folder; `learned-losses`, `learned-holdouts` and `learned-transfer` are of learned models
+(figures/learned_tables.py), `training` and those with `training-` before them of training steps
+(figures/training_tables.py). `fuzz` has a row for each run of `python -m tests.fuzz`, of all files
+of a pattern; `overhead`, `shapes` and `tiles` are the tables of overhead.py, benchdnn_shapes.py and
+tile_networks.py. Numbers in tables are so never typed, and a test keeps them that way.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tilewright_lab.compare.network_results import NAMES, NetworkResult, mean_ra
 from tilewright_lab.compare.network_results import grid as network_grid
 from tilewright_lab.compare.results import LayerResult
 from tilewright_lab.compare.table import grid, kind_grid, table
+from tilewright_lab.figures import half_tables
 from tilewright_lab.figures.figures import Options, figure_of
 from tilewright_lab.figures.tables import FIGURES
 from tilewright_lab.scripts import benchdnn_shapes, overhead, tile_networks
@@ -75,6 +76,8 @@ def rendered(what: str, path: Path) -> str:
         return half_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
     if what == 'gpu-networks':
         return gpu_network_rows([_read(p) for p in sorted(path.parent.glob(path.name))])
+    if what == 'half-layers':
+        return half_tables.layer_rows(_read(p) for p in sorted(path.parent.glob(path.name)))
     if what in REPRODUCED:
         figure = figure_of(what).load()
         return figure.markdown(figure.run(Options(what, None, '', 0, 1, 0, path.parent)))
@@ -101,9 +104,10 @@ def rendered(what: str, path: Path) -> str:
     if kind == 'full':
         return f'```\n{table(results, peak)}\n```'
     raise InputError(
-        f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, half-networks, lists, '
-        f'networks, tuned, {", ".join((*FIGURES, *SCRIPTS, *REPRODUCED))}, or layers, kinds and '
-        f'full, these three also with -flushed'
+        f'{what!r} is not a table; use {", ".join(FUZZ)}, gpu, gpu-networks, half-layers, '
+        f'half-networks, lists, networks, tuned, '
+        f'{", ".join((*FIGURES, *SCRIPTS, *REPRODUCED))}, or layers, kinds and full, these three '
+        f'also with -flushed'
     )
 
 

@@ -68,10 +68,12 @@ class Detour:
     flops     of its main kernel
     between   for each buffer that one kernel leaves for the next: its bytes, and those that the
               kernel at its other end moves beside it
+    intrinsic the units that multiply, where the schedule does not say: a library chooses by itself
     """
 
     flops: int
     between: tuple[tuple[int, int], ...]
+    intrinsic: str = ''
 
 
 @dataclass(frozen=True, slots=True)

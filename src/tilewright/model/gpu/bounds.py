@@ -71,7 +71,8 @@ def schedule_bounds(group: Group, schedule: GpuSchedule, machine: GpuMachine) ->
     """
     done = detour(group, schedule)
     between = [own for own, _ in done.between]
-    return _bounds(done.flops, group.compulsory_bytes, machine, schedule.intrinsic, between)
+    intrinsic = done.intrinsic or schedule.intrinsic
+    return _bounds(done.flops, group.compulsory_bytes, machine, intrinsic, between)
 
 
 def _bounds(

@@ -174,9 +174,14 @@ def _rest(part: Group) -> Group:
     return Group(f'{part.label}/behind', tensors, part.epilogue, storage)
 
 
-def _detour(group: Group, schedule: GpuSchedule) -> Detour:
+def _by_transforms(group: Group, schedule: GpuSchedule) -> Detour:
     """Algorithms by transforms have fewer products than the group; how many, only cuDNN knows."""
     return Detour(0 if schedule['algorithm'] in FEWER_PRODUCTS else group.flops, ())
+
+
+def _by_matrix_units(group: Group, schedule: GpuSchedule) -> Detour:
+    """Products of halves run on matrix units, those of fp32 on multiply-add units."""
+    return Detour(group.flops, (), 'wgmma_half' if group.half else '')
 
 
 def _cudnn(group: Group, schedule: GpuSchedule) -> Module:
@@ -190,10 +195,10 @@ def _cublaslt(group: Group, schedule: GpuSchedule) -> Module:
 LIBRARIES = (
     GpuSchema(
         name=CUDNN, words='a call of cuDNN, and one kernel of ours for what it leaves',
-        generate=_cudnn, detour=_detour,
+        generate=_cudnn, detour=_by_transforms,
     ),
     GpuSchema(
         name=CUBLASLT, words='a call of cuBLASLt, and one kernel of ours for what it leaves',
-        generate=_cublaslt, both=True,
+        generate=_cublaslt, detour=_by_matrix_units, both=True,
     ),
 )  # fmt: skip
