@@ -72,6 +72,7 @@ GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'attention': lambda program, _: join_attention(program),
     'fuse': lambda program, cost: fuse(by_levels(at_once(program)), cost),
     'prologue': put_before,
+    'channels_last': lambda program, _: images_last(program),
     'concat': lambda program, _: concat(program),
     'chain': unchained,
 }

@@ -19,6 +19,7 @@ from tilewright.errors import InputError, ScheduleError
 NEEDED = {
     'mma_tf32x3': 'mma_tf32', 'wgmma_tf32x3': 'wgmma_tf32', 'wgmma_tf32_bf16': 'wgmma_tf32',
     'mma_half': 'mma_half', 'wgmma_half': 'wgmma_half_f16',
+    'mma_int8': 'mma_int8', 'wgmma_int8': 'wgmma_int8_u8_i8',
 }  # fmt: skip
 
 

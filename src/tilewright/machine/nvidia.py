@@ -35,8 +35,9 @@ def instructions_of(capability: tuple[int, int]) -> frozenset[str]:
     resident_grid: blocks of a kernel may wait for each other, if CUDA starts all of them together.
     """
     found = {'resident_grid'} if capability >= (7, 0) else set()
-    found |= {'mma_half', 'mma_tf32'} if capability >= (8, 0) else set()
+    found |= {'mma_half', 'mma_int8', 'mma_tf32'} if capability >= (8, 0) else set()
     hopper = {'wgmma_half_bf16', 'wgmma_half_f16', 'wgmma_tf32'}
+    hopper |= {f'wgmma_int8_{a}_{b}' for a in ('u8', 'i8') for b in ('u8', 'i8')}
     return frozenset(found | (hopper if capability == (9, 0) else set()))
 
 

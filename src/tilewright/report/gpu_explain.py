@@ -29,6 +29,8 @@ INTRINSICS = {
     'wgmma_tf32_bf16': 'matrix instructions of warpgroups, one of TF32 and two of bf16',
     'mma_half': 'matrix instructions of f16 or bf16',
     'wgmma_half': 'matrix instructions of warpgroups in f16 or bf16',
+    'mma_int8': 'matrix instructions of 8-bit numbers',
+    'wgmma_int8': 'matrix instructions of warpgroups on 8-bit numbers',
 }
 
 

@@ -343,6 +343,46 @@ void tw_wgmma_half(int wide, int n, int kb, float *d, const float *a, const floa
     }
 }
 
+/* A byte of a word as a number; `kinds`: 1 the second factor has a sign, 2 the first. */
+static int byte_products(unsigned x, unsigned y, int kinds)
+{
+    int sum = 0;
+    for (int q = 0; q < 32; q += 8) {
+        const int a = kinds & 2 ? (signed char)(x >> q) : (unsigned char)(x >> q);
+        const int b = kinds & 1 ? (signed char)(y >> q) : (unsigned char)(y >> q);
+        sum += a * b;
+    }
+    return sum;
+}
+
+/* As tw_mma_half, with four depths in each word (PTX ISA, m16n8k32 with .u8 and .s8). */
+void tw_mma_int8(int kinds, int *d, const unsigned *a, const unsigned *b)
+{
+    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
+    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
+    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
+    wait_in(AT_WARP);
+    for (int i = 0; i < 4; i++) {
+        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+        for (int k = 0; k < 8; k++)
+            d[i] += byte_products(
+                mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)],
+                mma_b[first + 4 * column + k % 4][k / 4], kinds);
+    }
+    wait_in(AT_WARP);
+}
+
+void tw_wgmma_int8(int kinds, int n, int kb, int *d, const float *a, const float *b, int step)
+{
+    const int lane = tw_thread % WARP, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < n / 2; i++) {
+        const int row = tw_thread / WARP % 4 * 16 + g + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + 2 * t + i % 2;
+        for (int word = 8 * step; word < 8 * step + 8; word++)
+            d[i] += byte_products(swizzled(a, kb, row, word), swizzled(b, kb, column, word), kinds);
+    }
+}
+
 static int all_in(int from, int to, int state)
 {
     for (int i = from; i < to; i++)

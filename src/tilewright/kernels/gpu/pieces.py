@@ -131,11 +131,21 @@ def cleared(columns: int, rows: int, name: str = 'acc') -> list[str]:
     ]
 
 
-def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> list[str]:
+def as_floats(whole: bool) -> str:
+    """Two neighbouring sums of a thread as they are moved; whole numbers by their bits."""
+    if whole:
+        return 'BITS_FLOAT((unsigned)acc[i][j]), BITS_FLOAT((unsigned)acc[i][j + 1])'
+    return 'acc[i][j], acc[i][j + 1]'
+
+
+def joined(
+    columns: int, rows: int, threads: int, tiles: int, splits: int, whole: bool = False
+) -> list[str]:
     """Leave this block's sums in `partial`; go on in the block that comes last, with all of them.
 
-    Parts are added in a fixed order. The counter of the tile is set back, so that nothing has to be
-    zeroed between calls; shared memory must have an array `arrived`.
+    Parts are added in a fixed order; sums that are `whole` numbers are moved as the bits of floats.
+    The counter of the tile is set back, so that nothing has to be zeroed between calls; shared
+    memory must have an array `arrived`.
     """
     tile = columns * rows * threads
     loops = [
@@ -145,18 +155,20 @@ def joined(columns: int, rows: int, threads: int, tiles: int, splits: int) -> li
         f'    for (int j = 0; j < {rows}; j += 2)',
     ]
     place = f'((i * {rows} + j) / 2 * {threads} + THREAD) * 2'
+    parts = [f'from[{place}]', f'from[{place} + 1]']
+    parts = [f'(int)FLOAT_BITS({part})' for part in parts] if whole else parts
     return [
         f'GLOBAL float *const mine = @partial + (BLOCK_Z * {tiles} + tile) * {tile};',
         *loops,
-        f'        STORE2(GLOBAL, mine + {place}, acc[i][j], acc[i][j + 1]);',
+        f'        STORE2(GLOBAL, mine + {place}, {as_floats(whole)});',
         *last_block(splits),
         *cleared(columns, rows),
         f'for (int part = 0; part < {splits}; part++) {{',
         f'    const GLOBAL float *const from = @partial + (part * {tiles} + tile) * {tile};',
         *(f'    {line}' for line in loops),
         '        {',
-        f'            acc[i][j] += from[{place}];',
-        f'            acc[i][j + 1] += from[{place} + 1];',
+        f'            acc[i][j] += {parts[0]};',
+        f'            acc[i][j + 1] += {parts[1]};',
         '        }',
         '}',
     ]

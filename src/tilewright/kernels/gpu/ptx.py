@@ -24,6 +24,15 @@ MMA_TF32 = (
 MMA_HALF = MMA_TF32.replace('m16n8k8', 'm16n8k16')
 
 
+_SIGNS = {'u8': 'u8', 'i8': 's8'}
+
+
+def mma_int8(kind: str) -> str:
+    """The same for a 16 x 32 by a 32 x 8 tile of 8-bit numbers, four depths in each word."""
+    a, b = (_SIGNS[one] for one in kind.split('_'))
+    return MMA_TF32.replace('m16n8k8', 'm16n8k32').replace('f32.tf32.tf32.f32', f's32.{a}.{b}.s32')
+
+
 # A kernel that was started early goes on when those before it have ended and what they wrote can be
 # seen (runtime/gpu/recorded.py); nothing happens where a launch does not ask for it. Blocks that
 # are let in even earlier (launch_dependents) share multiprocessors unevenly, and networks become
@@ -104,5 +113,20 @@ def wgmma_half(columns: int, kind: str) -> list[str]:
         f'setp.ne.b32 p, %{count + 2}, 0;',
         f'wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} '
         f'{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;',
+        '}',
+    ]
+
+
+def wgmma_int8(columns: int, kind: str) -> list[str]:
+    """d += a b for 64 rows, `columns` columns and 32 depths of 8-bit numbers, as `wgmma_half`."""
+    count = columns // 2
+    sums = ', '.join(f'%{i}' for i in range(count))
+    a, b = (_SIGNS[one] for one in kind.split('_'))
+    return [
+        '{',
+        '.reg .pred p;',
+        f'setp.ne.b32 p, %{count + 2}, 0;',
+        f'wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.{a}.{b} '
+        f'{{{sums}}}, %{count}, %{count + 1}, p;',
         '}',
     ]

@@ -22,6 +22,7 @@ from tilewright.kernels.gpu.work import CountsWork, Need, Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
+from tilewright.ops.integer import is_integer_products
 from tilewright.schedule.gpu import GpuSchedule
 
 # Names of decisions that are taken together -> their values, neighbours beside each other.
@@ -119,6 +120,7 @@ class GpuSchema:
                 part with the main stage, float32 at affine indices
     half        it computes groups with tensors of f16 or bf16 instead (ops/group.py: `half`)
     both        it computes these and those of float32
+    integers    it also computes products of 8-bit numbers (ops/integer.py)
     front       it computes what comes before the products as it copies their image (ops/front.py);
                 for others that is a part, and a kernel, of its own
     algorithm   'direct', or the name by which people ask for this one (`algorithm=`)
@@ -159,6 +161,7 @@ class GpuSchema:
     whole: bool = False
     half: bool = False
     both: bool = False
+    integers: bool = False
     front: bool = False
     algorithm: str = DIRECT
     reserved: frozenset[str] = frozenset()
@@ -199,7 +202,8 @@ class GpuSchema:
     def takes(self, group: Group) -> bool:
         """Whether it computes the types of a group."""
         plain = group.is_plain and (self.both or not self.half)
-        return plain or (bool(group.half) and (self.both or self.half))
+        whole = self.integers and is_integer_products(group)
+        return whole or plain or (bool(group.half) and (self.both or self.half))
 
     def count_work(
         self, group: Group, schedule: GpuSchedule, registers: int | None = None

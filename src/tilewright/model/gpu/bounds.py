@@ -20,9 +20,11 @@ from tilewright.schedule.gpu import GpuSchedule
 _TF32_LANES = {
     (8, 0): 512, (8, 6): 128, (8, 9): 128, (9, 0): 1024, (10, 0): 2048, (12, 0): 128
 }  # fmt: skip
-# Times of a TF32 product that one of fp32 takes; those of f16 and bf16 take half of one.
+# Times of a TF32 product that one of fp32 takes; those of f16 and bf16 take half of one, those of
+# 8-bit numbers a quarter.
 _PRODUCTS = {
-    'mma_tf32x3': 3, 'wgmma_tf32x3': 3, 'wgmma_tf32_bf16': 2, 'mma_half': 0.5, 'wgmma_half': 0.5
+    'mma_tf32x3': 3, 'wgmma_tf32x3': 3, 'wgmma_tf32_bf16': 2, 'mma_half': 0.5, 'wgmma_half': 0.5,
+    'mma_int8': 0.25, 'wgmma_int8': 0.25,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from tilewright.model.gpu.time import COSTS
 from tilewright.ops.chain import is_chained
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
+from tilewright.ops.integer import is_integer_products
 from tilewright.schedule.gpu import GpuSchedule
 
 Kind = tuple[str, str]  # schema, intrinsic
@@ -59,6 +60,13 @@ def _is_wanted(schema: GpuSchema, group: Group, machine: GpuMachine, algorithm: 
     return algorithm == 'auto' and pays(schema, group, machine)
 
 
+def _has_types(schema: GpuSchema, group: Group) -> bool:
+    """Whether a schema is searched for what a group multiplies."""
+    if is_integer_products(group):
+        return schema.integers
+    return schema.whole or schema.half == bool(group.half)
+
+
 def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[Kind, Table]:
     """(schema, intrinsic) -> its table, for those that the machine has instructions for.
 
@@ -70,7 +78,7 @@ def tables(group: Group, machine: GpuMachine, algorithm: str = 'auto') -> dict[K
         (schema, intrinsic, schema.table)
         for schema in GPU_SCHEMAS.values()
         if schema.table is not None
-        and (schema.whole or schema.half == bool(group.half))
+        and _has_types(schema, group)
         and _is_wanted(schema, group, machine, algorithm)
         for intrinsic in schema.intrinsics
         if machine.has(intrinsic)

@@ -37,6 +37,7 @@ from tilewright.ops.chain import is_chained
 from tilewright.ops.core import core
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
+from tilewright.ops.integer import is_integer_products
 from tilewright.ops.parts import parts
 from tilewright.runtime.pool import each
 from tilewright.schedule.choice import Choice
@@ -218,12 +219,14 @@ def _proposed(schema: GpuSchema, group: Group, machine: GpuMachine) -> tuple[Cho
 
 def has_products(group: Group) -> bool:
     """Whether other schemas than the general one may compute it."""
-    if group.half:
+    whole = is_integer_products(group)
+    if group.half or whole:
         return any(
-            one.half and one.table is not None and one.table(group, kind)
+            (one.integers if whole else one.half) and one.table is not None
+            and one.table(group, kind)
             for one in GPU_SCHEMAS.values()
             for kind in one.intrinsics
-        )
+        )  # fmt: skip
     return (
         group.is_plain
         and group.main.is_product_sum
@@ -232,11 +235,11 @@ def has_products(group: Group) -> bool:
 
 
 def is_thin(group: Group) -> bool:
-    """Whether it multiplies a matrix that is read once by few rows; half types are not: matrix
-    instructions read them sixteen bytes at a time.
+    """Whether it multiplies a matrix that is read once by few rows; half types and 8-bit numbers
+    are not: matrix instructions read them sixteen bytes at a time.
     """
     found = vector_candidates(group, moving=True)
-    if not found or group.half:
+    if not found or group.half or is_integer_products(group):
         return False
     c = contract(group, found[0])
     rows = math.prod(group.main.sizes[d] for d in c.pixels)

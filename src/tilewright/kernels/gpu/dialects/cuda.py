@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.gpu import ptx
-from tilewright.kernels.gpu.dialects.table import Dialect, matrix_units, what_lanes_need
+from tilewright.kernels.gpu.dialects.table import (
+    BYTE_KINDS,
+    Dialect,
+    matrix_units,
+    what_lanes_need,
+)
 from tilewright.kernels.gpu.language import ALIGNED, Kernel, padded
 
 WORDS = {
@@ -131,12 +136,22 @@ static __device__ __forceinline__ void BULK_WAIT(const float *barrier, int used)
 
 
 # Both operands of half types lie in shared memory, rows of kb elements with their chunks swizzled
-# (schemas/channels): a descriptor says where, how far eight rows are apart, and by which pattern.
+# (schemas/channels), those of 8-bit numbers as if two were one: a descriptor says where, how far
+# eight rows are apart, and by which pattern.
 _HALF = """\
 #define WGMMA_HALF_F16(n, kb, d, a, b, step) \\
     tw_wgmma_half_f16_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
 #define WGMMA_HALF_BF16(n, kb, d, a, b, step) \\
     tw_wgmma_half_bf16_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+
+#define WGMMA_INT8_U8_U8(n, kb, d, a, b, step) \\
+    tw_wgmma_int8_u8_u8_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+#define WGMMA_INT8_U8_I8(n, kb, d, a, b, step) \\
+    tw_wgmma_int8_u8_i8_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+#define WGMMA_INT8_I8_U8(n, kb, d, a, b, step) \\
+    tw_wgmma_int8_i8_u8_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
+#define WGMMA_INT8_I8_I8(n, kb, d, a, b, step) \\
+    tw_wgmma_int8_i8_i8_##n(d, tw_rows(a, kb, step), tw_rows(b, kb, step))
 
 static __device__ __forceinline__ unsigned long long tw_rows(const float *first, int kb, int step)
 {
@@ -146,6 +161,15 @@ static __device__ __forceinline__ unsigned long long tw_rows(const float *first,
 }
 """
 HALF_ALIGNED = 1024  # bytes: where such a pattern begins anew
+
+
+def _warp_int8(kind: str) -> str:
+    return f"""\
+#define MMA_{kind.upper()}(d0, d1, d2, d3, a, b) \\
+    asm volatile("{ptx.mma_int8(kind)}" \\
+                 : "+r"(d0), "+r"(d1), "+r"(d2), "+r"(d3) \\
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"((b)[0]), "r"((b)[1]))
+"""
 
 
 def _warp_half(kind: str) -> str:
@@ -191,17 +215,21 @@ _TILES4 = (
 _COMMON_HALF = f"""\
 #if __CUDA_ARCH__ >= 800
 {_copy_half('COPY2', 8)}{_copy_half('COPY4_NEAR', 16)}
-{_warp_half('f16')}{_warp_half('bf16')}{_TILES4}#endif
+{_warp_half('f16')}{_warp_half('bf16')}{''.join(map(_warp_int8, BYTE_KINDS))}{_TILES4}#endif
 """
 
 
-def _wgmma_half(kind: str, columns: int) -> str:
-    count = columns // 2
-    outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
-    text = '\\n'.join(ptx.wgmma_half(columns, kind))
+def _wgmma_swizzled(kind: str, columns: int) -> str:
+    """d += a b, both in shared memory: halves add up floats, 8-bit numbers whole ones."""
+    family, _, factors = kind.partition('_')
+    halves, count = family == 'half', columns // 2
+    letter, sums = ('f', 'float') if halves else ('r', 'int')
+    outputs = ', '.join(f'"+{letter}"(d[{i}])' for i in range(count))
+    lines = ptx.wgmma_half(columns, factors) if halves else ptx.wgmma_int8(columns, factors)
+    text = '\\n'.join(lines)
     return f"""\
 static __device__ __forceinline__ void
-tw_wgmma_half_{kind}_{columns}(float (&d)[{count}], unsigned long long a, unsigned long long b)
+tw_wgmma_{kind}_{columns}({sums} (&d)[{count}], unsigned long long a, unsigned long long b)
 {{
     asm volatile("{text}"
                  : {outputs}
@@ -212,8 +240,8 @@ tw_wgmma_half_{kind}_{columns}(float (&d)[{count}], unsigned long long a, unsign
 
 def _wgmma(kind: str, columns: int) -> str:
     """d += a b for 64 pixels and `columns` columns (PTX: wgmma.mma_async.m64nN...)."""
-    if kind.startswith('half_'):
-        return _wgmma_half(kind.removeprefix('half_'), columns)
+    if kind.startswith(('half_', 'int8_')):
+        return _wgmma_swizzled(kind, columns)
     name = 'tw_wgmma' if kind == 'tf32' else f'tw_wgmma_{kind}'
     count = columns // 2
     outputs = ', '.join(f'"+f"(d[{i}])' for i in range(count))
@@ -279,7 +307,7 @@ def _shared(kernel: Kernel) -> list[str]:
     """All arrays in one dynamic allocation: a static one is limited to 48 KB."""
     if not kernel.shared:
         return []
-    swizzled = any(need.startswith('wgmma_half') for need in kernel.needs)
+    swizzled = any(need.startswith(('wgmma_half', 'wgmma_int8')) for need in kernel.needs)
     aligned = HALF_ALIGNED if swizzled else ALIGNED
     lines, offset = [f'extern __shared__ __align__({aligned}) float tw_shared[];'], 0
     for name, count in kernel.shared:
@@ -292,6 +320,7 @@ CUDA = Dialect(
     'cuda', 'cuda', WORDS, HEAD, _entry, _pointer, _shared,
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
+        'mma_int8', *(f'wgmma_int8_{kind}' for kind in BYTE_KINDS),
         'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
     }), extra=_extra, begin='GRID_BEGINS;',
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.kernels.gpu.dialects.table import Dialect, what_lanes_need
+from tilewright.kernels.gpu.dialects.table import BYTE_KINDS, Dialect, what_lanes_need
 from tilewright.kernels.gpu.language import ELEMENT, Kernel, Scalar, padded
 
 WORDS = {
@@ -88,6 +88,22 @@ void tw_wgmma_half(int wide, int n, int kb, float *d, const float *a, const floa
     } while (0)
 #define MMA_F16(d0, d1, d2, d3, a, b) MMA_HALF(0, d0, d1, d2, d3, a, b)
 #define MMA_BF16(d0, d1, d2, d3, a, b) MMA_HALF(1, d0, d1, d2, d3, a, b)
+void tw_mma_int8(int kinds, int *d, const unsigned *a, const unsigned *b);
+void tw_wgmma_int8(int kinds, int n, int kb, int *d, const float *a, const float *b, int step);
+#define MMA_INT8(kinds, d0, d1, d2, d3, a, b) \\
+    do { \\
+        int tw_d[] = {d0, d1, d2, d3}; \\
+        tw_mma_int8(kinds, tw_d, a, b); \\
+        d0 = tw_d[0], d1 = tw_d[1], d2 = tw_d[2], d3 = tw_d[3]; \\
+    } while (0)
+#define MMA_U8_U8(d0, d1, d2, d3, a, b) MMA_INT8(0, d0, d1, d2, d3, a, b)
+#define MMA_U8_I8(d0, d1, d2, d3, a, b) MMA_INT8(1, d0, d1, d2, d3, a, b)
+#define MMA_I8_U8(d0, d1, d2, d3, a, b) MMA_INT8(2, d0, d1, d2, d3, a, b)
+#define MMA_I8_I8(d0, d1, d2, d3, a, b) MMA_INT8(3, d0, d1, d2, d3, a, b)
+#define WGMMA_INT8_U8_U8(n, kb, d, a, b, step) tw_wgmma_int8(0, n, kb, d, a, b, step)
+#define WGMMA_INT8_U8_I8(n, kb, d, a, b, step) tw_wgmma_int8(1, n, kb, d, a, b, step)
+#define WGMMA_INT8_I8_U8(n, kb, d, a, b, step) tw_wgmma_int8(2, n, kb, d, a, b, step)
+#define WGMMA_INT8_I8_I8(n, kb, d, a, b, step) tw_wgmma_int8(3, n, kb, d, a, b, step)
 #define COLUMNS4(x, place, pitch) tw_columns4(x, place, pitch)
 #define ROWS4(x, place, pitch) tw_rows4(x, place, pitch)
 void tw_columns4(unsigned *x, const float *place, int pitch);
@@ -169,6 +185,7 @@ HOST = Dialect(
     'host', 'c', WORDS, HEAD, _entry, _pointer, _shared,
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
+        'mma_int8', *(f'wgmma_int8_{kind}' for kind in BYTE_KINDS),
         'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
     }), extra=_extra, tail=_tail,
 )  # fmt: skip

@@ -19,9 +19,13 @@ def _nothing(_: object) -> str:
     return ''
 
 
+# Both factors of a product of 8-bit numbers.
+BYTE_KINDS = ('u8_u8', 'u8_i8', 'i8_u8', 'i8_i8')
+
+
 def warpgroup_products(kernels: Sequence[Kernel]) -> list[tuple[str, int]]:
-    """('tf32', 'bf16', 'half_f16' or 'half_bf16', columns) of every product that a need such as
-    'wgmma_tf32/64' names.
+    """('tf32', 'bf16', 'half_f16', 'half_bf16' or 'int8_' and one of `BYTE_KINDS`, columns) of
+    every product that a need such as 'wgmma_tf32/64' names.
     """
     needs = sorted({need for kernel in kernels for need in kernel.needs if '/' in need})
     split = [need.removeprefix('wgmma_').split('/') for need in needs]
@@ -33,13 +37,15 @@ def matrix_units(
     half: str = '', common_half: str = '',
 ) -> str:  # fmt: skip
     """What kernels need of matrix units: the texts that all, some or bulk copies begin with, and
-    one `product` of each size; of products in half types those of warpgroups, and of all.
+    one `product` of each size; of products in half types, and of 8-bit numbers, those of
+    warpgroups, and of all.
     """
     wanted = warpgroup_products(kernels)
     heads = [head] * bool(wanted) + [bf16] * any(kind == 'bf16' for kind, _ in wanted)
-    heads += [half] * any(kind.startswith('half') for kind, _ in wanted)
+    heads += [half] * any(kind.startswith(('half', 'int8')) for kind, _ in wanted)
     heads += [bulk] * any('bulk_copy' in kernel.needs for kernel in kernels)
-    heads += [common_half] * any('half' in need for kernel in kernels for need in kernel.needs)
+    needs = {need for kernel in kernels for need in kernel.needs}
+    heads += [common_half] * any('half' in need or 'int8' in need for need in needs)
     return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 
@@ -60,8 +66,9 @@ class Dialect:
     pointer       (element type, name, written) -> a parameter
     shared        kernel -> declarations of its shared arrays
     capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half',
-                  'wgmma_half_f16', 'wgmma_half_bf16', 'bulk_copy', 'device_fence', 'lane_xor'
-                  (lanes of a warp exchange values), 'resident_grid' (all blocks run together)
+                  'wgmma_half_f16', 'wgmma_half_bf16', 'mma_int8', 'wgmma_int8_' and one of
+                  `BYTE_KINDS`, 'bulk_copy', 'device_fence', 'lane_xor' (lanes of a warp exchange
+                  values), 'resident_grid' (all blocks run together)
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     begin         the first line of every kernel

@@ -5,7 +5,13 @@ from __future__ import annotations
 from tilewright.kernels.gpu.schema import SPLITS, GpuSchema, Table, each
 from tilewright.kernels.gpu.schemas.channels.code import generate
 from tilewright.kernels.gpu.schemas.channels.counts import need, work
-from tilewright.kernels.gpu.schemas.channels.plan import NAME, is_served
+from tilewright.kernels.gpu.schemas.channels.plan import (
+    BYTE_INTRINSICS,
+    HALF_INTRINSICS,
+    NAME,
+    ROW_BYTES,
+    is_served,
+)
 from tilewright.ops.group import Group
 
 
@@ -17,11 +23,13 @@ def _windows(group: Group) -> list[str]:
 
 
 def _table(group: Group, intrinsic: str) -> Table:
-    if not is_served(group):
+    intrinsics, item = (HALF_INTRINSICS, 2) if group.half else (BYTE_INTRINSICS, 1)
+    if intrinsic not in intrinsics or not is_served(group):
         return {}
     window = len(_windows(group)) > 0
-    depths = each(kb=(16, 32, 64), split=SPLITS, near=(0, 1) if window else (0,))
-    if intrinsic == 'mma_half':
+    kb = [size // item for size in ROW_BYTES]
+    depths = each(kb=kb, split=SPLITS, near=(0, 1) if window else (0,))
+    if intrinsic == intrinsics[0]:
         return each(
             bk=(16, 32, 64, 128, 256), bp=(16, 32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), stages=(2, 3, 4, 6),
@@ -38,11 +46,12 @@ def _table(group: Group, intrinsic: str) -> Table:
 
 CHANNELS = GpuSchema(
     name=NAME,
-    words='a matrix product of f16 or bf16 along contiguous channels',
+    words='a matrix product of f16, bf16 or 8-bit numbers along contiguous channels',
     generate=generate,
-    intrinsics={'mma_half': 2.0, 'wgmma_half': 3.0},
+    intrinsics={'mma_half': 2.0, 'wgmma_half': 3.0, 'mma_int8': 2.0, 'wgmma_int8': 3.0},
     half=True,
-    reserved=frozenset({'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'unit', 'word'}),
+    integers=True,
+    reserved=frozenset({'bits', 'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'unit', 'word'}),
     table=_table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split'), ('bp', 'split')),
     unsaid={'queue': 1, 'bulk': 0, 'near': 0},

@@ -1,4 +1,5 @@
-"""The channels schema: a sum of products of f16 or bf16 whose depth is contiguous in the image.
+"""The channels schema: a sum of products of f16, bf16 or 8-bit numbers whose depth is contiguous in
+the image.
 
 Goes in: a group whose main stage is a sum of products with a constant operand, an image with its
 channels last (graph/half.py), and a schedule. Comes out: a module. The roles of dimensions are
@@ -8,20 +9,23 @@ those of kernels/cpu/contraction.py; for a convolution
     columns   k                     packed ahead, piece by piece as they lie in shared memory
     depth     r s c                 in pieces of `kb`, through `stages` buffers of shared memory
 
-Sixteen bytes, eight channels, are copied at once (eight where there are only four). A row of a
-piece is `kb` elements; chunk i of row r lies at i ^ (r / (64 / kb) % (kb / 8)), so that eight rows
-are read from different banks: what PTX calls swizzling of 128, 64 or 32 bytes. Decisions of a
-schedule:
+Sixteen bytes, eight channels of a half type, are copied at once (eight bytes where there are only
+four). A row of a piece is `kb` elements, 32, 64 or 128 bytes; chunk i of row r, which has c chunks,
+lies at i ^ (r / (8 / c) % c), so that eight rows are read from different banks: what PTX calls
+swizzling of as many bytes. Decisions of a schedule:
 
     bp bk          rows and columns of a block
     tp tk          of a warp (`mma_half`, 16 x 8 x 16) or of a warpgroup (`wgmma_half`; tk is bk)
+                   (`mma_int8` and `wgmma_int8`: bytes, twice as deep)
     kb stages      depth of a piece, pieces in shared memory
     split          blocks that share a tile's depth
     queue          2: a piece is handed to a warpgroup's matrix units before the last one has ended
     bulk           1: one thread asks for the whole of a piece's columns
     near           1: rows stay in the first cache, for windows that overlap
 
-Sums are of float32. At the end they pass through shared memory, so that every thread has eight
+Sums are of float32, those of 8-bit numbers are whole and exact: they are moved as the bits of
+floats. An image of u8 is padded with its zero point, from sixteen bytes that the packing of weights
+leaves. At the end they pass through shared memory, so that every thread has eight
 neighbours of a row: what the epilogue reads and writes is moved sixteen bytes at a time (store.py),
 and is rounded once.
 """
@@ -38,7 +42,14 @@ from tilewright.kernels.gpu.epilogue import helpers
 from tilewright.kernels.gpu.language import Array, Kernel
 from tilewright.kernels.gpu.module import Module
 from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
-from tilewright.kernels.gpu.schemas.channels.plan import CHUNK, WARPGROUP, ChannelsPlan, plan
+from tilewright.kernels.gpu.schemas.channels.plan import (
+    CHUNK_BYTES,
+    STEP_WORDS,
+    WARPGROUP,
+    WORD_BYTES,
+    ChannelsPlan,
+    plan,
+)
 from tilewright.kernels.gpu.schemas.channels.store import stored
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
@@ -50,28 +61,46 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
     sums = workspace(p.split, p.tiles, p.bk * p.bp)
-    return module_of(p, [p.packed, *sums], _pack_kernel(p), [main_kernel(p, sums)])
+    arrays = [p.packed, *_padding(p), *sums]
+    return module_of(p, arrays, _pack_kernel(p), [main_kernel(p, sums)])
+
+
+def _padding(p: ChannelsPlan) -> list[Array]:
+    """Sixteen bytes that stand for places outside the image, where those are not zero."""
+    name = f'{p.contraction.a.tensor}_padding'
+    return [Array(name, ('word',), (CHUNK_BYTES // WORD_BYTES,))] if p.pad else []
 
 
 def _pack_kernel(p: ChannelsPlan) -> Kernel:
-    """Two weights a word, where the matrix units will look for them; zeros behind the last."""
+    """Some weights a word, where the matrix units will look for them; zeros behind the last."""
     c, packed = p.contraction, p.packed
+    mask, bits = ('0xffffu', 16) if p.item == 2 else ('0xffu', 8)
+    padding = [
+        f'if (flat < {array.elements})\n'
+        f'    {array.name}[flat] = BITS_FLOAT({(p.pad & 0xFF) * 0x01010101:#x}u);'
+        for array in _padding(p)
+    ]
     body = [
+        *padding,
         *pieces.decode('flat', list(zip(packed.dims, packed.sizes, strict=True))),
         *(pieces.decode('g_', p.batch) if p.batch else []),
         f'const int {c.vector} = tile * {p.bk} + row;',
-        f'const int chunk = word / 4 ^ {p.turned("row")}, depth = chunk * {CHUNK} + word % 4 * 2;',
+        f'const int chunk = word / 4 ^ {p.turned("row")};',
+        f'const int depth = chunk * {p.chunk} + word % 4 * {p.per_word};',
         f'const int unit = piece * {p.units} + depth / {p.unit};',
         *_window(p),
-        'unsigned bits[2];',
-        'for (int q = 0; q < 2; q++) {',
+        'unsigned bits = 0u;',
+        f'for (int q = 0; q < {p.per_word}; q++) {{',
         f'    const int {c.loop} = channel + depth % {p.unit} + q;',
         f'    const bool there = {c.vector} < {p.columns} && unit < {p.depth};',
-        f'    bits[q] = there ? (unsigned){pieces.element(p.group, c.b)} : 0u;',
+        f'    const unsigned item = there ? (unsigned){pieces.element(p.group, c.b)} : 0u;',
+        f'    bits |= (item & {mask}) << q * {bits};',
         '}',
-        f'{packed.name}[flat] = BITS_FLOAT(bits[0] | bits[1] << 16);',
+        f'{packed.name}[flat] = BITS_FLOAT(bits);',
     ]
-    return pack_kernel('channels_pack', p, replace(packed, written=True), body)
+    kernel = pack_kernel('channels_pack', p, replace(packed, written=True), body)
+    written = tuple(replace(array, written=True) for array in _padding(p))
+    return replace(kernel, args=(*kernel.args, *written)) if written else kernel
 
 
 def _window(p: ChannelsPlan) -> list[str]:
@@ -95,6 +124,7 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
     args = [
         pieces.argument(group.tensor(p.contraction.a.tensor)),
         p.packed,
+        *_padding(p),
         *pieces.epilogue_arrays(group, p.epilogue),
         *sums,
         pieces.argument(group.output, written=True),
@@ -105,16 +135,18 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
         *_place(p),
         *_loader(p),
         *_accumulate(p),
-        *(pieces.joined(*p.sums, p.threads, p.tiles, p.split) if p.split > 1 else []),
+        *(pieces.joined(*p.sums, p.threads, p.tiles, p.split, p.whole) if p.split > 1 else []),
         *_staged(p),
         *stored(p),
     ]
-    needs = {f'wgmma_half_{p.dtype}/{p.bk}'} if p.wide else {'mma_half'}
+    family = 'int8' if p.whole else 'half'
+    needs = {f'wgmma_{family}_{p.kind}/{p.bk}'} if p.wide else {f'mma_{family}'}
     needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
     return Kernel(
         f'channels_{group.main.name}', tuple(args), '\n'.join(body),
         (p.row_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
-        '\n'.join([half.CONVERSIONS[p.dtype], helpers(group, p.epilogue)]), frozenset(needs),
+        '\n'.join([half.CONVERSIONS.get(p.kind, ''), helpers(group, p.epilogue)]),
+        frozenset(needs),
     )  # fmt: skip
 
 
@@ -162,7 +194,7 @@ def _loader(p: ChannelsPlan) -> list[str]:
         # Chunks of rows that are multiples of eight apart are ordered alike.
         regular = i and apart % 8 == 0
         to = (
-            f'to0 + {i * apart * p.kb // 2}'
+            f'to0 + {i * apart * p.words}'
             if regular
             else p.place(f'(copied + {i * apart})', 'own_unit')
         )
@@ -205,7 +237,9 @@ def _copies(p: ChannelsPlan) -> list[str]:
     moved = total([*(scaled(d, strides[d]) for d in windows if d in strides), 'channel'])
     rows, columns = p.tile_floats
     slot = pieces.slot('next', p.stages)
-    copy = 'COPY2' if p.unit < CHUNK else 'COPY4_NEAR' if p.near else 'COPY4'
+    copy = 'COPY2' if p.unit < p.chunk else 'COPY4_NEAR' if p.near else 'COPY4'
+    padding = next((array.name for array in _padding(p)), '')
+    outside = f'@{padding}' if padding else f'(const GLOBAL float *)@{a.tensor}'
     lines = [
         f'SHARED float *const to_a = a_tile + {slot} * {rows};',
         f'SHARED float *const to_b = b_tile + {slot} * {columns};',
@@ -225,8 +259,8 @@ def _copies(p: ChannelsPlan) -> list[str]:
             continue
         lines += [
             f'const bool there{i} = {" && ".join(tests)};',
-            f'{copy}(to_a + to{i}, there{i} ? {address} : (const GLOBAL float *)@{a.tensor}, '
-            f'there{i});',
+            f'{copy}(to_a + to{i}, there{i} ? {address} : {outside}, '
+            f'{"true" if padding else f"there{i}"});',
         ]
     piece = f'((group * {p.column_tiles} + column_tile) * {p.iterations} + next) * {columns}'
     lines.append(f'const GLOBAL float *const from_b = @{p.packed.name} + {piece};')
@@ -249,7 +283,7 @@ def _accumulate(p: ChannelsPlan) -> list[str]:
     one before the last, whose products have ended when the last one's were waited for.
     """
     tiles, own = p.sums
-    lines = [f'float acc[{tiles}][{own}];', *pieces.cleared(tiles, own)]
+    lines = [f'{"int" if p.whole else "float"} acc[{tiles}][{own}];', *pieces.cleared(tiles, own)]
     if p.bulk:
         begun = [f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)]
         lines += ['if (THREAD == 0) {', *begun, '}', 'BARRIER;']
@@ -287,21 +321,22 @@ def _accumulate(p: ChannelsPlan) -> list[str]:
 
 
 def _multiply(p: ChannelsPlan) -> list[str]:
-    """The products of one piece, sixteen depths at a time."""
+    """The products of one piece, eight words of each row at a time."""
     rows, columns = p.tile_floats
     slot = pieces.slot('now', p.stages)
-    word, tiles = p.kb // 2, p.sums[0]
+    word, tiles, steps = p.words, p.sums[0], p.words // STEP_WORDS
+    family = 'INT8' if p.whole else 'HALF'
     if p.wide:
         return [
             f'const SHARED float *const a = a_tile + {slot} * {rows} + own_row * {word};',
             f'const SHARED float *const b = b_tile + {slot} * {columns};',
             'MATRIX_BEGIN;',
             '#pragma unroll',
-            f'for (int step = 0; step < {p.kb // 16}; step++)',
+            f'for (int step = 0; step < {steps}; step++)',
             '#pragma unroll',
             f'    for (int i = 0; i < {tiles}; i++)',
-            f'        WGMMA_HALF_{p.dtype.upper()}({p.bk}, {p.kb}, acc[i], a + i * {64 * word}, b, '
-            f'step);',
+            f'        WGMMA_{family}_{p.kind.upper()}({p.bk}, {2 * word}, acc[i], '
+            f'a + i * {64 * word}, b, step);',
             'MATRIX_COMMIT;',
         ]
     across = p.tk // 8
@@ -313,7 +348,7 @@ def _multiply(p: ChannelsPlan) -> list[str]:
         f'const SHARED unsigned *const b = (const SHARED unsigned *)b_tile + {slot} * {columns} + '
         f'(own_column + lane / 4) * {word} + lane % 4;',
         '#pragma unroll',
-        f'for (int step = 0; step < {p.kb // 16}; step++) {{',
+        f'for (int step = 0; step < {steps}; step++) {{',
         f'    unsigned x[{tiles}][4], y[{across}][2];',
         '#pragma unroll',
         f'    for (int i = 0; i < {tiles}; i++)',
@@ -329,7 +364,7 @@ def _multiply(p: ChannelsPlan) -> list[str]:
         f'    for (int i = 0; i < {tiles}; i++)',
         '#pragma unroll',
         f'        for (int j = 0; j < {across}; j++)',
-        f'            MMA_{p.dtype.upper()}(acc[i][4 * j], acc[i][4 * j + 1], acc[i][4 * j + 2], '
+        f'            MMA_{p.kind.upper()}(acc[i][4 * j], acc[i][4 * j + 1], acc[i][4 * j + 2], '
         f'acc[i][4 * j + 3], x[i], y[j]);',
         '}',
     ]
@@ -351,7 +386,7 @@ def _staged(p: ChannelsPlan) -> list[str]:
         f'    for (int j = 0; j < {own}; j += 2) {{',
         f'        const int row = {row} + lane / 4 + j / 2 % 2 * 8;',
         '        const int column = own_column + j / 4 * 8 + lane % 4 * 2;',
-        f'        STORE2(SHARED, tiles + row * {p.pitch} + column, acc[i][j], acc[i][j + 1]);',
+        f'        STORE2(SHARED, tiles + row * {p.pitch} + column, {pieces.as_floats(p.whole)});',
         '    }',
         'BARRIER;',
     ]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
-from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan, plan
+from tilewright.kernels.gpu.schemas.channels.plan import (
+    STEP_WORDS,
+    WORD_BYTES,
+    ChannelsPlan,
+    plan,
+)
 from tilewright.kernels.gpu.work import BANKS_BYTES, WARP, Need, Work
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -12,7 +17,6 @@ from tilewright.schedule.gpu import GpuSchedule
 
 OTHER_REGISTERS = 40  # beside operands and sums: addresses, bounds, counters
 ROW_REGISTERS = 3  # of each row that a thread copies
-STEP = 16  # depths of a matrix instruction
 REUSED = 2.0  # times that a row which is kept near serves
 CHUNK_INSTRUCTIONS = 6  # to copy a chunk: address and bounds of its window point
 
@@ -34,21 +38,23 @@ def _need(p: ChannelsPlan) -> Need:
 
 
 def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
-    """[Group, GpuSchedule] -> [Work]; a product of 16 x 8 x 16 takes as long as one of TF32 with
-    half the depth.
+    """[Group, GpuSchedule] -> [Work]; a product of 16 x 8 x 16 halves, or of twice as many bytes,
+    takes as long as one of TF32 with half the depth.
     """
     p = plan(group, schedule)
     wanted = _need(p)
     warps = p.threads // WARP
     pieces = -(-p.iterations // p.split)
-    steps = pieces * p.kb / STEP
+    steps = pieces * p.words / STEP_WORDS
     products = steps * (p.bp / 16) * (p.bk / 8)
     if p.wide:
         teams = p.threads / 128
         matrix, wide, turns = warps * steps * (p.tp / 64), products, float(pieces)
         reads = 0.0
         # The matrix units read both operands from shared memory themselves, columns for each team.
-        wavefronts = steps * STEP * 2 * (p.bp + teams * p.tp / 64 * p.bk) / BANKS_BYTES
+        wavefronts = (
+            steps * STEP_WORDS * WORD_BYTES * (p.bp + teams * p.tp / 64 * p.bk) / BANKS_BYTES
+        )
     else:
         matrix, wide, turns = products, 0.0, 0.0
         reads = warps * steps * (p.tp // 16 * 4 + p.tk // 8 * 2)
@@ -63,6 +69,6 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
         p.stages - p.queue + 1, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
-        chunks + weights, 2.0 * p.kb * pieces * (p.bp / reused + p.bk),
+        chunks + weights, float(p.item) * p.kb * pieces * (p.bp / reused + p.bk),
         chunks * CHUNK_INSTRUCTIONS, result, 4.0 * p.bk * p.bp, wide=wide, turns=turns, bulk=p.bulk,
     )  # fmt: skip

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
 from tilewright.kernels.gpu.language import Array
-from tilewright.kernels.gpu.product import ProductPlan, product_of, require
+from tilewright.kernels.gpu.product import ProductPlan, require
 from tilewright.kernels.gpu.work import WARP
+from tilewright.ops.dtypes import DTYPES, HALVES
 from tilewright.ops.group import Group
+from tilewright.ops.integer import SMALL, is_integer_products
 from tilewright.schedule.gpu import GpuSchedule
 
 NAME = 'channels'
-INTRINSICS = ('mma_half', 'wgmma_half')
-CHUNK = 8  # elements of sixteen bytes, by which rows of shared memory are ordered
+HALF_INTRINSICS = ('mma_half', 'wgmma_half')
+BYTE_INTRINSICS = ('mma_int8', 'wgmma_int8')
+CHUNK_BYTES = 16  # by which rows of shared memory are ordered
+WORD_BYTES = 4
 WARPGROUP = 128
-ATOM = 64  # elements of the longest row in shared memory: 128 bytes, all banks
+ROW_BYTES = (32, 64, 128)  # of a row in shared memory; the longest has all banks
+STEP_WORDS = 8  # of a row that a matrix instruction multiplies
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,34 @@ class ChannelsPlan(ProductPlan):
     wide: bool
 
     @property
-    def dtype(self) -> str:
-        return self.group.half
+    def kind(self) -> str:
+        """What matrix units multiply: 'f16', 'bf16', or 8-bit numbers such as 'u8_i8'."""
+        a, b = (self.group.tensor(x.tensor).dtype for x in (self.contraction.a, self.contraction.b))
+        return a if a == b and a in HALVES else f'{a}_{b}'
+
+    @property
+    def item(self) -> int:
+        """Bytes of a factor."""
+        return DTYPES[self.group.tensor(self.contraction.a.tensor).dtype]
+
+    @property
+    def whole(self) -> bool:
+        """Whether sums are whole numbers, which stand in the place of floats."""
+        return self.item == 1
+
+    @property
+    def per_word(self) -> int:
+        return WORD_BYTES // self.item
+
+    @property
+    def words(self) -> int:
+        """Of a row of a piece."""
+        return self.kb // self.per_word
+
+    @property
+    def pad(self) -> int:
+        """What stands for every factor outside the image: its zero point."""
+        return int(self.group.main.pad_value)
 
     @property
     def team(self) -> int:
@@ -60,14 +92,19 @@ class ChannelsPlan(ProductPlan):
         return self.tp // (64 if self.wide else 16), self.tk // 2
 
     @property
+    def chunk(self) -> int:
+        """Elements of sixteen bytes."""
+        return CHUNK_BYTES // self.item
+
+    @property
     def chunks(self) -> int:
         """Chunks of a row of a piece."""
-        return self.kb // CHUNK
+        return self.kb // self.chunk
 
     @property
     def unit(self) -> int:
-        """Channels that are copied at once: eight, or four where there are no eight."""
-        return unit_of(self.channels)
+        """Channels that are copied at once: sixteen bytes of them, or eight."""
+        return unit_of(self.channels, self.item)
 
     @property
     def units(self) -> int:
@@ -111,7 +148,7 @@ class ChannelsPlan(ProductPlan):
     @property
     def tile_floats(self) -> tuple[int, int]:
         """Words of a piece in shared memory: rows, columns."""
-        return self.bp * self.kb // 2, self.bk * self.kb // 2
+        return self.bp * self.words, self.bk * self.words
 
     @property
     def pitch(self) -> int:
@@ -125,54 +162,89 @@ class ChannelsPlan(ProductPlan):
 
     @property
     def packed(self) -> Array:
-        """The constant operand as pieces of it lie in shared memory, two elements a word."""
-        sizes = (self.groups, self.column_tiles, self.iterations, self.bk, self.kb // 2)
+        """The constant operand as pieces of it lie in shared memory, several elements a word."""
+        sizes = (self.groups, self.column_tiles, self.iterations, self.bk, self.words)
         names = ('g_', 'tile', 'piece', 'row', 'word')
         return Array(f'{self.contraction.b.tensor}_packed', names, sizes)
 
     def place(self, row: str, unit: str) -> str:
         """Where a unit of a row lies in shared memory, in floats."""
-        per_chunk = CHUNK // self.unit
+        per_chunk = self.chunk // self.unit
         chunk = f'({unit} / {per_chunk} ^ {self.turned(row)})' if per_chunk > 1 else (
             f'({unit} ^ {self.turned(row)})'
         )  # fmt: skip
-        rest = f' + {unit} % {per_chunk} * {self.unit // 2}' if per_chunk > 1 else ''
-        return f'{row} * {self.kb // 2} + {chunk} * 4{rest}'
+        rest = f' + {unit} % {per_chunk} * {self.unit // self.per_word}' if per_chunk > 1 else ''
+        return f'{row} * {self.words} + {chunk} * 4{rest}'
 
     def turned(self, row: str) -> str:
         """By what the number of a chunk is changed in a row, so that eight rows share no bank."""
-        apart = ATOM // self.kb
+        apart = ROW_BYTES[-1] // (self.kb * self.item)
         return f'({row} / {apart} % {self.chunks})' if apart > 1 else f'({row} % {self.chunks})'
 
 
-def unit_of(channels: int) -> int:
+def unit_of(channels: int, item: int) -> int:
     """Channels that are copied at once; 0 where sixteen bytes, or eight, are no whole channels."""
-    return next((unit for unit in (CHUNK, CHUNK // 2) if channels % unit == 0), 0)
+    most = CHUNK_BYTES // item
+    return next((unit for unit in (most, most // 2) if channels % unit == 0), 0)
 
 
 def is_served(group: Group) -> bool:
-    """Whether the group is a sum of products of half types along contiguous channels."""
-    return bool(group.half) and not why_not(group)
+    """Whether the group is a sum of products of half types, or of 8-bit numbers, along contiguous
+    channels.
+    """
+    return not why_not(group)
 
 
+def _factor_types(group: Group) -> tuple[str, ...]:
+    """What both factors may be; () where the schema has no products for a group's types."""
+    if group.half:
+        return (group.half,)
+    read = {group.tensor(a.tensor).dtype for s in group.epilogue for a in s.reads}
+    known = read <= {*SMALL, 'i32', 'f32'} and group.output.dtype in (*SMALL, 'i32', 'f32')
+    return SMALL if known and is_integer_products(group) else ()
+
+
+@lru_cache(maxsize=256)
+def _roles(group: Group) -> Contraction | None:
+    """The roles of a group's dimensions. What lies outside an image of 8-bit numbers is its zero
+    point, which is copied as zeros are.
+    """
+    bare = replace(
+        group,
+        stages=tuple(
+            replace(stage, pad_value=0.0) if stage is group.main else stage
+            for stage in group.stages
+        ),
+    )
+    plain = bare if group.main.pad_value and is_integer_products(group) else group
+    found = vector_candidates(plain)
+    return _deepened(group, contract(plain, found[0])) if found else None
+
+
+@lru_cache(maxsize=256)
 def why_not(group: Group) -> str:
     """What is in the way, or ''."""
-    found = vector_candidates(group)
-    if not found:
+    types = _factor_types(group)
+    if not types:
+        return 'it has no tensors of f16 or bf16, and no products of 8-bit numbers'
+    c = _roles(group)
+    if c is None:
         return 'it is not a sum of products with a constant operand'
-    c = _deepened(group, contract(group, found[0]))
     if c.columns or not c.loop:
         return 'it has further columns, or nothing to sum up'
-    if {group.tensor(a.tensor).dtype for a in (c.a, c.b)} != {group.half}:
-        return f'its factors are not both {group.half}'
+    if not {group.tensor(a.tensor).dtype for a in (c.a, c.b)} <= {*types}:
+        return f'its factors are not both {" or ".join(types)}'
+    item = DTYPES[group.tensor(c.a.tensor).dtype]
     strides, const = access_strides(group, c.a)
     size = group.main.sizes[c.loop]
-    unit = unit_of(size)
+    unit = unit_of(size, item)
     if strides.get(c.loop) != 1 or not unit:
-        return f'its {size} channels are not contiguous, or not a multiple of {CHUNK // 2}'
+        return (
+            f'its {size} channels are not contiguous, or not a multiple of {CHUNK_BYTES // 2} bytes'
+        )
     others = [s for name, s in strides.items() if name != c.loop]
     if any(n % unit for n in (const, *others)):
-        return f'its pixels do not begin at multiples of {2 * unit} bytes'
+        return f'its pixels do not begin at multiples of {item * unit} bytes'
     return ''
 
 
@@ -189,25 +261,25 @@ def _deepened(group: Group, c: Contraction) -> Contraction:
 
 def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
     """[Group, GpuSchedule] -> [ChannelsPlan]; raises ScheduleError where it is not legal."""
-    contraction = _deepened(group, product_of(group, NAME))
-    reason = why_not(group) if group.half else 'it has no tensors of f16 or bf16'
-    if reason:
+    reason, contraction = why_not(group), _roles(group)
+    if reason or contraction is None:
         raise ScheduleError(f'{group.label}: the {NAME} schema does not apply: {reason}')
     numbers = {n: schedule[n] for n in ('bp', 'bk', 'tp', 'tk', 'kb', 'stages', 'split')}
     said = dict(schedule.tiles)
-    wide = schedule.intrinsic == 'wgmma_half'
+    intrinsics = HALF_INTRINSICS if group.half else BYTE_INTRINSICS
+    wide = schedule.intrinsic == intrinsics[1]
     p = ChannelsPlan(
         group, contraction, gpu_epilogue(group), **numbers, queue=said.get('queue', 1),
         bulk=bool(said.get('bulk', 0)), near=bool(said.get('near', 0)), wide=wide,
     )  # fmt: skip
-    unit = 64 if wide else 16
+    unit, depths = 64 if wide else 16, tuple(size // p.item for size in ROW_BYTES)
     require(
         group,
         schedule,
         [
-            (f'the intrinsic is one of {INTRINSICS}', schedule.intrinsic in INTRINSICS),
+            (f'the intrinsic is one of {intrinsics}', schedule.intrinsic in intrinsics),
             ('every decision is at least 1', min(*numbers.values(), p.queue) >= 1),
-            ('kb is 16, 32 or 64', p.kb in (16, 32, 64)),
+            (f'kb is one of {depths}', p.kb in depths),
             ('tk divides bk and tp divides bp', not (p.bk % max(p.tk, 1) or p.bp % max(p.tp, 1))),
             (f'bp and tp are multiples of {unit}', not (p.bp % unit or p.tp % unit)),
             ('bk and tk are multiples of 16', not (p.bk % 16 or p.tk % 16)),

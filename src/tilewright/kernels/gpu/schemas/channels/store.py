@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 from tilewright.kernels.cpu.pointwise import Operand, access_strides
 from tilewright.kernels.cpu.writer import scaled, total
-from tilewright.kernels.gpu import half, pieces
+from tilewright.kernels.gpu import half, pieces, whole
+from tilewright.kernels.gpu.language import ELEMENT
 from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan
-from tilewright.ops.dtypes import DTYPES, HALVES
+from tilewright.ops.dtypes import DTYPES
 
 AT_ONCE = 8  # reads of a thread that are under way, of sixteen bytes each
 MANY_THREADS = 256  # of a block: with more of them fewer reads each are enough
@@ -62,7 +63,7 @@ class _Store:
         ahead = tuple(
             item for item in p.epilogue.operands
             if item not in once and run >= 4 and _is_beside(p, item, run)
-            and p.group.tensor(item.tensor).dtype in HALVES
+            and _words(p, item, run) in (2, 4)
         )  # fmt: skip
         return cls(p, strides, const, run, once, ahead)
 
@@ -86,18 +87,20 @@ class _Store:
         if not self.ahead:
             body = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
             return [*self._first(), *pieces.dealt('item', 'THREAD', self.items, p.threads, body)]
-        count, words = self.at_once, self.run // 2
+        count, words = self.at_once, {one.name: _words(p, one, self.run) for one in self.ahead}
         item = f'const int item = first + turn * {p.threads};'
         asked = [item, *self._place(), *self._unless_there(), *self._decoded()]
         for one in self.ahead:
             place = f'{one.name} + {one.name}_at'
-            asked += [self._at(one), f'{one.name}_w[turn] = LOAD{words}(GLOBAL, {place});']
+            asked += [
+                self._at(one), f'{one.name}_w[turn] = LOAD{words[one.name]}(GLOBAL, {place});'
+            ]  # fmt: skip
         used = [
             item, *self._place(), *self._unless_there(), *self._decoded(), *self._values()
         ]  # fmt: skip
         turns = ['#pragma unroll', f'for (int turn = 0; turn < {count}; turn++) {{']
         inside = [
-            *(f'float{words} {one.name}_w[{count}];' for one in self.ahead),
+            *(f'float{words[one.name]} {one.name}_w[{count}];' for one in self.ahead),
             *turns, *pieces.indented(asked), '}',
             *turns, *pieces.indented(used), '}',
         ]  # fmt: skip
@@ -163,39 +166,62 @@ class _Store:
         lines = [f'float value[{run}];']
         at = f'tiles + tile_row * {p.pitch} + tile_column'
         lines += half.load('value', run, at, 'f32', 'SHARED')
-        text = p.epilogue.expression.replace('value', 'value[q]')
+        made = 'made' if p.whole else 'value'
+        text = p.epilogue.expression.replace('value', 'sum' if p.whole else 'value[q]')
         for item in p.epilogue.operands:
             if item in self.ahead:
-                words = [f'{item.name}_w[turn].{part}' for part in 'xyzw'[: run // 2]]
+                words = [f'{item.name}_w[turn].{part}' for part in 'xyzw'[: _words(p, item, run)]]
                 dtype = p.group.tensor(item.tensor).dtype
-                lines += [self._declared(item), *half.unpacked(f'{item.name}_v', words, dtype)]
+                lines += [self._declared(item), *self._unpacked(f'{item.name}_v', words, dtype)]
             elif item not in self.once:
                 lines += [self._at(item), self._declared(item), *self._read(item)]
             moving = item.stride(p.contraction.vector) != 0
             read = f'{item.name}_v[{"q" if moving else 0}]'
             text = text.replace(f'{item.name}[{item.name}_at]', read)
-        if p.epilogue.expression != 'value':
+        if p.whole:
+            kind = ELEMENT['f32' if p.group.output.dtype == 'f32' else 'i32']
+            lines += [
+                f'{kind} made[{run}];',
+                '#pragma unroll',
+                f'for (int q = 0; q < {run}; q++) {{',
+                '    const int sum = (int)FLOAT_BITS(value[q]);',
+                f'    made[q] = {text};',
+                '}',
+            ]
+        elif p.epilogue.expression != 'value':
             lines += ['#pragma unroll', f'for (int q = 0; q < {run}; q++)']
             lines += [f'    value[q] = {text};']
         place = f'@{p.group.output.name} + {self._index(self.strides, self.const)}'
-        values = [f'value[{q}]' for q in range(run)]
-        return [*lines, *half.store(values, place, p.group.output.dtype)]
+        values, dtype = [f'{made}[{q}]' for q in range(run)], p.group.output.dtype
+        store = whole.store if dtype in whole.KINDS else half.store
+        return [*lines, *store(values, place, dtype)]
+
+    def _unpacked(self, name: str, words: Sequence[str], dtype: str) -> list[str]:
+        return (whole if dtype in whole.KINDS else half).unpacked(name, words, dtype)
 
     def _declared(self, item: Operand) -> str:
         moving = item.stride(self.p.contraction.vector) != 0
-        return f'float {item.name}_v[{self.run if moving else 1}];'
+        kind = 'int' if self.p.group.tensor(item.tensor).dtype in whole.KINDS else 'float'
+        return f'{kind} {item.name}_v[{self.run if moving else 1}];'
 
     def _read(self, item: Operand) -> Sequence[str]:
         """An operand as floats, from where `_at` says."""
         name, step = item.name, item.stride(self.p.contraction.vector)
         dtype = self.p.group.tensor(item.tensor).dtype
+        load = whole.load if dtype in whole.KINDS else half.load
         if step == 0 or _is_beside(self.p, item, self.run):
             count = self.run if step else 1
-            return half.load(f'{name}_v', count, f'{name} + {name}_at', dtype)
+            return load(f'{name}_v', count, f'{name} + {name}_at', dtype)
         apart = (
-            half.load('x', 1, f'{name} + {name}_at + {q * step}', dtype)[0] for q in range(self.run)
+            load('x', 1, f'{name} + {name}_at + {q * step}', dtype)[0] for q in range(self.run)
         )
         return [one.replace('x[0]', f'{name}_v[{q}]') for q, one in enumerate(apart)]
+
+
+def _words(p: ChannelsPlan, item: Operand, run: int) -> int:
+    """Of a run of an operand that is stored in less than a word each; else 0."""
+    size = DTYPES[p.group.tensor(item.tensor).dtype]
+    return run * size // 4 if size < 4 else 0
 
 
 def _row_step(p: ChannelsPlan, strides: Mapping[str, int]) -> int | None:
@@ -223,7 +249,7 @@ def _run(p: ChannelsPlan, strides: dict[str, int], const: int) -> int:
     """Neighbouring columns that are stored at once."""
     vector = p.contraction.vector
     others = [s for d, s in strides.items() if d != vector]
-    for run in (8, 4, 2):
+    for run in (16, 8, 4, 2) if DTYPES[p.group.output.dtype] == 1 else (8, 4, 2):
         wide = min(run, 16 // DTYPES[p.group.output.dtype])
         beside = strides.get(vector) == 1 and not any(n % wide for n in (const, *others))
         if beside and p.columns % run == 0:
