@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,16 +14,24 @@ from marks import needs_nvrtc
 from test_dot_kernels import arrays_of, bound, stored_again, with_scale
 
 from tilewright.errors import ScheduleError
+from tilewright.graph.half import WEIGHTS_LAST, rewritten
 from tilewright.kernels.gpu.generate import generate
 from tilewright.kernels.gpu.schemas.channels import CHANNELS
 from tilewright.kernels.gpu.schemas.channels.plan import is_served, why_not
+from tilewright.kernels.gpu.schemas.vector import VECTOR
 from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.elementwise import elementwise
+from tilewright.ops.functions import mul, sub
 from tilewright.ops.group import Group
+from tilewright.ops.integer import saturated
 from tilewright.ops.matmul import matmul
+from tilewright.ops.pooling import max_pool
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import call, cast, const, read, whole
+from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import tables
@@ -162,3 +171,41 @@ def test_cuda_text_compiles_without_spills(number: int, architecture: str) -> No
         for step in (*module.steps, *module.ahead):
             _, _, resources = compile_cubin(step.kernel, architecture)
             assert resources.spill_bytes == 0
+
+
+def moved_at_once() -> dict[str, Group]:
+    """Pooling, depthwise convolutions and element-wise work on 8-bit numbers."""
+    depthwise = bound(
+        conv2d(n=2, c=24, h=7, w=6, k=24, r=3, s=3, pad=1, groups=24, bias=True), 'u8', 130
+    )
+    filters = rewritten(
+        channels_last(with_scale(depthwise, 'i8', -7), {'In', 'Out'}),
+        {}, {'Ker': WEIGHTS_LAST}, {},
+    )  # fmt: skip
+    pooled = max_pool((2, 16, 9, 9), windows((9, 9), 3, 2))
+    of_bytes = Group(
+        pooled.label,
+        tuple(replace(t, dtype='i8') for t in pooled.tensors), pooled.stages, pooled.storage,
+    )  # fmt: skip
+    scaled = mul(cast(sub(cast(read(0), 'i32'), whole(9)), 'f32'), const(0.375))
+    then = elementwise(scaled, (3, 5, 8), dtypes=['u8'], out='f32', name='dequantize')
+    stored = elementwise(
+        saturated(call('div', read(0), const(0.05)), const(3.0), 'u8'), (2, 3, 12),
+        dtypes=['f32'], out='u8', name='quantize',
+    )  # fmt: skip
+    return {
+        'depthwise': filters, 'pooled': channels_last(of_bytes, {'In', 'Out'}),
+        'dequantized': then, 'quantized': stored,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('name', moved_at_once())
+@pytest.mark.parametrize('run', [8, 4, 2])
+def test_neighbours_are_moved_at_once(name: str, run: int) -> None:
+    group = moved_at_once()[name]
+    schedule = GpuSchedule.of('vector', run=run, threads=64)
+    kernel = generate(group, schedule).steps[0].kernel
+    assert kernel.name.startswith('vector')
+    _check(group, schedule, run)
+    assert VECTOR.propose is not None
+    assert VECTOR.propose(group, known_gpu('h200'))

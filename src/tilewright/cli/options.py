@@ -214,8 +214,9 @@ NetworkPrecision = Annotated[
     NetworkPrecisionName | None,
     typer.Option(
         '--precision',
-        help='GPUs: fp16 or bf16 between kernels; CPU: fp16 where it computes in it, else fp16 or '
-        'bf16 weights where memory binds, int8, or auto: the fastest mix within --accuracy [fp32].',
+        help='GPUs: fp16 or bf16 between kernels, or int8; CPU: fp16 where it computes in it, else '
+        'fp16 or bf16 weights where memory binds, int8, or auto: the fastest mix within --accuracy '
+        '[fp32].',
         show_default=False,
     ),
 ]

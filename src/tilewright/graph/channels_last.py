@@ -15,10 +15,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tilewright.graph.boxes import share
+from tilewright.graph.half import WEIGHTS_LAST, by_channel, rewritten
 from tilewright.graph.program import Program, Task
 from tilewright.ops.channels_last import RANK, channels_last, moved
+from tilewright.ops.group import Group
 from tilewright.ops.integer import IN_BYTES, SMALL, is_integer_products
+
+
+def filters_last(program: Program) -> Program:
+    """[Program] -> [Program]: weights of depthwise integer convolutions as [1, r, s, k], beside
+    each other as the channels of the image are. GPUs read them where they lie.
+    """
+    values, constants = dict(program.values), dict(program.constants)
+    tasks = []
+    for task in program.tasks:
+        orders = {
+            tensor: WEIGHTS_LAST
+            for tensor, value in task.operands.items()
+            if value in program.constants and is_integer_products(task.group)
+            and by_channel(task.group, tensor) and _ends_in_channels(task.group)
+        }  # fmt: skip
+        operands = dict(task.operands)
+        for tensor, order in orders.items():
+            own = operands[tensor]
+            operands[tensor] = f'{own}@last'
+            array = np.ascontiguousarray(program.constants[own].transpose(order))
+            constants[operands[tensor]] = array
+            values[operands[tensor]] = replace(values[own], shape=array.shape)
+        group = rewritten(task.group, {}, orders, {}) if orders else task.group
+        tasks.append(replace(task, group=group, operands=operands))
+    return replace(program, tasks=tuple(tasks), values=values, constants=constants)
+
+
+def _ends_in_channels(group: Group) -> bool:
+    """Whether the last axis of the result is that of the weights' filters."""
+    first, second = group.main.reads
+    return bool({*group.main.write.index[-1].names} & {*first.names} & {*second.names})
 
 
 def images_last(program: Program) -> Program:

@@ -101,8 +101,8 @@ def half_group(group: Group, dtype: str, last: bool = True) -> Group:
     halves = {t.name: dtype for t in group.tensors if _is_halved(group, t)}
     orders = dict.fromkeys(_images(group), LAST) if last else {}
     if orders:
-        orders |= {name: WEIGHTS_LAST for name in halves if _by_channel(group, name)}
-    return _rewritten(group, halves, orders, {})
+        orders |= {name: WEIGHTS_LAST for name in halves if by_channel(group, name)}
+    return rewritten(group, halves, orders, {})
 
 
 def _is_halved(group: Group, tensor: Tensor) -> bool:
@@ -130,7 +130,7 @@ def _multiplies_values(group: Group) -> bool:
     )
 
 
-def _by_channel(group: Group, name: str) -> bool:
+def by_channel(group: Group, name: str) -> bool:
     """Whether a tensor holds the weights of a depthwise convolution, a filter for each channel."""
     if not _is_weight(group, name) or group.tensor(name).role != 'constant':
         return False
@@ -365,13 +365,13 @@ class _State:
             return task
         for tensor in [t for t in operands if _is_weight(group, t)]:
             if group.tensor(tensor).dtype == 'f32' and self._is_constant(operands[tensor]):
-                if LAST in orders.values() and _by_channel(group, tensor):
+                if LAST in orders.values() and by_channel(group, tensor):
                     orders[tensor] = WEIGHTS_LAST
                 operands[tensor] = self._weight(
                     group, tensor, operands[tensor], widened, orders.get(tensor)
                 )
                 dtypes[tensor] = self.made[operands[tensor]].dtype
-        made = _rewritten(group, dtypes, orders, widened)
+        made = rewritten(group, dtypes, orders, widened)
         return replace(task, group=made, operands=operands)
 
     def _is_constant(self, value: str) -> bool:
@@ -435,7 +435,7 @@ def _may_pad(task: Task, value: str) -> bool:
     return constant and len(weights) == 1 and weights[0] == at
 
 
-def _rewritten(
+def rewritten(
     group: Group, dtypes: Mapping[str, str], orders: Orders, widened: Mapping[str, int]
 ) -> Group:
     """The group with other dtypes, axes in other orders, and longer reductions."""

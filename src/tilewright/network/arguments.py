@@ -21,7 +21,7 @@ from tilewright.targets.gpu.tuning import How, model_for
 GPU_TARGETS = ('cuda', 'opencl', 'host')
 TARGETS = ('cpu', *GPU_TARGETS)
 TUNES = ('model', 'measure')
-CPU_PRECISIONS = ('int8', 'auto')  # beside those of `PRECISIONS`, which GPUs store values as
+INTEGER_PRECISIONS = ('int8', 'auto')  # beside those of `PRECISIONS`, which GPUs store values as
 
 
 def check(
@@ -67,16 +67,16 @@ def check_precision(
     precision: str, target: str, *, accuracy: object = None, samples: object = None
 ) -> None:
     """Refuse a precision that is not known, or that the target does not compute in."""
-    known = (*PRECISIONS, *CPU_PRECISIONS)
+    known = (*PRECISIONS, *INTEGER_PRECISIONS)
     if precision not in known:
         raise InputError(f'precision is {precision!r}; choose one of {", ".join(known)}')
-    if target != 'cpu' and precision not in PRECISIONS:
+    if target != 'cpu' and precision == 'auto':
         raise InputError(
-            f'precision={precision!r} on target {target!r}, which has {", ".join(PRECISIONS)}; '
-            f'choose one of them, or a target with {precision}: cpu'
+            f'precision={precision!r} on target {target!r}, which has {", ".join(PRECISIONS)} and '
+            f'int8; choose one of them, or a target with {precision}: cpu'
         )
     for name, given, wants in (
-        ('samples', samples, CPU_PRECISIONS), ('accuracy', accuracy, ('auto',)),
+        ('samples', samples, INTEGER_PRECISIONS), ('accuracy', accuracy, ('auto',)),
     ):  # fmt: skip
         if given is not None and precision not in wants:
             raise InputError(
@@ -95,7 +95,7 @@ def check_narrow(precision: str, machine: Machine) -> None:
     """Refuse a type of 16 bits that a machine neither computes in nor stores weights as."""
     if not has_narrow(machine.isa):
         kinds = (['fp16'] if machine.half else []) + (['bf16'] if machine.bf16 else [])
-        has = ('fp32', *kinds, *CPU_PRECISIONS)
+        has = ('fp32', *kinds, *INTEGER_PRECISIONS)
         raise InputError(
             f'precision={precision!r}: {machine.name} ({machine.isa}) has no arithmetic of it, nor '
             f'kernels with weights of 16 bits; it has {", ".join(has)}'

@@ -47,9 +47,10 @@ from tilewright.graph.program import Program
 from tilewright.graph.ranges import find_ranges
 from tilewright.kernels.cpu.schemas.narrow.plan import why_not as why_not_narrow
 from tilewright.knobs import debug
+from tilewright.machine.detect import describe_host
 from tilewright.machine.machine import Machine
 from tilewright.network.arguments import (
-    CPU_PRECISIONS,
+    INTEGER_PRECISIONS,
     check_gpu,
     check_narrow,
     check_precision,
@@ -172,8 +173,8 @@ def compile(
              with sums in float32 (docs/gpu_half.md). Inputs and results stay float32. None: fp16
              for a model of fp16 where it can be computed in, else fp32. On a CPU with arithmetic
              of f16 'fp16' means the same; on others 'fp16' and 'bf16' are what weights
-             are stored as where memory binds; there are also 'int8': quantised by
-             `samples`, and 'auto': the fastest mix within `accuracy` of int8 layers with those of
+             are stored as where memory binds. Everywhere there is 'int8': quantised by `samples`,
+             and on CPUs 'auto': the fastest mix within `accuracy` of int8 layers with those of
              fp32, or of fp16 where the machine computes in it; `network.mix` has the types
              (docs/precision.md).
     accuracy  'rel=0.01', 'cosine=0.999' or 'top1=0.98' of the results, against those of fp32. Where
@@ -224,7 +225,7 @@ def compile(
         refuse_with_ranges(
             fallback=fallback,
             libraries=libraries != 'none',
-            precision=precision in CPU_PRECISIONS,
+            precision=precision in INTEGER_PRECISIONS,
             memory=memory,
         )
         site = CpuSite.of(machine, threads)
@@ -237,20 +238,23 @@ def compile(
         give_back()
         return cast(Network, made)  # as far as callers go
     mix = None
-    if precision in CPU_PRECISIONS:
+    if precision in INTEGER_PRECISIONS:
         # They need onnx, which nothing else here does.
-        from tilewright.network.integers import Pricing, in_integers
+        from tilewright.network.integers import Pricing, all_in_integers, in_a_mix
         from tilewright.precision.reference import Floats
 
-        again = partial(
-            compile, tune=tune, threads=threads, trials=trials, algorithm=algorithm,
-            max_rel_err=max_rel_err, passes=passes, fuse=fuse, machine=machine, check=False,
-            progress=progress,
-        )  # fmt: skip
-        site = CpuSite.of(machine, threads)
-        source = Floats.of(network, shapes, constants, example_inputs, site.threads)
-        pricing = Pricing(site, asked, chosen_passes, again)
-        network, precision, mix = in_integers(source, samples, accuracy, pricing)
+        cores = threads or describe_host().cores
+        source = Floats.of(network, shapes, constants, example_inputs, cores)
+        if precision == 'auto':
+            again = partial(
+                compile, tune=tune, threads=threads, trials=trials, algorithm=algorithm,
+                max_rel_err=max_rel_err, passes=passes, fuse=fuse, machine=machine, check=False,
+                progress=progress,
+            )  # fmt: skip
+            pricing = Pricing(CpuSite.of(machine, threads), asked, chosen_passes, again)
+            network, precision, mix = in_a_mix(source, samples, accuracy, pricing)
+        else:
+            network, precision = all_in_integers(source, samples), 'fp32'
         shapes = constants = example_inputs = None
     if is_zoo(network):
         # No ONNX model, which a fallback would need: all of it is ours.

@@ -78,20 +78,18 @@ class Pricing:
         return lambda sample: network.run(dict(sample))
 
 
-def in_integers(
+def all_in_integers(source: Floats, given: Any) -> ModelProto:
+    """[Floats, samples or None] -> [ModelProto]"""
+    samples = samples_of(_given(source, given), source.inputs, FEWEST)
+    return calibrate(source.model, samples, QuantizeOptions()).quantised()
+
+
+def in_a_mix(
     source: Floats, given: Any, accuracy: Any, pricing: Pricing
-) -> tuple[ModelProto, str, dict[str, Any] | None]:
-    """[Floats, samples, accuracy or None] -> [ModelProto, its type of floats, the mix as JSON]"""
-    wanted = None if accuracy is None else Accuracy.of(accuracy)
-    if given is None:
-        warnings.warn(
-            'no samples are given: ranges and errors are those of random inputs', stacklevel=3
-        )
-        program = lower(import_onnx(source.model))
-        given = [random_inputs(program, seed) for seed in range(RANDOM)]
-    samples = samples_of(given, source.inputs, FEWEST if wanted is None else FEWEST_FOR_MIX)
-    if wanted is None:
-        return calibrate(source.model, samples, QuantizeOptions()).quantised(), 'fp32', None
+) -> tuple[ModelProto, str, dict[str, Any]]:
+    """[Floats, samples, accuracy] -> [ModelProto, its type of floats, the mix as JSON]"""
+    wanted = Accuracy.of(accuracy)
+    samples = samples_of(_given(source, given), source.inputs, FEWEST_FOR_MIX)
     search = MixSearch.of(
         source, samples, QuantizeOptions(), pricing.prices(samples[0]), pricing.runner
     )
@@ -103,3 +101,14 @@ def in_integers(
         )
     types = tuple(kind == 'int8' for kind in mix.types.values())
     return search.model(types), mix.floats, mix.to_json()
+
+
+def _given(source: Floats, given: Any) -> Any:
+    """The samples; random ones where there are none."""
+    if given is not None:
+        return given
+    warnings.warn(
+        'no samples are given: ranges and errors are those of random inputs', stacklevel=4
+    )
+    program = lower(import_onnx(source.model))
+    return [random_inputs(program, seed) for seed in range(RANDOM)]

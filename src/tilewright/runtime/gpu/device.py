@@ -23,7 +23,7 @@ from tilewright.ops.dtypes import DTYPES, HALVES, NUMPY
 from tilewright.runtime.gpu.libraries.table import Library
 
 # What numpy arrays may be uploaded as they are: doubles are mostly meant to be floats.
-UPLOADED = ('f32', 'i32', *(name for name in HALVES if name in NUMPY))
+UPLOADED = ('f32', 'i32', 'u8', 'i8', *(name for name in HALVES if name in NUMPY))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,6 +35,7 @@ from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.estimates import ESTIMATES, TIME, check_estimate
 from tilewright.ops.chain import is_chained
 from tilewright.ops.group import Group
+from tilewright.ops.integer import is_integer_products
 from tilewright.rank.files import SEARCHED
 from tilewright.rank.online import Online
 from tilewright.rank.rankers import ANALYTICAL, AUTO, ranker_for
@@ -299,8 +300,8 @@ def fastest(
         kept = tuned.find(group, where, trials)
         if kept is not None:
             best[name] = kept
-        # Sessions hold floats; and where nothing is searched, one choice is the best of its kind.
-        elif not (group.is_plain or group.half) or (
+        # Other types are not timed; and where nothing is searched, one choice is the best there is.
+        elif not (group.is_plain or group.half or is_integer_products(group)) or (
             len(chosen[name]) == 1 and not is_searched(group)
         ):
             best[name] = chosen[name][0]

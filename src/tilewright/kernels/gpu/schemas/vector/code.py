@@ -1,9 +1,9 @@
 """The vector schema: neighbouring points of the result by one thread, moved at once.
 
 It serves what one thread a point does (general/code.py) where operands lie side by side along the
-result's last dimension: pooling, depthwise convolutions and element-wise work on tensors of f16 or
-bf16 with their channels last. Values are computed in float32 and rounded as they are stored.
-Decisions of a schedule:
+result's last dimension: pooling, depthwise convolutions and element-wise work on tensors of f16,
+bf16 or 8-bit numbers with their channels last. Values of half types are computed in float32 and
+rounded as they are stored, whole numbers as the group says. Decisions of a schedule:
 
     run       points of a thread: 2, 4 or 8
     threads   of a block
@@ -16,7 +16,7 @@ Parts of a group that do not lie so are computed by the general schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ScheduleError
@@ -31,8 +31,8 @@ from tilewright.kernels.cpu.schemas.general.plan import (
     affine_text,
     piece_of,
 )
-from tilewright.kernels.gpu import half, pieces
-from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu import half, pieces, whole
+from tilewright.kernels.gpu.language import ELEMENT, Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import outside_in
 from tilewright.kernels.gpu.schema import RESERVED
@@ -42,6 +42,7 @@ from tilewright.kernels.gpu.work import WARP
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES, HALVES
 from tilewright.ops.group import Group
+from tilewright.ops.integer import SMALL
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import COMBINERS, Access
 from tilewright.schedule.gpu import GpuSchedule
@@ -69,9 +70,20 @@ def generate(group: Group, schedule: GpuSchedule) -> Module:
             f'{group.label}: {lanes} lanes in a block of {threads} threads; give one of {LANES}, '
             f'and whole warps'
         )
-    if not group.half:
-        raise ScheduleError(f'{group.label}: the vector schema computes f16 and bf16 alone')
+    if not _is_served(group):
+        raise ScheduleError(
+            f'{group.label}: the vector schema computes f16, bf16 and 8-bit numbers alone'
+        )
     return joined(group, [_one(part, run, threads, lanes) for part in parts(group)])
+
+
+def _is_served(group: Group) -> bool:
+    """Whether something is stored in less than a word, and all of it is moved in words."""
+    kinds = {tensor.dtype for tensor in group.tensors}
+    plain = not group.is_sequential and all(
+        s.is_affine and not set(s.expr.iterators()) for s in group.stages
+    )
+    return bool(group.half) or (plain and bool(kinds & {*SMALL}) and kinds <= {'f32', *whole.KINDS})
 
 
 def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
@@ -79,7 +91,7 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
     points are few and reductions long, lanes first.
     """
     alone = parts(group) == (group,)
-    if not group.half or not alone or (group.main.is_product_sum and not _by_channel(group)):
+    if not _is_served(group) or not alone or (group.main.is_product_sum and not _by_channel(group)):
         return ()
     found = [run for run in RUNS if _along(_piece(group)[0], run)]
     alone = [
@@ -87,7 +99,8 @@ def propose(group: Group, machine: GpuMachine) -> tuple[GpuSchedule, ...]:
         for run in found[:2]
         for threads in (128, 256)
     ]
-    lanes = _busy_lanes(group, found[0], machine) if found else 1
+    floats = _kinds(_piece(group)[0])[0] == 'f32'
+    lanes = _busy_lanes(group, found[0], machine) if found and floats else 1
     shared = [
         GpuSchedule.of(NAME, run=found[0], threads=128, lanes=count)
         for count in (lanes, lanes // 2)
@@ -121,7 +134,8 @@ def _by_channel(group: Group) -> bool:
 def _one(group: Group, run: int, threads: int, lanes: int) -> Module:
     piece, used = _piece(group)
     loop = _along(piece, run)
-    shared = lanes if piece.stage.combiner is not None and piece.reductions else 1
+    summed = piece.stage.combiner is not None and piece.reductions
+    shared = lanes if summed and _kinds(piece)[0] == 'f32' else 1
     made = (
         general.kernel(safe_iterators(group, RESERVED)[0], threads)
         if loop is None
@@ -142,6 +156,21 @@ def _piece(group: Group) -> tuple[Piece, list[str]]:
     return piece_of(safe, Tables(), pointer, {}, ()), used
 
 
+def _computed(dtype: str) -> str:
+    """The type in which numbers of a dtype are computed with."""
+    return 'f32' if dtype in HALVES else dtype
+
+
+def _kinds(piece: Piece) -> tuple[str, ...]:
+    """Types of the sum and of what each stage behind it makes."""
+    return tuple(_computed(dtype) for dtype in (piece.dtype, *(a.dtype for a in piece.after)))
+
+
+def _name(piece: Piece, number_: int) -> str:
+    """The array of a value: one for all where they are floats, else one of each type."""
+    return 'value' if {*_kinds(piece)} == {'f32'} else f'value_{number_}'
+
+
 def _along(piece: Piece, run: int) -> Loop | None:
     """The loop along which `run` points are neighbours of everything that changes with it."""
     found = [p for p in piece.parallel if piece.write.strides.get(p.name) == 1 and not p.size % run]
@@ -149,7 +178,8 @@ def _along(piece: Piece, run: int) -> Loop | None:
         return None
     name = found[0].name
     plain = all(
-        not p.tables and not p.lookups and p.dtype in ('f32', *HALVES) for p in piece.places
+        not p.tables and not p.lookups and p.dtype in ('f32', *HALVES, *whole.KINDS)
+        for p in piece.places
     )
     # What is summed up lies side by side; other operands may be gathered, point by point.
     summed = piece.reads if piece.stage.combiner else ()
@@ -182,7 +212,9 @@ def _kernel(group: Group, piece: Piece, used: Sequence[str], loop: Loop, deal: _
     sizes = [(p.name, p.size) for p in loops]
     points = loop.size // run * math.prod(size for _, size in sizes)
     write = f'{piece.write.pointer} + {piece.write.index({})}'
-    stored = half.store([f'value[{q}]' for q in range(run)], write, piece.write.dtype)
+    last, dtype = _name(piece, len(piece.after)), piece.write.dtype
+    store = whole.store if dtype in whole.KINDS else half.store
+    stored = store([f'{last}[{q}]' for q in range(run)], write, dtype)
     body = [
         *_place(points, deal),
         *pieces.decode('point', [*sizes, ('run', loop.size // run)]),
@@ -223,39 +255,38 @@ def _place(points: int, deal: _Deal) -> list[str]:
 def _values(piece: Piece, typed: GpuTyped, loop: Loop, deal: _Deal) -> list[str]:
     """`value`: the sum, or whatever combines, at each of the points."""
     combiner, run = piece.stage.combiner, deal.run
+    name, kind = _name(piece, 0), _kinds(piece)[0]
     lines, texts = [], []
     for count, place in enumerate(piece.reads):
         made, text = _read(place, f'x{count}', loop, run, piece.stage.pad_value)
         lines += made
-        texts.append((text, 'f32'))
+        texts.append((text, _computed(place.dtype)))
     text, dtype = typed.text(piece.stage.expr, texts, {})
-    term = narrow(typed.convert(text, dtype, 'f32'))
+    term = narrow(typed.convert(text, dtype, kind))
+    begun = f'{ELEMENT[kind]} {name}[{run}];'
     if combiner is None:
-        return [f'float value[{run}];', *lines, *_each(run, f'value[q] = {term};')]
-    neutral = narrow(number(COMBINERS[combiner], 'f32'))
+        return [begun, *lines, *_each(run, f'{name}[q] = {term};')]
+    neutral = narrow(number(COMBINERS[combiner], kind))
     reductions = sorted(piece.reductions, key=lambda p: -abs(piece.reads[0].strides.get(p.name, 0)))
-    inside = [
-        *lines,
-        *_each(run, f'value[q] = {typed.combine(combiner, "f32", "value[q]", term)};'),
-    ]
-    begun = [f'float value[{run}];', *_each(run, f'value[q] = {neutral};')]
+
+    def joined(other: str) -> str:
+        return f'{name}[q] = {narrow(typed.combine(combiner, kind, f"{name}[q]", other))};'
+
+    inside = [*lines, *_each(run, joined(term))]
+    cleared = [begun, *_each(run, f'{name}[q] = {neutral};')]
     if deal.lanes == 1:
-        return [*begun, *_walked(reductions, inside)]
+        return [*cleared, *_walked(reductions, inside)]
     sizes = [(p.name, p.size) for p in reductions]
     length = math.prod(size for _, size in sizes)
-    whole = length <= WRITTEN_OUT * deal.lanes
+    few = length <= WRITTEN_OUT * deal.lanes
     exchanged = [
         line
         for step in LANES[1:][: LANES.index(deal.lanes)]
-        for line in _each(
-            run,
-            f'value[q] = '
-            f'{typed.combine(combiner, "f32", "value[q]", f"LANE_XOR(value[q], {step // 2})")};',
-        )
+        for line in _each(run, joined(f'LANE_XOR({name}[q], {step // 2})'))
     ]
     return [
-        *begun,
-        '#pragma unroll' if whole else '#pragma unroll 4',
+        *cleared,
+        '#pragma unroll' if few else '#pragma unroll 4',
         f'for (int at = lane; at < {length}; at += {deal.lanes}) {{',
         *pieces.indented([*pieces.decode('at', sizes), *inside]),
         '}',
@@ -281,22 +312,26 @@ def _walked(reductions: Sequence[Loop], inside: Sequence[str]) -> list[str]:
 
 
 def _after(piece: Piece, typed: GpuTyped, loop: Loop, run: int) -> list[str]:
-    """The stages behind, all of them on `value`."""
+    """The stages behind: all of them on `value` where that is of floats, else each on its own."""
     lines: list[str] = []
+    kinds, alone = _kinds(piece), _name(piece, 0) == 'value'
     for count, after in enumerate(piece.after, 1):
         made, texts = [], []
         for number_, item in enumerate(after.reads):
             if isinstance(item, Place):
                 more, text = _read(item, f'e{count}_{number_}', loop, run, 0.0)
                 made += more
+                texts.append((text, _computed(item.dtype)))
             else:
-                text = 'value[q]' if item == count - 1 else f'value_{item}[q]'
-            texts.append((text, 'f32'))
+                now = alone and item == count - 1
+                texts.append(('value[q]' if now else f'value_{item}[q]', kinds[item]))
         text, dtype = typed.text(after.expr, texts, {})
-        if _kept(piece.after[count:], count - 1):
+        if alone and _kept(piece.after[count:], count - 1):
             made.append(f'float value_{count - 1}[{run}];')
             made += _each(run, f'value_{count - 1}[q] = value[q];')
-        lines += [*made, *_each(run, f'value[q] = {narrow(typed.convert(text, dtype, "f32"))};')]
+        name, kind = _name(piece, count), kinds[count]
+        made += [] if alone else [f'{ELEMENT[kind]} {name}[{run}];']
+        lines += [*made, *_each(run, f'{name}[q] = {narrow(typed.convert(text, dtype, kind))};')]
     return lines
 
 
@@ -316,10 +351,11 @@ def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tu
     tests = [f'(unsigned)({affine_text(t.at)}) < {t.extent}u' for t in place.tests]
     moving = place.strides.get(loop.name, 0) == 1
     count = run if moving else 1
-    loads = half.load(name, count, f'{place.pointer} + {place.index({})}', place.dtype)
-    lines = [f'float {name}[{count}];']
+    load, kind = _loads(place.dtype)
+    loads = load(name, count, f'{place.pointer} + {place.index({})}', place.dtype)
+    lines = [f'{kind} {name}[{count}];']
     if tests:
-        pad = narrow(number(pad_value, 'f32'))
+        pad = narrow(number(pad_value, _computed(place.dtype)))
         lines += [
             f'if ({" && ".join(dict.fromkeys(tests))}) {{', *pieces.indented(loads), '} else {',
             *pieces.indented([f'{name}[{q}] = {pad};' for q in range(count)]), '}',
@@ -329,17 +365,23 @@ def _read(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> tu
     return lines, f'{name}[q]' if moving else f'{name}[0]'
 
 
+def _loads(dtype: str) -> tuple[Callable[[str, int, str, str], list[str]], str]:
+    """(what writes loads of neighbours, the C type that holds one of them)."""
+    return (whole.load, 'int') if dtype in whole.KINDS else (half.load, 'float')
+
+
 def _gathered(place: Place, name: str, loop: Loop, run: int, pad_value: float) -> list[str]:
     """Lines that load an operand whose points lie apart."""
-    pad = narrow(number(pad_value, 'f32'))
-    lines = [f'float {name}[{run}];']
+    pad = narrow(number(pad_value, _computed(place.dtype)))
+    one, kind = _loads(place.dtype)
+    lines = [f'{kind} {name}[{run}];']
     for q in range(run):
         tests = [
             f'(unsigned)({affine_text(t.at)} + {q * t.at.coefficient(loop.name)}) < {t.extent}u'
             for t in place.tests
         ]
         step = q * place.strides.get(loop.name, 0)
-        load = half.load('x', 1, f'{place.pointer} + {place.index({})} + {step}', place.dtype)[0]
+        load = one('x', 1, f'{place.pointer} + {place.index({})} + {step}', place.dtype)[0]
         value = load.removeprefix('x[0] = ').removesuffix(';')
         chosen = f'{" && ".join(dict.fromkeys(tests))} ? {value} : {pad}' if tests else value
         lines.append(f'{name}[{q}] = {chosen};')
