@@ -148,7 +148,7 @@ def test_gpus_that_are_not_known_are_described_by_what_they_say() -> None:
     assert made.fp32_lanes == 64
     assert made.peak_gflops == pytest.approx(19_490, rel=1e-3)
     assert made.shared_bytes_per_block == 163 << 10
-    assert made.instructions == ('mma_half', 'mma_tf32', 'resident_grid')
+    assert made.instructions == ('mma_half', 'mma_int8', 'mma_tf32', 'resident_grid')
     assert made.assumed == ('l2_gbps',)
     future = nvidia_gpu('NVIDIA X', (99, 0), 200, 2.0)
     assert {'fp32_lanes', 'global_gbps', 'shared_bytes', 'threads'} <= set(future.assumed)

@@ -239,9 +239,8 @@ def why_not(group: Group) -> str:
     size = group.main.sizes[c.loop]
     unit = unit_of(size, item)
     if strides.get(c.loop) != 1 or not unit:
-        return (
-            f'its {size} channels are not contiguous, or not a multiple of {CHUNK_BYTES // 2} bytes'
-        )
+        least = CHUNK_BYTES // 2 // item
+        return f'its {size} channels are not contiguous, or not a multiple of {least}'
     others = [s for name, s in strides.items() if name != c.loop]
     if any(n % unit for n in (const, *others)):
         return f'its pixels do not begin at multiples of {item * unit} bytes'
