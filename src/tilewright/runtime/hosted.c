@@ -283,21 +283,35 @@ static float half_products(unsigned x, unsigned y, int wide)
         + half_number(x >> 16, wide) * half_number(y >> 16, wide);
 }
 
+/* Leave this thread's words of both operands for its warp, and wait for those of the others. */
+static void offer(const unsigned *a, const unsigned *b)
+{
+    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
+    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
+    wait_in(AT_WARP);
+}
+
+/* Word k of eight of a row of a, and of a column of b, in the warp whose first thread is `first`. */
+static unsigned word_of_row(int first, int row, int k)
+{
+    return mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)];
+}
+
+static unsigned word_of_column(int first, int column, int k)
+{
+    return mma_b[first + 4 * column + k % 4][k / 4];
+}
+
 /* As tw_mma_tf32, with two depths in each word: word t and t + 4 of rows g and g + 8, and of column g
    (PTX ISA, m16n8k16 with .f16 and .bf16). */
 void tw_mma_half(int wide, float *d, const unsigned *a, const unsigned *b)
 {
     const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
-    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
-    wait_in(AT_WARP);
-    for (int i = 0; i < 4; i++) {
-        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    offer(a, b);
+    for (int i = 0; i < 4; i++)
         for (int k = 0; k < 8; k++)
             d[i] += half_products(
-                mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)],
-                mma_b[first + 4 * column + k % 4][k / 4], wide);
-    }
+                word_of_row(first, g + 8 * (i / 2), k), word_of_column(first, 2 * t + i % 2, k), wide);
     wait_in(AT_WARP);
 }
 
@@ -359,16 +373,11 @@ static int byte_products(unsigned x, unsigned y, int kinds)
 void tw_mma_int8(int kinds, int *d, const unsigned *a, const unsigned *b)
 {
     const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
-    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
-    wait_in(AT_WARP);
-    for (int i = 0; i < 4; i++) {
-        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    offer(a, b);
+    for (int i = 0; i < 4; i++)
         for (int k = 0; k < 8; k++)
             d[i] += byte_products(
-                mma_a[first + 4 * (row % 8) + k % 4][row / 8 + 2 * (k / 4)],
-                mma_b[first + 4 * column + k % 4][k / 4], kinds);
-    }
+                word_of_row(first, g + 8 * (i / 2), k), word_of_column(first, 2 * t + i % 2, k), kinds);
     wait_in(AT_WARP);
 }
 
