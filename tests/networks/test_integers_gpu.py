@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.errors import InputError
 from tilewright.runtime.gpu.network import GpuNetwork
 
-CHANNELS, IMAGE = 32, 10
+CHANNELS, IMAGE = 32, 20
 
 
 def network() -> onnx.ModelProto:
@@ -36,7 +36,7 @@ def network() -> onnx.ModelProto:
         nodes.append(helper.make_node('Relu', [f'{y}c'], [y]))
         return y
 
-    first = conv('x', 'first', 3, 3)
+    first = conv('x', 'first', 3, 3, stride=2)
     second = conv(conv(first, 'dense', CHANNELS, 3), 'narrow', CHANNELS, 1)
     nodes.append(helper.make_node('Add', [second, first], ['total']))
     wise = conv('total', 'depthwise', CHANNELS, 3, stride=2, groups=CHANNELS)
@@ -81,9 +81,12 @@ def test_results_are_those_of_a_cpu(
     schemas = {task.name: task.schedule.schema for task in made.gpu_tasks}
     assert schemas['depthwise'] == schemas['pooled'] == 'vector'
     units = target == 'host'
-    assert {schemas[n] == 'channels' for n in ('dense', 'narrow', 'last')} == {units}
+    assert {schemas[n] == 'channels' for n in ('first', 'dense', 'narrow', 'last')} == {units}
     dense = next(task.group for task in made.gpu_tasks if task.name == 'dense')
-    assert dense.output.shape == (1, IMAGE, IMAGE, CHANNELS)
+    assert dense.output.shape == (1, IMAGE // 2, IMAGE // 2, CHANNELS)
+    # A border of one pixel in front, four channels, windows of three pixels made even.
+    first = next(task.group for task in made.gpu_tasks if task.name == 'first')
+    assert first.tensor('In').shape == (1, IMAGE + 1, 4 * (IMAGE + 2))
 
 
 def test_a_model_of_floats_is_quantised_for_a_gpu(samples: np.ndarray) -> None:

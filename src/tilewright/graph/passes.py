@@ -12,6 +12,7 @@ from tilewright.errors import InputError
 from tilewright.graph.attention import join_attention
 from tilewright.graph.batch_norm import fold_batch_norm
 from tilewright.graph.boxes import share
+from tilewright.graph.byte_rows import byte_rows
 from tilewright.graph.channels_last import filters_last, images_last
 from tilewright.graph.combine import combine
 from tilewright.graph.concat import concat
@@ -72,7 +73,7 @@ GPU_PASSES: dict[str, Callable[[Program, Cost], Program]] = {
     'attention': lambda program, _: join_attention(program),
     'fuse': lambda program, cost: fuse(by_levels(at_once(program)), cost),
     'prologue': put_before,
-    'channels_last': lambda program, _: filters_last(images_last(program)),
+    'channels_last': lambda program, _: filters_last(images_last(byte_rows(program))),
     'concat': lambda program, _: concat(program),
     'chain': unchained,
 }

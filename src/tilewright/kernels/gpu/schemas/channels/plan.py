@@ -104,7 +104,7 @@ class ChannelsPlan(ProductPlan):
     @property
     def unit(self) -> int:
         """Channels that are copied at once: sixteen bytes of them, or eight."""
-        return unit_of(self.channels, self.item)
+        return _unit(self.group, self.contraction)
 
     @property
     def units(self) -> int:
@@ -235,16 +235,21 @@ def why_not(group: Group) -> str:
     if not {group.tensor(a.tensor).dtype for a in (c.a, c.b)} <= {*types}:
         return f'its factors are not both {" or ".join(types)}'
     item = DTYPES[group.tensor(c.a.tensor).dtype]
-    strides, const = access_strides(group, c.a)
     size = group.main.sizes[c.loop]
-    unit = unit_of(size, item)
-    if strides.get(c.loop) != 1 or not unit:
+    if access_strides(group, c.a)[0].get(c.loop) != 1 or not unit_of(size, item):
         least = CHUNK_BYTES // 2 // item
         return f'its {size} channels are not contiguous, or not a multiple of {least}'
-    others = [s for name, s in strides.items() if name != c.loop]
-    if any(n % unit for n in (const, *others)):
-        return f'its pixels do not begin at multiples of {item * unit} bytes'
+    if not _unit(group, c):
+        return f'its pixels do not begin at multiples of {CHUNK_BYTES // 2} bytes'
     return ''
+
+
+def _unit(group: Group, c: Contraction) -> int:
+    """Channels that are copied at once: all that a copy reads begins at multiples of them."""
+    strides, const = access_strides(group, c.a)
+    others = (s for name, s in strides.items() if name != c.loop)
+    item = DTYPES[group.tensor(c.a.tensor).dtype]
+    return unit_of(math.gcd(group.main.sizes[c.loop], const, *others), item)
 
 
 def _deepened(group: Group, c: Contraction) -> Contraction:
