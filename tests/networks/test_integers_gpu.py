@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -87,6 +89,14 @@ def test_results_are_those_of_a_cpu(
     # A border of one pixel in front, four channels, windows of three pixels made even.
     first = next(task.group for task in made.gpu_tasks if task.name == 'first')
     assert first.tensor('In').shape == (1, IMAGE + 1, 4 * (IMAGE + 2))
+
+
+def test_a_file_holds_the_network_as_it_is_computed(
+    tmp_path: Path, quantised: onnx.ModelProto, samples: np.ndarray
+) -> None:
+    made = tw.compile(quantised, target='host', save=tmp_path / 'a.tw')
+    loaded = tw.load(tmp_path / 'a.tw')
+    np.testing.assert_array_equal(loaded(samples[0]), made(samples[0]))
 
 
 def test_a_model_of_floats_is_quantised_for_a_gpu(samples: np.ndarray) -> None:

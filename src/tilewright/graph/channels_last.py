@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.graph.boxes import share
+from tilewright.graph.graph import Value
 from tilewright.graph.half import WEIGHTS_LAST, by_channel, rewritten
 from tilewright.graph.program import Program, Task
 from tilewright.ops.channels_last import RANK, channels_last, moved
@@ -41,10 +42,9 @@ def filters_last(program: Program) -> Program:
         operands = dict(task.operands)
         for tensor, order in orders.items():
             own = operands[tensor]
-            operands[tensor] = f'{own}@last'
+            name = operands[tensor] = f'{own}@last'
             array = np.ascontiguousarray(program.constants[own].transpose(order))
-            constants[operands[tensor]] = array
-            values[operands[tensor]] = replace(values[own], shape=array.shape)
+            constants[name], values[name] = array, Value(name, array.shape, values[own].dtype)
         group = rewritten(task.group, {}, orders, {}) if orders else task.group
         tasks.append(replace(task, group=group, operands=operands))
     return replace(program, tasks=tuple(tasks), values=values, constants=constants)
