@@ -188,6 +188,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
     'a CPU schema',
     (
         f'{_FOLDERS}.outer:OUTER',
+        f'{_FOLDERS}.rows:ROWS',
         f'{_FOLDERS}.dot:DOT',
         f'{_FOLDERS}.half:HALF',
         f'{_FOLDERS}.tiles:TILES',
