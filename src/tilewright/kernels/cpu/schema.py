@@ -188,7 +188,6 @@ SCHEMAS: Registry[CpuSchema] = Registry(
     'a CPU schema',
     (
         f'{_FOLDERS}.outer:OUTER',
-        f'{_FOLDERS}.rows:ROWS',
         f'{_FOLDERS}.dot:DOT',
         f'{_FOLDERS}.half:HALF',
         f'{_FOLDERS}.tiles:TILES',
@@ -198,6 +197,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.strassen:STRASSEN',
         f'{_FOLDERS}.stencil:STENCIL',
+        f'{_FOLDERS}.pixels:PIXELS',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.windows:WINDOWS',
         f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',

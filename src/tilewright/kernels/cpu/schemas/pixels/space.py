@@ -1,4 +1,4 @@
-"""The space of the schema of rows: register tiles, blocks that are copied, cuts between threads.
+"""The space of the schema of pixels: register tiles, blocks that are copied, cuts between threads.
 
 Goes in: a group, an instruction set, a thread count. Comes out: schedules worth pricing, which are
 few, and any legal one at random.
@@ -12,7 +12,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.isa.x86_rows import registers_needed
-from tilewright.kernels.cpu.schemas.rows.plan import Shape, plan_rows, shape_of, why_no_rows
+from tilewright.kernels.cpu.schemas.pixels.plan import Shape, plan_pixels, shape_of, why_no_pixels
 from tilewright.kernels.cpu.space import (
     CACHE_LEVELS,
     Cut,
@@ -30,7 +30,7 @@ BLOCK_BYTES = (192 << 10, 384 << 10)  # that are copied at once: what second cac
 MOST_VECTORS = 4
 
 
-def rows_schedule(
+def pixels_schedule(
     group: Group, isa: str, tile: tuple[int, int, int], block: int, parallel: Cut, pack: str
 ) -> Schedule:
     """The schedule of these decisions: `tile` is channels, rows and vectors of a register tile,
@@ -48,12 +48,12 @@ def rows_schedule(
     axis = shape.down.name or shape.across.name
     around[axis] = min(around[axis], -(-block // reg[axis]) * reg[axis])
     levels = (Level.of('reg', order, reg), Level.of(pack, order, around))
-    return Schedule('rows', isa, shape.across.name, levels, parallel, pack)
+    return Schedule('pixels', isa, shape.across.name, levels, parallel, pack)
 
 
-def rows_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
+def pixels_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[Schedule]:
     """Every register tile that fills the registers, with each block and the best cuts."""
-    shape = shape_of(group)
+    shape = None if why_no_pixels(group) else shape_of(group)
     if shape is None or not ISAS[isa].rows_emit:
         return
     free = [d for d in (shape.batch, shape.channels, shape.down.name or shape.across.name) if d]
@@ -62,7 +62,7 @@ def rows_choices(group: Group, isa: str, threads: int, levels: int) -> Iterator[
         for tile in register_tiles(group, shape, ISAS[isa]):
             for limit in BLOCK_BYTES:
                 block = block_within(group, isa, tile, limit, cut, pack)
-                schedule = rows_schedule(group, isa, tile, block, cut, pack)
+                schedule = pixels_schedule(group, isa, tile, block, cut, pack)
                 if schedule not in seen and _legal(group, schedule):
                     seen.add(schedule)
                     yield schedule
@@ -72,7 +72,7 @@ def block_within(
     group: Group, isa: str, tile: tuple[int, int, int], limit: int, cut: Cut, pack: str
 ) -> int:
     """Results of even blocks of each thread whose copies take at most so many bytes."""
-    plan = plan_rows(group, rows_schedule(group, isa, tile, 1, (), pack))
+    plan = plan_pixels(group, pixels_schedule(group, isa, tile, 1, (), pack))
     size = -(-plan.axis.size // dict(cut).get(plan.axis.name, 1))
     each = plan.schedule.reg.tile[plan.axis.name]
     most = 1
@@ -81,7 +81,8 @@ def block_within(
             break
         most = count
     blocks = -(-size // (most * each))
-    return -(-(-(-size // blocks)) // each) * each
+    even = -(-size // blocks)
+    return -(-even // each) * each
 
 
 def register_tiles(group: Group, shape: Shape, isa: Isa) -> Iterator[tuple[int, int, int]]:
@@ -105,17 +106,17 @@ def register_tiles(group: Group, shape: Shape, isa: Isa) -> Iterator[tuple[int, 
 
 def _legal(group: Group, schedule: Schedule) -> bool:
     try:
-        plan_rows(group, schedule)
+        plan_pixels(group, schedule)
     except ScheduleError:
         return False
     return True
 
 
-def draw_rows(
+def draw_pixels(
     group: Group, isa: str, random: Random, levels: int, most_threads: int
 ) -> Schedule | None:
     """Any register tile that fits, any block and any cut."""
-    shape = None if why_no_rows(group) else shape_of(group)
+    shape = None if why_no_pixels(group) else shape_of(group)
     if shape is None or not ISAS[isa].rows_emit or random.random() >= 0.3:
         return None
     wide = random.randint(1, MOST_VECTORS)
@@ -129,5 +130,5 @@ def draw_rows(
     cut = random.choice(cuts_up_to(group.main, most_threads, free))
     pack = random.choice(CACHE_LEVELS[:levels])
     block = random.randint(1, axis.size)
-    schedule = rows_schedule(group, isa, (channels, high, wide), block, cut, pack)
+    schedule = pixels_schedule(group, isa, (channels, high, wide), block, cut, pack)
     return schedule if _legal(group, schedule) else None

@@ -1,7 +1,7 @@
-"""What the schema of rows decides before it writes a line.
+"""What the schema of pixels decides before it writes a line.
 
 Goes in: a convolution whose result has pixels innermost, weights that are constant, and a schedule
-with schema 'rows'. Comes out: a `RowsPlan`, or a ScheduleError that says why the schedule is not
+with schema 'pixels'. Comes out: a `PixelsPlan`, or a ScheduleError that says why the schedule is not
 legal.
 
 Input tiles are copied so that vectors of pixels are loaded as they lie, in one of two forms:
@@ -118,7 +118,9 @@ def _axis(group: Group, name: str, index: Affine, extent: int) -> Axis | None:
 
 
 def finish_of(group: Group, shape: Shape) -> tuple[Finished | None, Epilogue]:
-    """What micro-kernels do behind their sums; None where they cannot."""
+    """What micro-kernels do behind their sums; None where they cannot, and sums that were stored
+    go through the epilogue in C.
+    """
     out, _ = access_strides(group, group.main.write)
     pixels = [a.name for a in (shape.down, shape.across) if a.name]
     around = [*pixels, shape.batch]
@@ -135,30 +137,28 @@ def finish_of(group: Group, shape: Shape) -> tuple[Finished | None, Epilogue]:
     return read_finish(group, epilogue.operands, is_bias, is_more), epilogue
 
 
-def why_no_rows(group: Group) -> str:
+def why_no_pixels(group: Group) -> str:
     """Why no schedule of the schema can compute a group; '' where one can."""
     shape = shape_of(group)
     if shape is None:
         return f'{group.label} is no convolution whose result has pixels innermost'
     if any(t.dtype != 'f32' for t in group.tensors):
         return f'{group.label} has tensors that are not f32'
-    if finish_of(group, shape)[0] is None:
-        return f'what follows the sums of {group.label} is more than a bias, a sum and limits'
     return ''
 
 
 @dataclass(frozen=True)
-class RowsPlan:
+class PixelsPlan:
     """Everything that the generator decides before it writes a line.
 
-    `high` and `wide` are rows and vectors of a register tile, `block` the results along rows (or
+    Without `finish` what follows the sums is the epilogue's. `high` and `wide` are rows and vectors of a register tile, `block` the results along rows (or
     along the run of pixels) whose input is copied at once.
     """
 
     group: Group
     schedule: Schedule
     shape: Shape
-    finish: Finished
+    finish: Finished | None
     epilogue: Epilogue
     most: int
     high: int
@@ -288,6 +288,7 @@ class RowsPlan:
         """The micro-kernel of a register tile: vectors of `high` rows, `wide` in each."""
         out, _ = access_strides(self.group, self.group.main.write)
         steps, rows = self.steps()
+        finish = self.finish or Finished()
         tile = list(itertools.product(range(high), range(wide)))
         down = out.get(self.shape.down.name, 0)
         return RowKernel(
@@ -302,10 +303,10 @@ class RowsPlan:
             self.channel,
             out[self.shape.channels],
             kernel_name(self.schedule.isa, channels, high, wide),
-            bool(self.finish.bias),
-            bool(self.finish.more),
-            self.finish.low,
-            self.finish.high,
+            bool(finish.bias),
+            bool(finish.more),
+            finish.low,
+            finish.high,
         )
 
     @property
@@ -317,17 +318,16 @@ def kernel_name(isa: str, channels: int, high: int, wide: int) -> str:
     return f'rows_{isa}_k{channels}_p{high}x{wide}'
 
 
-def plan_rows(group: Group, schedule: Schedule) -> RowsPlan:
-    """[Group, Schedule] -> [RowsPlan]"""
+def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
+    """[Group, Schedule] -> [PixelsPlan]"""
     check_plain(group)
     label, isa, stage = group.label, ISAS[schedule.isa], group.main
-    why = why_no_rows(group)
+    why = why_no_pixels(group)
     if why:
         raise ScheduleError(f'{why}; use the outer schema')
     shape = shape_of(group)
     assert shape is not None
     finish, epilogue = finish_of(group, shape)
-    assert finish is not None
     if not isa.rows_emit:
         raise ScheduleError(f'{label}: {isa.name} has no micro-kernels along rows; use outer')
     if schedule.vector != shape.across.name:
@@ -337,7 +337,7 @@ def plan_rows(group: Group, schedule: Schedule) -> RowsPlan:
         )
     if len(schedule.levels) != 2 or schedule.pack != schedule.levels[1].name:
         raise ScheduleError(
-            f'{label}: a schedule of rows has one level around reg, whose tiles are copied; this '
+            f'{label}: a schedule of pixels has one level around reg, whose tiles are copied; this '
             f'one has {[level.name for level in schedule.levels]} and pack={schedule.pack!r}'
         )
     reg, tile = schedule.reg.tile, schedule.levels[1].tile
@@ -369,7 +369,7 @@ def plan_rows(group: Group, schedule: Schedule) -> RowsPlan:
             f'{label}: {reg[shape.channels]} x {high * wide} vectors need {need} registers; '
             f'{isa.name} has {isa.registers}: choose a smaller register tile'
         )
-    plan = RowsPlan(
+    plan = PixelsPlan(
         group, schedule, shape, finish, epilogue, reg[shape.channels], high, wide, tile[axis.name]
     )
     kernel = plan.kernel(plan.counts[0], high, wide)

@@ -1,4 +1,4 @@
-"""The time of a schedule of rows on one machine (kernels/cpu/schemas/rows).
+"""The time of a schedule of pixels on one machine (kernels/cpu/schemas/pixels).
 
 Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tilewright.kernels.cpu.isa.x86_rows import EMBEDDED_VECTORS
-from tilewright.kernels.cpu.schemas.rows.plan import RowsPlan, plan_rows
+from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE
@@ -46,15 +46,16 @@ def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
     )
 
 
-def predict_rows(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     group = tiled_form(group, schedule.reg.tile)
-    plan, threads, isa = plan_rows(group, schedule), schedule.threads, ISAS[schedule.isa]
+    plan, threads, isa = plan_pixels(group, schedule), schedule.threads, ISAS[schedule.isa]
     k, shape, sizes = machine.time_constants, plan.shape, plan.sizes
     cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     ways = dict(schedule.parallel)
     images = -(-sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
-    units = -(-(-(-plan.axis.size // plan.unit)) // ways.get(plan.axis.name, 1))
+    dealt = -(-plan.axis.size // plan.unit)
+    units = -(-dealt // ways.get(plan.axis.name, 1))
     results = min(units * plan.unit, plan.axis.size)
     tiles = Counter(plan.counts[: -(-len(plan.counts) // ways.get(shape.channels, 1))])
     blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
@@ -112,7 +113,7 @@ def predict_rows(group: Group, schedule: Schedule, machine: Machine) -> Predicti
     )
 
 
-def _pack(plan: RowsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
+def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
     """(cycles of one thread, floats that it copies for one image)."""
     summed, lanes = plan.sizes[plan.shape.summed], plan.lanes
     if plan.shape.flat:
@@ -127,7 +128,7 @@ def _pack(plan: RowsPlan, images: int, blocks: list[int]) -> tuple[float, float]
 
 
 def _traffic(
-    plan: RowsPlan, machine: Machine, copied: float, near: float, results: int
+    plan: PixelsPlan, machine: Machine, copied: float, near: float, results: int
 ) -> tuple[list[float], list[float]]:
     """Floats over every boundary for one thread, and the seconds of them that nothing hides."""
     k, threads, shape = machine.time_constants, plan.schedule.threads, plan.shape

@@ -1,18 +1,18 @@
-"""The loops of the schema of rows in words, as code.py writes them."""
+"""The loops of the schema of pixels in words, as code.py writes them."""
 
 from __future__ import annotations
 
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.schemas.rows.plan import plan_rows
+from tilewright.kernels.cpu.schemas.pixels.plan import plan_pixels
 from tilewright.kernels.cpu.words import behind, loop_line, quantity, steps_text
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 
-def rows_lines(group: Group, schedule: Schedule) -> list[str]:
+def pixels_lines(group: Group, schedule: Schedule) -> list[str]:
     """Blocks that are copied, tiles of channels, tiles of pixels, and what a tile does."""
-    plan, part = plan_rows(group, schedule), part_extents(group.main, schedule)
+    plan, part = plan_pixels(group, schedule), part_extents(group.main, schedule)
     shape, level, reg, isa = plan.shape, schedule.levels[1], schedule.reg, ISAS[schedule.isa]
     lines: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The schema of rows: pixels across the lanes, weights broadcast, results stored as they are.
+"""The schema of pixels: pixels across the lanes, weights broadcast, results stored as they are.
 
 Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
 
@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.kernels.cpu import abi
-from tilewright.kernels.cpu.pointwise import Operand, access_strides
-from tilewright.kernels.cpu.schemas.rows.plan import RowsPlan, kernel_name
+from tilewright.kernels.cpu.pointwise import Operand, access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.finish import Finished
+from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, kernel_name
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.registry import resolve
@@ -49,8 +50,8 @@ static inline void copy_row(const float *restrict from, float *restrict to, long
 """
 
 
-def generate(plan: RowsPlan) -> str:
-    """[RowsPlan] -> [C source]"""
+def generate(plan: PixelsPlan) -> str:
+    """[PixelsPlan] -> [C source]"""
     writer = Writer()
     abi.write_head(writer, plan.group, plan.schedule)
     writer.lines += [*COPY.format(size=4 * plan.lanes).splitlines(), '']
@@ -60,22 +61,24 @@ def generate(plan: RowsPlan) -> str:
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
     places = _write_packing(writer, plan)
     _write_fetch(writer, plan)
+    if plan.finish is None:
+        _write_epilogue(writer, plan)
     _write_part(writer, plan, places)
     return writer.text()
 
 
-def variants(plan: RowsPlan) -> list[tuple[int, int, int]]:
+def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
     """Channels, rows and vectors of every register tile that occurs."""
     channels = sorted(set(plan.counts), reverse=True)
     return [(k, h, w) for k in channels for h in _highs(plan) for w in _wides(plan)]
 
 
-def _highs(plan: RowsPlan) -> list[int]:
+def _highs(plan: PixelsPlan) -> list[int]:
     """Rows of register tiles. Threads and blocks may end anywhere."""
     return list(range(plan.high, 0, -1)) if plan.shape.down.name else [1]
 
 
-def _wides(plan: RowsPlan) -> list[int]:
+def _wides(plan: PixelsPlan) -> list[int]:
     """Vectors of register tiles; parts of a flat run are whole vectors of any number."""
     if plan.shape.flat:
         return list(range(plan.wide, 0, -1))
@@ -83,7 +86,7 @@ def _wides(plan: RowsPlan) -> list[int]:
     return [w for w in (plan.wide, rest) if w and (w == rest or plan.vectors >= plan.wide)]
 
 
-def _write_strips(writer: Writer, plan: RowsPlan) -> None:
+def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     """Pixels from `first` to `end` of all channels, in strips."""
     channels, size = plan.sizes[plan.shape.summed], plan.shape.across.size
     pitch, strip = size, plan.strip
@@ -110,7 +113,7 @@ def _write_strips(writer: Writer, plan: RowsPlan) -> None:
     writer.line()
 
 
-def _write_rows(writer: Writer, plan: RowsPlan) -> None:
+def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
     """What results from row `first` to `end` need, of all channels."""
     shape = plan.shape
     down, across = shape.down, shape.across
@@ -140,13 +143,13 @@ def _write_rows(writer: Writer, plan: RowsPlan) -> None:
     writer.line()
 
 
-def _image(plan: RowsPlan) -> int:
+def _image(plan: PixelsPlan) -> int:
     """Which of the main stage's reads is the image."""
     reads = plan.group.main.reads
     return next(i for i, a in enumerate(reads) if plan.shape.across.name in a.names)
 
 
-def _write_packing(writer: Writer, plan: RowsPlan) -> dict[str, int]:
+def _write_packing(writer: Writer, plan: PixelsPlan) -> dict[str, int]:
     """Weights of a tile of channels side by side, for each channel and point of the window."""
     group, shape, sizes = plan.group, plan.shape, plan.sizes
     filters = group.main.reads[1 - _image(plan)]
@@ -176,7 +179,7 @@ def _write_packing(writer: Writer, plan: RowsPlan) -> dict[str, int]:
     return places
 
 
-def _write_fetch(writer: Writer, plan: RowsPlan) -> None:
+def _write_fetch(writer: Writer, plan: PixelsPlan) -> None:
     """Ask for the lines that a register tile will be stored to, before it is computed."""
     out, _ = access_strides(plan.group, plan.group.main.write)
     length = plan.wide * plan.lanes
@@ -192,7 +195,29 @@ def _write_fetch(writer: Writer, plan: RowsPlan) -> None:
     writer.line()
 
 
-def _write_part(writer: Writer, plan: RowsPlan, places: dict[str, int]) -> None:
+def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
+    """A register tile that was stored, through an epilogue that micro-kernels do not know."""
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    names = {plan.shape.channels: 'k', plan.shape.down.name: 'row', plan.shape.across.name: 'x'}
+    write_epilogue(writer, plan.epilogue.functions)
+    operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
+    writer.open(
+        f'static __attribute__((noinline)) void finish(float *restrict out, long channels, '
+        f'long rows, long width{operands})'
+    )
+    for name, count in (('k', 'channels'), ('row', 'rows'), ('x', 'width')):
+        writer.open(f'for (long {name} = 0; {name} < {count}; {name}++)')
+    for item in plan.epilogue.operands:
+        terms = [scaled(text, item.stride(d)) for d, text in names.items() if d]
+        writer.line(f'const long {item.name}_at = {total(terms)};')
+    place = total([scaled(text, out.get(d, 0)) for d, text in names.items() if d])
+    writer.line(f'const float value = out[{place}];')
+    writer.line(f'out[{place}] = {plan.epilogue.expression};')
+    writer.close(4)
+    writer.line()
+
+
+def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> None:
     group, shape, axis = plan.group, plan.shape, plan.axis
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
     image = group.main.reads[_image(plan)]
@@ -242,7 +267,7 @@ def _write_part(writer: Writer, plan: RowsPlan, places: dict[str, int]) -> None:
     writer.close(4)
 
 
-def _write_flat(writer: Writer, plan: RowsPlan) -> None:
+def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
     lanes, strip = plan.lanes, plan.strip
     writer.line('const float *pixels = buffer;')
     writer.open(f'for (long x = block; x < end; x += {strip}, pixels += {plan.strip_floats})')
@@ -252,7 +277,7 @@ def _write_flat(writer: Writer, plan: RowsPlan) -> None:
     writer.close()
 
 
-def _write_tiles(writer: Writer, plan: RowsPlan) -> None:
+def _write_tiles(writer: Writer, plan: PixelsPlan) -> None:
     lanes, across = plan.lanes, plan.shape.across
     places = {across.name: 'x'}
     if plan.shape.down.name:
@@ -269,7 +294,7 @@ def _write_tiles(writer: Writer, plan: RowsPlan) -> None:
     writer.close(2 if plan.shape.down.name else 1)
 
 
-def _write_call(writer: Writer, plan: RowsPlan, at: Callable[[str], str]) -> None:
+def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> None:
     """The micro-kernel that fits this tile; `at` says where it begins along pixels."""
     shape, sizes = plan.shape, plan.sizes
     out, const = access_strides(plan.group, plan.group.main.write)
@@ -287,7 +312,8 @@ def _write_call(writer: Writer, plan: RowsPlan, at: Callable[[str], str]) -> Non
     high = 'high' if shape.down.name else '1'
     writer.line(f'fetch_result(out, channels, {high});')
     given = f'weights, pixels, out, {sizes[shape.summed]}, lanes, '
-    given += f'{operand(plan.finish.bias)}, {operand(plan.finish.more)}'
+    done = plan.finish or Finished()
+    given += f'{operand(done.bias)}, {operand(done.more)}'
     chosen = variants(plan)
     sets = [{v[i] for v in chosen} for i in range(3)]
     for number, variant in enumerate(chosen):
@@ -303,3 +329,7 @@ def _write_call(writer: Writer, plan: RowsPlan, at: Callable[[str], str]) -> Non
             test = '' if last else f'if ({" && ".join(tests)})'
             writer.line(f'{"else " if number else ""}{test}'.rstrip())
         writer.line(f'{"    " if len(chosen) > 1 else ""}{name}({given});')
+    if plan.finish is None:
+        places = ''.join(f', {operand(item.name)}' for item in plan.epilogue.operands)
+        width = f'(vectors - 1) * {plan.lanes} + lanes'
+        writer.line(f'finish(out, channels, {high}, {width}{places});')
