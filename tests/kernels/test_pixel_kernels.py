@@ -1,7 +1,7 @@
 """Pixels across the lanes, between guard pages: extents around every tile edge, on AVX-512 and AVX2.
 
-A register tile of channels x rows x vectors may end early in each direction, a block that is copied
-may end in a register tile, threads may end anywhere, and the last vector of a row in any lane.
+A register tile of channels x rows x vectors may end early in each direction, a block that is
+copied may end in a register tile, threads may end anywhere, and the last vector of a row in any lane.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the schema of pixels decides before it writes a line.
 
 Goes in: a convolution whose result has pixels innermost, weights that are constant, and a schedule
-with schema 'pixels'. Comes out: a `PixelsPlan`, or a ScheduleError that says why the schedule is not
-legal.
+with schema 'pixels'. Comes out: a `PixelsPlan`, or a ScheduleError that says why the schedule is
+not legal.
 
 Input tiles are copied so that vectors of pixels are loaded as they lie, in one of two forms:
 
@@ -151,7 +151,8 @@ def why_no_pixels(group: Group) -> str:
 class PixelsPlan:
     """Everything that the generator decides before it writes a line.
 
-    Without `finish` what follows the sums is the epilogue's. `high` and `wide` are rows and vectors of a register tile, `block` the results along rows (or
+    Without `finish` what follows the sums is left to the epilogue. `high` and `wide` are rows and
+    vectors of a register tile, `most` the most channels of one, `block` the results along rows (or
     along the run of pixels) whose input is copied at once.
     """
 
