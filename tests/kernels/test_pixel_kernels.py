@@ -1,7 +1,7 @@
-"""Pixels across the lanes, between guard pages: extents around every tile edge, on AVX-512 and AVX2.
+"""Pixels across the lanes, between guard pages: extents around every tile edge, AVX-512 and AVX2.
 
 A register tile of channels x rows x vectors may end early in each direction, a block that is
-copied may end in a register tile, threads may end anywhere, and the last vector of a row in any lane.
+copied may end in a register tile, threads may end anywhere, and the last vector in any lane.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
     take(conv2d(c=9, h=5, w=lanes, k=4, r=1, s=1), (4, 1, 3), 3 * lanes, (('hw', 2),))
     take(conv2d(c=4, h=3, w=7, k=7, r=1, s=1, activation='relu6'), (2, 1, 1), 1, (('k', 2),))
     take(joined(conv2d(n=2, c=6, h=5, w=lanes + 1, k=5, r=1, s=1, bias=True)), (3, 1, 2), 64)
+    # Weights that the next tile of channels will read are asked for: lines behind the last, too.
+    take(conv2d(c=515, h=2, w=lanes, k=600, r=1, s=1), (4, 1, 1), 64)
     # Windows: rows of several vectors, several rows of one, and what is padded.
     for rows, more in itertools.product((4, 5), (-1, 0, 1)):
         window = {'r': 3, 's': 3, 'pad': 1, 'bias': True, 'activation': 'relu'}

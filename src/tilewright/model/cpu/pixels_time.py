@@ -20,7 +20,7 @@ from tilewright.kernels.cpu.isa.x86_rows import EMBEDDED_VECTORS
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE
+from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE, SUSTAINED
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
@@ -31,6 +31,8 @@ APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
 ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
 FETCH_CYCLES = 1.5  # one line of results that is asked for
 
+STREAMED = 2.0  # share of what outer products see of the first cache: vectors, not broadcasts
+
 
 def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
     """Cycles of one point of a window of one channel; a share `split` of pixels cross a line."""
@@ -40,8 +42,8 @@ def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
     loads = weights + vectors * (1 + split)
     return max(
         fmas / isa.fma_per_cycle,
-        loads / isa.loads_per_cycle,
-        (fmas + channels - again + vectors) / ISSUE_PER_CYCLE,
+        loads / (SUSTAINED * isa.loads_per_cycle),
+        (fmas + channels - again + vectors) / (SUSTAINED * ISSUE_PER_CYCLE),
         isa.fma_chain_cycles,
     )
 
@@ -90,7 +92,9 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
                 near += times * pixels
                 near += times * points * channels if points * channels > held / 2 else 0.0
     pack, copied = _pack(plan, images, blocks)
-    words, seconds = _traffic(plan, machine, images * copied, near, results * images)
+    words, seconds = _traffic(
+        plan, machine, images * copied, near, results * images, images * len(blocks)
+    )
     boundaries = tuple(
         Boundary(name, 4 * threads * n, s)
         for name, n, s in zip(machine.boundaries, words, seconds, strict=True)
@@ -128,9 +132,12 @@ def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, floa
 
 
 def _traffic(
-    plan: PixelsPlan, machine: Machine, copied: float, near: float, results: int
+    plan: PixelsPlan, machine: Machine, copied: float, near: float, results: int, blocks: int
 ) -> tuple[list[float], list[float]]:
-    """Floats over every boundary for one thread, and the seconds of them that nothing hides."""
+    """Floats over every boundary for one thread, and the seconds of them that nothing hides.
+
+    Every block reads all weights again, and every tile of channels the whole copy of a block.
+    """
     k, threads, shape = machine.time_constants, plan.schedule.threads, plan.shape
     ways = dict(plan.schedule.parallel).get(shape.channels, 1)
     row = shape.across.size if shape.down.name else 1
@@ -142,8 +149,10 @@ def _traffic(
         rate = 1e9 * machine.bandwidth_gbps(number + 1, threads) / threads / 4
         inputs = copied if copied + written + weights > room else 0.0
         outputs = written if inputs else 0.0
-        again = near if number == 0 else weights if weights > room else 0.0
-        exposed = k.exposed[min(number, len(k.exposed) - 1)]
+        again = near if number == 0 or plan.buffer_floats > room else 0.0
+        if number and weights > room:
+            again += weights * blocks
+        exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)
         words.append(inputs + outputs + again)
         # Copying waits for lines; results and what tiles read again arrive while others compute.
         waits = k.pack_from * inputs + exposed * (k.written * outputs + again)

@@ -3,7 +3,7 @@
 Goes in: a `RowKernel`, which fixes every offset. Comes out: a C function
 
     static void NAME(const float *a, const float *b, float *out, long count, long lanes,
-                     const float *bias, const float *more)
+                     const float *bias, const float *more, const float *next)
 
 that for each of `count` channels, each of `rows` rows of a window and each of its `steps` adds
 
@@ -16,6 +16,9 @@ buffer on their way into rows of the result. `bias` is added, one for each k, th
 lies as results do; limits cut off; then k's results are stored `pitch` floats apart, of vectors in
 `ends` the first `lanes` alone.
 
+Kernels that look `ahead` ask for a line behind `next` with every UNROLL channels: weights that the
+next tile of channels will read come from afar, and tiles of pixels share in asking for them.
+
 Every other weight is broadcast by the multiply-adds themselves on AVX-512 (isa/x86.py says why).
 """
 
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.x86 import EMBEDDED_VECTORS, UNROLL
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.machine.isa import ISAS
 
 _REGISTER = {64: 'zmm', 32: 'ymm'}  # by bytes of a vector
@@ -51,6 +55,7 @@ class RowKernel:
     more: bool = False
     low: float | None = None
     high: float | None = None
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -116,6 +121,8 @@ def emit(kernel: RowKernel) -> str:
         if len(kernel.steps) == 1:
             lines += [f'sub ${UNROLL}, %[count]', 'jl 5f', '.p2align 4', '6:', *iteration(UNROLL)]
             lines += [f'add ${4 * UNROLL * kernel.channel}, %[b]']
+            if kernel.ahead:
+                lines += ['prefetcht1 (%[next])', f'add ${4 * LINE_FLOATS}, %[next]']
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
         lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
@@ -125,6 +132,7 @@ def emit(kernel: RowKernel) -> str:
     clobbers += ['cc', 'memory']
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     operands += ', [left] "=&r"(left)' if kernel.rows > 1 else ''
+    operands += ', [next] "+r"(next)' if kernel.ahead else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
     inputs += ', [mask] "r"(mask)'
@@ -135,10 +143,12 @@ def emit(kernel: RowKernel) -> str:
         body.append(f'static const int masks[] = {{{", ".join(["-1"] * lanes + ["0"] * lanes)}}};')
         body.append(f'const int *mask = masks + {lanes} - lanes;')
     body += micro.asm_block(lines, operands, inputs, clobbers)
-    body += [f'(void){n};' for n in ('bias', 'more') if not getattr(kernel, n)]
+    unused = {'bias': kernel.bias, 'more': kernel.more, 'next': kernel.ahead}
+    body += [f'(void){name};' for name, used in unused.items() if not used]
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
-        f'float *out, long count, long lanes, const float *bias, const float *more)'
+        f'float *out, long count, long lanes, const float *bias, const float *more, '
+        f'const float *next)'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

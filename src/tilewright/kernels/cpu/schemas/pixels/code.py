@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.isa.x86 import UNROLL
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand, access_strides, write_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, kernel_name
@@ -313,7 +315,11 @@ def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> N
     writer.line(f'fetch_result(out, channels, {high});')
     given = f'weights, pixels, out, {sizes[shape.summed]}, lanes, '
     done = plan.finish or Finished()
-    given += f'{operand(done.bias)}, {operand(done.more)}'
+    given += f'{operand(done.bias)}, {operand(done.more)}, '
+    floats = plan.packed_floats // sizes[shape.channels]
+    share = sizes[shape.summed] // UNROLL * LINE_FLOATS
+    far = f'weights + channels * {floats} + (x - block) / {plan.strip} * {share}'
+    given += far if plan.ahead else 'NULL'
     chosen = variants(plan)
     sets = [{v[i] for v in chosen} for i in range(3)]
     for number, variant in enumerate(chosen):

@@ -23,6 +23,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.contraction import check_plain, contract, vector_candidates
 from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.x86 import UNROLL
 from tilewright.kernels.cpu.isa.x86_rows import RowKernel, registers_needed
 from tilewright.kernels.cpu.operand import LINE_FLOATS, odd_lines
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, access_strides, typed_epilogue
@@ -32,6 +33,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Schedule
 
+LARGE_BYTES = 1 << 20  # of a thread's weights, which no second cache keeps from call to call
 UNROLLED = 9  # points of a window that are written out; of larger ones, those of a row
 
 
@@ -285,6 +287,13 @@ class PixelsPlan:
         """Floats of the copy from one row of results to the next."""
         return self.shape.down.step // self.jump * self.row
 
+    @property
+    def ahead(self) -> bool:
+        """Whether weights come from afar, and enough tiles of pixels share in asking for them."""
+        lines = -(-UNROLL * self.most // LINE_FLOATS)
+        far = 4 * self.packed_floats > LARGE_BYTES * self.schedule.threads
+        return self.shape.flat and far and self.block // self.strip >= lines
+
     def kernel(self, channels: int, high: int, wide: int) -> RowKernel:
         """The micro-kernel of a register tile: vectors of `high` rows, `wide` in each."""
         out, _ = access_strides(self.group, self.group.main.write)
@@ -308,6 +317,7 @@ class PixelsPlan:
             bool(finish.more),
             finish.low,
             finish.high,
+            self.ahead,
         )
 
     @property

@@ -26,7 +26,8 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Level, Schedule
 
 CUTS = 3  # cuts between threads that are priced
-BLOCK_BYTES = (192 << 10, 384 << 10)  # that are copied at once: what second caches have room for
+# That are copied at once: what second caches have room for.
+BLOCK_BYTES = (192 << 10, 384 << 10, 640 << 10)
 MOST_VECTORS = 4
 
 
