@@ -77,6 +77,8 @@ class Isa:
     probe      which loop of machine/probe.c measures its peak; others run the portable one
     by_lane    a multiply-add takes one lane of a register as its factor, so that up to four
                neighbours are loaded at once and none is broadcast
+    rows_emit  [RowKernel] -> [C function], or a hook to it: micro-kernels that have pixels across
+               the lanes and store rows of results (kernels/cpu/isa/x86_rows.py); '' where none are
     turns      micro-kernels may keep blocks of 4 x 4 transposed (kernels/cpu/isa/micro.py)
     stream_bytes how far ahead to ask for weights that are read once, from memory: prefetchers stop
                at the end of a page. Too far, and lines are gone again, or are in the way of others
@@ -104,6 +106,7 @@ class Isa:
     required_flags: tuple[str, ...] = ()
     probe: str = 'portable'
     by_lane: bool = False
+    rows_emit: Callable[[Any], str] | str = ''
     turns: bool = False
     stream_bytes: int = 4096
     streams: int = 4
@@ -162,6 +165,7 @@ _ROWS = (
         compiler_flags=('-mavx512f', '-mavx512vl', '-mavx512dq', '-mavx512bw', '-mfma'),
         required_flags=('avx512f', 'avx512vl', 'avx512dq', 'avx512bw', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
+        rows_emit='tilewright.kernels.cpu.isa.x86_rows:emit',
         probe='avx512',
         dots=(Dot('u8', 4, ('avx512_vnni',), ('-mavx512vnni',)), Dot('i16', 2)),
         tiles=Tiles(('amx_tile', 'amx_int8', 'amx_bf16', 'avx512_bf16'), ('-mavx512bf16',)),
@@ -174,6 +178,7 @@ _ROWS = (
         compiler_flags=('-mavx2', '-mfma'),
         required_flags=('avx2', 'fma'),
         emit='tilewright.kernels.cpu.isa.x86:emit',
+        rows_emit='tilewright.kernels.cpu.isa.x86_rows:emit',
         probe='avx2',
         dots=(Dot('i16', 2),),
     ),
@@ -239,6 +244,7 @@ def _half_row(row: Isa) -> Isa:
         required_flags=(*row.required_flags, *row.half.required_flags),
         compiler_flags=(*row.compiler_flags, *row.half.compiler_flags),
         emit=row.half.emit,
+        rows_emit='',
         turns=False,
         dtype='f16',
         dots=(),
@@ -271,6 +277,7 @@ def _tile_row(row: Isa) -> Isa:
         compiler_flags=(*row.compiler_flags, *row.tiles.compiler_flags),
         emit=row.tiles.emit,
         by_lane=False,
+        rows_emit='',
         turns=False,
         dtype='bf16',
         dots=(Dot('u8', 4), Dot('i8', 4)),

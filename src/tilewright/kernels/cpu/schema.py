@@ -197,6 +197,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.fft:FFT',
         f'{_FOLDERS}.strassen:STRASSEN',
         f'{_FOLDERS}.stencil:STENCIL',
+        f'{_FOLDERS}.pixels:PIXELS',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.windows:WINDOWS',
         f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',

@@ -14,6 +14,8 @@ from tilewright.ops.tiles import ALGORITHMS, algorithm_title
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.cpu.rank import Candidate, keep_best, rank
 
+NEAR = 1.2  # times the best predicted time: what a measurement may put first
+
 
 def choose(
     group: Group,
@@ -23,7 +25,10 @@ def choose(
     algorithm: str = 'auto',
     max_rel_err: float = DEFAULT_LIMIT,
 ) -> tuple[Candidate, ...]:
-    """At most `top` candidates; with 'auto' the best of every algorithm that applies is kept."""
+    """At most `top` candidates; with 'auto' the best of every algorithm that applies is kept, and
+    the second of each that is predicted to be nearly as fast as the first of all: further ones
+    often differ in little.
+    """
     if algorithm not in ALGORITHMS:
         raise InputError(
             f'algorithm {algorithm!r} is not known; choose one of {", ".join(ALGORITHMS)}'
@@ -37,7 +42,10 @@ def choose(
         return found
     each = [rank(group, machine, threads, top, name, max_rel_err) for name in ALGORITHMS[1:]]
     ranked = sorted((c for found in each for c in found), key=lambda c: c.prediction.seconds)
-    return keep_best(ranked, [found[0] for found in each if found], top)
+    near = NEAR * ranked[0].prediction.seconds if ranked else 0.0
+    best = [found[0] for found in each if found]
+    best += [c for found in each for c in found[1:2] if c.prediction.seconds <= near]
+    return keep_best(ranked, best, top)
 
 
 def choose_preferred(

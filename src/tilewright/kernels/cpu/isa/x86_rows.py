@@ -1,0 +1,201 @@
+"""AVX-512 and AVX2 micro-kernels with pixels across the lanes: rows of results go straight out.
+
+Goes in: a `RowKernel`, which fixes every offset. Comes out: a C function
+
+    static void NAME(const float *a, const float *b, float *out, long count, long lanes,
+                     const float *bias, const float *more, const float *next)
+
+that for each of `count` channels, each of `rows` rows of a window and each of its `steps` adds
+
+    sums[k][v] += a[k] * b[steps[i] + vectors[v] ..]
+
+with `a` moving behind the weights that it has read, `b` by `row` floats from one row of a window to
+the next and by `channel` floats from one channel to the next. A weight is broadcast, pixels are
+loaded as they lie: sums are results of neighbouring pixels, which need no transposition and no
+buffer on their way into rows of the result. `bias` is added, one for each k, then `more`, which
+lies as results do; limits cut off; then k's results are stored `pitch` floats apart, of vectors in
+`ends` the first `lanes` alone.
+
+Kernels that look `ahead` ask for a line behind `next` with every UNROLL channels: weights that the
+next tile of channels will read come from afar, and tiles of pixels share in asking for them.
+
+Every other weight is broadcast by the multiply-adds themselves on AVX-512 (isa/x86.py says why).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.isa.x86 import EMBEDDED_VECTORS, UNROLL
+from tilewright.kernels.cpu.operand import LINE_FLOATS
+from tilewright.machine.isa import ISAS
+
+_REGISTER = {64: 'zmm', 32: 'ymm'}  # by bytes of a vector
+
+
+@dataclass(frozen=True, slots=True)
+class RowKernel:
+    """Offsets in floats: `vectors` of pixels in the input, `places` of them in the result."""
+
+    isa: str
+    channels: int
+    vectors: tuple[int, ...]
+    places: tuple[int, ...]
+    ends: tuple[int, ...]
+    steps: tuple[int, ...]
+    rows: int
+    row: int
+    channel: int
+    pitch: int
+    name: str
+    bias: bool = False
+    more: bool = False
+    low: float | None = None
+    high: float | None = None
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        isa = ISAS[self.isa]
+        if isa.vector_bytes not in _REGISTER or isa.arch != 'x86_64':
+            raise ScheduleError(f'{self.name}: {self.isa} has no micro-kernels along rows')
+        need = registers_needed(self.channels, len(self.vectors))
+        if need > isa.registers:
+            raise ScheduleError(
+                f'{self.name}: {self.channels} x {len(self.vectors)} vectors need {need} '
+                f'registers; {self.isa} has {isa.registers}: choose a smaller register tile'
+            )
+
+
+def registers_needed(channels: int, vectors: int) -> int:
+    """Sums, the vectors of one step, and one weight."""
+    return channels * vectors + vectors + 1
+
+
+def emit(kernel: RowKernel) -> str:
+    """[RowKernel] -> [C function with one asm block]"""
+    isa = ISAS[kernel.isa]
+    name, lanes, wide = _REGISTER[isa.vector_bytes], isa.lanes, isa.vector_bytes == 64
+    vectors, sums = len(kernel.vectors), kernel.channels * len(kernel.vectors)
+
+    def register(number: int) -> str:
+        return f'%%{name}{number}'
+
+    pixels = [register(sums + v) for v in range(vectors)]
+    spare = [register(n) for n in range(sums + vectors, isa.registers)]
+    clear = 'vpxord' if wide else 'vxorps'
+    lines = [f'{clear} {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
+    embedded = wide and vectors <= EMBEDDED_VECTORS
+    turn = 0
+
+    def iteration(times: int) -> list[str]:
+        """So many rows of windows, `row` floats apart where there are several."""
+        nonlocal turn
+        found = []
+        for number, (time, step) in enumerate((t, s) for t in range(times) for s in kernel.steps):
+            first = time * (kernel.row if kernel.rows > 1 else kernel.channel) + step
+            for v, place in enumerate(kernel.vectors):
+                found.append(f'vmovups {4 * (first + place)}(%[b]), {pixels[v]}')
+            for k in range(kernel.channels):
+                weight = f'{4 * (number * kernel.channels + k)}(%[a])'
+                targets = [register(k * vectors + v) for v in range(vectors)]
+                if embedded and k % 2:
+                    weight += '%{1to16%}'
+                else:
+                    held, turn = spare[turn % len(spare)], turn + 1
+                    found.append(f'vbroadcastss {weight}, {held}')
+                    weight = held
+                for pixel, target in zip(pixels, targets, strict=True):
+                    found.append(f'vfmadd231ps {weight}, {pixel}, {target}')
+        found.append(f'add ${4 * times * len(kernel.steps) * kernel.channels}, %[a]')
+        return found
+
+    if kernel.rows > 1:
+        lines += ['.p2align 4', '2:', f'mov ${kernel.rows}, %[left]', '.p2align 4', '3:']
+        lines += [*iteration(1), f'add ${4 * kernel.row}, %[b]', 'dec %[left]', 'jnz 3b']
+        rest = 4 * (kernel.channel - kernel.rows * kernel.row)
+        lines += [f'add ${rest}, %[b]', 'dec %[count]', 'jnz 2b']
+    else:
+        if len(kernel.steps) == 1:
+            lines += [f'sub ${UNROLL}, %[count]', 'jl 5f', '.p2align 4', '6:', *iteration(UNROLL)]
+            lines += [f'add ${4 * UNROLL * kernel.channel}, %[b]']
+            if kernel.ahead:
+                lines += ['prefetcht1 (%[next])', f'add ${4 * LINE_FLOATS}, %[next]']
+            lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
+        lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
+        lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
+    lines += _finish(kernel, [pixels, spare], wide)
+    lines.append('vzeroupper')
+    clobbers = [f'xmm{i}' for i in range(isa.registers)] + (['k1'] if wide else [])
+    clobbers += ['cc', 'memory']
+    operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
+    operands += ', [left] "=&r"(left)' if kernel.rows > 1 else ''
+    operands += ', [next] "+r"(next)' if kernel.ahead else ''
+    inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
+    inputs += ', [more] "r"(more)' if kernel.more else ''
+    inputs += ', [mask] "r"(mask)'
+    body = ['long left;'] if kernel.rows > 1 else []
+    if wide:
+        body.append('const unsigned mask = (1u << lanes) - 1;')
+    else:
+        body.append(f'static const int masks[] = {{{", ".join(["-1"] * lanes + ["0"] * lanes)}}};')
+        body.append(f'const int *mask = masks + {lanes} - lanes;')
+    body += micro.asm_block(lines, operands, inputs, clobbers)
+    unused = {'bias': kernel.bias, 'more': kernel.more, 'next': kernel.ahead}
+    body += [f'(void){name};' for name, used in unused.items() if not used]
+    head = (
+        f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
+        f'float *out, long count, long lanes, const float *bias, const float *more, '
+        f'const float *next)'
+    )
+    return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
+
+
+def _finish(kernel: RowKernel, free: list[list[str]], wide: bool) -> list[str]:
+    """Bias, what else is added, limits, stores; registers in `free` hold nothing any more."""
+    name, vectors = '%%zmm' if wide else '%%ymm', len(kernel.vectors)
+    left = [register for group in free for register in group]
+    mask, lines = '%%k1', ['kmovw %[mask], %%k1']
+    if not wide:
+        mask = left.pop()
+        lines = [f'vmovups (%[mask]), {mask}']
+    held = left.pop()
+
+    def each(k: int):
+        for v, place in enumerate(kernel.places):
+            yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', v in kernel.ends
+
+    for k in range(kernel.channels):
+        if kernel.bias:
+            lines.append(f'vbroadcastss {4 * k}(%[bias]), {held}')
+            lines += [f'vaddps {held}, {sums}, {sums}' for _, sums, _ in each(k)]
+        for place, sums, end in each(k) if kernel.more else ():
+            if end and wide:
+                lines.append(f'vaddps {place}(%[more]), {sums}, {sums}%{{%%k1%}}')
+                continue
+            if end:
+                lines.append(f'vmaskmovps {place}(%[more]), {mask}, {held}')
+            lines.append(f'vaddps {held if end else f"{place}(%[more])"}, {sums}, {sums}')
+    # A number that is none comes out where it went in: instructions give their second operand then.
+    for limit, instruction in ((kernel.low, 'vmaxps'), (kernel.high, 'vminps')):
+        if limit is not None:
+            bits = struct.unpack('<I', struct.pack('<f', limit))[0]
+            low = held.replace('zmm', 'xmm').replace('ymm', 'xmm')
+            lines += [f'mov ${bits}, %k[count]', f'vmovd %k[count], {low}']
+            lines.append(f'vbroadcastss {low}, {held}')
+            lines += [
+                f'{instruction} {sums}, {held}, {sums}'
+                for k in range(kernel.channels)
+                for _, sums, _ in each(k)
+            ]
+    for k in range(kernel.channels):
+        for place, sums, end in each(k):
+            if not end:
+                lines.append(f'vmovups {sums}, {place}(%[out])')
+            elif wide:
+                lines.append(f'vmovups {sums}, {place}(%[out])%{{%%k1%}}')
+            else:
+                lines.append(f'vmaskmovps {sums}, {mask}, {place}(%[out])')
+    return lines

@@ -1,0 +1,341 @@
+"""The schema of pixels: pixels across the lanes, weights broadcast, results stored as they are.
+
+Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
+
+    part: images, tiles of channels, and rows or pixels of one thread
+      for each image, for each block of rows        the input that it needs is copied, in vectors
+        for each tile of channels                   its weights stay in a near cache
+          for each tile of rows and vectors         micro-kernel (isa/x86_rows.py): sums, what
+                                                    follows them, stores
+
+Where lanes are channels (schemas/outer) sums go through a buffer and are transposed on their way
+out, and every pixel is copied by itself; here neither is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.isa.x86 import UNROLL
+from tilewright.kernels.cpu.operand import LINE_FLOATS
+from tilewright.kernels.cpu.pointwise import Operand, access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.finish import Finished
+from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, kernel_name
+from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
+from tilewright.registry import resolve
+
+ROWS_AHEAD = 4  # channels whose pixels are asked for while one is copied (kernels/cpu/operand.py)
+
+COPY = """\
+typedef float row_v __attribute__((vector_size({size}), aligned(4), may_alias));
+
+/* to[x] = from[first + x * step] for x < count, zero where that index is not below `size`. */
+static inline void copy_row(const float *restrict from, float *restrict to, long first, long size,
+                            long count, long step)
+{{
+    long low = first < 0 ? (step - 1 - first) / step : 0;
+    long high = size > first ? (size - first + step - 1) / step : 0;
+    low = min_long(low, count);
+    high = max_long(low, min_long(high, count));
+    for (long x = 0; x < low; x++)
+        to[x] = 0.0f;
+    if (step == 1)
+        memcpy(to + low, from + first + low, 4 * (unsigned long)(high - low));
+    else
+        for (long x = low; x < high; x++)
+            to[x] = from[first + x * step];
+    for (long x = high; x < count; x++)
+        to[x] = 0.0f;
+}}
+"""
+
+
+def generate(plan: PixelsPlan) -> str:
+    """[PixelsPlan] -> [C source]"""
+    writer = Writer()
+    abi.write_head(writer, plan.group, plan.schedule)
+    writer.lines += [*COPY.format(size=4 * plan.lanes).splitlines(), '']
+    (_write_strips if plan.shape.flat else _write_rows)(writer, plan)
+    emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
+    for channels, high, wide in variants(plan):
+        writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
+    places = _write_packing(writer, plan)
+    _write_fetch(writer, plan)
+    if plan.finish is None:
+        _write_epilogue(writer, plan)
+    _write_part(writer, plan, places)
+    return writer.text()
+
+
+def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
+    """Channels, rows and vectors of every register tile that occurs."""
+    channels = sorted(set(plan.counts), reverse=True)
+    return [(k, h, w) for k in channels for h in _highs(plan) for w in _wides(plan)]
+
+
+def _highs(plan: PixelsPlan) -> list[int]:
+    """Rows of register tiles. Threads and blocks may end anywhere."""
+    return list(range(plan.high, 0, -1)) if plan.shape.down.name else [1]
+
+
+def _wides(plan: PixelsPlan) -> list[int]:
+    """Vectors of register tiles; parts of a flat run are whole vectors of any number."""
+    if plan.shape.flat:
+        return list(range(plan.wide, 0, -1))
+    rest = plan.vectors % plan.wide
+    return [w for w in (plan.wide, rest) if w and (w == rest or plan.vectors >= plan.wide)]
+
+
+def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
+    """Pixels from `first` to `end` of all channels, in strips."""
+    channels, size = plan.sizes[plan.shape.summed], plan.shape.across.size
+    pitch, strip = size, plan.strip
+    writer.open(
+        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
+        'long end)'
+    )
+    writer.line(f'const long past = {channels - ROWS_AHEAD};')
+    writer.open(f'for (long c = 0; c < {channels}; c++)')
+    writer.line(f'const float *row = image + c * {pitch};')
+    writer.line(f'float *to = buffer + c * {strip};')
+    writer.line('long x = first;')
+    writer.open(f'for (; x + {strip} <= end; x += {strip}, to += {plan.strip_floats})')
+    for v in range(plan.wide):
+        at = v * plan.lanes
+        writer.line(f'*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
+    writer.open('if (c < past)')
+    for at in range(0, strip, 16):
+        writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
+    writer.close(2)
+    writer.line('if (x < end)')
+    writer.line(f'    copy_row(row, to, x, end, {strip}, 1);')
+    writer.close(2)
+    writer.line()
+
+
+def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
+    """What results from row `first` to `end` need, of all channels."""
+    shape = plan.shape
+    down, across = shape.down, shape.across
+    channels = plan.sizes[shape.summed]
+    pitch, plane = across.extent, across.extent * down.extent
+    span = (down.taps[-1] - down.taps[0]) // plan.jump + 1
+    writer.open(
+        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
+        'long end)'
+    )
+    if down.name:
+        writer.line(f'const long rows = (end - first - 1) * {down.step // plan.jump} + {span};')
+    else:
+        writer.line('const long rows = 1;')
+    writer.open(f'for (long c = 0; c < {channels}; c++)')
+    writer.open('for (long y = 0; y < rows; y++)')
+    start = f'first * {down.step} + ' if down.name else ''
+    writer.line(f'const long at = {start}y * {plan.jump} + ({down.taps[0]});')
+    writer.line(f'const int inside = (unsigned long)at < {down.extent}ul;')
+    writer.line(f'const float *row = image + c * {plane} + (inside ? at : 0) * {pitch};')
+    writer.line(f'float *to = buffer + c * {plan.channel} + y * {plan.row};')
+    writer.line(f'const long width = inside ? {across.extent} : 0;')
+    for number, phase in enumerate(plan.phases):
+        place, first = number * plan.columns, across.taps[0] + phase
+        writer.line(f'copy_row(row, to + {place}, {first}, width, {plan.columns}, {across.step});')
+    writer.close(3)
+    writer.line()
+
+
+def _image(plan: PixelsPlan) -> int:
+    """Which of the main stage's reads is the image."""
+    reads = plan.group.main.reads
+    return next(i for i, a in enumerate(reads) if plan.shape.across.name in a.names)
+
+
+def _write_packing(writer: Writer, plan: PixelsPlan) -> dict[str, int]:
+    """Weights of a tile of channels side by side, for each channel and point of the window."""
+    group, shape, sizes = plan.group, plan.shape, plan.sizes
+    filters = group.main.reads[1 - _image(plan)]
+    strides, const = access_strides(group, filters)
+    places = abi.constant_places(group, filters.tensor, plan.packed_floats)
+    number = [t.name for t in group.with_role('constant')].index(filters.tensor)
+    writer.open('void tw_pack(const float *const *constants, float *packed)')
+    writer.line(f'const float *from = constants[{number}];')
+    writer.line('float *to = packed;')
+    starts = [sum(plan.counts[:i]) for i in range(len(plan.counts) + 1)]
+    writer.line(f'static const long starts[] = {{{", ".join(map(str, starts))}}};')
+    writer.open(f'for (long tile = 0; tile < {len(plan.counts)}; tile++)')
+    inner = [shape.summed, *(a.window for a in (shape.down, shape.across) if a.window)]
+    for name in inner:
+        writer.open(f'for (long {name} = 0; {name} < {sizes[name]}; {name}++)')
+    channels = shape.channels
+    writer.line(
+        f'for (long {channels} = starts[tile]; {channels} < starts[tile + 1]; {channels}++)'
+    )
+    place = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
+    writer.line(f'    *to++ = from[{place}];')
+    writer.close(len(inner) + 1)
+    floats = abi.write_constants(writer, group, places, plan.packed_floats)
+    writer.close()
+    writer.line()
+    abi.write_sizes(writer, plan.schedule.threads, plan.scratch_floats, floats)
+    return places
+
+
+def _write_fetch(writer: Writer, plan: PixelsPlan) -> None:
+    """Ask for the lines that a register tile will be stored to, before it is computed."""
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    length = plan.wide * plan.lanes
+    writer.open('static inline void fetch_result(const float *out, long channels, long rows)')
+    writer.open('for (long k = 0; k < channels; k++)')
+    writer.open('for (long row = 0; row < rows; row++)')
+    place = total([scaled('k', out[plan.shape.channels]),
+                   scaled('row', out.get(plan.shape.down.name, 0))])  # fmt: skip
+    writer.line(f'const float *at = out + {place};')
+    for at in [*range(0, length, 16)]:
+        writer.line(f'__builtin_prefetch(at + {at}, 1);')
+    writer.close(3)
+    writer.line()
+
+
+def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
+    """A register tile that was stored, through an epilogue that micro-kernels do not know."""
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    names = {plan.shape.channels: 'k', plan.shape.down.name: 'row', plan.shape.across.name: 'x'}
+    write_epilogue(writer, plan.epilogue.functions)
+    operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
+    writer.open(
+        f'static __attribute__((noinline)) void finish(float *restrict out, long channels, '
+        f'long rows, long width{operands})'
+    )
+    for name, count in (('k', 'channels'), ('row', 'rows'), ('x', 'width')):
+        writer.open(f'for (long {name} = 0; {name} < {count}; {name}++)')
+    for item in plan.epilogue.operands:
+        terms = [scaled(text, item.stride(d)) for d, text in names.items() if d]
+        writer.line(f'const long {item.name}_at = {total(terms)};')
+    place = total([scaled(text, out.get(d, 0)) for d, text in names.items() if d])
+    writer.line(f'const float value = out[{place}];')
+    writer.line(f'out[{place}] = {plan.epilogue.expression};')
+    writer.close(4)
+    writer.line()
+
+
+def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> None:
+    group, shape, axis = plan.group, plan.shape, plan.axis
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
+    image = group.main.reads[_image(plan)]
+
+    def pointer(tensor: str) -> str:
+        return inputs.get(tensor) or f'args->packed + {places[tensor]}'
+
+    writer.open('void tw_part(const tw_args *args, long part)')
+    writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
+    for item in plan.epilogue.operands:
+        writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
+    tiles = len(plan.counts)
+    units = -(-axis.size // plan.unit)
+    dims = [
+        ('n', shape.batch, plan.sizes.get(shape.batch, 1), 1),
+        ('tile', shape.channels, tiles, 1),
+    ]
+    dims.append(('x', axis.name, units, plan.unit))
+    rest = 'part'
+    for letter, name, count, unit in dims:
+        ways = dict(plan.schedule.parallel).get(name, 1) if name else 1
+        index = f'({rest} % {ways})' if ways > 1 else '0'
+        rest = f'({rest} / {ways})' if ways > 1 else rest
+        low, high = f'{count} * {index} / {ways}', f'{count} * ({index} + 1) / {ways}'
+        if letter == 'x':
+            low, high = f'{low} * {unit}', f'min_long({high} * {unit}, {axis.size})'
+        writer.line(f'const long {letter}_low = {low}, {letter}_high = {high};')
+    floats = plan.packed_floats // plan.sizes[shape.channels]
+    size = group.tensor(image.tensor).size // plan.sizes.get(shape.batch, 1)
+    writer.open('for (long n = n_low; n < n_high; n++)')
+    writer.line(f'const float *image = {pointer(image.tensor)} + n * {size};')
+    writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
+    writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
+    writer.line('copy_tile(image, buffer, block, end);')
+    writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
+    large, each = plan.counts.count(plan.counts[0]), plan.counts[-1]
+    more = plan.counts[0] - each
+    first = f'tile * {each}' + (f' + min_long(tile, {large})' if more else '')
+    writer.line(f'const long k = {first};')
+    channels = f'tile < {large} ? {plan.counts[0]} : {each}' if more else str(each)
+    writer.line(f'const long channels = {channels};')
+    writer.line(f'const float *weights = args->packed + k * {floats};')
+    if shape.flat:
+        _write_flat(writer, plan)
+    else:
+        _write_tiles(writer, plan)
+    writer.close(4)
+
+
+def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
+    lanes, strip = plan.lanes, plan.strip
+    writer.line('const float *pixels = buffer;')
+    writer.open(f'for (long x = block; x < end; x += {strip}, pixels += {plan.strip_floats})')
+    writer.line(f'const long vectors = min_long({plan.wide}, (end - x + {lanes - 1}) / {lanes});')
+    writer.line(f'const long lanes = min_long({lanes}, end - x - (vectors - 1) * {lanes});')
+    _write_call(writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
+    writer.close()
+
+
+def _write_tiles(writer: Writer, plan: PixelsPlan) -> None:
+    lanes, across = plan.lanes, plan.shape.across
+    places = {across.name: 'x'}
+    if plan.shape.down.name:
+        places[plan.shape.down.name] = 'y'
+        writer.open(f'for (long y = block; y < end; y += {plan.high})')
+        writer.line(f'const long high = min_long({plan.high}, end - y);')
+    last = across.size - (plan.vectors - 1) * lanes
+    writer.open(f'for (long x = 0; x < {across.size}; x += {plan.strip})')
+    writer.line(f'const long vectors = min_long({plan.wide}, {plan.vectors} - x / {lanes});')
+    writer.line(f'const long lanes = x + {plan.strip} < {across.size} ? {lanes} : {last};')
+    shift = [scaled('(y - block)', plan.result_row)] if plan.shape.down.name else []
+    writer.line(f'const float *pixels = buffer + {total([*shift, "x"])};')
+    _write_call(writer, plan, lambda d: places.get(d, ''))
+    writer.close(2 if plan.shape.down.name else 1)
+
+
+def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> None:
+    """The micro-kernel that fits this tile; `at` says where it begins along pixels."""
+    shape, sizes = plan.shape, plan.sizes
+    out, const = access_strides(plan.group, plan.group.main.write)
+    names = {shape.channels: 'k'} | ({shape.batch: 'n'} if shape.batch else {})
+
+    def place(strides: Callable[[str], int], const: int) -> str:
+        terms = [scaled(names.get(d) or at(d), strides(d)) for d in sizes if names.get(d) or at(d)]
+        return total([*terms, str(const)])
+
+    def operand(name: str) -> str:
+        found: dict[str, Operand] = {i.name: i for i in plan.epilogue.operands}
+        return f'{name} + {place(found[name].stride, found[name].const)}' if name else 'NULL'
+
+    writer.line(f'float *out = args->out + {place(lambda d: out.get(d, 0), const)};')
+    high = 'high' if shape.down.name else '1'
+    writer.line(f'fetch_result(out, channels, {high});')
+    given = f'weights, pixels, out, {sizes[shape.summed]}, lanes, '
+    done = plan.finish or Finished()
+    given += f'{operand(done.bias)}, {operand(done.more)}, '
+    floats = plan.packed_floats // sizes[shape.channels]
+    share = sizes[shape.summed] // UNROLL * LINE_FLOATS
+    far = f'weights + channels * {floats} + (x - block) / {plan.strip} * {share}'
+    given += far if plan.ahead else 'NULL'
+    chosen = variants(plan)
+    sets = [{v[i] for v in chosen} for i in range(3)]
+    for number, variant in enumerate(chosen):
+        tests = [
+            f'{name} == {value}'
+            for name, value, values in zip(
+                ('channels', 'high', 'vectors'), variant, sets, strict=True
+            )
+            if len(values) > 1
+        ]
+        name, last = kernel_name(plan.schedule.isa, *variant), number + 1 == len(chosen)
+        if len(chosen) > 1:
+            test = '' if last else f'if ({" && ".join(tests)})'
+            writer.line(f'{"else " if number else ""}{test}'.rstrip())
+        writer.line(f'{"    " if len(chosen) > 1 else ""}{name}({given});')
+    if plan.finish is None:
+        places = ''.join(f', {operand(item.name)}' for item in plan.epilogue.operands)
+        width = f'(vectors - 1) * {plan.lanes} + lanes'
+        writer.line(f'finish(out, channels, {high}, {width}{places});')

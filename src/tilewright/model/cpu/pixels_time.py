@@ -1,0 +1,160 @@
+"""The time of a schedule of pixels on one machine (kernels/cpu/schemas/pixels).
+
+Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`.
+
+    compute   every register tile: multiply-adds, loads of pixels (those across a line count twice)
+              and of weights, instructions, latency; the busiest of them (MOpt Sec. 6)
+    pack      copying the input, vector by vector, and bringing in its lines
+    store     asking for lines of results, and storing vectors
+    traffic   pixels and weights from where they are held to the first cache, for every tile that
+              reads them again; results on their way out
+
+Constants are those of the outer products (machine/constants.py), but for vectors that are copied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tilewright.kernels.cpu.isa.x86_rows import EMBEDDED_VECTORS
+from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.machine.machine import Machine
+from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE, SUSTAINED
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
+from tilewright.ops.flatten import tiled_form
+from tilewright.ops.group import Group
+from tilewright.schedule.schedule import Schedule
+
+COPY_CYCLES = 2.0  # one vector of the input: loaded, stored, later ones asked for
+APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
+ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
+FETCH_CYCLES = 1.5  # one line of results that is asked for
+
+STREAMED = 2.0  # share of what outer products see of the first cache: vectors, not broadcasts
+
+
+def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
+    """Cycles of one point of a window of one channel; a share `split` of pixels cross a line."""
+    fmas = channels * vectors
+    again = channels // 2 if isa.vector_bytes == 64 and vectors <= EMBEDDED_VECTORS else 0
+    weights = channels + again * (vectors - 1)
+    loads = weights + vectors * (1 + split)
+    return max(
+        fmas / isa.fma_per_cycle,
+        loads / (SUSTAINED * isa.loads_per_cycle),
+        (fmas + channels - again + vectors) / (SUSTAINED * ISSUE_PER_CYCLE),
+        isa.fma_chain_cycles,
+    )
+
+
+def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction]"""
+    group = tiled_form(group, schedule.reg.tile)
+    plan, threads, isa = plan_pixels(group, schedule), schedule.threads, ISAS[schedule.isa]
+    k, shape, sizes = machine.time_constants, plan.shape, plan.sizes
+    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+    ways = dict(schedule.parallel)
+    images = -(-sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
+    dealt = -(-plan.axis.size // plan.unit)
+    units = -(-dealt // ways.get(plan.axis.name, 1))
+    results = min(units * plan.unit, plan.axis.size)
+    tiles = Counter(plan.counts[: -(-len(plan.counts) // ways.get(shape.channels, 1))])
+    blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
+    summed, points = sizes[shape.summed], sizes[shape.summed] * plan.taps
+
+    wide = Counter[int]()
+    for size in blocks if shape.flat else [shape.across.size]:
+        whole, rest = divmod(-(-size // plan.lanes), plan.wide)
+        wide += Counter({plan.wide: whole}) + Counter({rest: 1 if rest else 0})
+    high = Counter({1: 1})
+    if shape.down.name:
+        high = Counter[int]()
+        for size in blocks:
+            whole, rest = divmod(size, plan.high)
+            high += Counter({plan.high: whole}) + Counter({rest: 1 if rest else 0})
+    aligned = shape.flat or (len(shape.across.taps) == 1)
+    split = 0.0 if aligned else plan.lanes / 16 * (1 - 1 / len(shape.across.taps))
+    compute = store = near = 0.0
+    held = machine.caches[0].bytes * MARGIN / 4
+    for channels, count in tiles.items():
+        for h, down in high.items():
+            for w, across in wide.items():
+                vectors, times = h * w, images * count * down * across
+                each = points * step_cycles(isa, channels, vectors, split)
+                each += k.call_cycles + k.accumulator_cycles * channels * vectors
+                compute += times * each
+                lines = channels * vectors * plan.lanes / 16
+                store += times * (
+                    k.tile_cycles + FETCH_CYCLES * lines + channels * vectors * k.store_cycles
+                )
+                pixels = summed * h * w * plan.lanes * (1 if shape.flat else plan.taps**0.5)
+                near += times * pixels
+                near += times * points * channels if points * channels > held / 2 else 0.0
+    pack, copied = _pack(plan, images, blocks)
+    words, seconds = _traffic(
+        plan, machine, images * copied, near, results * images, images * len(blocks)
+    )
+    boundaries = tuple(
+        Boundary(name, 4 * threads * n, s)
+        for name, n, s in zip(machine.boundaries, words, seconds, strict=True)
+    )
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    total = (compute + store + pack) * cycle_s + sum(seconds[1:]) + fork
+    bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return Prediction(
+        max(total, bounds[largest]),
+        compute * cycle_s,
+        pack * cycle_s,
+        store * cycle_s,
+        fork,
+        boundaries,
+        bounds[largest],
+        group.flops,
+        group.compulsory_bytes,
+        largest if total < bounds[largest] else '',
+    )
+
+
+def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
+    """(cycles of one thread, floats that it copies for one image)."""
+    summed, lanes = plan.sizes[plan.shape.summed], plan.lanes
+    if plan.shape.flat:
+        vectors = sum(-(-size // lanes) for size in blocks) * summed
+        rows = len(blocks) * summed
+        return images * (COPY_CYCLES * vectors + ROW_CYCLES / 4 * rows), vectors * lanes
+    rows = sum(plan.rows_of(size) for size in blocks) * summed
+    each = ROW_CYCLES * len(plan.phases)
+    floats = plan.columns * len(plan.phases)
+    each += floats * (APART_CYCLES if plan.shape.across.step > 1 else COPY_CYCLES / lanes)
+    return images * rows * each, rows * min(floats, plan.shape.across.extent)
+
+
+def _traffic(
+    plan: PixelsPlan, machine: Machine, copied: float, near: float, results: int, blocks: int
+) -> tuple[list[float], list[float]]:
+    """Floats over every boundary for one thread, and the seconds of them that nothing hides.
+
+    Every block reads all weights again, and every tile of channels the whole copy of a block.
+    """
+    k, threads, shape = machine.time_constants, plan.schedule.threads, plan.shape
+    ways = dict(plan.schedule.parallel).get(shape.channels, 1)
+    row = shape.across.size if shape.down.name else 1
+    written = results * row * plan.sizes[shape.channels] / ways
+    weights = plan.packed_floats / ways
+    words, seconds = [near + written], [0.0]
+    for number in range(len(machine.caches)):
+        room = MARGIN * machine.capacity_bytes(number, threads) / 4
+        rate = 1e9 * machine.bandwidth_gbps(number + 1, threads) / threads / 4
+        inputs = copied if copied + written + weights > room else 0.0
+        outputs = written if inputs else 0.0
+        again = near if number == 0 or plan.buffer_floats > room else 0.0
+        if number and weights > room:
+            again += weights * blocks
+        exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)
+        words.append(inputs + outputs + again)
+        # Copying waits for lines; results and what tiles read again arrive while others compute.
+        waits = k.pack_from * inputs + exposed * (k.written * outputs + again)
+        seconds.append(waits / rate)
+    return words, seconds
