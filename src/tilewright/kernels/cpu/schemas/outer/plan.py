@@ -30,7 +30,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
-FAR_BYTES = 1 << 18  # of all panels: in a network, other kernels push them out of second caches
+FAR_BYTES = 1 << 15  # of all panels: in a network, other kernels push them out of near caches
 LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
