@@ -52,14 +52,26 @@ static const float zero_row[9];
 
 typedef int first_mask_v __attribute__((vector_size(32), aligned(4), may_alias));
 
-static inline first_row_v first_vec_max(first_row_v a, first_row_v b) {
-    const first_mask_v mask = (a < b) | (b != b);
-    return (first_row_v)((mask & (first_mask_v)b) | (~mask & (first_mask_v)a));
+static inline first_row_v first_vec_max_number(first_row_v a, first_row_v number) {
+#if defined(__AVX__)
+    first_row_v result;
+    __asm__("vmaxps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#else
+    const first_mask_v mask = a < number;
+    return (first_row_v)((mask & (first_mask_v)number) | (~mask & (first_mask_v)a));
+#endif
 }
 
-static inline first_row_v first_vec_min(first_row_v a, first_row_v b) {
-    const first_mask_v mask = (b < a) | (b != b);
-    return (first_row_v)((mask & (first_mask_v)b) | (~mask & (first_mask_v)a));
+static inline first_row_v first_vec_min_number(first_row_v a, first_row_v number) {
+#if defined(__AVX__)
+    first_row_v result;
+    __asm__("vminps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#else
+    const first_mask_v mask = number < a;
+    return (first_row_v)((mask & (first_mask_v)number) | (~mask & (first_mask_v)a));
+#endif
 }
 
 static inline __attribute__((always_inline)) void slide_1(const float *a, const float *weights, first_row_v e0_v, float *restrict to, long h, long row) {
@@ -101,7 +113,7 @@ static inline __attribute__((always_inline)) void slide_1(const float *a, const 
         s0_0 += x2_2_0 * w8;
         {
             const first_row_v value = s0_0;
-            *(first_row_v *)(t0) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t0) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
     }
     {
@@ -129,7 +141,7 @@ static inline __attribute__((always_inline)) void slide_1(const float *a, const 
         s0_0 += x2_2_0 * w8;
         {
             const first_row_v value = s0_0;
-            *(first_row_v *)(t0 + 48) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t0 + 48) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
     }
 }
@@ -189,11 +201,11 @@ static inline __attribute__((always_inline)) void slide_2(const float *a, const 
         s1_0 += x3_2_0 * w8;
         {
             const first_row_v value = s0_0;
-            *(first_row_v *)(t0) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t0) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
         {
             const first_row_v value = s1_0;
-            *(first_row_v *)(t1) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t1) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
     }
     {
@@ -235,11 +247,11 @@ static inline __attribute__((always_inline)) void slide_2(const float *a, const 
         s1_0 += x3_2_0 * w8;
         {
             const first_row_v value = s0_0;
-            *(first_row_v *)(t0 + 48) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t0 + 48) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
         {
             const first_row_v value = s1_0;
-            *(first_row_v *)(t1 + 48) = first_vec_min(first_vec_max((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
+            *(first_row_v *)(t1 + 48) = first_vec_min_number(first_vec_max_number((value + e0_v), (0.0f - first_zero_v)), (6.0f - first_zero_v));
         }
     }
 }
@@ -408,12 +420,16 @@ static const row_v zero_v;
 #endif
 typedef int mask_v __attribute__((vector_size(16), aligned(4), may_alias));
 
-static inline row_v vec_max(row_v a, row_v b) {
-#ifdef __ARM_NEON
-    return vmaxq_f32(a, b);
+static inline row_v vec_max_number(row_v a, row_v number) {
+#if defined(__AVX__)
+    row_v result;
+    __asm__("vmaxps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#elif defined(__ARM_NEON)
+    return vmaxq_f32(a, number);
 #else
-    const mask_v mask = (a < b) | (b != b);
-    return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));
+    const mask_v mask = a < number;
+    return (row_v)((mask & (mask_v)number) | (~mask & (mask_v)a));
 #endif
 }
 
@@ -424,7 +440,7 @@ static inline __attribute__((always_inline)) void finish4(int turned, const floa
     for (long j = 0; j < 4; j++) {
         const vec4 value = rows[j];
         const vec4 e0_v = *(e0 + j) - zero_v;
-        const vec4 result = vec_max((value + e0_v), (0.0f - zero_v));
+        const vec4 result = vec_max_number((value + e0_v), (0.0f - zero_v));
         memcpy(to + j * pitch, &result, 4 * (unsigned long)count);
     }
 }

@@ -142,9 +142,15 @@ typedef float expand_row_v __attribute__((vector_size(32), aligned(4), may_alias
 static const expand_row_v expand_zero_v;
 typedef int expand_mask_v __attribute__((vector_size(32), aligned(4), may_alias));
 
-static inline expand_row_v expand_vec_max(expand_row_v a, expand_row_v b) {
-    const expand_mask_v mask = (a < b) | (b != b);
-    return (expand_row_v)((mask & (expand_mask_v)b) | (~mask & (expand_mask_v)a));
+static inline expand_row_v expand_vec_max_number(expand_row_v a, expand_row_v number) {
+#if defined(__AVX__)
+    expand_row_v result;
+    __asm__("vmaxps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#else
+    const expand_mask_v mask = a < number;
+    return (expand_row_v)((mask & (expand_mask_v)number) | (~mask & (expand_mask_v)a));
+#endif
 }
 
 static inline __attribute__((always_inline)) void expand_4(const float *image, const float *weights, const float *e0, float *out) {
@@ -207,60 +213,60 @@ static inline __attribute__((always_inline)) void expand_4(const float *image, c
         const expand_row_v e0_v = *(e0) - expand_zero_v;
         {
             const expand_row_v value = s0_0;
-            *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s0_1;
-            *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 8) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s0_2;
-            *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 16) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
     }
     {
         const expand_row_v e0_v = *(e0 + 1) - expand_zero_v;
         {
             const expand_row_v value = s1_0;
-            *(expand_row_v *)(out + 32) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 32) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s1_1;
-            *(expand_row_v *)(out + 40) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 40) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s1_2;
-            *(expand_row_v *)(out + 48) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 48) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
     }
     {
         const expand_row_v e0_v = *(e0 + 2) - expand_zero_v;
         {
             const expand_row_v value = s2_0;
-            *(expand_row_v *)(out + 64) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 64) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s2_1;
-            *(expand_row_v *)(out + 72) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 72) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s2_2;
-            *(expand_row_v *)(out + 80) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 80) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
     }
     {
         const expand_row_v e0_v = *(e0 + 3) - expand_zero_v;
         {
             const expand_row_v value = s3_0;
-            *(expand_row_v *)(out + 96) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 96) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s3_1;
-            *(expand_row_v *)(out + 104) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 104) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s3_2;
-            *(expand_row_v *)(out + 112) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 112) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
     }
 }
@@ -295,15 +301,15 @@ static inline __attribute__((always_inline)) void expand_1(const float *image, c
         const expand_row_v e0_v = *(e0) - expand_zero_v;
         {
             const expand_row_v value = s0_0;
-            *(expand_row_v *)(out) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s0_1;
-            *(expand_row_v *)(out + 8) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 8) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
         {
             const expand_row_v value = s0_2;
-            *(expand_row_v *)(out + 16) = expand_vec_max((value + e0_v), (0.0f - expand_zero_v));
+            *(expand_row_v *)(out + 16) = expand_vec_max_number((value + e0_v), (0.0f - expand_zero_v));
         }
     }
 }

@@ -34,21 +34,29 @@ static const row_v zero_v;
 #endif
 typedef int mask_v __attribute__((vector_size(16), aligned(4), may_alias));
 
-static inline row_v vec_max(row_v a, row_v b) {
-#ifdef __ARM_NEON
-    return vmaxq_f32(a, b);
+static inline row_v vec_max_number(row_v a, row_v number) {
+#if defined(__AVX__)
+    row_v result;
+    __asm__("vmaxps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#elif defined(__ARM_NEON)
+    return vmaxq_f32(a, number);
 #else
-    const mask_v mask = (a < b) | (b != b);
-    return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));
+    const mask_v mask = a < number;
+    return (row_v)((mask & (mask_v)number) | (~mask & (mask_v)a));
 #endif
 }
 
-static inline row_v vec_min(row_v a, row_v b) {
-#ifdef __ARM_NEON
-    return vminq_f32(a, b);
+static inline row_v vec_min_number(row_v a, row_v number) {
+#if defined(__AVX__)
+    row_v result;
+    __asm__("vminps %2, %1, %0" : "=x"(result) : "x"(number), "x"(a));
+    return result;
+#elif defined(__ARM_NEON)
+    return vminq_f32(a, number);
 #else
-    const mask_v mask = (b < a) | (b != b);
-    return (row_v)((mask & (mask_v)b) | (~mask & (mask_v)a));
+    const mask_v mask = number < a;
+    return (row_v)((mask & (mask_v)number) | (~mask & (mask_v)a));
 #endif
 }
 
@@ -162,37 +170,37 @@ static inline __attribute__((always_inline)) void rows_0(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 4) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 9) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 13) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 18) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 22) = result_v;
         }
     }
@@ -248,19 +256,19 @@ static inline __attribute__((always_inline)) void rows_0(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 5) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 14) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 23) = result_v;
         }
     }
@@ -373,37 +381,37 @@ static inline __attribute__((always_inline)) void rows_1(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 27) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 31) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 36) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 40) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 45) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 49) = result_v;
         }
     }
@@ -468,19 +476,19 @@ static inline __attribute__((always_inline)) void rows_1(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 32) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s1_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 41) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s2_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 50) = result_v;
         }
     }
@@ -524,13 +532,13 @@ static inline __attribute__((always_inline)) void rows_2(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 54) = result_v;
         }
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_1;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 58) = result_v;
         }
     }
@@ -556,7 +564,7 @@ static inline __attribute__((always_inline)) void rows_2(const float *a, const f
         {
             const row_v e0_v = *(e0) - zero_v;
             const row_v value = s0_0;
-            const row_v result_v = vec_min(vec_max((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
+            const row_v result_v = vec_min_number(vec_max_number((value + e0_v), (0.0f - zero_v)), (6.0f - zero_v));
             *(row_v *)(out + 59) = result_v;
         }
     }

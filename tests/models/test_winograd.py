@@ -310,6 +310,17 @@ def test_a_shape_that_cannot_be_the_best_is_not_priced(monkeypatch):
 
 
 WEIGHTS = conv2d(c=512, h=7, w=7, k=512, r=3, s=3, pad=1)  # transformed: 4 to 9 times 9.4 MB
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_shapes_with_few_weights_are_priced_where_weights_are_what_takes_time(threads, monkeypatch):
+    """The first few shapes have the one that is best of all."""
+    few = rank_winograd(WEIGHTS, MACHINE, threads, 1)[0]
+    monkeypatch.setattr(rank_winograd_module, 'SHAPES', 100)
+    every = rank_winograd(WEIGHTS, MACHINE, threads, 1)[0]
+    assert few.schedule == every.schedule
+
+
 # Memory that is too slow for micro-kernels to hide its transfers.
 SLOW = replace(
     MACHINE,

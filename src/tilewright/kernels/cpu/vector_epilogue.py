@@ -9,8 +9,9 @@ written by the same texts.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -46,20 +47,29 @@ _MASKS = {
     'or': '({} | {})',
     'not': '(~{})',
 }
+_HELPERS = ('max', 'min', 'max_number', 'min_number', 'where')
 _OF_MASKS = ('and', 'or', 'not')
 # NaN comes out where it went in; on ARM that is one instruction.
 _EXTREMES = {
     'max': ('vmaxq_f32(a, b)', '(a < b) | (b != b)'),
     'min': ('vminq_f32(a, b)', '(b < a) | (b != b)'),
 }
-_OWN = re.compile(r'\b(row_v|zero_v|mask_v|vec_max|vec_min|vec_where|stage_\d+)\b')
+# Of a vector and a number, which is no NaN: one instruction on x86, too, whose second operand comes
+# out where either is NaN. Compilers make two of a comparison and a choice, one of them on the unit
+# that transposes.
+_BOUNDS = {'max': 'vmaxps', 'min': 'vminps'}
+# Lanes -> what compilers define where there are such vectors, and the registers that hold them.
+_VECTORS = {4: ('__AVX__', 'x'), 8: ('__AVX__', 'x'), 16: ('__AVX512F__', 'v')}
+_OWN = re.compile(
+    r'\b(row_v|zero_v|mask_v|vec_max|vec_min|vec_max_number|vec_min_number|vec_where|stage_\d+)\b'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class VectorEpilogue:
     """`expression` over `value` and the operands' vectors.
 
-    called     helpers on vectors that it calls: 'max', 'min', 'where'
+    called     helpers on vectors that it calls: 'max', 'min', 'max_number', 'min_number', 'where'
     helpers    C expressions of stages that go lane by lane, over `a0[i]`, `a1[i]` ..
     functions  what helpers call
     """
@@ -82,8 +92,8 @@ class VectorTexts:
     def text(self, expr: Expr, reads: list[str]) -> str:
         """The expression of a stage over the C texts of what it reads."""
         if _is_vector(expr):
-            called = set(expr.functions())
-            self._called |= dict.fromkeys(op for op in (*_EXTREMES, 'where') if op in called)
+            called = set(_called(expr))
+            self._called |= dict.fromkeys(name for name in _HELPERS if name in called)
             return _text(expr, reads)
         lanes = [f'a{number}[i]' for number in range(len(reads))]
         self._helpers.append((typed_text(self._typed, expr, lanes), len(reads)))
@@ -124,12 +134,29 @@ def _is_mask(expr: Expr) -> bool:
     )
 
 
+def _is_bound(expr: Expr) -> bool:
+    """Whether it is the larger or smaller of something and a number."""
+    return expr.op in _BOUNDS and expr.args[1].op == 'const' and not math.isnan(expr.args[1].value)
+
+
+def _called(expr: Expr) -> Iterator[str]:
+    """The helpers on vectors that an expression calls."""
+    if _is_bound(expr):
+        yield f'{expr.op}_number'
+    elif expr.op in (*_EXTREMES, 'where'):
+        yield expr.op
+    for each in expr.args:
+        yield from _called(each)
+
+
 def _text(expr: Expr, operands: list[str]) -> str:
     if expr.op == 'read':
         return operands[int(expr.value)]
     if expr.op in ('const', 'whole'):
         return f'({broadcast(number(expr.value, "f32"))})'
     pattern = _OPERATORS.get(expr.op) or _MASKS[expr.op]
+    if _is_bound(expr):
+        pattern = f'vec_{expr.op}_number({{}}, {{}})'
     return pattern.format(*(_text(a, operands) for a in expr.args))
 
 
@@ -185,6 +212,8 @@ def _write_called(writer: Writer, wanted: tuple[str, ...], lanes: int) -> None:
         writer.line('return (row_v)((mask & (mask_v)a) | (~mask & (mask_v)b));')
         writer.close()
         writer.line()
+    for op in (op for op in _BOUNDS if f'{op}_number' in wanted):
+        _write_bound(writer, op, lanes)
     for op in (op for op in wanted if op in _EXTREMES):
         instruction, mask = _EXTREMES[op]
         writer.open(f'static inline row_v vec_{op}(row_v a, row_v b)')
@@ -196,3 +225,31 @@ def _write_called(writer: Writer, wanted: tuple[str, ...], lanes: int) -> None:
             writer.lines.append('#endif')
         writer.close()
         writer.line()
+
+
+def _write_bound(writer: Writer, op: str, lanes: int) -> None:
+    """`vec_max_number` or `vec_min_number`."""
+    writer.open(f'static inline row_v vec_{op}_number(row_v a, row_v number)')
+    guard = '#if'
+    if lanes in _VECTORS:
+        flag, kind = _VECTORS[lanes]
+        writer.lines.append(f'{guard} defined({flag})')
+        writer.line('row_v result;')
+        writer.line(
+            f'__asm__("{_BOUNDS[op]} %2, %1, %0" : "={kind}"(result) : "{kind}"(number), '
+            f'"{kind}"(a));'
+        )
+        writer.line('return result;')
+        guard = '#elif'
+    if lanes == 4:
+        writer.lines.append(f'{guard} defined(__ARM_NEON)')
+        writer.line(f'return {_EXTREMES[op][0].replace("b", "number")};')
+        guard = '#elif'
+    if guard == '#elif':
+        writer.lines.append('#else')
+    writer.line(f'const mask_v mask = {"a < number" if op == "max" else "number < a"};')
+    writer.line('return (row_v)((mask & (mask_v)number) | (~mask & (mask_v)a));')
+    if guard == '#elif':
+        writer.lines.append('#endif')
+    writer.close()
+    writer.line()

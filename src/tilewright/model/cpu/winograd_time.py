@@ -363,11 +363,31 @@ def transform_time(
     return total * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads))
 
 
+def weights_time(
+    group: Group, m: Tile, machine: Machine, threads: int, model: PointsModel = WINOGRAD
+) -> float:
+    """Seconds to read the transformed weights once, from the cache that holds them."""
+    size = _transformed_bytes(group, model.geometry(group, m))
+    home = next(
+        (
+            number
+            for number in range(len(machine.caches))
+            if size <= MARGIN * threads * machine.capacity_bytes(number, threads)
+        ),
+        len(machine.caches),
+    )
+    return size / (1e9 * machine.bandwidth_gbps(home, threads))
+
+
+def _transformed_bytes(group: Group, shape: TileGeometry[Axis]) -> int:
+    return 4 * shape.weights * shape.g * shape.k * shape.c
+
+
 def needs(group: Group, m: Tile, model: PointsModel = WINOGRAD) -> tuple[int, int]:
     """(operations of the products, bytes to be moved) of this algorithm: weights transformed."""
     shape = model.geometry(group, m)
     weights = group.tensor(group.main.reads[1].tensor).bytes
-    transformed = 4 * shape.weights * shape.g * shape.k * shape.c
+    transformed = _transformed_bytes(group, shape)
     return product_stage(shape).flops, group.compulsory_bytes - weights + transformed
 
 

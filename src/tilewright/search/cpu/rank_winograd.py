@@ -3,9 +3,10 @@
     rows x columns of a tile    where the error model stays below the limit and products are saved
     x cuts between threads x (run of tiles, vectors of k) x blocks of tiles x blocks of k
 
-Shapes of tiles are sorted by what no schedule can avoid, the bound and the transforms. For the
-first of them the other choices are priced by the numbers (`model.winograd_time`), in microseconds
-each, all with one block of k and the best of them with others; only the best become schedules.
+Shapes of tiles are sorted by what no schedule can avoid: the bound, the transforms, and reading the
+weights, which is what small images wait for. For the first of them the other choices are priced by
+the numbers (`model.winograd_time`), in microseconds each, all with one block of k and the best of
+them with others; only the best become schedules.
 Deterministic: ties are broken by the numbers themselves.
 """
 
@@ -32,6 +33,7 @@ from tilewright.model.cpu.winograd_time import (
     predict_points,
     seconds,
     transform_time,
+    weights_time,
 )
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import Axis, Tile, TileGeometry, product_stage
@@ -92,11 +94,13 @@ def _promising(
     group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape],
     model: PointsModel,
 ) -> list[tuple[float, Shape]]:  # fmt: skip
-    """(bound, shape) of those whose bound and transforms together take least, best first."""
+    """(bound, shape) of those whose bound, transforms and weights take least, best first."""
     found = []
     for m in shapes:
         bound = lower_bound_winograd(group, m, machine, threads, model)
-        found.append((bound + transform_time(group, m, isa, machine, threads, model), bound, m))
+        around = transform_time(group, m, isa, machine, threads, model)
+        around += weights_time(group, m, machine, threads, model)
+        found.append((bound + around, bound, m))
     return [(bound, m) for _, bound, m in sorted(found)[:SHAPES]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 
 
 def emit(kernel: micro.MicroKernel) -> str:
@@ -23,6 +24,8 @@ def emit(kernel: micro.MicroKernel) -> str:
     ]
     if kernel.fetch:
         step = 'stride / (long)sizeof *next' if kernel.varies else kernel.fetch
+        further = range(LINE_FLOATS, kernel.fetch, LINE_FLOATS)
+        body += [f'    __builtin_prefetch(next + {place}, 0, 2);' for place in further]
         body.append(f'    __builtin_prefetch(next, 0, 2), next += {step};')
     for number, step in enumerate(kernel.steps):
         body.append('    {')

@@ -105,7 +105,7 @@ def emit(kernel: micro.MicroKernel) -> str:
         behind = micro.vector_prefetches(kernel, times)
         found += [f'prefetcht0 {item * place}(%[b])' for place in behind]
         if kernel.fetch:  # a line that is on its way already is not asked for again
-            asked = range(0, times * kernel.fetch, LINE_FLOATS) if times > 1 else (0,)
+            asked = range(0, times * kernel.fetch, LINE_FLOATS)
             found += [f'prefetcht1 {item * place or ""}(%[next])' for place in asked]
             step = f'add ${item * times * kernel.fetch}, %[next]'
             found.append(f'lea (%[next],%[stride],{times}), %[next]' if kernel.varies else step)

@@ -30,6 +30,7 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 LARGE_BYTES = 1 << 20  # of a thread's panels, which no second cache keeps from call to call
+FAR_BYTES = 1 << 15  # of all panels: in a network, other kernels push them out of near caches
 LEAST_TILES = 4  # that share a piece of the panels, for it to be worth asking for ahead
 TURN_CYCLES = 6  # to transpose a block of 4 x 4, beside storing it
 
@@ -272,15 +273,19 @@ def _done(p: OuterPlan) -> Finished | None:
 def _ahead(
     group: Group, schedule: Schedule, contraction: Contraction, panels: Panels
 ) -> Ahead | None:
-    """What to ask for ahead of its use; None where rows are copied, or few tiles share a piece."""
+    """What to ask for ahead of its use; None where few tiles share a piece, or panels are so small
+    that caches keep them.
+    """
     constant = group.tensor(contraction.b.tensor).role == 'constant'
-    many_sizes = bool(every(schedule))
-    if schedule.pack or not constant or contraction.outer:
+    many_sizes, sizes = bool(every(schedule)), group.main.sizes
+    if not constant or contraction.outer:
+        return None
+    if schedule.pack and (many_sizes or not _far(schedule, panels)):
         return None
     vectors, rows = panels.vectors, math.prod(schedule.reg.tile[d] for d in contraction.pixels)
     if not micro.in_place(ISAS[schedule.isa], rows, vectors):
         return None
-    if not operand.rows_in_place(group, contraction):
+    if not schedule.pack and not operand.rows_in_place(group, contraction):
         return None
     nest = Nest(group.main, schedule, Writer())
     nest.open_parts()
@@ -291,7 +296,8 @@ def _ahead(
             loops.append((name, nest.start(name), nest.extent(name)))
             nest.open_loop(level, name)
     shared = None
-    while loops and loops[-1][0] in contraction.pixels[-1:]:
+    along = loops[-1][0] if loops else ''
+    while along in contraction.pixels and loops and loops[-1][0] == along:
         shared = loops.pop()
     if shared is None or not loops or loops[-1][0] not in (contraction.vector, contraction.loop):
         return None
@@ -299,12 +305,22 @@ def _ahead(
     tiles = -(-extent // schedule.reg.tile[name])
     if tiles < LEAST_TILES:
         return None
-    points = panels.points
+    points, each = panels.points, math.prod(sizes[d] for d in contraction.unrolled)
     if loops[-1][0] == contraction.loop:
-        points = schedule.levels[1].tile[contraction.loop]
-    floats = -(-panels.width // tiles)
-    most = -(-panels.width // LEAST_TILES) if many_sizes else 0
+        points = schedule.levels[1].tile[contraction.loop] * each
+    floats = -(-panels.width * each // tiles)
+    most = -(-panels.width * each // LEAST_TILES) if many_sizes else 0
     return Ahead(name, start, schedule.reg.tile[name], points * panels.width, floats, most)
+
+
+def _far(schedule: Schedule, panels: Panels) -> bool:
+    """Whether tiles that are copied wait for panels, which come from a far cache or from memory.
+
+    Only where micro-kernels of copies can ask for what comes next: those that broadcast.
+    """
+    isa = ISAS[schedule.isa]
+    large = 4 * panels.floats >= FAR_BYTES
+    return large and schedule.dtype == 'f32' and not isa.by_lane and not isa.rows
 
 
 def _accumulators(
