@@ -12,6 +12,7 @@ from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.schemas.outer.space import assemble
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
+from tilewright.model.cpu import outer_time
 from tilewright.model.cpu.copies import copies_of, tile_counts
 from tilewright.model.cpu.outer_time import source_words, step_cycles
 from tilewright.model.cpu.predict import predict
@@ -54,6 +55,27 @@ def test_register_tiles_are_counted_with_their_remainders():
     schedule = schedule_of(group, tiles=({'w': 6}, {'w': 9}, {'w': 12}))
     # 12 = 9 + 3; 9 = 6 + 3; the register tile is 6 wide.
     assert tile_counts(schedule, 'w', 12) == Counter({6: 1, 3: 2})
+
+
+@pytest.mark.parametrize(
+    ('width', 'cut', 'lines'),
+    [
+        (20, 'h', 32),  # six rows of 20 end within a line, in each of 32 planes
+        (20, 'w', 32 * 12),  # the middle of every row
+        (32, 'h', 0),  # rows of two lines
+        (32, 'w', 32 * 12),  # pieces of 18 and 14
+        (20, 'k', 0),  # planes of 15 lines
+    ],
+)
+def test_lines_that_two_threads_write_take_longer(width, cut, lines, monkeypatch):
+    """They move between the threads: a cut between rows is better than one through all of them."""
+    group, machine = tw.conv2d(c=4, h=12, w=width, k=32, r=1, s=1), known_machine('i7-9700k')
+    schedule = schedule_of(group, parallel=((cut, 2),))
+    store = predict(group, schedule, machine).store_s
+    monkeypatch.setattr(outer_time, 'SHARED_LINE_CYCLES', 0.0)
+    alone = predict(group, schedule, machine).store_s
+    cycle_s = ISAS['avx2'].flops_per_cycle / (1e9 * machine.peak_gflops(2) / 2)
+    assert store - alone == pytest.approx(70.0 * lines * cycle_s)
 
 
 def test_boxes_grow_by_one_loop():

@@ -41,6 +41,7 @@ from tilewright.ops.stage import Access
 from tilewright.schedule.schedule import Schedule
 
 STORE_RUN = 4  # results of a row that are transposed and stored together, needed or not
+SHARED_LINE_CYCLES = 70.0  # a line of results of which two threads have a part each
 ISSUE_PER_CYCLE = 4  # instructions that every core of interest can start in a cycle
 # Of what a core could load and start, where every pixel is broadcast by itself: copies that arrive
 # in the first cache take turns, too. On a Cascade Lake 30 x 1 vectors took 1.15 to 1.25 times as
@@ -260,7 +261,25 @@ def _micro_cycles(case: _Case, isa: Isa, streamed: bool = False) -> tuple[float,
             alike = max(alike, tiles * count)
             every += tiles * count
     compute += outside * calls * (every - alike) * k.switch_cycles
-    return compute, store
+    return compute, store + SHARED_LINE_CYCLES * _shared_lines(case)
+
+
+def _shared_lines(case: _Case) -> int:
+    """Lines of results that end one thread's part and begin another's, which move between them.
+
+    A cut between rows or pixels leaves one in every plane, a cut of columns one in every row,
+    unless lines end there.
+    """
+    sizes, ways = case.contraction.stage.sizes, dict(case.schedule.parallel)
+    result, line = case.contraction.stage.write, case.machine.caches[0].line_bytes // 4
+    strides = {d: case.stride(result, d) for d in case.contraction.stage.parallel}
+    found = 0
+    for name in (d for d, count in ways.items() if count > 1):
+        around = [d for d in strides if strides[d] > strides[name] and sizes[d] > 1]
+        pitches = [strides[d] for d in around] + [case.part[name] * strides[name]]
+        if any(pitch % line for pitch in pitches):
+            found += math.prod(case.part[d] for d in around)
+    return found
 
 
 def _line_cycles(case: _Case, isa: Isa, panel: int) -> float:

@@ -33,7 +33,7 @@ from tilewright.kernels.cpu.schemas.winograd.linear import operations
 from tilewright.kernels.cpu.schemas.winograd.plan import option, split_runs, tile, transform_lanes
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
-from tilewright.model.cpu.outer_time import step_cycles
+from tilewright.model.cpu.outer_time import SHARED_LINE_CYCLES, step_cycles
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import Axis, Tile, TileGeometry, product_stage
@@ -48,7 +48,6 @@ VECTOR_CYCLES = 0.62  # one vector instruction of a transform: arithmetic, shuff
 ROW_CYCLES = 30.0  # one row of tiles of one channel
 LINE_CYCLES = 4.0  # one cache line of V written and evicted, beyond its instructions
 OUT_ROW_CYCLES = 40.0  # one row of output pixels of one panel
-SHARED_LINE_CYCLES = 70.0  # a row of outputs whose middle line belongs to two threads
 PIXELS_CYCLES = 2.5  # four neighbouring outputs, transposed and stored
 # Shares of the time of traffic that nothing hides: weights, the image and the result are read and
 # written in order, V (and weights again, for later runs) in blocks, M tile by tile.
