@@ -8,7 +8,9 @@ from sampling import covering
 from special_values import NANS
 
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.machine.compiler import build
+from tilewright.machine.isa import ISAS, best_isa
 from tilewright.machine.measure import load_machine
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
@@ -19,7 +21,7 @@ from tilewright.ops.reference import reference
 from tilewright.ops.stage import Expr, call, const, read
 from tilewright.runtime.cpu.kernel import Kernel
 from tilewright.schedule.schedule import Schedule
-from tilewright.search.cpu.choose import choose
+from tilewright.search.cpu.rank import rank_schema
 
 # What a compiler's optimisations make of NaN is part of what is tested.
 pytestmark = pytest.mark.usefixtures('optimised')
@@ -44,6 +46,8 @@ CONVOLUTIONS = {
     'winograd': conv2d(c=5, h=12, w=12, k=9, r=3, s=3, pad=1, bias=True),
     'stencil': conv2d(c=4, h=9, w=9, k=4, r=3, s=3, pad=1, groups=4, bias=True),
 }
+if ISAS[best_isa()].rows_emit:
+    CONVOLUTIONS['pixels'] = conv2d(c=5, h=6, w=7, k=9, r=3, s=3, pad=1, bias=True)
 
 
 def followed(schema: str, expr: Expr) -> Group:
@@ -54,10 +58,7 @@ def followed(schema: str, expr: Expr) -> Group:
 
 
 def chosen(schema: str, group: Group, machine) -> Schedule:
-    algorithm = 'winograd' if schema == 'winograd' else 'direct'
-    schedule = choose(group, machine, 1, 1, algorithm, 1e-3)[0].schedule
-    assert schedule.schema == schema
-    return schedule
+    return rank_schema(SCHEMAS[schema], group, machine, 1, 1, 1e-3)[0].schedule
 
 
 def run(group: Group, schedule: Schedule, arrays: dict[str, np.ndarray]) -> np.ndarray:

@@ -60,7 +60,8 @@ def schemas(network) -> list[str]:
 def test_each_algorithm_on_the_cpu(tmp_path):
     x = graphs.floats(1, 16, 10, 10, seed=1)
     for algorithm, taps, first in (
-        ('winograd', 3, {'winograd'}), ('fft', 5, {'fft'}), ('direct', 3, {'outer', 'stencil'})
+        ('winograd', 3, {'winograd'}), ('fft', 5, {'fft'}),
+        ('direct', 3, {'outer', 'pixels', 'stencil'}),
     ):  # fmt: skip
         made = two(taps=taps)
         want = evaluate(prepare(made, passes=()), {'x': x})['y']

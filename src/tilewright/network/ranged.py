@@ -206,7 +206,9 @@ def _searched(
         served = {digest: direct[digest][0] for digest in large} | served
     plain = best | served
     kinds = [plain, best] if large else [plain]
-    return tuple(anchor_of(family, point, [some[d] for d in digests]) for some in kinds)
+    return tuple(
+        anchor_of(family, point, [some[d] for d in digests], site.machine) for some in kinds
+    )
 
 
 def _serving(

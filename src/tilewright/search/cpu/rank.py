@@ -37,9 +37,10 @@ class Candidate:
 
 def rank(
     group: Group, machine: Machine, threads: int, top: int, algorithm: str = 'direct',
-    max_rel_err: float = DEFAULT_LIMIT,
+    max_rel_err: float = DEFAULT_LIMIT, every_size: bool = False,
 ) -> tuple[Candidate, ...]:  # fmt: skip
     """At most `top` candidates of an algorithm, whatever their schema; none where none applies.
+    With `every_size` those alone whose kernels may serve other sizes.
 
     Schemas of last resort are asked where no other has a candidate. A schema without a model of its
     own keeps its best one among several: a rough price is no reason to leave it unmeasured.
@@ -47,6 +48,7 @@ def rank(
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     schemas = _offering(group, machine, algorithm)
+    schemas = [s for s in schemas if not (every_size and s.fixed)]
     for last in (False, True):
         asked = [s for s in schemas if s.last_resort == last]
         found = [rank_schema(s, group, machine, threads, top, max_rel_err) for s in asked]

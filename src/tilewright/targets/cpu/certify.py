@@ -38,7 +38,7 @@ from tilewright.search.cpu.rank import Candidate, rank_schema
 from tilewright.search.cpu.rank_outer import rank_near
 from tilewright.store.ranges_file import Anchor, Certificate, PlannedFamily
 from tilewright.targets.cpu.choose import choose_all, is_legal
-from tilewright.targets.cpu.ranged import best_choice, best_moved, for_sizes
+from tilewright.targets.cpu.ranged import best_choice, best_moved, for_sizes, of_every_size
 
 COMPARED = 9  # points of a box at which schedules are compared with the bound
 MOST_ANCHORS = 3  # of a family, the largest point included
@@ -199,18 +199,22 @@ def _searched(
         else:
             taken.append(replace(choice, schedule=origin))
             left += gained
-    return _Found(anchor_of(one.family, point, taken), whole / best - 1, left / best)
+    return _Found(anchor_of(one.family, point, taken, machine), whole / best - 1, left / best)
 
 
-def anchor_of(family: ProgramFamily, point: Point, choices: Sequence[Choice]) -> Anchor:
+def anchor_of(
+    family: ProgramFamily, point: Point, choices: Sequence[Choice], machine: Machine
+) -> Anchor:
     """Choices at a point, made ready for the other sizes of their family."""
     if family.largest == tuple(sizes[0] for sizes in family.box):
         return Anchor(point, tuple(choices))
+    here = family.groups_at(point)
+    served = [of_every_size(c, group, machine) for c, group in zip(choices, here, strict=True)]
     ends = [
         family.groups_at(corner)
         for corner in (tuple(sizes[0] for sizes in family.box), family.largest)
     ]
-    return Anchor(point, tuple(map(for_sizes, choices, *ends)))
+    return Anchor(point, tuple(map(for_sizes, served, *ends)))
 
 
 def _ranked(

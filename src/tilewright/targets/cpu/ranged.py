@@ -47,6 +47,7 @@ from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Level, Schedule
+from tilewright.search.cpu.rank import rank
 from tilewright.store.choices import code_version
 from tilewright.store.network_checks import check_group
 from tilewright.store.ranges_file import PlannedFamily, SavedRanges, Shown, checked_program
@@ -126,6 +127,20 @@ def _predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction
         return predict(core(group), schedule, machine)
     except (ScheduleError, KeyError, StopIteration):
         return None
+
+
+@lru_cache(maxsize=1 << 10)
+def of_every_size(choice: Choice, group: Group, machine: Machine) -> Choice:
+    """The choice; where kernels of its schema are of one size, the best direct one of others."""
+    if not SCHEMAS[choice.schedule.schema].fixed:
+        return choice
+    found = rank(core(group), machine, choice.schedule.threads, 3, every_size=True)
+    legal = (c for c in found if _is_legal(group, c.schedule))
+    better = next(legal, None)
+    if better is None:
+        return choice
+    said = better.prediction
+    return Choice(better.schedule, said.seconds, choice.bound_s, said.limit)
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:

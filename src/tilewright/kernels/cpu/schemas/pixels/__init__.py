@@ -17,4 +17,5 @@ PIXELS = CpuSchema(
     draw=draw_pixels,
     lines=pixels_lines,
     flattens=True,
+    fixed=True,
 )

@@ -1,0 +1,58 @@
+"""The time of pixels across lanes, against figures made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright.kernels.cpu.schemas.pixels.space import pixels_schedule
+from tilewright.machine.isa import ISAS
+from tilewright.machine.known import known_machine
+from tilewright.model.cpu.pixels_time import predict_pixels, step_cycles
+from tilewright.ops.convolution import conv2d
+from tilewright.ops.flatten import flatten
+
+MACHINE = known_machine('xeon-2vcpu')
+
+
+@pytest.mark.parametrize(
+    ('isa', 'channels', 'vectors', 'split', 'cycles'),
+    [
+        ('avx512', 14, 2, 0.0, 14.0),  # 28 multiply-adds at 2 a cycle
+        ('avx512', 9, 3, 1.0, 13.5),  # pixels across lines: 6 loads, 5 and 4 x 3 weights in 13.5
+        ('avx512', 4, 1, 0.0, 4.0),  # one chain each: the latency of a multiply-add
+        ('avx2', 12, 1, 1.0, 14 / (2 * 0.93)),  # 12 weights and a line that is crossed
+    ],
+)
+def test_a_step_takes_as_long_as_its_busiest_units(isa, channels, vectors, split, cycles):
+    assert step_cycles(ISAS[isa], channels, vectors, split) == pytest.approx(cycles)
+
+
+def predicted(group, tile, block, cut=()):
+    flat = flatten(group)
+    return predict_pixels(flat, pixels_schedule(flat, 'avx512', tile, block, cut, 'l2'), MACHINE)
+
+
+def test_threads_take_their_share_of_pixels():
+    group = conv2d(c=64, h=64, w=64, k=56, r=1, s=1)
+    one = predicted(group, (14, 1, 2), 1024)
+    two = predicted(group, (14, 1, 2), 1024, (('hw', 2),))
+    assert two.fork_s > one.fork_s == 0
+    assert two.compute_s / one.compute_s == pytest.approx(
+        MACHINE.peak_gflops(1) / MACHINE.peak_gflops(2), rel=0.01
+    )
+
+
+def test_weights_beyond_the_caches_are_read_again_for_every_block():
+    group = conv2d(c=1024, h=16, w=16, k=16000, r=1, s=1)
+    small, large = (predicted(group, (14, 1, 2), block) for block in (64, 128))
+    weights = 4 * 1024 * 16000
+    last = [p.boundaries[-1].bytes for p in (small, large)]
+    assert last[0] - last[1] == pytest.approx(2 * weights, rel=0.01)
+
+
+def test_half_empty_vectors_cost_as_much_as_full_ones():
+    full, empty = (
+        predicted(conv2d(c=64, h=16, w=w, k=56, r=3, s=3, pad=1), (14, 2, 1), 16).compute_s
+        for w in (16, 9)
+    )
+    assert full == pytest.approx(empty)
