@@ -67,7 +67,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in (cnnopt, cnnopt_table9):
         monkeypatch.setattr(module, 'SEEDS', 1)
     monkeypatch.setattr(cnnopt_table8, 'ONLINE_SEEDS', 1)
-    monkeypatch.setattr(cnnopt, 'CHOSEN_FROM', ('plain', 'within'))
+    monkeypatch.setattr(cnnopt, 'CHOSEN_FROM', ('boosted', 'mixed'))
 
 
 def test_a_gpu_that_nobody_has_seen_gets_its_tables(
@@ -79,7 +79,7 @@ def test_a_gpu_that_nobody_has_seen_gets_its_tables(
         assert invoke(['reproduce', figure, *words, '--json', str(path)]) == 0
         said = capsys.readouterr().out
         assert 'is chosen' in said
-        assert 'within costs' in said
+        assert 'the least cost' in said
         found = json.loads(path.read_text())
         assert found['machine']['name'] == 'unseen'
         (part,) = found['layers']

@@ -194,10 +194,10 @@ static double value_of(const Grower *t, int64_t begin, int64_t end) {
  * one is the next), the value. Returns how many; at most 2 most - 1. -1: no memory. */
 int64_t tw_grow(int64_t features, const uint8_t *bins, const double *g, const double *h,
                 int32_t *rows, int64_t rows_n, const int32_t *bins_n, const int32_t *allowed,
-                int64_t allowed_n, int64_t tried, int64_t most, int64_t least, double lambda, uint64_t seed,
-                int32_t *feature, int32_t *bin, int32_t *left, double *value) {
-    Grower t = {features,  bins,  g,     h,      rows, allowed, bins_n,
-                allowed_n, tried, least, lambda, seed, 0,       0};
+                int64_t allowed_n, int64_t tried, int64_t most, int64_t least, double lambda,
+                uint64_t seed, int32_t *feature, int32_t *bin, int32_t *left, double *value) {
+    Grower t = {features, bins, g, h, rows, allowed, bins_n, allowed_n, tried,
+                least, lambda, seed, NULL, NULL};
     Leaf *heap = malloc((most + 1) * sizeof *heap);
     int32_t *spare = malloc(rows_n * sizeof *spare);
     t.sums = new_sums(&t);
