@@ -11,12 +11,12 @@
 #include <string.h>
 
 #define BINS 256
+#define AHEAD 8          /* rows that are fetched before they are counted */
 #define MOST_SHARED 256 /* leaves whose sums are kept */
 
-typedef struct {
-    double g, h;
-    int64_t n;
-} Sum;
+/* Gradients, weights and the number of rows of a bin, added at once; the fourth is not used. */
+typedef double Sum __attribute__((vector_size(32)));
+enum { G, H, N };
 
 typedef struct {
     double gain;
@@ -31,6 +31,7 @@ typedef struct {
     const double *g, *h;
     int32_t *rows; /* of the bag; those of a leaf lie together */
     const int32_t *allowed;
+    const int32_t *bins_n; /* how many bins a feature has */
     int64_t allowed_n, tried, least;
     double lambda;
     uint64_t random;
@@ -60,18 +61,24 @@ static void draw_features(Grower *t) {
     }
 }
 
+static Sum *new_sums(const Grower *t) {
+    return aligned_alloc(sizeof(Sum), t->tried * BINS * sizeof(Sum));
+}
+
 static void fill(const Grower *t, int64_t begin, int64_t end, Sum *sums) {
-    memset(sums, 0, t->tried * BINS * sizeof *sums);
+    for (int64_t f = 0; f < t->tried; f++)
+        memset(sums + f * BINS, 0, t->bins_n[t->order[f]] * sizeof *sums);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = t->rows[i];
         const uint8_t *bins = t->bins + row * t->features;
-        double g = t->g[row], h = t->h[row];
-        for (int64_t f = 0; f < t->tried; f++) {
-            Sum *sum = sums + f * BINS + bins[t->order[f]];
-            sum->g += g;
-            sum->h += h;
-            sum->n++;
+        Sum one = {t->g[row], t->h[row], 1.0, 0.0};
+        if (i + AHEAD < end) {
+            const uint8_t *later = t->bins + t->rows[i + AHEAD] * t->features;
+            __builtin_prefetch(later);
+            __builtin_prefetch(later + 64);
         }
+        for (int64_t f = 0; f < t->tried; f++)
+            sums[f * BINS + bins[t->order[f]]] += one;
     }
 }
 
@@ -79,21 +86,21 @@ static void fill(const Grower *t, int64_t begin, int64_t end, Sum *sums) {
 static Leaf split_of(const Grower *t, int32_t node, int64_t begin, int64_t end, Sum *sums) {
     Leaf leaf = {0.0, begin, end, node, -1, 0, sums};
     double g = 0, h = 0;
-    for (int32_t bin = 0; bin < BINS; bin++) {
-        g += sums[bin].g;
-        h += sums[bin].h;
+    for (int32_t bin = 0; bin < t->bins_n[t->order[0]]; bin++) {
+        g += sums[bin][G];
+        h += sums[bin][H];
     }
     double whole = score(g, h, t->lambda);
     for (int64_t f = 0; f < t->tried; f++) {
         const Sum *sum = sums + f * BINS;
         double gl = 0, hl = 0;
         int64_t n = 0;
-        for (int32_t bin = 0; bin < BINS - 1; bin++) {
-            if (!sum[bin].n)
+        for (int32_t bin = 0; bin < t->bins_n[t->order[f]] - 1; bin++) {
+            if (sum[bin][N] == 0.0)
                 continue;
-            gl += sum[bin].g;
-            hl += sum[bin].h;
-            n += sum[bin].n;
+            gl += sum[bin][G];
+            hl += sum[bin][H];
+            n += (int64_t)sum[bin][N];
             if (n < t->least)
                 continue;
             if (end - begin - n < t->least)
@@ -134,17 +141,15 @@ static int leaves_of(const Grower *t, Sum *sums, int64_t begin, int64_t middle, 
         free(sums);
         return 1;
     }
-    own[small] = malloc(t->tried * BINS * sizeof *sums);
+    own[small] = new_sums(t);
     if (!own[small]) {
         free(sums);
         return 0;
     }
     fill(t, from[small], to[small], own[small]);
-    for (int64_t i = 0; i < t->tried * BINS; i++) {
-        sums[i].g -= own[small][i].g;
-        sums[i].h -= own[small][i].h;
-        sums[i].n -= own[small][i].n;
-    }
+    for (int64_t f = 0; f < t->tried; f++)
+        for (int64_t i = f * BINS; i < f * BINS + t->bins_n[t->order[f]]; i++)
+            sums[i] -= own[small][i];
     for (int side = 0; side < 2; side++) {
         if (to[side] - from[side] >= 2 * t->least)
             found[side] = split_of(t, node + side, from[side], to[side], own[side]);
@@ -188,13 +193,14 @@ static double value_of(const Grower *t, int64_t begin, int64_t end) {
 /* One tree. Nodes: feature (-1 for a leaf), the last bin that goes left, the left child (the right
  * one is the next), the value. Returns how many; at most 2 most - 1. -1: no memory. */
 int64_t tw_grow(int64_t features, const uint8_t *bins, const double *g, const double *h,
-                int32_t *rows, int64_t rows_n, const int32_t *allowed, int64_t allowed_n,
-                int64_t tried, int64_t most, int64_t least, double lambda, uint64_t seed,
-                int32_t *feature, int32_t *bin, int32_t *left, double *value) {
-    Grower t = {features, bins, g, h, rows, allowed, allowed_n, tried, least, lambda, seed, 0, 0};
+                int32_t *rows, int64_t rows_n, const int32_t *bins_n, const int32_t *allowed,
+                int64_t allowed_n, int64_t tried, int64_t most, int64_t least, double lambda,
+                uint64_t seed, int32_t *feature, int32_t *bin, int32_t *left, double *value) {
+    Grower t = {features, bins, g, h, rows, allowed, bins_n, allowed_n, tried,
+                least, lambda, seed, NULL, NULL};
     Leaf *heap = malloc((most + 1) * sizeof *heap);
     int32_t *spare = malloc(rows_n * sizeof *spare);
-    t.sums = malloc(tried * BINS * sizeof *t.sums);
+    t.sums = new_sums(&t);
     t.order = malloc(allowed_n * sizeof *t.order);
     int shared = tried == allowed_n && most <= MOST_SHARED;
     int64_t nodes = heap && spare && t.sums && t.order ? 1 : -1, open = 0;
@@ -262,22 +268,56 @@ typedef struct {
     int64_t row;
 } Place;
 
-static int by_score(const void *a, const void *b) {
-    const Place *x = a, *y = b;
-    if (x->score != y->score)
-        return x->score < y->score ? -1 : 1;
-    return x->row < y->row ? -1 : x->row > y->row;
+/* Sorts by score, then by row: merges runs of 1, 2, 4, ... places. */
+static void sort(Place *places, Place *spare, int64_t n) {
+    for (int64_t width = 1; width < n; width *= 2) {
+        for (int64_t begin = 0; begin < n; begin += 2 * width) {
+            int64_t middle = begin + width < n ? begin + width : n;
+            int64_t end = begin + 2 * width < n ? begin + 2 * width : n;
+            int64_t a = begin, b = middle;
+            for (int64_t i = begin; i < end; i++) {
+                int first = b == end || (a < middle && (places[a].score < places[b].score ||
+                                                        (places[a].score == places[b].score &&
+                                                         places[a].row < places[b].row)));
+                spare[i] = places[first ? a++ : b++];
+            }
+        }
+        memcpy(places, spare, n * sizeof *places);
+    }
 }
 
-/* Gradients and weights of LambdaRank: rows begin[i] .. begin[i+1] compete; `gain` says how good a
- * row is, and the least score comes first. Of each pair one is among the first `depth`. Returns -1
- * if there is no memory. */
-int64_t tw_rank(int64_t groups, const int64_t *begin, const double *gain, const double *scores,
-                int64_t depth, double *g, double *h) {
+static int64_t longest_of(int64_t groups, const int64_t *begin) {
     int64_t longest = 0;
     for (int64_t i = 0; i < groups; i++)
         longest = begin[i + 1] - begin[i] > longest ? begin[i + 1] - begin[i] : longest;
-    Place *places = malloc((longest + 1) * sizeof *places);
+    return longest;
+}
+
+/* What the first `depth` of every group are worth in the best order. -1: no memory. */
+int64_t tw_ideal(int64_t groups, const int64_t *begin, const double *gain, int64_t depth,
+                 double *ideal) {
+    int64_t longest = longest_of(groups, begin);
+    Place *places = malloc(2 * (longest + 1) * sizeof *places);
+    for (int64_t i = 0; places && i < groups; i++) {
+        int64_t n = begin[i + 1] - begin[i];
+        for (int64_t j = 0; j < n; j++)
+            places[j] = (Place){-gain[begin[i] + j], begin[i] + j};
+        sort(places, places + longest + 1, n);
+        ideal[i] = 0;
+        for (int64_t j = 0; j < n && j < depth; j++)
+            ideal[i] -= places[j].score * (1 / log2(j + 2.0));
+    }
+    free(places);
+    return places ? 0 : -1;
+}
+
+/* Gradients and weights of LambdaRank: rows begin[i] .. begin[i+1] compete; `gain` says how good a
+ * row is, `ideal` is of tw_ideal, and the least score comes first. Of each pair one is among the
+ * first `depth`. Returns -1 if there is no memory. */
+int64_t tw_rank(int64_t groups, const int64_t *begin, const double *gain, const double *ideal,
+                const double *scores, int64_t depth, double *g, double *h) {
+    int64_t longest = longest_of(groups, begin);
+    Place *places = malloc(2 * (longest + 1) * sizeof *places);
     double *discount = malloc((longest + 1) * sizeof *discount);
     int64_t done = places && discount ? 0 : -1;
     for (int64_t i = 0; done == 0 && i < longest; i++)
@@ -285,24 +325,19 @@ int64_t tw_rank(int64_t groups, const int64_t *begin, const double *gain, const 
     for (int64_t i = 0; done == 0 && i < groups; i++) {
         int64_t n = begin[i + 1] - begin[i];
         for (int64_t j = 0; j < n; j++) {
-            places[j] = (Place){-gain[begin[i] + j], begin[i] + j};
+            places[j] = (Place){scores[begin[i] + j], begin[i] + j};
             g[begin[i] + j] = h[begin[i] + j] = 0;
         }
-        qsort(places, n, sizeof *places, by_score);
-        double ideal = 0;
-        for (int64_t j = 0; j < n && j < depth; j++)
-            ideal -= places[j].score * discount[j];
-        for (int64_t j = 0; j < n; j++)
-            places[j] = (Place){scores[begin[i] + j], begin[i] + j};
-        qsort(places, n, sizeof *places, by_score);
-        for (int64_t a = 0; ideal > 0 && a < n && a < depth; a++)
+        sort(places, places + longest + 1, n);
+        for (int64_t a = 0; ideal[i] > 0 && a < n && a < depth; a++)
             for (int64_t b = a + 1; b < n; b++) {
                 int64_t better = places[a].row, worse = places[b].row;
                 if (gain[better] == gain[worse])
                     continue;
                 if (gain[better] < gain[worse])
                     better = places[b].row, worse = places[a].row;
-                double delta = (gain[better] - gain[worse]) * (discount[a] - discount[b]) / ideal;
+                double delta =
+                    (gain[better] - gain[worse]) * (discount[a] - discount[b]) / ideal[i];
                 /* the chance that the worse one still comes first */
                 double wrong = 1 / (1 + exp(scores[worse] - scores[better]));
                 g[better] += delta * wrong;

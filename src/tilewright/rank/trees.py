@@ -116,7 +116,8 @@ class Ensemble:
 def _library() -> ctypes.CDLL:
     source = (Path(__file__).parent / 'trees.c').read_text()
     library = ctypes.CDLL(str(build(source, name='trees')))
-    library.tw_grow.restype = library.tw_rank.restype = ctypes.c_int64
+    for function in (library.tw_grow, library.tw_ideal, library.tw_rank):
+        function.restype = ctypes.c_int64
     return library
 
 
@@ -134,6 +135,7 @@ class _Binned:
         self.cuts = [_cuts(column) for column in x.T]
         bins = [np.searchsorted(cut, column) for cut, column in zip(self.cuts, x.T, strict=True)]
         self.bins = np.ascontiguousarray(np.stack(bins, 1), np.uint8)
+        self.counts = np.array([len(cut) + 1 for cut in self.cuts], np.int32)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -173,7 +175,8 @@ class _Grown:
         value = np.empty(most)
         nodes = _library().tw_grow(
             _n(features), _at(self.binned.bins), _at(g), _at(h), _at(bag), _n(len(bag)),
-            _at(allowed), _n(len(allowed)), _n(wanted), _n(s.leaves), _n(s.least),
+            _at(self.binned.counts), _at(allowed), _n(len(allowed)), _n(wanted), _n(s.leaves),
+            _n(s.least),
             ctypes.c_double(s.weight_decay), ctypes.c_uint64(int(self.random.integers(1 << 62))),
             _at(feature), _at(bins), _at(left), _at(value),
         )  # fmt: skip
@@ -243,10 +246,13 @@ def _ranked(x: Array, gain: Array, begins: Array, settings: Settings, seed: int)
     grown = _Grown(_Binned(x), settings, seed)
     begin = np.append(begins, len(x)).astype(np.int64)
     scores, g, h = (np.zeros(len(x)) for _ in range(3))
+    gain, ideal = np.ascontiguousarray(gain), np.zeros(len(begins))
+    groups, depth = _n(len(begins)), _n(settings.depth)
+    if _library().tw_ideal(groups, _at(begin), _at(gain), depth, _at(ideal)):
+        raise MemoryError
     for _ in range(settings.trees):
         failed = _library().tw_rank(
-            _n(len(begins)), _at(begin), _at(np.ascontiguousarray(gain)), _at(scores),
-            _n(settings.depth), _at(g), _at(h),
+            groups, _at(begin), _at(gain), _at(ideal), _at(scores), depth, _at(g), _at(h)
         )  # fmt: skip
         if failed:
             raise MemoryError

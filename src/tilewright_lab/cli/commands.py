@@ -253,7 +253,7 @@ def reproduce(
     predicted order; mopt-fig7 and -fig8: the comparison with libraries, caches flushed, held to
     AVX2 or AVX-512; scaling: time against size;
     cnnopt-table8 and -table9: trials and losses of learned models, on data of a GPU;
-    gtuner-table1, -table2 and -fig7: graph-attention models and searches, likewise;
+    gtuner-table1, -table2, -fig7 and -fig8: graph-attention models and searches, likewise;
     gtuner-table3: networks tuned on a GPU, --data being what a bench measured of others;
     deepcuts-speedup and -generation-time: networks not fused, fused and with libraries, from files
     of bench. What is measured is kept, and a run that was interrupted goes on where it stopped.

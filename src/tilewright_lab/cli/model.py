@@ -24,7 +24,15 @@ from tilewright.rank.files import (
 from tilewright.rank.gat_files import SUFFIX, shipped_gats
 from tilewright.rank.model import PARTS, LearnedModel
 from tilewright.rank.rankers import Predicted
-from tilewright_lab.collect.datasets import Data, Measured, Problem, read_data, rows_in, shape_text
+from tilewright_lab.collect.datasets import (
+    Data,
+    Measured,
+    Problem,
+    possible,
+    read_data,
+    rows_in,
+    shape_text,
+)
 from tilewright_lab.figures.cnnopt import (
     CHOSEN_FROM,
     has_few_rows,
@@ -55,7 +63,7 @@ def run_train(
         known = ', '.join(RECIPES)
         raise InputError(f'{recipe!r} is not a recipe; choose {AUTO} or one of {known}')
     gpu = load_gpu(machine)
-    found_in = [_of(_said(read_data(folder), out), kind) for folder in data]
+    found_in = [_of(_said(possible(read_data(folder), gpu), out), kind) for folder in data]
     proposed = [one.proposed if kind == SEARCHED else () for one in found_in]
     sets = [m for some, one in zip(proposed, found_in, strict=True) for m in (*some, *one.train)]
     if not sets:

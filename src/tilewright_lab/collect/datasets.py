@@ -14,7 +14,8 @@ the folder holds:
                bench/results/h200/README.md
 
 Lines that are not numbers, and times that are not above 0, are left out and counted; a file that
-holds nothing else, or lacks a column, is refused. Repeated configurations count once, by the median
+holds nothing else, or lacks a column, is refused, and so are files that disagree about the same
+configurations, as those of two devices do. Repeated configurations count once, by the median
 of their times. No training problem is one of the layers, whatever kernel it was measured with.
 """
 
@@ -24,6 +25,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.group import Group
 from tilewright.rank.counts import Array, Batch
@@ -41,6 +44,11 @@ Problem = tuple[int, int, int, int, int, int]  # k h w c r stride; h and w of th
 PROBLEM = ('k', 'h', 'w', 'c', 'r')
 LEAST_ROWS = 20
 LARGEST_LOSS = 0.5  # share of a file's lines that may be unreadable
+# Two files are of one device if times of the same configurations, from so many on, differ by less
+# than this factor in the middle.
+SHARED, SAME_DEVICE = 5, 1.25
+# Times below this share of what the products take at the peak of the GPU are impossible.
+POSSIBLE = 0.5
 # Names of the files' columns -> decisions; those that a file does not have are constant.
 _RS = {'rk': 'tk', 'ry': 'th', 'rx': 'tw', 'tk': 'bk', 'wy': 'bh', 'wx': 'bw', 'split': 'cmult'}
 _S = {
@@ -73,6 +81,15 @@ class Measured:
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    def over(self, seconds: float) -> Measured | None:
+        """The schedules that take at least as long; None where there are none."""
+        rows = np.flatnonzero(self.seconds >= seconds)
+        if len(rows) == len(self):
+            return self
+        if not len(rows):
+            return None
+        return replace(self, batch=self.batch.take(rows), seconds=self.seconds[rows])
 
 
 @dataclass(frozen=True)
@@ -157,6 +174,7 @@ def _read_theirs(paths: Sequence[Path], notes: list[str]) -> dict[str, list[Meas
     """Rows by the set that they belong to."""
     train: list[Measured] = []
     layers: list[Measured] = []
+    sources: dict[tuple[Problem, str], list[tuple[Path, Measured]]] = {}
     for path in paths:
         with open(path, newline='', errors='replace') as file:
             lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
@@ -174,7 +192,10 @@ def _read_theirs(paths: Sequence[Path], notes: list[str]) -> dict[str, list[Meas
         problems = np.column_stack(
             [*(columns[name] for name in PROBLEM), np.full(len(numbers), stride)]
         )
-        into += _sets(problems, 0, schema, 'fma', tiles, columns['time'] * 1e-3)
+        for m in _sets(problems, 0, schema, 'fma', tiles, columns['time'] * 1e-3):
+            into.append(m)
+            sources.setdefault((m.problem, m.kind), []).append((path, m))
+    _check_one_device(sources.values())
     return {'train': _merged(train), 'layers': layers}
 
 
@@ -260,6 +281,60 @@ def _sets(
         batch = Batch(group_of(problem, pad), schema, intrinsic, columns)
         found.append(Measured(problem, batch, np.asarray(medians)))
     return found
+
+
+def _check_one_device(sources: Iterable[Sequence[tuple[Path, Measured]]]) -> None:
+    """Raise InputError where two files have other times of the same configurations."""
+    ratios: dict[tuple[Path, Path], list[float]] = {}
+    for found in sources:
+        times = [(path, _by_configuration(m)) for path, m in found]
+        for (first, one), (second, other) in itertools.combinations(times, 2):
+            both = [one[key] / other[key] for key in one if key in other]
+            ratios.setdefault((first, second), []).extend(both)
+    for (first, second), both in ratios.items():
+        factor = float(np.median(both)) if len(both) >= SHARED else 1.0
+        if not 1 / SAME_DEVICE <= factor <= SAME_DEVICE:
+            raise InputError(
+                f'{first.parent.name}/{first.name} and {second.parent.name}/{second.name} have '
+                f'{len(both)} configurations in common, and the times of the one are {factor:.2g} '
+                f'times those of the other: they are of several devices; give each device a '
+                f'folder of its own'
+            )
+
+
+def _by_configuration(m: Measured) -> dict[tuple, float]:
+    rows = zip(*(column.tolist() for column in m.batch.tiles.values()), strict=True)
+    return dict(zip(rows, m.seconds.tolist(), strict=True))
+
+
+def possible(data: Data, machine: GpuMachine) -> Data:
+    """[Data] without rows that are faster than the GPU can multiply; raises InputError where they
+    are most of them.
+    """
+    few = data
+    for name in ('train', 'layers', 'proposed'):
+        kept = [m.over(POSSIBLE * least_seconds(m, machine)) for m in getattr(data, name)]
+        few = replace(few, **{name: tuple(m for m in kept if m is not None)})
+    total, left = (rows_in((*one.train, *one.layers, *one.proposed)) for one in (data, few))
+    if left < (1 - LARGEST_LOSS) * total:
+        raise InputError(
+            f'{total - left} of {total} times are impossible: {machine.name} with '
+            f'{1e-3 * machine.peak_gflops:.3g} TFLOP/s needs longer for the products alone; give '
+            f'times in the unit of the layout, and the GPU that they were measured on'
+        )
+    if left == total:
+        return data
+    note = f'{total - left} rows are faster than {machine.name} can multiply; they are left out'
+    return replace(few, notes=(*data.notes, note))
+
+
+def least_seconds(m: Measured, machine: GpuMachine) -> float:
+    """What the products of a problem take at the peak of a GPU; 0 for kernels that have fewer of
+    them or multiply by other units.
+    """
+    if m.batch.intrinsic != 'fma' or m.batch.schema == 'winograd':
+        return 0.0
+    return m.batch.group.flops / (1e9 * machine.peak_gflops)
 
 
 def _merged(sets: Iterable[Measured]) -> list[Measured]:

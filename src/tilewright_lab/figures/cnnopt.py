@@ -7,6 +7,7 @@ gave is kept in the cache directory, so that a run that was interrupted goes on 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -32,6 +33,7 @@ from tilewright_lab.collect.datasets import (
     Measured,
     Problem,
     digest_of,
+    possible,
     read_data,
     rows_in,
     shape_text,
@@ -147,9 +149,14 @@ def load_gpu(name: str) -> GpuMachine:
     if not name.endswith('.json'):
         return known_gpu(name)
     try:
-        return GpuMachine.from_json(json.loads(Path(name).read_text()))
+        gpu = GpuMachine.from_json(json.loads(Path(name).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f'--machine {name} cannot be read as a GPU: {error}') from None
+    for figure in dataclasses.fields(GpuMachine):
+        value = getattr(gpu, figure.name)
+        if figure.type in ('int', 'float') and not (type(value) in (int, float) and value > 0):
+            raise InputError(f'--machine {name}: {figure.name} is {value!r}; give a number above 0')
+    return gpu
 
 
 def data_of(options: Options) -> Data:
@@ -304,7 +311,8 @@ def table_json(
 
     What is finished comes out, also after an interrupt. `steps` counts what is reported.
     """
-    machine, data = machine_of(options), data_of(options)
+    machine = machine_of(options)
+    data = possible(data_of(options), machine)
     parts = parts_of(data)
     seeds = [options.seed + i for i in range(SEEDS)]
     options.report.plan(steps(parts))

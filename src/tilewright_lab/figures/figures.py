@@ -77,6 +77,7 @@ FIGURES = {
             trains=True,
         ),
         Figure('gtuner-fig7', 'gtuner_fig7', 'best time against trials', gpu=True, trains=True),
+        Figure('gtuner-fig8', 'gtuner_fig8', 'the same by subgraph', gpu=True, trains=True),
         Figure(
             'gtuner-table3', 'gtuner_table3', 'latency and tuning of networks, Tables 3 and 4',
             samples=80, networks='mobilenet_v1,squeezenet,resnet18,resnet34',

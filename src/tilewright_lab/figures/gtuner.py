@@ -41,7 +41,7 @@ from tilewright_lab.collect.group_data import (
 )
 from tilewright_lab.figures.evaluate import spearman
 from tilewright_lab.figures.figures import Options
-from tilewright_lab.figures.remembered import remembered
+from tilewright_lab.figures.remembered import remembered, result_in
 from tilewright_lab.train.evaluate import ranking_of
 from tilewright_lab.train.group_table import GroupTable, group_table
 from tilewright_lab.train.group_trees import RECIPES, fit_trees
@@ -83,6 +83,12 @@ class Study:
     def test(self) -> tuple[GroupRows, ...]:
         """Test groups with enough schedules."""
         return tuple(rows for rows in self.data.test if len(rows) >= LEAST)
+
+    def uses(self, rows: GroupRows) -> dict[str, int]:
+        """How often each network that was not learned from has a group."""
+        learned = {network for one in self.data.train for network in one.networks}
+        counts = self.counts[rows.group.digest]
+        return {network: n for network, n in counts.items() if network not in learned}
 
     @cached_property
     def train_table(self) -> GroupTable:
@@ -184,21 +190,23 @@ def network_losses(study: Study, scores: Sequence[Array], top: int) -> dict[str,
     the first `top` of each group is taken; groups that were not measured count as nothing.
     Networks that were learned from share a group or two with them, and are left out.
     """
-    learned = {network for rows in study.data.train for network in rows.networks}
     taken: dict[str, float] = {}
     best: dict[str, float] = {}
     for rows, said in zip(study.test, scores, strict=True):
         order = np.argsort(said, kind='stable')[:top]
-        for network, number in study.counts[rows.group.digest].items():
-            if network in learned:
-                continue
+        for network, number in study.uses(rows).items():
             taken[network] = taken.get(network, 0.0) + number * float(rows.seconds[order].min())
             best[network] = best.get(network, 0.0) + number * rows.best
     return {network: taken[network] / best[network] - 1 for network in sorted(taken)}
 
 
 def run_models(options: Options, models: Mapping[str, str]) -> dict[str, Any]:
-    """Every model's figures on the test groups; `models` has a line about each."""
+    """Every model's figures on the test groups; `models` has a line about each. Where the data are
+    what an earlier run of the figure wrote, that is the answer.
+    """
+    before = result_in(options.data, options.name)
+    if before is not None:
+        return before
     study, report = study_of(options), options.report
     seeds = [options.seed + i for i in range(SEEDS)]
     for note in study.data.notes:

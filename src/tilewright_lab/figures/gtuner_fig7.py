@@ -8,12 +8,14 @@ that worked:
                                   what they get wrong (rank/online.py)
     online                        trees trained from nothing on this run's own trials, as Ansor's
     random
+
+and what the groups of each network take one after the other, each the best after so many trials.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from tilewright_lab.collect.group_data import GroupRows
 from tilewright_lab.figures.figures import Options
 from tilewright_lab.figures.gtuner import SEEDS, Study, study_of
 from tilewright_lab.figures.pictures import aligned, canvas, save
+from tilewright_lab.figures.remembered import result_in
 
 TRIALS = 80
 BATCH = 8
@@ -44,7 +47,10 @@ SEARCHES = {
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Search in replay; comes out: JSON."""
+    """Search in replay, or what an earlier run wrote; comes out: JSON."""
+    before = result_in(options.data, 'gtuner-fig7', 'gtuner-fig8')
+    if before is not None:
+        return before | {'figure': options.name}
     study, report = study_of(options), options.report
     seeds = [options.seed + i for i in range(SEEDS)]
     groups = [i for i, rows in enumerate(study.test) if len(rows) >= LEAST]
@@ -72,7 +78,8 @@ def run(options: Options) -> dict[str, Any]:
         'trials': TRIALS, 'batch': BATCH, 'epochs': study.epochs,
         'groups': [
             {'label': study.test[i].group.label, 'networks': list(study.test[i].networks),
-             'schedules': len(study.test[i]), 'best_us': 1e6 * study.test[i].best}
+             'schedules': len(study.test[i]), 'best_us': 1e6 * study.test[i].best,
+             'uses': study.uses(study.test[i])}
             for i in groups
         ],
         'data': 'the checkpoints in the cache directory', 'notes': list(study.data.notes),
@@ -122,6 +129,40 @@ def _means(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     return [np.exp(np.log(np.array(one)).mean(0)).tolist() for one in curves]
 
 
+def latencies(found: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
+    """By network and search, seeds x trials: ms of the network's groups in `found`, as often as it
+    has them, one after the other, each by the best of so many trials.
+    """
+    uses = [group.get('uses', {}) for group in found['groups']]
+    best = np.array([1e-3 * group['best_us'] for group in found['groups']])
+    said: dict[str, dict[str, Array]] = {}
+    for network in sorted({network for one in uses for network in one}):
+        weights = best * [one.get(network, 0) for one in uses]
+        said[network] = {
+            row['search']: np.einsum('g,sgt->st', weights, np.array(row['curves']))
+            for row in found['layers']
+        }
+    return said
+
+
+def _networks(found: Mapping[str, Any]) -> list[str]:
+    """A table for every network."""
+    lines = []
+    for network, searches in latencies(found).items():
+        mine = [group for group in found['groups'] if group['uses'].get(network)]
+        number = sum(group['uses'][network] for group in mine)
+        head = [f'{network}, ms', *(f'{n} trials' for n in SHOWN)]
+        body = [
+            [name, *(f'{ms[:, n - 1].mean():.4f}' for n in SHOWN)] for name, ms in searches.items()
+        ]
+        lines += [
+            '', f'{network}: {number} calls of {len(mine)} groups, one after the other; the best '
+            f'measured {sum(1e-3 * g["best_us"] * g["uses"][network] for g in mine):.4f} ms',
+            '', *aligned([head, *body]),
+        ]  # fmt: skip
+    return lines
+
+
 def text(found: dict[str, Any]) -> str:
     """The figure in numbers."""
     head = ['search', *(f'{n} trials' for n in SHOWN)]
@@ -139,7 +180,7 @@ def text(found: dict[str, Any]) -> str:
         [
             f'best time over the best of {sum(g["schedules"] for g in groups)} schedules of '
             f'{len(groups)} groups: geometric mean, least and most of {len(found["seeds"])} seeds',
-            '', *aligned([head, *body]),
+            '', *aligned([head, *body]), *_networks(found),
         ]
     )  # fmt: skip
 

@@ -53,6 +53,7 @@ from tilewright.targets.gpu.tuning import How, is_searched
 from tilewright_lab.compare.gpu_networks import OURS, Subject, answer_of, duel
 from tilewright_lab.figures import gtuner_table3_text as tables
 from tilewright_lab.figures.figures import Options, place_of
+from tilewright_lab.figures.remembered import result_in
 from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.torch_graph import COPIES
 
@@ -72,7 +73,7 @@ plot = tables.plot
 
 def run(options: Options) -> dict[str, Any]:
     """Compile and time; comes out: JSON."""
-    before = None if options.data is None else tables.result_in(options.data, options.name)
+    before = result_in(options.data, options.name)
     if before is not None:
         return before
     networks = networks_of(options)

@@ -42,16 +42,6 @@ def paper_of(networks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def result_in(path: Path, figure: str) -> dict[str, Any] | None:
-    """What a run of a figure wrote, if that is the file; None for another one, and for a folder."""
-    try:
-        said = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    mine = isinstance(said, dict) and said.get('figure') == figure and 'layers' in said
-    return said if mine else None
-
-
 def rivals_of(path: Path) -> dict[str, dict[str, Any]]:
     """[JSON of `tilewright bench .. --target cuda`, or a folder of such] -> by network and rival:
     the fastest variant whose answer was right, and the seconds of its tuning.

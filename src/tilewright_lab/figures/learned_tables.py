@@ -3,6 +3,8 @@
 learned-losses     cnnopt-table9: every part's models, and all sets together
 learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
 learned-transfer   scripts/learned_transfer.py: a foreign model, and corrected by some rows
+gtuner-latencies   gtuner-fig7: what networks take after so many trials of each group
+gtuner-subgraphs   gtuner-fig8: searches by subgraph
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright.report.grid import Grid
+from tilewright_lab.figures import gtuner_fig7, gtuner_fig8
 from tilewright_lab.train.evaluate import TOPS
 
 KEYS = (*(f'loss_{n}' for n in TOPS), 'trials_95', 'trials_100')
@@ -73,6 +76,23 @@ def transfer(data: Mapping[str, Any]) -> str:
     return Grid((said, *HEAD), tuple(rows)).markdown()
 
 
+def network_latencies(data: Mapping[str, Any]) -> str:
+    """In microseconds, means over seeds: a row for each network and search."""
+    head = ('µs after so many trials of a group', *map(str, gtuner_fig7.SHOWN))
+    rows = [
+        (f'{network}: {search}', *(f'{1e3 * ms[:, n - 1].mean():.1f}' for n in gtuner_fig7.SHOWN))
+        for network, searches in gtuner_fig7.latencies(data).items()
+        for search, ms in searches.items()
+    ]
+    return Grid(head, tuple(rows)).markdown()
+
+
+def subgraphs(data: Mapping[str, Any]) -> str:
+    head, body = gtuner_fig8.rows(data)
+    return Grid(tuple(head), tuple(map(tuple, body))).markdown()
+
+
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     'learned-losses': losses, 'learned-holdouts': holdouts, 'learned-transfer': transfer,
+    'gtuner-latencies': network_latencies, 'gtuner-subgraphs': subgraphs,
 }  # fmt: skip

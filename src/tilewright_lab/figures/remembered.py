@@ -1,4 +1,6 @@
-"""Results that take minutes and follow from their key: kept in a file, one each."""
+"""Results that take minutes and follow from their key: kept in a file, one each. And results that
+a command wrote, to be shown again.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +22,17 @@ def remembered(path: Path, make: Callable[[], Any]) -> Any:
     fresh.write_text(json.dumps(value))
     os.replace(fresh, path)
     return value
+
+
+def result_in(path: Path | None, *figures: str) -> dict[str, Any] | None:
+    """What a run of one of some figures wrote, if that is the file; None for another one, and for a
+    folder.
+    """
+    if path is None:
+        return None
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    mine = isinstance(said, dict) and said.get('figure') in figures and 'layers' in said
+    return said if mine else None
