@@ -18,7 +18,7 @@ def schemas(layer, algorithm, top=4, max_rel_err=1e-4):
 
 
 def test_each_algorithm_alone():
-    assert set(schemas('mopt/R6', 'direct')) == {'outer'}
+    assert set(schemas('mopt/R6', 'direct')) == {'outer', 'pixels'}
     assert set(schemas('mopt/R6', 'winograd')) == {'winograd'}
 
 
@@ -43,7 +43,7 @@ def test_the_error_budget_decides():
     assert largest(1e-2) >= largest(1e-5) >= 2
     with pytest.raises(InputError, match='--max-rel-err'):
         choose(tw.parse('mopt/R6'), MACHINE, 2, 4, 'winograd', 1e-9)
-    assert set(schemas('mopt/R6', 'auto', max_rel_err=1e-9)) == {'outer'}
+    assert set(schemas('mopt/R6', 'auto', max_rel_err=1e-9)) == {'outer', 'pixels'}
 
 
 def test_bad_requests_are_refused():

@@ -291,7 +291,9 @@ def test_what_is_fused_follows_from_one_word():
     assert list(PROGRAM_PASSES) == [
         'attention', 'fuse', 'prologue', 'channels_last', 'concat', 'chain', 'layout',
     ]  # fmt: skip
-    assert list(GPU_PASSES) == ['attention', 'fuse', 'prologue', 'concat', 'chain']
+    assert list(GPU_PASSES) == [
+        'attention', 'fuse', 'prologue', 'channels_last', 'concat', 'chain',
+    ]  # fmt: skip
     unfused = prepare(separable(), passes=passes_of(None, 'none'))
     assert len(unfused.tasks) == 6
 

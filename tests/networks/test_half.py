@@ -99,7 +99,10 @@ def test_a_network_in_half_is_saved_and_loaded(tmp_path: Path) -> None:
     ('words', 'said'),
     [
         ({'precision': 'fp8', 'target': 'host'}, 'choose one of fp32, fp16, bf16'),
-        ({'precision': 'int8', 'target': 'host'}, 'which has fp32, fp16, bf16; choose one'),
+        (
+            {'precision': 'auto', 'target': 'host', 'accuracy': 'rel=0.1'},
+            'which has fp32, fp16, bf16 and int8; choose one',
+        ),
         ({'precision': 'fp16', 'target': 'host', 'libraries': 'auto'}, "needs target='cuda'"),
     ],
 )

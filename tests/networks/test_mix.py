@@ -300,7 +300,10 @@ def test_the_command_line_ends_with_1_where_no_mix_is_accurate_enough(tmp_path, 
         ({'precision': 'int8', 'accuracy': 0.1}, 'accuracy= means nothing'),
         ({'precision': 'fp32', 'samples': samples()}, 'samples= means nothing'),
         ({'precision': 'int4'}, 'choose one of fp32, fp16, bf16, int8, auto'),
-        ({'precision': 'int8', 'target': 'cuda'}, 'which has fp32, fp16, bf16'),
+        (
+            {'precision': 'auto', 'accuracy': 0.1, 'target': 'cuda'},
+            'which has fp32, fp16, bf16 and int8',
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(words, sentence: str) -> None:

@@ -103,7 +103,7 @@ def test_kernels_that_do_not_copy_refuse():
         generate(group, schedule_of(group, 'portable', {'hw': 4}, pack=''))
 
 
-def pre_activation(batch: int = 1):
+def pre_activation(batch: int = 1, image: int = 5, channels: int = 8):
     nodes = [
         graphs.node('BatchNormalization', 'x s m u v', 'n', epsilon=1e-3),
         graphs.node('Relu', 'n', 'r'),
@@ -111,7 +111,7 @@ def pre_activation(batch: int = 1):
         graphs.node('Relu', 'c', 'y'),
     ]
     return graphs.graph(
-        {'x': (batch, 6, 5, 5)}, 'y', nodes, w=graphs.floats(8, 6, 1, 1),
+        {'x': (batch, 6, image, image)}, 'y', nodes, w=graphs.floats(channels, 6, 1, 1),
         s=graphs.floats(6, seed=3), m=graphs.floats(6, seed=4), u=graphs.floats(6, seed=5),
         v=np.abs(graphs.floats(6, seed=6)) + 0.5,
     )  # fmt: skip
@@ -149,8 +149,8 @@ def test_nothing_is_joined_where_it_costs_more_or_is_read_elsewhere():
 @pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.filterwarnings('ignore:.*nominal figures')
 def test_a_network_with_it(batch):
-    made = pre_activation(batch)
-    x = graphs.floats(batch, 6, 5, 5, seed=9)
+    made = pre_activation(batch, image=12, channels=32)  # large enough for kernels with registers
+    x = graphs.floats(batch, 6, 12, 12, seed=9)
     network = tw.compile(made)
     assert [kernel.schedule.schema for kernel in network.kernels.values()] == ['outer']
     want = evaluate(prepare(made, passes=()), {'x': x})['y']

@@ -15,6 +15,7 @@ from tilewright.cli.output import Output
 from tilewright.errors import CheckError, InputError, MissingError
 from tilewright.graph.passes import default_fusion
 from tilewright.machine.compiler import cache_dir
+from tilewright.network.arguments import check_precision
 from tilewright.network.compile import compile
 from tilewright.runtime.gpu.network import GpuNetwork
 from tilewright.runtime.gpu.recorded import Recorded, recorded
@@ -33,7 +34,7 @@ from tilewright_lab.compare.gpu_networks import (
 from tilewright_lab.peers.contestants import OURS, Entrant
 from tilewright_lab.peers.inductor import FILL_S, LIMIT_S, Folder, Rivals
 from tilewright_lab.peers.peers import check_names
-from tilewright_lab.peers.torch_graph import COPIES, TYPES
+from tilewright_lab.peers.torch_graph import COPIES
 
 ALONE = 5  # times of a task alone
 DEFAULT_PEERS = {'cuda': 'torch'}
@@ -57,11 +58,7 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
             f'choose from {", ".join(zoo.KNOWN)}'
         )
     options.check()
-    if options.precision not in TYPES:
-        raise InputError(
-            f'precision={options.precision!r}: networks on a GPU are compared in '
-            f'{", ".join(TYPES)}; choose one of them'
-        )
+    check_precision(options.precision, target)
     limit = options.seconds or LIMIT_S
     cold = not any(cache_dir().glob('*'))
     opened = open_device(target, options.device)

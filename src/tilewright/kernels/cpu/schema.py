@@ -88,6 +88,7 @@ class CpuSchema:
     integer    it multiplies small whole numbers, in what the machine has for them (`Isa.dots`)
     half       it multiplies f16, by the row of the machine's instruction set for them (`Isa.half`)
     tiles      it multiplies bf16, by the row for tiles (`Isa.tiles`)
+    front      it computes what comes before the products as it copies their image (ops/front.py)
     fixed      its code is of one size alone: ranges take the next best schema
     selective  of a group's sizes it computes large ones alone: ranges have another schema beside it
     """
@@ -118,6 +119,7 @@ class CpuSchema:
     integer: bool = False
     half: bool = False
     tiles: bool = False
+    front: bool = False
     fixed: bool = False
     selective: bool = False
 

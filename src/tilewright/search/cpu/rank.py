@@ -37,10 +37,11 @@ class Candidate:
 
 def rank(
     group: Group, machine: Machine, threads: int, top: int, algorithm: str = 'direct',
-    max_rel_err: float = DEFAULT_LIMIT, every_size: bool = False,
+    max_rel_err: float = DEFAULT_LIMIT, every_size: bool = False, front: bool = False,
 ) -> tuple[Candidate, ...]:  # fmt: skip
     """At most `top` candidates of an algorithm, whatever their schema; none where none applies.
-    With `every_size` those alone whose kernels may serve other sizes.
+    With `every_size` those alone whose kernels may serve other sizes, with `front` those whose
+    kernels may compute what comes before the products.
 
     Schemas of last resort are asked where no other has a candidate. A schema without a model of its
     own keeps its best one among several: a rough price is no reason to leave it unmeasured.
@@ -48,7 +49,7 @@ def rank(
     if top < 1:
         raise InputError(f'top={top}; ask for at least one candidate')
     schemas = _offering(group, machine, algorithm)
-    schemas = [s for s in schemas if not (every_size and s.fixed)]
+    schemas = [s for s in schemas if not (every_size and s.fixed) and (s.front or not front)]
     for last in (False, True):
         asked = [s for s in schemas if s.last_resort == last]
         found = [rank_schema(s, group, machine, threads, top, max_rel_err) for s in asked]

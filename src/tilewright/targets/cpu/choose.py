@@ -9,7 +9,7 @@ each core of this host, because a search takes seconds and uses one thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.schema import SCHEMAS, is_extended
 from tilewright.machine.machine import Machine
 from tilewright.ops.core import core
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.tiles import ALGORITHMS
 from tilewright.runtime.pool import each
@@ -36,7 +37,8 @@ class Question:
 
     `growth`, unless it is 0, asks for Winograd kernels alone, with at most so many times the
     weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or another:
-    that wherever there is a kernel of it, and the direct algorithm elsewhere.
+    that wherever there is a kernel of it, and the direct algorithm elsewhere. `front`: kernels that
+    compute what comes before the products as they copy their image; there may be none.
     """
 
     group: Group
@@ -46,6 +48,7 @@ class Question:
     max_rel_err: float
     growth: float = 0.0
     algorithm: str = 'auto'
+    front: bool = False
 
     def to_json(self) -> dict:
         return {
@@ -56,6 +59,7 @@ class Question:
             'max_rel_err': self.max_rel_err,
             **({'growth': self.growth} if self.growth else {}),
             **({'algorithm': self.algorithm} if self.algorithm != 'auto' else {}),
+            **({'front': True} if self.front else {}),
         }
 
     @property
@@ -88,6 +92,16 @@ def choose_all(
     legal = [
         answer if is_legal(group, answer[0].schedule) else ()
         for group, answer in zip(groups, answers, strict=True)
+    ]
+    fronted = {
+        group.digest: replace(asked(core(group)), front=True)
+        for group, answer in zip(groups, legal, strict=True)
+        if not answer and has_front(group)
+    }
+    able = _answers(list(fronted.values()), report)
+    legal = [
+        answer or (able[fronted[group.digest].key] if group.digest in fronted else ())
+        for group, answer in zip(groups, legal, strict=True)
     ]
     odd = [asked(group) for group, answer in zip(groups, legal, strict=True) if not answer]
     found |= _answers(odd, report)
@@ -137,8 +151,8 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         if key in found or key in open_ones:
             continue
         kept = None if is_extended() else choices.recall_choices(key)
-        # Only within a limit on weights there may be no choice; elsewhere that is no answer.
-        if kept or (kept is not None and question.growth):
+        # Within a limit on weights, or behind a front, there may be no choice; else that is none.
+        if kept or (kept is not None and (question.growth or question.front)):
             found[key] = kept
         else:
             open_ones[key] = question
@@ -168,6 +182,7 @@ def _searched(questions: Mapping[str, Question]) -> Iterator[tuple[str, tuple[Ch
 def search(question: Question) -> tuple[Choice, ...]:
     """The search itself, in this process."""
     from tilewright.search.cpu.choose import choose, choose_preferred
+    from tilewright.search.cpu.rank import rank
     from tilewright.search.cpu.rank_strassen import rank_strassen
     from tilewright.search.cpu.rank_strassen_half import rank_strassen_half
     from tilewright.search.cpu.rank_winograd import rank_winograd
@@ -180,6 +195,8 @@ def search(question: Question) -> tuple[Choice, ...]:
             found += rank_strassen(*how)
         if not SCHEMAS['strassen_half'].why_not(group):
             found += rank_strassen_half(*how)
+    elif question.front:
+        found = rank(group, machine, threads, top, 'direct', question.max_rel_err, front=True)
     elif question.algorithm in ALGORITHMS[2:]:
         found = choose_preferred(
             group, machine, threads, top, question.algorithm, question.max_rel_err

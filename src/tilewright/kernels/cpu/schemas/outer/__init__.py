@@ -17,4 +17,5 @@ OUTER = CpuSchema(
     draw=draw_outer,
     lines=outer_lines,
     flattens=True,
+    front=True,
 )
