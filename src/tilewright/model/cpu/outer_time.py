@@ -32,7 +32,7 @@ from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.copies import Copies, copies_of, pieces_of, tile_counts
 from tilewright.model.cpu.pages import PAGE_BYTES, first_misses, second_misses
-from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, direct_prediction
 from tilewright.model.cpu.traffic import footprint
 from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.flatten import tiled_form
@@ -126,22 +126,8 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
     missed = second_misses(result, group.tensor(result.tensor), *case.nest)
     store += case.k.walk_cycles * missed
     boundaries = _traffic(case, machine)
-    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
-    total = (compute + store + pack) * cycle_s + sum(b.seconds for b in boundaries[1:]) + fork
-    bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
-    largest = max(bounds, key=lambda name: bounds[name])
-    return Prediction(
-        max(total, bounds[largest]),
-        compute * cycle_s,
-        pack * cycle_s,
-        store * cycle_s,
-        fork,
-        boundaries,
-        bounds[largest],
-        group.flops,
-        group.compulsory_bytes,
-        largest if total < bounds[largest] else '',
-    )
+    seconds = (compute * cycle_s, pack * cycle_s, store * cycle_s)
+    return direct_prediction(group, machine, threads, seconds, boundaries)
 
 
 def tile_cycles(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.outer_time import ISSUE_PER_CYCLE, SUSTAINED
-from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, direct_prediction
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -99,22 +99,8 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
         Boundary(name, 4 * threads * n, s)
         for name, n, s in zip(machine.boundaries, words, seconds, strict=True)
     )
-    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
-    total = (compute + store + pack) * cycle_s + sum(seconds[1:]) + fork
-    bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
-    largest = max(bounds, key=lambda name: bounds[name])
-    return Prediction(
-        max(total, bounds[largest]),
-        compute * cycle_s,
-        pack * cycle_s,
-        store * cycle_s,
-        fork,
-        boundaries,
-        bounds[largest],
-        group.flops,
-        group.compulsory_bytes,
-        largest if total < bounds[largest] else '',
-    )
+    inside = (compute * cycle_s, pack * cycle_s, store * cycle_s)
+    return direct_prediction(group, machine, threads, inside, boundaries)
 
 
 def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
