@@ -58,6 +58,7 @@ WARPGROUPS = (
     {'bp': 64, 'bk': 32, 'tp': 64, 'tk': 32, 'kb': 64, 'stages': 2, 'split': 1},
     {'bp': 128, 'bk': 16, 'tp': 64, 'tk': 16, 'kb': 32, 'stages': 3, 'split': 1, **QUEUED},
     {'bp': 128, 'bk': 48, 'tp': 128, 'tk': 48, 'kb': 16, 'stages': 4, 'split': 2, **QUEUED},
+    {'bp': 64, 'bk': 32, 'tp': 64, 'tk': 32, 'kb': 16, 'stages': 3, 'split': 3, 'cluster': 1},
 )
 SCHEDULES = [
     *(GpuSchedule.of('channels', 'mma_half', **tiles) for tiles in WARPS),
@@ -107,7 +108,7 @@ def test_a_residual_is_asked_for_before_it_is_used(number: int, k: int) -> None:
     made = half_group(joined.group, DTYPES[number % 2])
     if dict(schedule.tiles)['split'] > 1:
         made = half_group(joined.group, DTYPES[0])
-        schedule = replace(schedule, tiles=tuple((n, 1 if n == 'split' else v)
+        schedule = replace(schedule, tiles=tuple((n, {'split': 1, 'cluster': 0}.get(n, v))
                                                  for n, v in schedule.tiles))  # fmt: skip
     body = generate(made, schedule).steps[-1].kernel.body
     assert ('_w[turn]' in body) == (k != 18)

@@ -47,6 +47,8 @@ SCHEDULES = [
         {'bp': 64, 'bk': 32, 'tp': 64, 'tk': 32, 'kb': 128, 'stages': 2, 'split': 1},
         {'bp': 128, 'bk': 16, 'tp': 64, 'tk': 16, 'kb': 64, 'stages': 3, 'split': 1, **QUEUED},
         {'bp': 128, 'bk': 48, 'tp': 128, 'tk': 48, 'kb': 32, 'stages': 4, 'split': 2, **QUEUED},
+        {'bp': 64, 'bk': 48, 'tp': 64, 'tk': 48, 'kb': 32, 'stages': 4, 'split': 2, 'cluster': 1,
+         **QUEUED},
     )),
 ]  # fmt: skip
 QUICK, ALL = 4, 200  # random groups for each schedule

@@ -1,5 +1,5 @@
-/* Runs a kernel of the host dialect: blocks one after the other, or all together where they wait for
-   each other; the threads of a block are coroutines that hand over at barriers. Linked with one
+/* Runs a kernel of the host dialect: blocks one after the other, or those of a cluster, or all of them,
+   together where they wait for each other; the threads of a block are coroutines that hand over at barriers. Linked with one
    kernel, whose `tw_item` runs one thread.
 
    0      done
@@ -20,7 +20,7 @@
 #define STACK_BYTES (64l << 10)
 #define WARP 32
 
-enum { READY, AT_BARRIER, AT_WARP, YIELDED, DONE };
+enum { READY, AT_BARRIER, AT_WARP, AT_CLUSTER, YIELDED, DONE };
 
 int tw_thread, tw_block[3];
 float *tw_shared_memory;
@@ -31,6 +31,7 @@ static int *states;
 static void **arguments;
 static int threads;
 static int base; /* of this block's threads among all that run together */
+static size_t block_floats; /* of shared memory, from one block to the next that runs beside it */
 
 void tw_item(void **args);
 
@@ -49,6 +50,14 @@ static void wait_in(int state)
 }
 
 void tw_barrier(void) { wait_in(AT_BARRIER); }
+
+void tw_cluster_barrier(void) { wait_in(AT_CLUSTER); }
+
+/* Where another block that runs beside this one has what this one has at `p` in shared memory. */
+const float *tw_of_block(const float *p, int block)
+{
+    return p + (block - base / threads) * (long)block_floats;
+}
 
 struct copy {
     float *to;
@@ -70,7 +79,7 @@ struct bulk {
     int come, asked;
 };
 
-enum { BULKS = 16 };
+enum { BULKS = 64 };
 static struct queue *queues;
 static struct bulk bulks[BULKS];
 static int asked_for; /* copies in bulk, by all threads of the block */
@@ -286,8 +295,8 @@ static float half_products(unsigned x, unsigned y, int wide)
 /* Leave this thread's words of both operands for its warp, and wait for those of the others. */
 static void offer(const unsigned *a, const unsigned *b)
 {
-    memcpy(mma_a[tw_thread], a, sizeof mma_a[0]);
-    memcpy(mma_b[tw_thread], b, sizeof mma_b[0]);
+    memcpy(mma_a[base + tw_thread], a, sizeof mma_a[0]);
+    memcpy(mma_b[base + tw_thread], b, sizeof mma_b[0]);
     wait_in(AT_WARP);
 }
 
@@ -306,7 +315,7 @@ static unsigned word_of_column(int first, int column, int k)
    (PTX ISA, m16n8k16 with .f16 and .bf16). */
 void tw_mma_half(int wide, float *d, const unsigned *a, const unsigned *b)
 {
-    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
+    const int lane = tw_thread % WARP, first = base + tw_thread - lane, g = lane / 4, t = lane % 4;
     offer(a, b);
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 8; k++)
@@ -372,7 +381,7 @@ static int byte_products(unsigned x, unsigned y, int kinds)
 /* As tw_mma_half, with four depths in each word (PTX ISA, m16n8k32 with .u8 and .s8). */
 void tw_mma_int8(int kinds, int *d, const unsigned *a, const unsigned *b)
 {
-    const int lane = tw_thread % WARP, first = tw_thread - lane, g = lane / 4, t = lane % 4;
+    const int lane = tw_thread % WARP, first = base + tw_thread - lane, g = lane / 4, t = lane % 4;
     offer(a, b);
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 8; k++)
@@ -400,9 +409,9 @@ static int all_in(int from, int to, int state)
     return 1;
 }
 
-/* Blocks from `first` on, so many of them together: run every thread to its next stop, release those
-   whose partners have arrived too. */
-static int run_blocks(char *stacks, const int *grid, int first, int blocks, float *shared, size_t floats)
+/* So many blocks together, from `first` on and `apart` from each other: run every thread to its next
+   stop, release those whose partners have arrived too. */
+static int run_blocks(char *stacks, const int *grid, int first, int blocks, int apart, float *shared)
 {
     for (int i = 0; i < blocks * threads; i++) {
         getcontext(&contexts[i]);
@@ -418,12 +427,12 @@ static int run_blocks(char *stacks, const int *grid, int first, int blocks, floa
         int released = 0;
         const int before = asked_for + sent;
         for (int b = 0; b < blocks; b++) {
-            const int block = first + b;
+            const int block = first + b * apart;
             base = b * threads;
             tw_block[0] = block % grid[0];
             tw_block[1] = block / grid[0] % grid[1];
             tw_block[2] = block / grid[0] / grid[1];
-            tw_shared_memory = shared + b * floats;
+            tw_shared_memory = shared + b * block_floats;
             for (int i = 0; i < threads; i++) {
                 const int was = states[base + i];
                 if (was != READY && was != YIELDED)
@@ -447,6 +456,10 @@ static int run_blocks(char *stacks, const int *grid, int first, int blocks, floa
                 }
             }
         }
+        if (all_in(0, blocks * threads, AT_CLUSTER)) {
+            memset(states, 0, blocks * threads * sizeof *states);
+            released = 1;
+        }
         if (all_in(0, blocks * threads, DONE))
             return 0;
         if (!released && asked_for + sent == before)
@@ -454,9 +467,11 @@ static int run_blocks(char *stacks, const int *grid, int first, int blocks, floa
     }
 }
 
-int tw_run(void **args, const int *grid, int count, long shared_floats, int together)
+/* `cluster`: blocks along the third dimension of the grid that run together; 0: all blocks do. */
+int tw_run(void **args, const int *grid, int count, long shared_floats, int cluster)
 {
-    const int all = grid[0] * grid[1] * grid[2], beside = together ? all : 1;
+    const int plane = grid[0] * grid[1], all = plane * grid[2];
+    const int beside = cluster ? cluster : all, apart = cluster > 1 ? plane : 1;
     const size_t running = beside * (size_t)count, bytes = running * STACK_BYTES;
     char *stacks = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED)
@@ -469,12 +484,13 @@ int tw_run(void **args, const int *grid, int count, long shared_floats, int toge
     mma_b = malloc(running * sizeof *mma_b);
     queues = calloc(running, sizeof *queues);
     failed = 0;
-    const size_t floats = (shared_floats + 15) / 16 * 16 + 16;
-    float *shared = aligned_alloc(64, beside * floats * sizeof(float));
+    block_floats = (shared_floats + 15) / 16 * 16 + 16;
+    float *shared = aligned_alloc(64, beside * block_floats * sizeof(float));
     int status = contexts && states && mma_a && mma_b && queues && shared ? 0 : 2;
-    for (int first = 0; first < all && !status; first += beside) {
-        memset(shared, 0xff, beside * floats * sizeof(float)); /* nothing may rest on zeros: NaN */
-        status = run_blocks(stacks, grid, first, beside, shared, floats);
+    for (int group = 0; group < all / beside && !status; group++) {
+        const int first = group / apart * apart * beside + group % apart;
+        memset(shared, 0xff, beside * block_floats * sizeof(float)); /* nothing may rest on zeros: NaN */
+        status = run_blocks(stacks, grid, first, beside, apart, shared);
     }
     for (size_t i = 0; queues && i < running; i++)
         free(queues[i].copies), free(queues[i].ends);

@@ -44,6 +44,7 @@ LARGEST = 2**31 - 1  # elements: indices are 32-bit numbers
 # Bytes, one line of all banks: a shared array that begins elsewhere is read in two turns by matrix
 # instructions of Hopper, whose core matrices are one line each.
 ALIGNED = 128
+LARGEST_CLUSTER = 8  # blocks that every GPU with clusters can run together
 _NAME = re.compile(r'[A-Za-z_]\w*')
 
 
@@ -114,6 +115,8 @@ class Kernel:
     needs      capabilities of a dialect without which the body cannot be lowered; 'wgmma_tf32/64'
                is one with a size
     resident   blocks that should fit a multiprocessor at once: a limit on registers; 0 is none
+    cluster    blocks along the third dimension of the grid that run together and read each other's
+               shared memory; more than one needs the capability 'cluster'
     language   'cucl', or the name of the dialect that a foreign body is written in
     """
 
@@ -127,6 +130,7 @@ class Kernel:
     needs: frozenset[str] = frozenset()
     resident: int = 0
     language: str = 'cucl'
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         names = [a.name for a in self.args]
@@ -136,6 +140,11 @@ class Kernel:
             raise ScheduleError(
                 f'kernel {self.name} has {self.threads} threads in {self.grid} blocks; each must '
                 f'be at least 1'
+            )
+        if not 1 <= self.cluster <= LARGEST_CLUSTER or self.grid[2] % self.cluster:
+            raise ScheduleError(
+                f'kernel {self.name} has clusters of {self.cluster} blocks along a grid of '
+                f'{self.grid[2]}; their number must divide that and be at most {LARGEST_CLUSTER}'
             )
 
     @property

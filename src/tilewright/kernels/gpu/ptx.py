@@ -75,6 +75,14 @@ SEND = 'st.relaxed.gpu.global.u64 [%0], %1;'
 ASK = 'ld.relaxed.gpu.global.u64 %0, [%1];'
 ASK_TWO = 'ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];'
 
+# Blocks of a cluster: all their threads arrive, and see what the others wrote before; %0 where the
+# block %2 has what this one has at %1, both in shared memory; sixteen bytes, or four, from there.
+CLUSTER_ARRIVE = 'barrier.cluster.arrive.release.aligned;'
+CLUSTER_WAIT = 'barrier.cluster.wait.acquire.aligned;'
+OF_BLOCK = 'mapa.shared::cluster.u32 %0, %1, %2;'
+BESIDE4 = 'ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];'
+BESIDE1 = 'ld.shared::cluster.f32 %0, [%1];'
+
 # What rounds two floats to bf16 in one word, %1 in its upper half, and the depths of a warpgroup's
 # instruction with what stands behind its operands: bf16's also say that b is not transposed.
 BF16_PAIR = 'cvt.rn.bf16x2.f32 %0, %1, %2;'

@@ -68,6 +68,7 @@ class Work:
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
     bulk           whether one thread asks for the columns of a piece
+    cluster        whether the parts of a tile are added up by all of their blocks, out of shared memory
     waits          times that a warp waits for memory, beside the first; None: once for each piece,
                    or for each that is not copied ahead
     least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as
@@ -98,6 +99,7 @@ class Work:
     least_reads: float = 0.0
     least_wavefronts: float = 0.0
     waits: float | None = None
+    cluster: bool = False
 
     @property
     def warps(self) -> int:
@@ -110,7 +112,7 @@ class Work:
     @property
     def global_bytes(self) -> float:
         """Bytes between L2 and the multiprocessors, all blocks together."""
-        joined = 2 * self.joined if self.split > 1 else 0.0
+        joined = 2 * self.joined if self.split > 1 and not self.cluster else 0.0
         return self.blocks * (self.copied + self.stored / self.split + joined) + self.extra_bytes
 
 

@@ -231,6 +231,12 @@ def latency_cycles(done: Counts, costs: Costs = COSTS) -> Number:
 
 
 def join_cycles(done: Counts, costs: Costs = COSTS) -> Number:
-    """What a split adds behind the last wave; extra kernels are counted with the launches."""
+    """What a split adds behind the last wave; extra kernels are counted with the launches.
+
+    The last block of a tile reads the sums of all parts. In a cluster each reads its share of them,
+    at the same rate; that rate was fitted to reads from the second cache, not from other blocks.
+    """
     alone = (done.split == 1) | (done.extra_kernels > 0)
-    return np.where(alone, 0.0, costs.join_cycles + done.split * done.joined / costs.join_bytes)
+    beside = isinstance(done, Work) and done.cluster
+    read = done.joined * (1 if beside else done.split)
+    return np.where(alone, 0.0, costs.join_cycles + read / costs.join_bytes)

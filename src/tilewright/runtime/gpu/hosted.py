@@ -27,7 +27,7 @@ from tilewright.runtime.gpu.device import NUMPY, Call, Device, NDArray, Program,
 from tilewright.runtime.verify import guarded_empty
 
 # What kernels may need here and nobody proposes: a fence, blocks and lanes that wait for others.
-NOT_CHOSEN = frozenset({'device_fence', 'lane_xor', 'resident_grid'})
+NOT_CHOSEN = frozenset({'cluster', 'device_fence', 'lane_xor', 'resident_grid'})
 FLAGS = ('-O1', '-fno-strict-aliasing', '-w', '-lm')
 
 
@@ -100,7 +100,7 @@ class HostDevice(Device):
         pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
         grid = (ctypes.c_int * 3)(*(call.grid or kernel.grid))
         run = call.program.handle.tw_run
-        together = int('resident_grid' in kernel.needs)
+        together = 0 if 'resident_grid' in kernel.needs else kernel.cluster
         shared = ctypes.c_long(kernel.shared_bytes // 4)
         status = run(pointers, grid, kernel.threads, shared, together)
         if status == 1:

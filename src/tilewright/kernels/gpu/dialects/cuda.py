@@ -286,15 +286,41 @@ static __device__ __forceinline__ void ASK2(PAIRS &r, const float *p)
 """
 
 
+_CLUSTERS = f"""\
+#define CLUSTER_BARRIER asm volatile("{ptx.CLUSTER_ARRIVE} {ptx.CLUSTER_WAIT}" ::: "memory")
+static __device__ __forceinline__ unsigned tw_of_block(const float *p, int block)
+{{
+    unsigned there;
+    asm volatile("{ptx.OF_BLOCK}"
+                 : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(block));
+    return there;
+}}
+static __device__ __forceinline__ float4 BESIDE4(const float *p, int block)
+{{
+    float4 v;
+    asm volatile("{ptx.BESIDE4}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(tw_of_block(p, block)) : "memory");
+    return v;
+}}
+static __device__ __forceinline__ float BESIDE1(const float *p, int block)
+{{
+    float v;
+    asm volatile("{ptx.BESIDE1}" : "=f"(v) : "r"(tw_of_block(p, block)) : "memory");
+    return v;
+}}
+"""
+
+
 def _extra(kernels: Sequence[Kernel]) -> str:
     units = matrix_units(kernels, _WARPGROUP, _BF16, _BULK, _wgmma, _HALF, _COMMON_HALF)
-    return units + what_lanes_need(kernels, _LANES, _TOGETHER)
+    return units + what_lanes_need(kernels, _LANES, _TOGETHER, _CLUSTERS)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
     resident = f', {kernel.resident}' if kernel.resident else ''
+    cluster = f'__cluster_dims__(1, 1, {kernel.cluster}) ' if kernel.cluster > 1 else ''
     return (
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}{resident})\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}{resident})\n'
         f'{kernel.name}({parameters})'
     )
 
@@ -321,6 +347,6 @@ CUDA = Dialect(
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
         'mma_int8', *(f'wgmma_int8_{kind}' for kind in BYTE_KINDS),
-        'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
+        'bulk_copy', 'cluster', 'device_fence', 'lane_xor', 'resident_grid',
     }), extra=_extra, begin='GRID_BEGINS;',
 )  # fmt: skip

@@ -144,9 +144,17 @@ static inline void tw_ask(PAIRS *r, const float *p, int count)
 #define PAUSE(polls) tw_yield()
 """
 
+_CLUSTERS = """\
+void tw_cluster_barrier(void);
+const float *tw_of_block(const float *p, int block);
+#define CLUSTER_BARRIER tw_cluster_barrier()
+#define BESIDE4(p, block) (*(const float4 *)tw_of_block(p, block))
+#define BESIDE1(p, block) (*tw_of_block(p, block))
+"""
+
 
 def _extra(kernels: Sequence[Kernel]) -> str:
-    return what_lanes_need(kernels, _LANES, _TOGETHER)
+    return what_lanes_need(kernels, _LANES, _TOGETHER, _CLUSTERS)
 
 
 def _entry(kernel: Kernel, parameters: str) -> str:
@@ -186,6 +194,6 @@ HOST = Dialect(
     frozenset({
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
         'mma_int8', *(f'wgmma_int8_{kind}' for kind in BYTE_KINDS),
-        'bulk_copy', 'device_fence', 'lane_xor', 'resident_grid',
+        'bulk_copy', 'cluster', 'device_fence', 'lane_xor', 'resident_grid',
     }), extra=_extra, tail=_tail,
 )  # fmt: skip

@@ -49,10 +49,15 @@ def matrix_units(
     return '\n'.join([*heads, *(product(*one) for one in wanted)])
 
 
-def what_lanes_need(kernels: Sequence[Kernel], lanes: str, together: str) -> str:
-    """The texts of words for lanes, and for blocks, that exchange values, where one needs them."""
+def what_lanes_need(
+    kernels: Sequence[Kernel], lanes: str, together: str, clusters: str = ''
+) -> str:
+    """The texts of words for lanes, for blocks, and for blocks of a cluster, that exchange values,
+    where one needs them.
+    """
     needs = {need for kernel in kernels for need in kernel.needs}
-    return lanes * ('lane_xor' in needs) + together * ('resident_grid' in needs)
+    texts = {'lane_xor': lanes, 'resident_grid': together, 'cluster': clusters}
+    return ''.join(text for need, text in texts.items() if need in needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Dialect:
     capabilities  what kernels may need: 'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half',
                   'wgmma_half_f16', 'wgmma_half_bf16', 'mma_int8', 'wgmma_int8_' and one of
                   `BYTE_KINDS`, 'bulk_copy', 'device_fence', 'lane_xor' (lanes of a warp exchange
-                  values), 'resident_grid' (all blocks run together)
+                  values), 'resident_grid' (all blocks run together), 'cluster' (some blocks do,
+                  and read each other's shared memory)
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
     begin         the first line of every kernel

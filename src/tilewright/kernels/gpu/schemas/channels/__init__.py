@@ -41,6 +41,7 @@ def _table(group: Group, intrinsic: str) -> Table:
         **each(bp=(64, 128, 192, 256), tp=(64, 128)),
         ('stages', 'queue', 'bulk'): [*ways, (1, 1, 1), (3, 1, 0)],
         **depths,
+        **each(cluster=(0, 1)),
     }
 
 
@@ -54,7 +55,7 @@ CHANNELS = GpuSchema(
     reserved=frozenset({'bits', 'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'unit', 'word'}),
     table=_table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split'), ('bp', 'split')),
-    unsaid={'queue': 1, 'bulk': 0, 'near': 0},
+    unsaid={'queue': 1, 'bulk': 0, 'near': 0, 'cluster': 0},
     need=need,
     work=work,
 )

@@ -22,6 +22,9 @@ swizzling of as many bytes. Decisions of a schedule:
     queue          2: a piece is handed to a warpgroup's matrix units before the last one has ended
     bulk           1: one thread asks for the whole of a piece's columns
     near           1: rows stay in the first cache, for windows that overlap
+    cluster        1: blocks that share a tile's depth run together, on Hopper, and each adds up
+                   its share of the tile from the shared memory of all; 0: they leave their sums in
+                   memory, and the last one adds them up
 
 Sums are of float32, those of 8-bit numbers are whole and exact: they are moved as the bits of
 floats. An image of u8 is padded with its zero point, from sixteen bytes that the packing of weights
@@ -60,7 +63,7 @@ from tilewright.schedule.gpu import GpuSchedule
 def generate(group: Group, schedule: GpuSchedule) -> Module:
     """[Group, GpuSchedule] -> [Module]"""
     p = plan(group, schedule)
-    sums = workspace(p.split, p.tiles, p.bk * p.bp)
+    sums = [] if p.cluster else workspace(p.split, p.tiles, p.bk * p.bp)
     arrays = [p.packed, *_padding(p), *sums]
     return module_of(p, arrays, _pack_kernel(p), [main_kernel(p, sums)])
 
@@ -130,23 +133,25 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
         pieces.argument(group.output, written=True),
     ]
     shared = [('tiles', p.shared_floats)]
-    shared += [('full', 2 * p.stages)] * p.bulk + [('arrived', 4)] * (p.split > 1)
+    shared += [('full', 2 * p.stages)] * p.bulk + [('arrived', 4)] * bool(sums)
     body = [
         *_place(p),
         *_loader(p),
         *_accumulate(p),
-        *(pieces.joined(*p.sums, p.threads, p.tiles, p.split, p.whole) if p.split > 1 else []),
+        *(pieces.joined(*p.sums, p.threads, p.tiles, p.split, p.whole) if sums else []),
         *_staged(p),
         *stored(p),
+        *(['CLUSTER_BARRIER;'] if p.cluster else []),  # others may still read what is here
     ]
     family = 'int8' if p.whole else 'half'
     needs = {f'wgmma_{family}_{p.kind}/{p.bk}'} if p.wide else {f'mma_{family}'}
-    needs |= ({'device_fence'} if p.split > 1 else set()) | ({'bulk_copy'} if p.bulk else set())
+    asked = {'device_fence': bool(sums), 'bulk_copy': p.bulk, 'cluster': p.cluster}
+    needs |= {need for need, is_needed in asked.items() if is_needed}
     return Kernel(
         f'channels_{group.main.name}', tuple(args), '\n'.join(body),
         (p.row_tiles, p.column_tiles * p.groups, p.split), p.threads, tuple(shared),
         '\n'.join([half.CONVERSIONS.get(p.kind, ''), helpers(group, p.epilogue)]),
-        frozenset(needs),
+        frozenset(needs), cluster=p.split if p.cluster else 1,
     )  # fmt: skip
 
 
@@ -169,7 +174,7 @@ def _place(p: ChannelsPlan) -> list[str]:
         return [*lines, f'const int begin = 0, end = {p.iterations};']
     return [
         *lines,
-        f'const int tile = BLOCK_Y * {p.row_tiles} + BLOCK_X;',
+        *([] if p.cluster else [f'const int tile = BLOCK_Y * {p.row_tiles} + BLOCK_X;']),
         f'const int begin = min(BLOCK_Z * {share}, {p.iterations});',
         f'const int end = min(begin + {share}, {p.iterations});',
     ]
@@ -388,5 +393,5 @@ def _staged(p: ChannelsPlan) -> list[str]:
         '        const int column = own_column + j / 4 * 8 + lane % 4 * 2;',
         f'        STORE2(SHARED, tiles + row * {p.pitch} + column, {pieces.as_floats(p.whole)});',
         '    }',
-        'BARRIER;',
+        'CLUSTER_BARRIER;' if p.cluster else 'BARRIER;',
     ]

@@ -13,7 +13,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.gpu.epilogue import gpu_epilogue
-from tilewright.kernels.gpu.language import Array
+from tilewright.kernels.gpu.language import LARGEST_CLUSTER, Array
 from tilewright.kernels.gpu.product import ProductPlan, require
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.dtypes import DTYPES, HALVES
@@ -46,6 +46,7 @@ class ChannelsPlan(ProductPlan):
     bulk: bool
     near: bool
     wide: bool
+    cluster: bool
 
     @property
     def kind(self) -> str:
@@ -110,6 +111,11 @@ class ChannelsPlan(ProductPlan):
     def units(self) -> int:
         """Units of a row of a piece."""
         return self.kb // self.unit
+
+    @property
+    def storing(self) -> int:
+        """Threads that deal the results of a tile out among them: in a cluster, of all its blocks."""
+        return self.threads * (self.split if self.cluster else 1)
 
     @property
     def rows(self) -> list[tuple[str, int]]:
@@ -275,6 +281,7 @@ def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
     p = ChannelsPlan(
         group, contraction, gpu_epilogue(group), **numbers, queue=said.get('queue', 1),
         bulk=bool(said.get('bulk', 0)), near=bool(said.get('near', 0)), wide=wide,
+        cluster=bool(said.get('cluster', 0)),
     )  # fmt: skip
     unit, depths = 64 if wide else 16, tuple(size // p.item for size in ROW_BYTES)
     require(
@@ -291,6 +298,10 @@ def plan(group: Group, schedule: GpuSchedule) -> ChannelsPlan:
             ('a warpgroup has at most 256 columns', not wide or p.bk <= 256),
             ('queue is 1, or 2 with three stages or more', p.queue == 1 or p.stages > p.queue == 2),
             ('columns come in bulk for warpgroups alone', wide or not p.bulk),
+            (
+                f'a cluster has 2 to {LARGEST_CLUSTER} blocks, of warpgroups',
+                not p.cluster or (wide and 1 < p.split <= LARGEST_CLUSTER),
+            ),
             ('at most 128 sums belong to a thread', math.prod(p.sums) <= 128),
         ],
     )

@@ -6,7 +6,8 @@ as all threads together reach.
 
 What an epilogue reads comes from where a kernel before has put it, at best from the second cache. A
 thread that waited for each of its reads before it asks for the next would spend most of its time
-so, where a product is short:
+so, where a product is short. In a cluster the threads of all its blocks deal the tile out among
+them, and each adds up what the blocks have of a run, in their order.
 
 - an operand of the columns alone (a bias) is read once, where a thread keeps to its columns;
 - of one that lies as the result does (a residual), several are asked for before the first is used.
@@ -77,18 +78,23 @@ class _Store:
         return self.p.bp * self.per_row
 
     @property
+    def first(self) -> str:
+        """The first run of a thread."""
+        return f'BLOCK_Z * {self.p.threads} + THREAD' if self.p.cluster else 'THREAD'
+
+    @property
     def at_once(self) -> int:
         """Runs of a thread whose operands are asked for together."""
         most = AT_ONCE if self.p.threads <= MANY_THREADS else AT_ONCE // 2
-        return min(max(most // max(len(self.ahead), 1), 1), -(-self.items // self.p.threads))
+        return min(max(most // max(len(self.ahead), 1), 1), -(-self.items // self.p.storing))
 
     def lines(self) -> list[str]:
         p = self.p
         if not self.ahead:
             body = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
-            return [*self._first(), *pieces.dealt('item', 'THREAD', self.items, p.threads, body)]
+            return [*self._first(), *pieces.dealt('item', self.first, self.items, p.storing, body)]
         count, words = self.at_once, {one.name: _words(p, one, self.run) for one in self.ahead}
-        item = f'const int item = first + turn * {p.threads};'
+        item = f'const int item = first + turn * {p.storing};'
         asked = [item, *self._place(), *self._unless_there(), *self._decoded()]
         for one in self.ahead:
             place = f'{one.name} + {one.name}_at'
@@ -107,7 +113,7 @@ class _Store:
         return [
             *self._first(),
             '#pragma unroll 1',
-            f'for (int first = THREAD; first < {self.items}; first += {count * p.threads}) {{',
+            f'for (int first = {self.first}; first < {self.items}; first += {count * p.storing}) {{',
             *pieces.indented(inside),
             '}',
         ]
@@ -132,7 +138,7 @@ class _Store:
         ]
 
     def _unless_there(self) -> list[str]:
-        p, step = self.p, self.at_once * self.p.threads
+        p, step = self.p, self.at_once * self.p.storing
         tests = [f'item >= {self.items}'] if self.ahead and self.items % step else []
         tests += [f'row >= {p.points}'] if p.points % p.bp else []
         tests += [f'{p.contraction.vector} >= {p.columns}'] if p.columns % p.bk else []
@@ -165,7 +171,7 @@ class _Store:
         p, run = self.p, self.run
         lines = [f'float value[{run}];']
         at = f'tiles + tile_row * {p.pitch} + tile_column'
-        lines += half.load('value', run, at, 'f32', 'SHARED')
+        lines += self._summed(at) if p.cluster else half.load('value', run, at, 'f32', 'SHARED')
         made = 'made' if p.whole else 'value'
         text = p.epilogue.expression.replace('value', 'sum' if p.whole else 'value[q]')
         for item in p.epilogue.operands:
@@ -195,6 +201,27 @@ class _Store:
         values, dtype = [f'{made}[{q}]' for q in range(run)], p.group.output.dtype
         store = whole.store if dtype in whole.KINDS else half.store
         return [*lines, *store(values, place, dtype)]
+
+    def _summed(self, at: str) -> list[str]:
+        """One run of the sums of all blocks of a cluster: all of them are asked for at once."""
+        p, run = self.p, self.run
+        words = 4 if run >= 4 else 1
+        kind, fields = ('float4', 'xyzw') if words == 4 else ('float', '')
+        asked = [
+            f'const {kind} of{part}_{q} = BESIDE{words}({at} + {q}, {part});'
+            for part in range(p.split)
+            for q in range(0, run, words)
+        ]
+        added = []
+        for q in range(run):
+            name = f'_{q // words * words}' + (f'.{fields[q % words]}' if fields else '')
+            parts = [f'of{part}{name}' for part in range(p.split)]
+            if p.whole:
+                total = ' + '.join(f'FLOAT_BITS({one})' for one in parts)
+                added.append(f'value[{q}] = BITS_FLOAT({total});')
+            else:
+                added.append(f'value[{q}] = {" + ".join(parts)};')
+        return [*asked, *added]
 
     def _unpacked(self, name: str, words: Sequence[str], dtype: str) -> list[str]:
         return (whole if dtype in whole.KINDS else half).unpacked(name, words, dtype)
