@@ -21,10 +21,11 @@ from tilewright.model.gpu.time import predict_gpu
 from tilewright.ops.compose import append
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.group import Group
+from tilewright.ops.reference import reference
 from tilewright.ops.stage import call, const, read
 from tilewright.runtime.gpu.device import Call
 from tilewright.runtime.gpu.modules import Runner
-from tilewright.runtime.verify import random_arrays
+from tilewright.runtime.verify import compare, random_arrays
 from tilewright.schedule.gpu import GpuSchedule
 
 TILES = {'bp': 64, 'bk': 32, 'tp': 64, 'tk': 32, 'kb': 16, 'stages': 3}
@@ -53,7 +54,8 @@ mine[THREAD] = BLOCK_Y * 100 + BLOCK_Z * 10 + THREAD;
 CLUSTER_BARRIER;
 const int next = (BLOCK_Z + 1) % 3;
 const float4 four = BESIDE4(mine, next);
-@out[block=BLOCK_Y * 3 + BLOCK_Z, i=THREAD] = THREAD == 0 ? four.x + 0.5f : BESIDE1(mine + THREAD, next);
+const float one = BESIDE1(mine + THREAD, next);
+@out[block=BLOCK_Y * 3 + BLOCK_Z, i=THREAD] = THREAD == 0 ? four.x + 0.5f : one;
 CLUSTER_BARRIER;
 """)
     )
@@ -83,9 +85,10 @@ def _with_residual(k: int) -> Group:
     return half_group(joined.group, 'f16')
 
 
+@pytest.mark.parametrize('on', ['host', pytest.param('cuda', marks=pytest.mark.gpu)])
 @pytest.mark.parametrize('k', [40, 20, 18])
 @pytest.mark.parametrize('split', [2, 3])
-def test_sums_are_those_of_parts_that_pass_through_memory(k: int, split: int) -> None:
+def test_sums_are_those_of_parts_that_pass_through_memory(k: int, split: int, on: str) -> None:
     """To the bit: eight, four and two neighbours at once, bias and residual behind them."""
     group = _with_residual(k)
     arrays = random_arrays(group, k)
@@ -97,9 +100,23 @@ def test_sums_are_those_of_parts_that_pass_through_memory(k: int, split: int) ->
         module = generate(group, schedule)
         assert module.steps[-1].kernel.cluster == (split if cluster else 1)
         assert any(b.name == 'partial' for b in module.buffers) == (not cluster)
-        with Runner(module, device('host'), constants) as runner:
+        with Runner(module, device(on), constants) as runner:
             found.append(runner(**inputs))
     assert np.array_equal(*found)
+    assert compare(group, found[1], reference(group, arrays)).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('split', range(2, 9))
+def test_clusters_of_every_size_run_on_a_gpu(split: int) -> None:
+    group = half_group(tw.conv2d(n=2, c=128, h=14, w=14, k=72, r=3, s=3, pad=1, bias=True), 'f16')
+    arrays = random_arrays(group, split)
+    constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
+    tiles = {**TILES, 'kb': 64, 'stages': 4, 'queue': 2, 'bulk': 1, 'split': split, 'cluster': 1}
+    module = generate(group, GpuSchedule.of('channels', 'wgmma_half', **tiles))
+    with Runner(module, device('cuda'), constants) as runner:
+        found = compare(group, runner(In=arrays['In']), reference(group, arrays))
+    assert found.ok, found.message
 
 
 @pytest.mark.parametrize(('intrinsic', 'split'), [('mma_half', 2), ('wgmma_half', 1)])

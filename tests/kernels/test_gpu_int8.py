@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
@@ -51,7 +52,7 @@ SCHEDULES = [
          **QUEUED},
     )),
 ]  # fmt: skip
-QUICK, ALL = 4, 200  # random groups for each schedule
+QUICK, ALL, ON_GPU = 4, 200, 8  # random groups for each schedule
 
 
 def drawn(seed: int) -> Group:
@@ -84,12 +85,12 @@ def drawn(seed: int) -> Group:
     return group
 
 
-def _check(group: Group, schedule: GpuSchedule, seed: int) -> None:
+def _check(group: Group, schedule: GpuSchedule, seed: int, on: str = 'host') -> None:
     """Every result is the definition's, to the last unit."""
     arrays = arrays_of(group, seed)
     constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
     inputs = {t.name: arrays[t.name] for t in group.with_role('input')}
-    with Runner(generate(group, schedule), device('host'), constants) as runner:
+    with Runner(generate(group, schedule), device(on), constants) as runner:
         got = runner(**inputs)
     np.testing.assert_array_equal(got, reference(group, arrays), err_msg=group.label)
 
@@ -100,11 +101,22 @@ def _check(group: Group, schedule: GpuSchedule, seed: int) -> None:
 )
 def test_products_are_the_definition(number: int, many: int) -> None:
     """Random groups that the schema serves; those of one piece have no depth to split."""
-    schedule = SCHEDULES[number]
-    seeds = iter(range(10_000 * number, 10_000 * (number + 1)))
-    served = (seed for seed in seeds if is_served(drawn(seed)) and _fits(drawn(seed), schedule))
-    for seed in itertools.islice(served, many):
-        _check(drawn(seed), schedule, seed)
+    for seed in itertools.islice(_served(number), many):
+        _check(drawn(seed), SCHEDULES[number], seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('number', range(len(SCHEDULES)))
+def test_products_are_the_definition_on_a_gpu(number: int) -> None:
+    device('cuda')  # or this is skipped
+    for seed in itertools.islice(_served(number), ON_GPU):
+        _check(drawn(seed), SCHEDULES[number], seed, 'cuda')
+
+
+def _served(number: int) -> Iterator[int]:
+    """Seeds of groups for one of the schedules."""
+    seeds = range(10_000 * number, 10_000 * (number + 1))
+    return (s for s in seeds if is_served(drawn(s)) and _fits(drawn(s), SCHEDULES[number]))
 
 
 def _fits(group: Group, schedule: GpuSchedule) -> bool:

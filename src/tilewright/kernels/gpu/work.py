@@ -68,7 +68,7 @@ class Work:
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
     bulk           whether one thread asks for the columns of a piece
-    cluster        whether the parts of a tile are added up by all of their blocks, out of shared memory
+    cluster        whether all blocks of a tile add its parts up, out of each other's shared memory
     waits          times that a warp waits for memory, beside the first; None: once for each piece,
                    or for each that is not copied ahead
     least_reads, least_wavefronts   of reads, where a compiler may merge up to four of a thread: as

@@ -299,7 +299,8 @@ static __device__ __forceinline__ float4 BESIDE4(const float *p, int block)
 {{
     float4 v;
     asm volatile("{ptx.BESIDE4}"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(tw_of_block(p, block)) : "memory");
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(tw_of_block(p, block)) : "memory");
     return v;
 }}
 static __device__ __forceinline__ float BESIDE1(const float *p, int block)

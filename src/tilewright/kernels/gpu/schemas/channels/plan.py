@@ -114,7 +114,7 @@ class ChannelsPlan(ProductPlan):
 
     @property
     def storing(self) -> int:
-        """Threads that deal the results of a tile out among them: in a cluster, of all its blocks."""
+        """Threads that deal out the results of a tile: in a cluster those of all its blocks."""
         return self.threads * (self.split if self.cluster else 1)
 
     @property

@@ -113,7 +113,8 @@ class _Store:
         return [
             *self._first(),
             '#pragma unroll 1',
-            f'for (int first = {self.first}; first < {self.items}; first += {count * p.storing}) {{',
+            f'for (int first = {self.first}; first < {self.items}; '
+            f'first += {count * p.storing}) {{',
             *pieces.indented(inside),
             '}',
         ]
