@@ -24,6 +24,7 @@ from tilewright.machine.gpu import known_gpu
 from tilewright.model.gpu.bounds import schedule_bounds
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.core import core
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.functions import mul, sub
 from tilewright.ops.group import Group
@@ -36,6 +37,7 @@ from tilewright.ops.windows import windows
 from tilewright.runtime.gpu.modules import Runner
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.moves import tables
+from tilewright.targets.gpu.choose import choose_all
 
 QUEUED = {'queue': 2, 'bulk': 1}
 SCHEDULES = [
@@ -153,6 +155,22 @@ def test_searches_have_integer_products_on_gpus_with_such_instructions() -> None
     whole, third = (GpuSchedule.of('channels', kind) for kind in ('mma_int8', 'mma_tf32x3'))
     fast, slow = (schedule_bounds(group, one, machine).compute_s for one in (whole, third))
     assert slow / fast == pytest.approx(12)
+
+
+def test_what_is_quantised_behind_floats_is_searched_as_sums_of_integers() -> None:
+    """A normalisation between a layer and what quantises it, as exporters leave them: its core
+    once stored f16, which only plain loops compute, ten times as slowly.
+    """
+    layer = with_scale(bound(conv2d(c=32, h=8, w=8, k=32, r=3, s=3, pad=1), 'u8', 7), 'u8', 3)
+    group = next(
+        one
+        for one in (stored_again(layer, Random(seed), 'u8') for seed in range(20))
+        if one.tensor(one.stages[-1].reads[0].tensor).dtype == 'f32'
+    )
+    group = channels_last(group, {'In', 'Out'})
+    assert core(group).output.dtype == 'u8'
+    (found,) = choose_all([group], known_gpu('h200'), 1, 1e-4, processes=1, trials=20)
+    assert found[0].schedule.schema == 'channels'
 
 
 @pytest.mark.parametrize(

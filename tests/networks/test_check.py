@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.check.check import Checked
-from tilewright.check.difference import Difference, difference
+from tilewright.check.difference import Difference, difference, explained
 from tilewright.cli.check import check
 from tilewright.cli.main import invoke
 from tilewright.errors import InputError, MissingError
@@ -134,6 +134,39 @@ def test_differences():
     assert difference('y', np.zeros(3), np.zeros(4)).error == math.inf
     assert difference('y', np.zeros(3, np.float32), np.zeros(3)).error == math.inf
     assert difference('y', np.float32(2.0), np.asarray(np.float32(4.0))).share == 0.5
+
+
+@pytest.mark.parametrize(
+    ('steps', 'whole', 'fine'),
+    [
+        (1, True, True),  # as many, as far
+        (1, False, False),  # of one kernel
+        (5, True, False),  # further than tries that moved the inputs
+    ],
+)
+def test_a_network_that_rounds_everywhere_is_judged_as_a_whole(steps, whole, fine):
+    """Numbers just before they are rounded: tries turn half of them, others than somebody else."""
+    x = (np.arange(400) + 0.5).astype(np.float32)
+    turned = np.random.default_rng(5).random(400) < 0.5
+    got = np.floor(x) + np.where(turned, np.float32(-steps), np.float32(0))
+
+    def compute(inputs):
+        return {'y': np.floor(inputs['x'] + 0.5 - 1e-4).astype(np.float64)}
+
+    assert explained(compute, {'x': x}, {'y': got}, 1e-4, 1e-4, 2, whole=whole) == fine
+
+
+def test_few_elements_are_judged_one_by_one():
+    x = (np.arange(400) + 0.5).astype(np.float32)
+    got = np.floor(x).astype(np.float32)
+    got[7] -= 1
+
+    def compute(inputs):
+        found = np.floor(inputs['x'])
+        found[20:] += np.random.default_rng(int(inputs['x'][0] * 1e9) % 97).integers(0, 2, 380)
+        return {'y': found}
+
+    assert not explained(compute, {'x': x}, {'y': got}, 1e-4, 1e-9, 2, whole=True)
 
 
 def test_what_has_no_share_says_none():

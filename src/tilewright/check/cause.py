@@ -132,7 +132,7 @@ def _hangs(
     """Passes round constants anew, which may turn the scale in an index."""
     return explained(
         lambda inputs: evaluate(plain, inputs, exact=True), arrays,
-        evaluate(now, arrays, exact=True), limit, subject.max_rel_err, WHOLE_TRIES,
+        evaluate(now, arrays, exact=True), limit, subject.max_rel_err, WHOLE_TRIES, whole=True,
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def _wrong_reading(
     theirs = {name: np.asarray(expected.arrays[name]) for name in exact}
     if explained(
         lambda inputs: evaluate(program, inputs, exact=True), arrays, theirs, limit,
-        subject.max_rel_err, WHOLE_TRIES,
+        subject.max_rel_err, WHOLE_TRIES, whole=True,
     ):  # fmt: skip
         return None
     what = 'the model, as it was read,' if subject.plain else 'the program that the file holds'

@@ -72,8 +72,10 @@ def _saturated(expr: Expr, dtype: str) -> Stored | None:
 
 @lru_cache(maxsize=1 << 10)
 def as_stored(group: Group) -> tuple[Group, Stored | None]:
-    """The group that stores f16, and how that is quantised; the group itself where it is not."""
-    if not group.epilogue or group.main.combiner is None:
+    """The group that stores f16, and how that is quantised; the group itself where it is not, or
+    where its sums are no f16.
+    """
+    if not group.epilogue or group.main.combiner is None or group.half != 'f16':
         return group, None
     last = group.epilogue[-1]
     found = stored_stage(last, group.output.dtype)
