@@ -68,6 +68,7 @@ class Work:
     stored         bytes of results           joined    bytes of partial sums that one part leaves
     extra_kernels  launches of a call beside the main one   extra_bytes   bytes that they move
     bulk           whether one thread asks for the columns of a piece
+    staged         whether sums pass through shared memory before they are stored
     cluster        whether all blocks of a tile add its parts up, out of each other's shared memory
     waits          times that a warp waits for memory, beside the first; None: once for each piece,
                    or for each that is not copied ahead
@@ -99,6 +100,7 @@ class Work:
     least_reads: float = 0.0
     least_wavefronts: float = 0.0
     waits: float | None = None
+    staged: bool = False
     cluster: bool = False
 
     @property

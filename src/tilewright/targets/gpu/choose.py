@@ -325,13 +325,13 @@ def _with_shortcuts(
 
 
 def varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
-    """The first `top`, at most half of them of one schema and intrinsic if there are others: the
-    model may favour one wrongly.
+    """The first `top`, at most half of them of one schema and intrinsic, in clusters or not, if
+    there are others: the model may favour one wrongly.
     """
     taken: list[GpuSchedule] = []
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str, int], int] = {}
     for schedule in schedules:
-        kind = schedule.schema, schedule.intrinsic
+        kind = schedule.schema, schedule.intrinsic, dict(schedule.tiles).get('cluster', 0)
         if counts.get(kind, 0) < max(top // 2, 1):
             counts[kind] = counts.get(kind, 0) + 1
             taken.append(schedule)

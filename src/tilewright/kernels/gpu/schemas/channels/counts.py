@@ -71,5 +71,5 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
         p.stages - p.queue + 1, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
         chunks + weights, float(p.item) * p.kb * pieces * (p.bp / reused + p.bk),
         chunks * CHUNK_INSTRUCTIONS, result, 4.0 * p.bk * p.bp, wide=wide, turns=turns, bulk=p.bulk,
-        cluster=p.cluster,
+        staged=True, cluster=p.cluster,
     )  # fmt: skip
