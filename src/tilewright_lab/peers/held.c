@@ -125,7 +125,8 @@ int tw_cpuid_has_avx512(void)
 
 __attribute__((constructor)) static void hold(void)
 {
-    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    /* On the thread's own stack: alternate ones, of OpenVINO say, may be gone while they are set. */
+    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
     sigemptyset(&ours.sa_mask);
     if (set_action(SIGSEGV, &ours, &asked))
         return;
