@@ -199,14 +199,15 @@ class Resumed:
     ) -> tuple[list[dict], int]:
         """(what was compared, by number; the exit code). Whatever is finished comes out, also after
         an interrupt, of which `interrupted` says how far it was, and behind a slice, which ends as
-        an interrupt does.
+        an interrupt does, but compares one at least.
         """
         done: list[dict] = []
+        before = len(self.journal.layers)
         try:
             for number, name in enumerate(self.names):
                 bar.begin(name)
                 if name not in self.journal.layers:
-                    if self._is_over():
+                    if self._is_over() and len(self.journal.layers) > before:
                         break
                     self.journal.add(compare(number))
                 done.append(self.journal.layers[name])
