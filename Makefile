@@ -34,7 +34,7 @@ test: $(VENV)/stamp-test
 
 # Set, but empty: tests/conftest.py would choose what is built and searched sooner.
 test-all: $(VENV)/stamp-test
-	TILEWRIGHT_CFLAGS= TILEWRIGHT_JOBS= TILEWRIGHT_CONFORMANCE=all \
+	TILEWRIGHT_CFLAGS= TILEWRIGHT_JOBS= POCL_EXTRA_BUILD_FLAGS= TILEWRIGHT_CONFORMANCE=all \
 	    $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m ''
 
 fuzz: $(VENV)/stamp-test

@@ -54,6 +54,8 @@ ABOUT_SEARCHES = ('golden', 'models', 'unit')
 QUICK = ('-O0',)
 LINKER = ('-fuse-ld=gold',) if shutil.which('ld.gold') else ()
 os.environ.setdefault('TILEWRIGHT_CFLAGS', ' '.join((*QUICK, *LINKER)))
+# PoCL compiles OpenCL for CPUs by LLVM, which takes three times as long with optimisations.
+os.environ.setdefault('POCL_EXTRA_BUILD_FLAGS', '-cl-opt-disable')
 LONGEST = (
     'test_changed_files_are_refused_or_run_inside_their_memory',
     'test_graphs_of_a_fixed_seed_are_right',

@@ -352,6 +352,24 @@ def test_an_interrupted_comparison_keeps_the_finished_layers(call, monkeypatch, 
 
 
 @pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
+def test_a_comparison_in_slices_of_time_is_one_in_the_end(call, tmp_path):
+    """However short, each slice compares a layer; the same command goes on, whatever its slice."""
+    path = tmp_path / 'slices.json'
+    words = ('bench', f'{SMALL}n"s",{OTHER}n"t"', *BENCH, '--json', path, '--slice-s')
+    code, _, err = call(*words, 0.001)
+    assert code == 130
+    assert '1 of 2 layers compared in this slice and before' in err
+    (layer,) = json.loads(path.read_text())['layers']
+    code, _, err = call(*words, 60)
+    assert code == 3  # the peer is missing
+    found = json.loads(path.read_text())
+    assert found['complete'] is True
+    assert [one['name'] for one in found['layers']] == ['s', 't']
+    assert found['layers'][0] == layer
+    assert call(*words, 0)[0] == 2
+
+
+@pytest.mark.usefixtures('_quick_bench', '_nothing_installed')
 @pytest.mark.parametrize('bad', [{'b'}, {'a', 'b'}])
 def test_a_layer_without_a_working_candidate_does_not_end_the_others(
     call, monkeypatch, tmp_path, bad

@@ -17,6 +17,7 @@ from tilewright.schedule.schedule import Level, Schedule
 def optimised(monkeypatch: pytest.MonkeyPatch, full_searches: None) -> None:
     """Kernels are searched and built as for a user, not as quickly as for most tests."""
     monkeypatch.delenv('TILEWRIGHT_CFLAGS', raising=False)
+    monkeypatch.delenv('POCL_EXTRA_BUILD_FLAGS', raising=False)
 
 
 @pytest.fixture(scope='session')

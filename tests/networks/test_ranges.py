@@ -29,11 +29,16 @@ from tilewright.graph.evaluate import evaluate
 from tilewright.graph.lower import lower
 from tilewright.graph.passes import passes_of
 from tilewright.graph.ranges import find_ranges, spread
+from tilewright.kernels.cpu.schema import SCHEMAS
+from tilewright.kernels.cpu.schemas.pixels.space import pixels_choices
+from tilewright.machine.known import known_machine
 from tilewright.network import export
 from tilewright.network.compile import read
 from tilewright.network.ranged import plan_ranges, ranged_network
+from tilewright.ops.flatten import flatten
+from tilewright.schedule.choice import Choice
 from tilewright.store import ranges_file
-from tilewright.targets.cpu import ranged
+from tilewright.targets.cpu import choose, ranged
 from tilewright.targets.cpu.site import CpuSite
 from tilewright.targets.site import Asked
 
@@ -416,3 +421,17 @@ def test_the_example_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sys, 'argv', [str(file), *words])
     runpy.run_path(str(file), run_name='__main__')
     assert 'has size 13, outside of 1 to 12' in capfd.readouterr().out
+
+
+def test_others_for_kernels_of_one_size_are_searched_once(monkeypatch, tmp_path):
+    """Where they were kept, nothing is searched, in this process or in others."""
+    monkeypatch.setenv('TILEWRIGHT_CACHE_DIR', str(tmp_path))
+    machine = known_machine('i9-10980xe')
+    groups = [tw.conv2d(c=16, h=14, w=14, k=32 * n, r=1, s=1) for n in (1, 2)]
+    ways = [pixels_choices(flatten(group), 'avx512', 1, 3) for group in groups]
+    fixed = [Choice(next(some), 1e-3, 1e-4, 'compute') for some in ways]
+    served = ranged.of_every_size(fixed, groups, machine, 1e-4)
+    assert all(not SCHEMAS[choice.schedule.schema].fixed for choice in served)
+    monkeypatch.setattr(choose, 'each', lambda *_: iter(()))
+    assert ranged.of_every_size(fixed, groups, machine, 1e-4) == served
+    assert ranged.of_every_size(served, groups, machine, 1e-4) == served

@@ -207,7 +207,8 @@ def _searched(
     plain = best | served
     kinds = [plain, best] if large else [plain]
     return tuple(
-        anchor_of(family, point, [some[d] for d in digests], site.machine) for some in kinds
+        anchor_of(family, point, [some[d] for d in digests], site.machine, asked.max_rel_err)
+        for some in kinds
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -27,13 +28,14 @@ from tilewright.network.arguments import TUNES, check_precision
 from tilewright.runtime.gpu.libraries.table import check_mode
 from tilewright.store.records import package_version
 from tilewright_lab.compare.journal import Journal
+from tilewright_lab.peers import held
 from tilewright_lab.peers.contestants import peer_names, table_of
 from tilewright_lab.peers.peers import absence, check_names
 
 # Options that say nothing on the other device, nor about layers of a GPU.
 CPU_ONLY = (
     'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
-    'threads',
+    'threads', 'slice-s',
 )  # fmt: skip
 GPU_ONLY = ('device', 'trials', 'seconds', 'untuned')
 
@@ -68,6 +70,7 @@ class BenchOptions:
     precision: str = 'fp32'
     fleet: str | None = None
     shapes: tuple[str, ...] = ()
+    slice_s: float | None = None
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -77,8 +80,10 @@ class BenchOptions:
             raise InputError(f'turn_ms is {self.turn_ms}; a turn takes more than 0 ms')
         if self.tune not in TUNES:
             raise InputError(f'--tune {self.tune!r}; choose one of {", ".join(TUNES)}')
-        if self.seconds is not None and not self.seconds > 0:
-            raise InputError(f'seconds is {self.seconds}; it must be above 0')
+        for name in ('seconds', 'slice_s'):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f'{name} is {value}; it must be above 0')
 
     @property
     def drawn_seed(self) -> int:
@@ -102,6 +107,8 @@ def run(
     if not on_gpu:
         check_mode(options.libraries, options.target)
         check_precision(options.precision, options.target)
+        if sentence := held.missing():
+            out.warn(sentence)
     if options.fleet is not None and (options.tune != 'measure' or (on_gpu and networks is None)):
         raise InputError(
             f'--fleet {options.fleet} tunes networks and layers of a CPU; leave it out for layers '
@@ -159,7 +166,8 @@ def missing_code(names: Sequence[str], work: str, out: Output) -> int:
 
 
 class Resumed:
-    """A comparison on this host that goes on where the same command was interrupted.
+    """A comparison on this host that goes on where the same command was interrupted, or where its
+    slice of time ended.
 
     what    'layers' or 'networks', which `names` are
     facts   what makes the run what it is, beside its options
@@ -169,10 +177,12 @@ class Resumed:
         self, what: str, names: Sequence[str], options: BenchOptions, machine: Machine, out: Output,
         **facts: Any,
     ) -> None:  # fmt: skip
-        self.names, self.out = names, out
+        self.what, self.names, self.out = what, names, out
+        self.begun, self.slice_s = time.monotonic(), options.slice_s
         self.journal = Journal(
             {
-                'names': list(names), 'options': repr(options), 'package': package_version(),
+                'names': list(names), 'options': repr(replace(options, slice_s=None)),
+                'package': package_version(), 'isa': machine.isa,
                 'machine': machine.fingerprint or machine.name, **facts,
             }
         )  # fmt: skip
@@ -188,20 +198,33 @@ class Resumed:
         self, compare: Callable[[int], dict], bar: Bar, interrupted: Callable[[int], str]
     ) -> tuple[list[dict], int]:
         """(what was compared, by number; the exit code). Whatever is finished comes out, also after
-        an interrupt, of which `interrupted` says how far it was.
+        an interrupt, of which `interrupted` says how far it was, and behind a slice, which ends as
+        an interrupt does, but compares one at least.
         """
         done: list[dict] = []
+        before = len(self.journal.layers)
         try:
             for number, name in enumerate(self.names):
                 bar.begin(name)
                 if name not in self.journal.layers:
+                    if self._is_over() and len(self.journal.layers) > before:
+                        break
                     self.journal.add(compare(number))
                 done.append(self.journal.layers[name])
                 bar.finish()
         except KeyboardInterrupt:
             self.out.warn(interrupted(len(done)))
             return done, INTERRUPTED
-        return done, 0
+        if len(done) == len(self.names):
+            return done, 0
+        self.out.warn(
+            f'{len(done)} of {len(self.names)} {self.what} compared in this slice and before; the '
+            f'same command goes on from there'
+        )
+        return done, INTERRUPTED
+
+    def _is_over(self) -> bool:
+        return self.slice_s is not None and time.monotonic() - self.begun > self.slice_s
 
     def close(self, done: Sequence[object]) -> None:
         """Forget a run that is complete."""

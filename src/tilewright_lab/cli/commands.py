@@ -64,6 +64,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench model.onnx --against onnxruntime,openvino',
         'tilewright bench model.onnx --shape ids=1,1:512 --against onnxruntime',
         'tilewright bench mopt --caches both --json bench.json',
+        'tilewright bench mopt --slice-s 120 --json bench.json     again until it exits with 0',
         'tilewright bench benchdnn:FILE --batch 2 --top 2 --rounds 1 --turn-ms 30',
         'tilewright bench mopt/R6 --against tvm --tvm-trials 200',
         'tilewright bench cnnopt --target cuda --against cudnn',
@@ -159,6 +160,14 @@ def bench(
             help='Most seconds of search for each layer; on networks, of inductor for all.',
         ),
     ] = None,
+    slice_s: Annotated[
+        float | None,
+        typer.Option(
+            '--slice-s',
+            metavar='S',
+            help='Begin nothing more after so many seconds; the same command goes on from there.',
+        ),
+    ] = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -175,7 +184,7 @@ def bench(
         spec, against, rounds, flush, caches.value, direct, turn_ms, tvm_trials, top,
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
-        untuned, precision.value if precision else 'fp32', fleet, tuple(shape or ()),
+        untuned, precision.value if precision else 'fp32', fleet, tuple(shape or ()), slice_s,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

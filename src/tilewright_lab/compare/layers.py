@@ -193,9 +193,9 @@ class _Run:
         except PeerError as error:
             return Contestant(name, error.status, error.message)
         self.estimate_ms[name] = reply['estimate_ms']
-        settings = reply['settings'] | (
-            {'schedule': entry.schedule} if entry is not None and entry.schedule else {}
-        )
+        settings = reply['settings'] | peer.limits
+        if entry is not None and entry.schedule:
+            settings |= {'schedule': entry.schedule}
         row = Contestant(
             name,
             versions=tuple(sorted(peer.versions.items())),

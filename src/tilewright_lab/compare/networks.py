@@ -244,7 +244,7 @@ class _Run:
             Contestant(
                 name,
                 versions=tuple(sorted(peer.versions.items())),
-                settings=tuple(reply['settings'].items()),
+                settings=tuple((reply['settings'] | peer.limits).items()),
                 tried=tuple(reply['tried']),
                 algorithm=reply['algorithm'],
                 reduced=self._reduced(name),

@@ -24,7 +24,7 @@ from pathlib import Path
 from tilewright import knobs
 from tilewright.errors import InputError, TilewrightError
 from tilewright.runtime.child import Child, ChildEnded, package_paths, parent_word
-from tilewright_lab.peers import tvm_environment
+from tilewright_lab.peers import held, tvm_environment
 from tilewright_lab.peers.contestants import PLACES, peer_names, table_of
 
 START_LIMIT_S = 120.0
@@ -87,6 +87,7 @@ class Peer:
         """`command` replaces the process that is started, for contestants from elsewhere."""
         self.name, self.threads, self.work = name, threads, work
         self.versions: dict[str, str] = {}
+        self.limits: dict[str, str] = {}  # settings of its processor, where it is held back
         self._command = command
         self._child: Child | None = None
 
@@ -151,6 +152,7 @@ class Peer:
             message = greeting.get('message', 'it gave no reason')
             raise PeerError(self.name, 'failed', f'it could not be started: {message}')
         self.versions = greeting.get('versions', {})
+        self.limits = held.setting(greeting.get('isa', ''))
         self._stop()
 
     def _stop(self) -> None:
@@ -191,15 +193,6 @@ def _interpreter(name: str) -> str:
     return sys.executable if foreign is None else str(foreign)
 
 
-# What holds libraries to an instruction set below the host's; MLAS, of ONNX Runtime, takes no such
-# wish, and TVM is told in its target (peers/tvm.py).
-HELD_TO = {
-    'avx2': {
-        'ONEDNN_MAX_CPU_ISA': 'AVX2', 'DNNL_MAX_CPU_ISA': 'AVX2', 'ATEN_CPU_CAPABILITY': 'avx2',
-    }
-}  # fmt: skip
-
-
 def _environment(name: str, function: str, threads: int) -> dict[str, str]:
     """What every contestant's process gets.
 
@@ -215,7 +208,7 @@ def _environment(name: str, function: str, threads: int) -> dict[str, str]:
         paths = [str(tvm_environment.package_link())]
     return {
         **kept,
-        **HELD_TO.get(knobs.get('isa'), {}),
+        **held.variables(),
         'PYTHONPATH': os.pathsep.join(paths),
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': str(threads),

@@ -1,6 +1,7 @@
 """One contestant on layers in a process of its own: `python -m tilewright_lab.peers.process`.
 
-Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting):
+Goes in, as JSON lines on standard input; comes out, one JSON line for each (first a greeting, with
+versions and the instruction set that CPUID says it has, where that is held back):
 
     {"do": "prepare", "label": "mb1ic64...", "digest": ..., "seed": 0, "threads": 2,
      "library": "x.so", "algorithm": "outer",     for our own kernel only
@@ -40,6 +41,7 @@ from tilewright.ops.specs import read_layer
 from tilewright.runtime import verify
 from tilewright.runtime.child import die_with
 from tilewright_lab.peers.contestants import Job, Variant, imported
+from tilewright_lab.peers.held import seen_here
 
 TRIAL_S = 0.15
 TRIAL_CALLS = 30
@@ -201,7 +203,8 @@ class Server:
         self.flusher: Flusher | None = None
 
     def hello(self) -> dict:
-        return {'versions': {name: _version(name) for name in self.packages}}
+        versions = {name: _version(name) for name in self.packages}
+        return {'versions': versions, 'isa': seen_here()}
 
     def time(self, repeats: int, warm: int, flush: bool) -> dict:
         if flush and self.flusher is None:

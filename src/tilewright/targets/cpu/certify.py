@@ -199,17 +199,18 @@ def _searched(
         else:
             taken.append(replace(choice, schedule=origin))
             left += gained
-    return _Found(anchor_of(one.family, point, taken, machine), whole / best - 1, left / best)
+    anchor = anchor_of(one.family, point, taken, machine, max_rel_err)
+    return _Found(anchor, whole / best - 1, left / best)
 
 
 def anchor_of(
-    family: ProgramFamily, point: Point, choices: Sequence[Choice], machine: Machine
-) -> Anchor:
+    family: ProgramFamily, point: Point, choices: Sequence[Choice], machine: Machine,
+    max_rel_err: float,
+) -> Anchor:  # fmt: skip
     """Choices at a point, made ready for the other sizes of their family."""
     if family.largest == tuple(sizes[0] for sizes in family.box):
         return Anchor(point, tuple(choices))
-    here = family.groups_at(point)
-    served = [of_every_size(c, group, machine) for c, group in zip(choices, here, strict=True)]
+    served = of_every_size(choices, family.groups_at(point), machine, max_rel_err)
     ends = [
         family.groups_at(corner)
         for corner in (tuple(sizes[0] for sizes in family.box), family.largest)

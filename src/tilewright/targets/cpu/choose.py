@@ -29,6 +29,7 @@ from tilewright.store import built, choices
 Report = Callable[[Group, int, int], object]
 # 3x3: F(4,3) has 4 times the weights, F(3,3) 2.8 times, F(2,3) 1.8 times
 GROWTHS = (4.2, 3.0, 2.0)
+SERVING = 3  # choices that may serve other sizes: code of the first may be none of the whole group
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Question:
     weights that the group has; there may be none. `algorithm` is 'direct', 'auto', or another:
     that wherever there is a kernel of it, and the direct algorithm elsewhere. `front`: kernels that
     compute what comes before the products as they copy their image; there may be none.
+    `every_size`: direct kernels that may serve other sizes; there may be none.
     """
 
     group: Group
@@ -49,6 +51,7 @@ class Question:
     growth: float = 0.0
     algorithm: str = 'auto'
     front: bool = False
+    every_size: bool = False
 
     def to_json(self) -> dict:
         return {
@@ -60,11 +63,16 @@ class Question:
             **({'growth': self.growth} if self.growth else {}),
             **({'algorithm': self.algorithm} if self.algorithm != 'auto' else {}),
             **({'front': True} if self.front else {}),
+            **({'every_size': True} if self.every_size else {}),
         }
 
     @property
     def key(self) -> str:
         return choices.key_of(self.to_json() | {'group': self.group.digest})
+
+    @property
+    def may_have_none(self) -> bool:
+        return bool(self.growth or self.front or self.every_size)
 
 
 def choose_all(
@@ -125,6 +133,18 @@ def choose_frugal(
     ]
 
 
+def choose_every_size(
+    groups: Sequence[Group], threads: Sequence[int], machine: Machine, max_rel_err: float
+) -> list[tuple[Choice, ...]]:
+    """For each group, with its threads, direct choices whose kernels may serve other sizes."""
+    questions = [
+        Question(core(group), machine, count, SERVING, max_rel_err, every_size=True)
+        for group, count in zip(groups, threads, strict=True)
+    ]
+    found = _answers(questions, None)
+    return [found[question.key] for question in questions]
+
+
 @lru_cache(maxsize=512)
 def source_of(group: Group, schedule: Schedule) -> str:
     """The generated C; kept for a while, since it is looked at more than once."""
@@ -151,8 +171,8 @@ def _answers(questions: Sequence[Question], report: Report | None) -> dict[str, 
         if key in found or key in open_ones:
             continue
         kept = None if is_extended() else choices.recall_choices(key)
-        # Within a limit on weights, or behind a front, there may be no choice; else that is none.
-        if kept or (kept is not None and (question.growth or question.front)):
+        # Where there has to be a choice, a kept answer without one is none.
+        if kept or (kept is not None and question.may_have_none):
             found[key] = kept
         else:
             open_ones[key] = question
@@ -195,8 +215,11 @@ def search(question: Question) -> tuple[Choice, ...]:
             found += rank_strassen(*how)
         if not SCHEMAS['strassen_half'].why_not(group):
             found += rank_strassen_half(*how)
-    elif question.front:
-        found = rank(group, machine, threads, top, 'direct', question.max_rel_err, front=True)
+    elif question.front or question.every_size:
+        found = rank(
+            group, machine, threads, top, max_rel_err=question.max_rel_err, front=question.front,
+            every_size=question.every_size,
+        )  # fmt: skip
     elif question.algorithm in ALGORITHMS[2:]:
         found = choose_preferred(
             group, machine, threads, top, question.algorithm, question.max_rel_err

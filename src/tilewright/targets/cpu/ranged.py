@@ -47,11 +47,10 @@ from tilewright.runtime.measure import Progress
 from tilewright.runtime.pool import usable_cores
 from tilewright.schedule.choice import Choice
 from tilewright.schedule.schedule import Level, Schedule
-from tilewright.search.cpu.rank import rank
 from tilewright.store.choices import code_version
 from tilewright.store.network_checks import check_group
 from tilewright.store.ranges_file import PlannedFamily, SavedRanges, Shown, checked_program
-from tilewright.targets.cpu.choose import source_of
+from tilewright.targets.cpu.choose import choose_every_size, source_of
 from tilewright.targets.target import Report
 
 SMALL = 4  # the first sizes of an axis, which are all looked at
@@ -129,18 +128,18 @@ def _predicted(group: Group, schedule: Schedule, machine: Machine) -> Prediction
         return None
 
 
-@lru_cache(maxsize=1 << 10)
-def of_every_size(choice: Choice, group: Group, machine: Machine) -> Choice:
-    """The choice; where kernels of its schema are of one size, the best direct one of others."""
-    if not SCHEMAS[choice.schedule.schema].fixed:
-        return choice
-    found = rank(core(group), machine, choice.schedule.threads, 3, every_size=True)
-    legal = (c for c in found if _is_legal(group, c.schedule))
-    better = next(legal, None)
-    if better is None:
-        return choice
-    said = better.prediction
-    return Choice(better.schedule, said.seconds, choice.bound_s, said.limit)
+def of_every_size(
+    choices: Sequence[Choice], groups: Sequence[Group], machine: Machine, max_rel_err: float
+) -> list[Choice]:
+    """The choices; where kernels of a schema are of one size, the best direct one of others."""
+    served = list(choices)
+    fixed = [n for n, c in enumerate(choices) if SCHEMAS[c.schedule.schema].fixed]
+    threads = [choices[n].schedule.threads for n in fixed]
+    found = choose_every_size([groups[n] for n in fixed], threads, machine, max_rel_err)
+    for n, others in zip(fixed, found, strict=True):
+        legal = (other for other in others if _is_legal(groups[n], other.schedule))
+        served[n] = next(legal, choices[n])
+    return served
 
 
 def for_sizes(choice: Choice, small: Group, large: Group) -> Choice:
