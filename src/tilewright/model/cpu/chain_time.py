@@ -150,8 +150,8 @@ def _predict_across(plan: AcrossPlan, machine: Machine) -> Prediction:
 
 
 def _chained(
-    plan: ProductPlan | AcrossPlan, machine: Machine, total: float, seconds: tuple[float, ...],
-    boundaries: tuple[Boundary, ...],
+    plan: ProductPlan | AcrossPlan, machine: Machine, total: float,
+    seconds: tuple[float, float, float, float], boundaries: tuple[Boundary, ...],
 ) -> Prediction:  # fmt: skip
     """`seconds`: computing, filling tiles, storing, the fork."""
     flops = sum(part.main.flops for part in parts(plan.group))
