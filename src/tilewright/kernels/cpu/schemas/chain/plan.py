@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import packed_tile
 from tilewright.kernels.cpu.pointwise import axes_of
@@ -159,8 +160,9 @@ def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan | Acr
     check(group, schedule)
     if not schedule.vector:
         return _plan_nests(group, schedule)
-    columns = schedule.vector == parts(group)[-1].main.write.index[-1].names[0]
-    return plan_across(group, schedule) if columns else _plan_product(group, schedule)
+    if schedule.vector in vector_candidates(parts(group)[-1]):
+        return _plan_product(group, schedule)
+    return plan_across(group, schedule)
 
 
 def _plan_product(group: Group, schedule: Schedule) -> ProductPlan:
