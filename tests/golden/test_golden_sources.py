@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from tilewright.kernels.cpu.generate import generate
-from tilewright.kernels.cpu.schemas.chain.space import nest_schedule, product_schedule
+from tilewright.kernels.cpu.schemas.chain.space import (
+    across_schedule,
+    nest_schedule,
+    product_schedule,
+)
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
 from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
 from tilewright.kernels.cpu.space import register_order, whole_tile
@@ -113,6 +117,10 @@ CASES: dict[str, tuple[Group, Schedule]] = {
         product_schedule(
             CHAINED, 'avx2', {'w': 6, 'k': 8}, {'h': 4}, rows=2, lanes=8, parallel=(('h', 2),)
         ),
+    ),
+    'chain_across': (
+        CHAINED,
+        across_schedule(CHAINED, 'avx2', (4, 2), 2, rows=2, lanes=8, parallel=(('h', 2),)),
     ),
     'chain_expand': (
         EXPANDED,

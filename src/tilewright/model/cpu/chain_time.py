@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.schemas.chain.across import AcrossPlan
 from tilewright.kernels.cpu.schemas.chain.expand import ExpandPlan
 from tilewright.kernels.cpu.schemas.chain.plan import (
     NestPlan,
@@ -34,7 +35,13 @@ from tilewright.model.cpu import stencil_time
 from tilewright.model.cpu.copies import copies_of
 from tilewright.model.cpu.general_time import stage_cycles
 from tilewright.model.cpu.outer_time import home_seconds, predict_outer, step_cycles
-from tilewright.model.cpu.prediction import MARGIN, Prediction, bound_times
+from tilewright.model.cpu.pixels_time import (
+    COPY_CYCLES,
+    boundaries_of,
+    cycle_seconds,
+    tile_work,
+)
+from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, bound_times
 from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
@@ -49,6 +56,8 @@ def predict_chain(group: Group, schedule: Schedule, machine: Machine) -> Predict
     plan = plan_chain(group, schedule)
     if isinstance(plan, ProductPlan):
         return _predict_product(plan, machine)
+    if isinstance(plan, AcrossPlan):
+        return _predict_across(plan, machine)
     return _predict_nests(plan, machine)
 
 
@@ -115,13 +124,42 @@ def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:
     )
     total = made.compute_s + made.store_s + fill + made.fork_s
     total += sum(b.seconds for b in made.boundaries[1:])
+    seconds = (made.compute_s, fill, made.store_s, made.fork_s)
+    return _chained(plan, machine, total, seconds, made.boundaries)
+
+
+def _predict_across(plan: AcrossPlan, machine: Machine) -> Prediction:
+    """Tiles as the model of pixels has them; planes of the first part in the place of copies."""
+    schedule, sliding, pixels = plan.schedule, plan.sliding, plan.pixels
+    threads, isa, k = schedule.threads, ISAS[schedule.isa], machine.time_constants
+    done = tile_work(pixels, machine)
+    shape, channels = sliding.shape, pixels.sizes[pixels.shape.summed]
+    cycles = read = 0.0
+    for size in done.blocks:
+        height = size // plan.width
+        cycles += height / sliding.rows * block_cycles(sliding, isa, sliding.rows, k)
+        cycles += k.stencil_filter_cycles + COPY_CYCLES * -(-size // isa.lanes)
+        read += min(shape.down.reach(height), shape.down.extent) * shape.across.extent
+    images, cycle_s = done.images * channels, cycle_seconds(pixels, machine)
+    boundaries = boundaries_of(pixels, machine, done, images * read)
+    fill = (images * cycles + len(done.blocks) * k.pack_call_cycles) * cycle_s
+    fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
+    compute, store = done.compute * cycle_s, done.store * cycle_s
+    total = compute + store + fill + fork + sum(b.seconds for b in boundaries[1:])
+    return _chained(plan, machine, total, (compute, fill, store, fork), boundaries)
+
+
+def _chained(
+    plan: ProductPlan | AcrossPlan, machine: Machine, total: float,
+    seconds: tuple[float, float, float, float], boundaries: tuple[Boundary, ...],
+) -> Prediction:  # fmt: skip
+    """`seconds`: computing, filling tiles, storing, the fork."""
     flops = sum(part.main.flops for part in parts(plan.group))
     moved = plan.group.compulsory_bytes
-    bounds = bound_times(flops, moved, machine, threads)
+    bounds = bound_times(flops, moved, machine, plan.schedule.threads)
     largest = max(bounds, key=lambda name: bounds[name])
     return Prediction(
-        max(total, bounds[largest]), made.compute_s, fill, made.store_s, made.fork_s,
-        made.boundaries, bounds[largest], flops, moved,
+        max(total, bounds[largest]), *seconds, boundaries, bounds[largest], flops, moved,
         largest if total < bounds[largest] else '', ('computing what is read', 'storing results'),
     )  # fmt: skip
 

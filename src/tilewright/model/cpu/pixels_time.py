@@ -15,6 +15,7 @@ Constants are those of the outer products (machine/constants.py), but for vector
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from tilewright.kernels.cpu.isa.x86_rows import EMBEDDED_VECTORS
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
@@ -51,9 +52,41 @@ def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
 def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
     group = tiled_form(group, schedule.reg.tile)
-    plan, threads, isa = plan_pixels(group, schedule), schedule.threads, ISAS[schedule.isa]
+    plan, threads = plan_pixels(group, schedule), schedule.threads
+    done = tile_work(plan, machine)
+    pack, copied = _pack(plan, done.images, done.blocks)
+    boundaries = boundaries_of(plan, machine, done, done.images * copied)
+    cycle_s = cycle_seconds(plan, machine)
+    inside = (done.compute * cycle_s, pack * cycle_s, done.store * cycle_s)
+    return direct_prediction(group, machine, threads, inside, boundaries)
+
+
+@dataclass(frozen=True, slots=True)
+class TileWork:
+    """What the tiles of one thread take: cycles, and floats that they read from near caches.
+
+    images, blocks  images of the thread, and results along rows of each block of one
+    results         of all of them
+    """
+
+    compute: float
+    store: float
+    near: float
+    images: int
+    blocks: list[int]
+    results: int
+
+
+def cycle_seconds(plan: PixelsPlan, machine: Machine) -> float:
+    """Seconds of one cycle of a core that multiplies all the time."""
+    threads, isa = plan.schedule.threads, ISAS[plan.schedule.isa]
+    return isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
+
+
+def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
+    """The register tiles of the thread that has most of them."""
+    schedule, isa = plan.schedule, ISAS[plan.schedule.isa]
     k, shape, sizes = machine.time_constants, plan.shape, plan.sizes
-    cycle_s = isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads) / threads)
     ways = dict(schedule.parallel)
     images = -(-sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
     dealt = -(-plan.axis.size // plan.unit)
@@ -91,16 +124,20 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
                 pixels = summed * h * w * plan.lanes * (1 if shape.flat else plan.taps**0.5)
                 near += times * pixels
                 near += times * points * channels if points * channels > held / 2 else 0.0
-    pack, copied = _pack(plan, images, blocks)
+    return TileWork(compute, store, near, images, blocks, results * images)
+
+
+def boundaries_of(
+    plan: PixelsPlan, machine: Machine, done: TileWork, read: float
+) -> tuple[Boundary, ...]:  # fmt: skip
+    """What moves over each boundary, where one thread `read`s so many floats to make its copies."""
     words, seconds = _traffic(
-        plan, machine, images * copied, near, results * images, images * len(blocks)
+        plan, machine, read, done.near, done.results, done.images * len(done.blocks)
     )
-    boundaries = tuple(
-        Boundary(name, 4 * threads * n, s)
+    return tuple(
+        Boundary(name, 4 * plan.schedule.threads * n, s)
         for name, n, s in zip(machine.boundaries, words, seconds, strict=True)
     )
-    inside = (compute * cycle_s, pack * cycle_s, store * cycle_s)
-    return direct_prediction(group, machine, threads, inside, boundaries)
 
 
 def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:

@@ -9,11 +9,14 @@ Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
 
 from __future__ import annotations
 
+from tilewright.kernels.cpu.schemas.chain.across import AcrossPlan, generate_across
 from tilewright.kernels.cpu.schemas.chain.nests import generate_nests
 from tilewright.kernels.cpu.schemas.chain.plan import NestPlan, ProductPlan
 from tilewright.kernels.cpu.schemas.chain.product import generate_product
 
 
-def generate(p: NestPlan | ProductPlan) -> str:
+def generate(p: NestPlan | ProductPlan | AcrossPlan) -> str:
     """[plan] -> [C source]"""
+    if isinstance(p, AcrossPlan):
+        return generate_across(p)
     return generate_product(p) if isinstance(p, ProductPlan) else generate_nests(p)

@@ -11,6 +11,8 @@ not legal.
                   before it computes, instead of a copy. Options `rows` and `lanes` say how. What
                   that part reads may be computed, too: rows of a 1x1 convolution (expand.py), of
                   as many channels at a time as the option `channels` says; without it, of all.
+    vector 'w'    `AcrossPlan`: the last part by the schema of pixels, whose strips the part before
+                  it computes (across.py). Options `rows` and `lanes` say how.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
+from tilewright.kernels.cpu.contraction import vector_candidates
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import packed_tile
 from tilewright.kernels.cpu.pointwise import axes_of
+from tilewright.kernels.cpu.schemas.chain.across import AcrossPlan, plan_across
 from tilewright.kernels.cpu.schemas.chain.expand import ExpandPlan, plan_expand
 from tilewright.kernels.cpu.schemas.chain.rows import SlidingPlan, plan_sliding
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
@@ -151,10 +155,14 @@ class ProductPlan:
         return own + (self.expand.region_floats if self.expand else 0)
 
 
-def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan:
+def plan_chain(group: Group, schedule: Schedule) -> NestPlan | ProductPlan | AcrossPlan:
     """[Group, Schedule] -> what will be generated: micro-kernels where there is a vector."""
     check(group, schedule)
-    return _plan_product(group, schedule) if schedule.vector else _plan_nests(group, schedule)
+    if not schedule.vector:
+        return _plan_nests(group, schedule)
+    if schedule.vector in vector_candidates(parts(group)[-1]):
+        return _plan_product(group, schedule)
+    return plan_across(group, schedule)
 
 
 def _plan_product(group: Group, schedule: Schedule) -> ProductPlan:

@@ -51,6 +51,7 @@ from tilewright.ops.stage import Affine
 
 HELD = 9  # weights that stay in registers
 LINE_FLOATS = 16  # of a line that is asked for ahead of time
+MOST_VECTORS = 4  # of a strip of a plane
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class SlidingPlan:
     splits  how the buffer keeps each axis of the producer's result
     plane   floats between channels of what is read, where that is a region of one image (expand.py)
     single  one block of rows is all that a tile has
+    behind  a C statement behind every plane, that knows its position along each outer axis
     """
 
     part: Group
@@ -74,6 +76,7 @@ class SlidingPlan:
     plane: int = 0
     every_height: bool = False
     single: bool = False
+    behind: str = ''
 
     @property
     def rows(self) -> int:
@@ -175,14 +178,54 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     )  # fmt: skip
 
 
+def plan_planes(part: Group, isa: str, lanes: int, heights: set[int], rows: int) -> SlidingPlan:
+    """[first part] -> [SlidingPlan] of planes whose rows lie behind each other, all at one place;
+    ScheduleError where it cannot be. `heights` that occur, of which `rows` are computed together.
+    """
+    why = why_not_sliding(part)
+    if why:
+        raise ScheduleError(f'{why}; without a vector dimension it can be chained')
+    shape = stencil(part)
+    axis, index = shape.across, shape.stage.write.index
+    if lanes < 2 or lanes > min(axis.size, ISAS[isa].lanes) or lanes & (lanes - 1):
+        raise ScheduleError(
+            f'{part.label}: lanes={lanes} is not a vector of {isa} inside rows of {axis.size} '
+            f'columns; choose a power of two'
+        )
+    if rows < 1:
+        raise ScheduleError(f'{part.label}: rows={rows} are computed together; choose at least 1')
+    if [e.names[0] for e in index[-2:]] != [shape.down.name, axis.name]:
+        raise ScheduleError(f'{part.label}: rows and columns are not the last axes of its result')
+    width = plane_strip(axis.size, lanes)
+    sizes = part.output.shape
+    splits = [Split(number, 1, (0,), count, 0) for number, count in enumerate(sizes[:-2])]
+    splits.append(Split(len(sizes) - 2, 1, (0,), sizes[-2], axis.size))
+    splits.append(Split(len(sizes) - 1, 1, (0,), sizes[-1], 1, width, width))
+    counts = {rows for e in heights if e >= rows} | {e % rows for e in heights if e % rows}
+    return SlidingPlan(
+        part, shape, lanes, tuple(sorted(counts)), cover_strips(axis, lanes, width, 0),
+        tuple(splits), plan_vector_epilogue(part), single=max(heights) <= rows,
+    )  # fmt: skip
+
+
+def plane_strip(size: int, lanes: int) -> int:
+    """Columns of the strips of a row: as many vectors as may be, none of which leaves the row."""
+    for vectors in range(MOST_VECTORS, 0, -1):
+        width = min(vectors * lanes, size)
+        if not size % width or size % width >= lanes:
+            return width
+    return size
+
+
 def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip, ...]:
-    """Strips of `width` outputs, in vectors that stay inside `pitch`; those that touch no edge and
-    follow each other come as one.
+    """Strips of `width` outputs, in vectors that stay inside `pitch` (0: inside the outputs of each
+    strip); those that touch no edge and follow each other come as one.
     """
     found: list[Strip] = []
     for start in range(0, axis.size, width):
         count = min(width, axis.size - start)
-        starts = tuple(start + min(x, pitch - lanes) for x in range(0, count, lanes))
+        room = pitch or count
+        starts = tuple(start + min(x, room - lanes) for x in range(0, count, lanes))
         reads = tuple(
             tuple(
                 tuple(_inside(axis, axis.step * (x + lane) + tap) for lane in range(lanes))
@@ -192,7 +235,7 @@ def cover_strips(axis: Axis, lanes: int, width: int, pitch: int) -> tuple[Strip,
         )
         strip = Strip(start, 1, starts, reads, axis.extent, lanes)
         before = found[-1] if found else None
-        if before and _regular(before) and _regular(strip) and len(before.starts) == len(starts):
+        if before and _regular(before) and _regular(strip) and _places(before) == _places(strip):
             found[-1] = replace(before, times=before.times + 1)
         else:
             found.append(strip)
@@ -260,6 +303,10 @@ def _inside(axis: Axis, place: int) -> int | None:
 
 def _regular(strip: Strip) -> bool:
     return all(c is not None for vector in strip.reads for tap in vector for c in tap)
+
+
+def _places(strip: Strip) -> list[int]:
+    return [x - strip.start for x in strip.starts]
 
 
 def _own(strip: Strip, axis: Axis, width: int) -> Strip:
@@ -431,11 +478,12 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
     """All images and channels of a tile, block of rows by block of rows."""
     shape, operands = plan.shape, plan.epilogue.operands
     row_axis = _row_axis(plan)
+    more = ', float *restrict strips' if plan.behind else ''
     pointers = ''.join(f', const float *{item.name}' for item in operands)
     writer.line('/* A tile of the first part, in the strips that the second part reads. */')
     writer.open(
         f'static __attribute__((noinline)) void fill_tile(const float *in, const float *ker'
-        f'{pointers}, float *restrict buffer, const long *from, const long *extent)'
+        f'{pointers}, float *restrict buffer{more}, const long *from, const long *extent)'
     )
     outer = [axis for axis in range(len(plan.axes) - 1) if axis != row_axis]
     places, at = [], {}
@@ -464,5 +512,7 @@ def _write_fill(writer: Writer, plan: SlidingPlan) -> None:
         else:
             writer.line(f'if (row + {count} == height)')
         writer.line(f'    slide_{count}(a, weights{values}, to, from[{row_axis}] + row, row);')
+    if plan.behind:
+        writer.line(plan.behind)
     writer.close(len(outer) + 1)
     writer.line()

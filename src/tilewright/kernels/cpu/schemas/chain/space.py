@@ -13,13 +13,18 @@ from collections.abc import Iterator, Mapping
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.operand import ROW_FLOATS
+from tilewright.kernels.cpu.schemas.chain.across import rows_and_columns
 from tilewright.kernels.cpu.schemas.chain.expand import block_of, why_not_expanded
 from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tiled_stage
-from tilewright.kernels.cpu.schemas.chain.rows import HELD, why_not_sliding
+from tilewright.kernels.cpu.schemas.chain.rows import HELD, plane_strip, why_not_sliding
 from tilewright.kernels.cpu.schemas.outer.space import register_tiles
+from tilewright.kernels.cpu.schemas.pixels.plan import shape_of, why_no_pixels
+from tilewright.kernels.cpu.schemas.pixels.space import BLOCK_BYTES
+from tilewright.kernels.cpu.schemas.pixels.space import register_tiles as register_tiles_along
 from tilewright.kernels.cpu.schemas.stencil.cover import Stencil, stencil
 from tilewright.kernels.cpu.space import Cut, even_cuts, register_order, whole_tile
 from tilewright.machine.isa import ISAS, Isa
+from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.parts import parts
 from tilewright.ops.stage import Stage
@@ -67,10 +72,30 @@ def product_schedule(
     return Schedule('chain', isa, vector, levels, parallel, 'l1', options)
 
 
+def across_schedule(
+    group: Group, isa: str, tile: tuple[int, int], height: int, *,
+    rows: int, lanes: int, parallel: Cut = (),
+) -> Schedule:  # fmt: skip
+    """Pixels across the lanes: `tile` is channels and vectors of a register tile, `height` the rows
+    of the image that are computed at once, the first part's `rows` at a time.
+    """
+    stage, last = tiled_stage(group), parts(group)[-1]
+    down, across = rows_and_columns(last)
+    channels = vector_candidates(last)[0]
+    reg = dict.fromkeys(stage.sizes, 1) | {channels: tile[0], across: tile[1] * ISAS[isa].lanes}
+    around = whole_tile(stage, reg) | {down: min(height, stage.sizes[down])}
+    order = register_order(stage)
+    levels = (Level.of('reg', order, reg), Level.of('l1', order, around))
+    return Schedule(
+        'chain', isa, across, levels, parallel, 'l1', (('rows', rows), ('lanes', lanes))
+    )
+
+
 def chain_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
     """Tiles of some rows with the cuts that divide the work best."""
-    made = _product_choices if _has_products(group) else _nest_choices
-    yield from (s for s in made(group, isa, threads) if _is_legal(group, s))
+    made = [_product_choices, _across_choices] if _has_products(group) else [_nest_choices]
+    for choices in made:
+        yield from (s for s in choices(group, isa, threads) if _is_legal(group, s))
 
 
 def _has_products(group: Group) -> bool:
@@ -124,6 +149,32 @@ def _product_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]
                     group, isa, reg, tile, rows=together, lanes=lanes, parallel=cut,
                     channels=channels,
                 )  # fmt: skip
+
+
+def _across_choices(group: Group, isa: str, threads: int) -> Iterator[Schedule]:
+    """Every register tile of the schema of pixels, with blocks that a second cache holds."""
+    *before, _, last = parts(group)
+    flat = flatten(last)
+    shape = None if why_no_pixels(flat) else shape_of(flat)
+    if before or shape is None or not shape.flat or not ISAS[isa].rows_emit:
+        return
+    stage, sizes = last.main, last.main.sizes
+    down, across = rows_and_columns(last)
+    lanes = _lanes(min(ISAS[isa].lanes, sizes[across]))
+    vectors = -(-min(plane_strip(sizes[across], lanes), sizes[across]) // lanes)
+    most = max(1, min(MOST_ROWS, (ISAS[isa].registers - HELD - SPARE) // vectors))
+    row_bytes = 4 * sizes[shape.summed] * sizes[across]
+    free = [d for d in stage.parallel if d != across]
+    tiles = [(k, wide) for k, _, wide in register_tiles_along(flat, shape, ISAS[isa])]
+    for cut in even_cuts(stage, threads, free)[:CUTS]:
+        own = -(-sizes[down] // dict(cut).get(down, 1))
+        limits = (max(1, limit // row_bytes) for limit in BLOCK_BYTES)
+        heights = dict.fromkeys(-(-own // -(-own // most)) for most in limits)
+        for tile, height in itertools.product(tiles, heights):
+            rows = -(-height // -(-height // most))
+            yield across_schedule(
+                group, isa, tile, height, rows=rows, lanes=lanes, parallel=cut
+            )  # fmt: skip
 
 
 def _held(part: Group, shape: Stencil, height: int, isa: str) -> tuple[int, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.schemas.chain.plan import tile_regions, tiled_stage
+from tilewright.kernels.cpu.schemas.chain.across import AcrossPlan
+from tilewright.kernels.cpu.schemas.chain.plan import plan_chain, tile_regions, tiled_stage
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
+from tilewright.kernels.cpu.schemas.pixels.words import pixels_lines
 from tilewright.kernels.cpu.words import behind, loop_line
 from tilewright.machine.machine import bytes_text
 from tilewright.ops.group import Group
@@ -14,7 +16,24 @@ from tilewright.schedule.schedule import Schedule
 
 def chain_lines(group: Group, schedule: Schedule) -> list[str]:
     """Loops over tiles, and what is computed of every part inside them."""
+    plan = plan_chain(group, schedule)
+    if isinstance(plan, AcrossPlan):
+        return _across_lines(group, schedule, plan)
     return (_product_lines if schedule.vector else _nest_lines)(group, schedule)
+
+
+def _across_lines(group: Group, schedule: Schedule, plan: AcrossPlan) -> list[str]:
+    """Those of the schema of pixels; its strips are computed, not copied."""
+    first = parts(group)[0]
+    options = dict(schedule.options)
+    how = f', {options["rows"]} rows of {options["lanes"]} lanes at a time'
+    lines = pixels_lines(plan.pixels.group, plan.pixels.schedule)
+    return [
+        line.replace('copy ', f'compute ({first.main.name}{behind(first)}) ').replace(
+            ', as strips', f'{how}, and copy it into strips'
+        )
+        for line in lines
+    ]
 
 
 def _product_lines(group: Group, schedule: Schedule) -> list[str]:

@@ -14,7 +14,7 @@ out, and every pixel is copied by itself; here neither is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.isa.x86 import UNROLL
@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.schemas.outer.finish import Finished
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, kernel_name
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
+from tilewright.ops.stage import Access
 from tilewright.registry import resolve
 
 ROWS_AHEAD = 4  # channels whose pixels are asked for while one is copied (kernels/cpu/operand.py)
@@ -58,15 +59,26 @@ def generate(plan: PixelsPlan) -> str:
     abi.write_head(writer, plan.group, plan.schedule)
     writer.lines += [*COPY.format(size=4 * plan.lanes).splitlines(), '']
     (_write_strips if plan.shape.flat else _write_rows)(writer, plan)
+    write_kernels(writer, plan)
+    places = _write_packing(writer, plan)
+    write_finish(writer, plan, plan.epilogue.functions)
+    _write_part(writer, plan, places)
+    return writer.text()
+
+
+def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
+    """The micro-kernel of every register tile that occurs."""
     emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
     for channels, high, wide in variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
-    places = _write_packing(writer, plan)
+
+
+def write_finish(writer: Writer, plan: PixelsPlan, functions: tuple[str, ...]) -> None:
+    """What is called around a micro-kernel; `functions` of its epilogue are not defined yet."""
     _write_fetch(writer, plan)
     if plan.finish is None:
+        write_epilogue(writer, functions)
         _write_epilogue(writer, plan)
-    _write_part(writer, plan, places)
-    return writer.text()
 
 
 def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
@@ -153,13 +165,28 @@ def _image(plan: PixelsPlan) -> int:
 
 def _write_packing(writer: Writer, plan: PixelsPlan) -> dict[str, int]:
     """Weights of a tile of channels side by side, for each channel and point of the window."""
-    group, shape, sizes = plan.group, plan.shape, plan.sizes
-    filters = group.main.reads[1 - _image(plan)]
-    strides, const = access_strides(group, filters)
-    places = abi.constant_places(group, filters.tensor, plan.packed_floats)
-    number = [t.name for t in group.with_role('constant')].index(filters.tensor)
+    group, filters = plan.group, weights_of(plan).tensor
+    places = abi.constant_places(group, filters, plan.packed_floats)
+    number = [t.name for t in group.with_role('constant')].index(filters)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
-    writer.line(f'const float *from = constants[{number}];')
+    write_weights(writer, plan, f'constants[{number}]')
+    floats = abi.write_constants(writer, group, places, plan.packed_floats)
+    writer.close()
+    writer.line()
+    abi.write_sizes(writer, plan.schedule.threads, plan.scratch_floats, floats)
+    return places
+
+
+def weights_of(plan: PixelsPlan) -> Access:
+    """How the main stage reads weights."""
+    return plan.group.main.reads[1 - _image(plan)]
+
+
+def write_weights(writer: Writer, plan: PixelsPlan, source: str) -> None:
+    """In tw_pack: the weights at `source`, packed from the beginning on."""
+    shape, sizes = plan.shape, plan.sizes
+    strides, const = access_strides(plan.group, weights_of(plan))
+    writer.line(f'const float *from = {source};')
     writer.line('float *to = packed;')
     starts = [sum(plan.counts[:i]) for i in range(len(plan.counts) + 1)]
     writer.line(f'static const long starts[] = {{{", ".join(map(str, starts))}}};')
@@ -174,11 +201,6 @@ def _write_packing(writer: Writer, plan: PixelsPlan) -> dict[str, int]:
     place = total([*(scaled(d, s) for d, s in strides.items()), str(const)])
     writer.line(f'    *to++ = from[{place}];')
     writer.close(len(inner) + 1)
-    floats = abi.write_constants(writer, group, places, plan.packed_floats)
-    writer.close()
-    writer.line()
-    abi.write_sizes(writer, plan.schedule.threads, plan.scratch_floats, floats)
-    return places
 
 
 def _write_fetch(writer: Writer, plan: PixelsPlan) -> None:
@@ -201,7 +223,6 @@ def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
     """A register tile that was stored, through an epilogue that micro-kernels do not know."""
     out, _ = access_strides(plan.group, plan.group.main.write)
     names = {plan.shape.channels: 'k', plan.shape.down.name: 'row', plan.shape.across.name: 'x'}
-    write_epilogue(writer, plan.epilogue.functions)
     operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
     writer.open(
         f'static __attribute__((noinline)) void finish(float *restrict out, long channels, '
@@ -220,15 +241,32 @@ def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
 
 
 def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> None:
-    group, shape, axis = plan.group, plan.shape, plan.axis
+    group = plan.group
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
-    image = group.main.reads[_image(plan)]
+    image = group.main.reads[_image(plan)].tensor
+    size = group.tensor(image).size // plan.sizes.get(plan.shape.batch, 1)
 
     def pointer(tensor: str) -> str:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     writer.open('void tw_part(const tw_args *args, long part)')
+    copy = f'copy_tile({pointer(image)} + n * {size}, buffer, block, end);'
+    write_nest(writer, plan, pointer, [copy])
+    writer.close()
+
+
+def write_nest(
+    writer: Writer, plan: PixelsPlan, pointer: Callable[[str], str], fill: list[str],
+    first: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """The loops of a thread, inside `tw_part`.
+
+    `pointer` says where tensors lie; `fill` are C statements that fill `buffer` with what results
+    from `block` to `end` of image `n` read, `first` those before all loops.
+    """
+    shape, axis = plan.shape, plan.axis
     writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
+    writer.lines += [f'{"    " * writer.depth}{line}' for line in first]
     for item in plan.epilogue.operands:
         writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
     tiles = len(plan.counts)
@@ -248,12 +286,10 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
             low, high = f'{low} * {unit}', f'min_long({high} * {unit}, {axis.size})'
         writer.line(f'const long {letter}_low = {low}, {letter}_high = {high};')
     floats = plan.packed_floats // plan.sizes[shape.channels]
-    size = group.tensor(image.tensor).size // plan.sizes.get(shape.batch, 1)
     writer.open('for (long n = n_low; n < n_high; n++)')
-    writer.line(f'const float *image = {pointer(image.tensor)} + n * {size};')
     writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
     writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
-    writer.line('copy_tile(image, buffer, block, end);')
+    writer.lines += [f'{"    " * writer.depth}{line}' for line in fill]
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
     large, each = plan.counts.count(plan.counts[0]), plan.counts[-1]
     more = plan.counts[0] - each
@@ -266,7 +302,7 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
         _write_flat(writer, plan)
     else:
         _write_tiles(writer, plan)
-    writer.close(4)
+    writer.close(3)
 
 
 def _write_flat(writer: Writer, plan: PixelsPlan) -> None:

@@ -155,7 +155,8 @@ class PixelsPlan:
 
     Without `finish` what follows the sums is left to the epilogue. `high` and `wide` are rows and
     vectors of a register tile, `most` the most channels of one, `block` the results along rows (or
-    along the run of pixels) whose input is copied at once.
+    along the run of pixels) whose input is copied at once. `dealt`: results along rows that threads
+    deal out together (0: one row, or one vector of the run of pixels).
     """
 
     group: Group
@@ -167,6 +168,7 @@ class PixelsPlan:
     high: int
     wide: int
     block: int
+    dealt: int = 0
 
     @property
     def lanes(self) -> int:
@@ -184,7 +186,7 @@ class PixelsPlan:
     @property
     def unit(self) -> int:
         """Results along that axis that threads deal out."""
-        return 1 if self.shape.down.name else self.lanes
+        return self.dealt or (1 if self.shape.down.name else self.lanes)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
