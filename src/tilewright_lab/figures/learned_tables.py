@@ -26,6 +26,13 @@ def _cell(key: str, values: Sequence[float], spread: str = '') -> str:
     return f'{scale * statistics.fmean(values):.{digits}f}{unit}{spread}'
 
 
+def _with_error(key: str, values: Sequence[float]) -> str:
+    """The mean and its standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    scale, digits = (1, 1) if 'trials' in key else (100, 2)
+    return _cell(key, values, f' ± {scale * error:.{digits}f}')
+
+
 def losses(data: Mapping[str, Any]) -> str:
     """Means over layers and seeds; least and most of the seeds of ours in brackets."""
     rows = []
@@ -54,10 +61,7 @@ def holdouts(data: Mapping[str, Any]) -> str:
     for model in ('ours', 'plain'):
         cells = []
         for key in KEYS:
-            values = [one[model][key] for one in found]
-            error = statistics.stdev(values) / len(values) ** 0.5
-            scale, digits = (1, 1) if 'trials' in key else (100, 2)
-            cells.append(_cell(key, values, f' ± {scale * error:.{digits}f}'))
+            cells.append(_with_error(key, [one[model][key] for one in found]))
         names = [one['chosen'] for one in found]
         said = ', '.join(f'{name} {names.count(name)}x' for name in dict.fromkeys(names))
         rows.append((said if model == 'ours' else 'plain forest', *cells))
@@ -66,13 +70,17 @@ def holdouts(data: Mapping[str, Any]) -> str:
 
 
 def transfer(data: Mapping[str, Any]) -> str:
+    """Means over seeds, with standard errors where rows were chosen."""
     seeds = list(data['seeds'].values())
     few = seeds[0]['calibrated']['rows']
-    names = {'transferred': 'the other GPU', 'calibrated': f'with {few} rows'}
     rows = [('analytical', *(_cell(key, [data['analytical'][key]]) for key in KEYS))]
-    for model, name in names.items():
-        rows.append((name, *(_cell(key, [one[model][key] for one in seeds]) for key in KEYS)))
-    said = f'{data["kind"].upper()}: {data["from"]} to {data["to"]}'
+    rows.append(
+        ('the other GPU', *(_cell(key, [s['transferred'][key] for s in seeds]) for key in KEYS))
+    )
+    named = {'calibrated': f'with {few} rows', 'validation': 'training problems without rows'}
+    for model, name in named.items():
+        rows.append((name, *(_with_error(key, [s[model][key] for s in seeds]) for key in KEYS)))
+    said = f'{data["kind"].upper()}: {data["from"]} to {data["to"]}, {len(seeds)} seeds'
     return Grid((said, *HEAD), tuple(rows)).markdown()
 
 
