@@ -154,3 +154,11 @@ def test_the_table_says_means_and_errors_of_seeds() -> None:
     )
     assert '| with 50 rows | 11.00% ± 1.00 |' in text
     assert 'RS: a to b, 2 seeds' in text
+
+
+def test_the_table_of_trials_is_of_all_layers_and_seeds() -> None:
+    layer = {'ours': [[1, 4], [3, 6]], 'online': [[10, 20], [20, 40]], 'random': [30.0, 50.0]}
+    other = {**layer, 'random': [10.0, 90.0]}
+    part = {'name': 'RS kernel, stride 1', 'chosen': 'within', 'layers': [layer, other]}
+    text = TABLES['learned-trials']({'machine': {'name': 'gpu'}, 'layers': [part]})
+    assert '| RS kernel, stride 1: within | 2.0 | 15.0 | 20.0 | 5.0 | 30.0 | 70.0 |' in text

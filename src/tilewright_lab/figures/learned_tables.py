@@ -1,6 +1,7 @@
 """Tables of learned models (docs/learned.md) from their JSON: Markdown.
 
 learned-losses     cnnopt-table9: every part's models, and all sets together
+learned-trials     cnnopt-table8: trials of every part beside an online search and random order
 learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
 learned-transfer   scripts/learned_transfer.py: a foreign model, and corrected by some rows
 gtuner-latencies   gtuner-fig7: what networks take after so many trials of each group
@@ -54,6 +55,26 @@ def losses(data: Mapping[str, Any]) -> str:
     return Grid(('', 'layers, configurations', *HEAD), tuple(rows)).markdown()
 
 
+def trials(data: Mapping[str, Any]) -> str:
+    """Means over layers and seeds, to 95% and to 100% of the best."""
+    rows = []
+    for part in data['layers']:
+        cells = []
+        for which in (0, 1):
+            for searcher in ('ours', 'online'):
+                found = [seed[which] for row in part['layers'] for seed in row[searcher]]
+                cells.append(f'{statistics.fmean(found):.1f}')
+            order = statistics.fmean(row['random'][which] for row in part['layers'])
+            cells.append(f'{order:.1f}')
+        rows.append((f'{part["name"]}: {part["chosen"]}', *cells))
+    three = ('ours', 'online', 'random')
+    head = (
+        data['machine']['name'],
+        *(f'{share}: {one}' for share in ('95%', '100%') for one in three),
+    )
+    return Grid(head, tuple(rows)).markdown()
+
+
 def holdouts(data: Mapping[str, Any]) -> str:
     """Means and standard errors over the holdouts."""
     found = list(data['holdouts'].values())
@@ -101,6 +122,7 @@ def subgraphs(data: Mapping[str, Any]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    'learned-losses': losses, 'learned-holdouts': holdouts, 'learned-transfer': transfer,
+    'learned-losses': losses, 'learned-trials': trials, 'learned-holdouts': holdouts,
+    'learned-transfer': transfer,
     'gtuner-latencies': network_latencies, 'gtuner-subgraphs': subgraphs,
 }  # fmt: skip
