@@ -1,6 +1,7 @@
 """Tables of learned models (docs/learned.md) from their JSON: Markdown.
 
 learned-losses     cnnopt-table9: every part's models, and all sets together
+learned-trials     cnnopt-table8: trials of every part beside an online search and random order
 learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
 learned-transfer   scripts/learned_transfer.py: a foreign model, and corrected by some rows
 gtuner-latencies   gtuner-fig7: what networks take after so many trials of each group
@@ -26,6 +27,13 @@ def _cell(key: str, values: Sequence[float], spread: str = '') -> str:
     return f'{scale * statistics.fmean(values):.{digits}f}{unit}{spread}'
 
 
+def _with_error(key: str, values: Sequence[float]) -> str:
+    """The mean and its standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    scale, digits = (1, 1) if 'trials' in key else (100, 2)
+    return _cell(key, values, f' ± {scale * error:.{digits}f}')
+
+
 def losses(data: Mapping[str, Any]) -> str:
     """Means over layers and seeds; least and most of the seeds of ours in brackets."""
     rows = []
@@ -47,6 +55,26 @@ def losses(data: Mapping[str, Any]) -> str:
     return Grid(('', 'layers, configurations', *HEAD), tuple(rows)).markdown()
 
 
+def trials(data: Mapping[str, Any]) -> str:
+    """Means over layers and seeds, to 95% and to 100% of the best."""
+    rows = []
+    for part in data['layers']:
+        cells = []
+        for which in (0, 1):
+            for searcher in ('ours', 'online'):
+                found = [seed[which] for row in part['layers'] for seed in row[searcher]]
+                cells.append(f'{statistics.fmean(found):.1f}')
+            order = statistics.fmean(row['random'][which] for row in part['layers'])
+            cells.append(f'{order:.1f}')
+        rows.append((f'{part["name"]}: {part["chosen"]}', *cells))
+    three = ('ours', 'online', 'random')
+    head = (
+        data['machine']['name'],
+        *(f'{share}: {one}' for share in ('95%', '100%') for one in three),
+    )
+    return Grid(head, tuple(rows)).markdown()
+
+
 def holdouts(data: Mapping[str, Any]) -> str:
     """Means and standard errors over the holdouts."""
     found = list(data['holdouts'].values())
@@ -54,10 +82,7 @@ def holdouts(data: Mapping[str, Any]) -> str:
     for model in ('ours', 'plain'):
         cells = []
         for key in KEYS:
-            values = [one[model][key] for one in found]
-            error = statistics.stdev(values) / len(values) ** 0.5
-            scale, digits = (1, 1) if 'trials' in key else (100, 2)
-            cells.append(_cell(key, values, f' ± {scale * error:.{digits}f}'))
+            cells.append(_with_error(key, [one[model][key] for one in found]))
         names = [one['chosen'] for one in found]
         said = ', '.join(f'{name} {names.count(name)}x' for name in dict.fromkeys(names))
         rows.append((said if model == 'ours' else 'plain forest', *cells))
@@ -66,13 +91,17 @@ def holdouts(data: Mapping[str, Any]) -> str:
 
 
 def transfer(data: Mapping[str, Any]) -> str:
+    """Means over seeds, with standard errors where rows were chosen."""
     seeds = list(data['seeds'].values())
     few = seeds[0]['calibrated']['rows']
-    names = {'transferred': 'the other GPU', 'calibrated': f'with {few} rows'}
     rows = [('analytical', *(_cell(key, [data['analytical'][key]]) for key in KEYS))]
-    for model, name in names.items():
-        rows.append((name, *(_cell(key, [one[model][key] for one in seeds]) for key in KEYS)))
-    said = f'{data["kind"].upper()}: {data["from"]} to {data["to"]}'
+    rows.append(
+        ('the other GPU', *(_cell(key, [s['transferred'][key] for s in seeds]) for key in KEYS))
+    )
+    named = {'calibrated': f'with {few} rows', 'validation': 'training problems without rows'}
+    for model, name in named.items():
+        rows.append((name, *(_with_error(key, [s[model][key] for s in seeds]) for key in KEYS)))
+    said = f'{data["kind"].upper()}: {data["from"]} to {data["to"]}, {len(seeds)} seeds'
     return Grid((said, *HEAD), tuple(rows)).markdown()
 
 
@@ -93,6 +122,7 @@ def subgraphs(data: Mapping[str, Any]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    'learned-losses': losses, 'learned-holdouts': holdouts, 'learned-transfer': transfer,
+    'learned-losses': losses, 'learned-trials': trials, 'learned-holdouts': holdouts,
+    'learned-transfer': transfer,
     'gtuner-latencies': network_latencies, 'gtuner-subgraphs': subgraphs,
 }  # fmt: skip

@@ -29,13 +29,15 @@ IMAGES = 3
 
 def prepare(name: str, models: Path, **small: int) -> None:
     """A quantised network, images, and their results on this CPU, in files of `models`."""
-    path = quantise(name, models / f'{name}.onnx', **small)
+    path = quantise(
+        name, models / f'{name}.onnx', per_channel=True, signed=False, **small
+    )  # fmt: skip
     net = tw.compile(path)
     made = zoo.network(name, **small)
     images = [zoo.inputs(made, seed) for seed in range(100, 100 + IMAGES)]
     arrays = {f'{key}{n}': value for n, one in enumerate(images) for key, value in one.items()}
     arrays |= {f'result{n}': next(iter(net.run(dict(x)).values())) for n, x in enumerate(images)}
-    np.savez(models / f'{name}.npz', **arrays)
+    np.savez(models / f'{name}.npz', allow_pickle=False, **arrays)
     print(f'{name}: prepared', flush=True)
 
 

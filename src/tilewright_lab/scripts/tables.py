@@ -19,7 +19,7 @@ for each file of a pattern such as `benchdnn-*.json`, `tuned` one for each layer
 part in, of all such files. Names of a suite lose its prefix. `boda`, `pruned`, `ranked`, `table3`
 and `table6` are figures of the GPU papers (src/tilewright_lab/figures/tables.py),
 `deepcuts-speedup` and `deepcuts-generation-time` what `tilewright reproduce` shows of the files of
-a folder; `learned-losses`, `learned-holdouts` and `learned-transfer` are of learned models
+a folder; `learned-losses`, `-trials`, `-holdouts` and `-transfer` are of learned models
 (figures/learned_tables.py), `training` and those with `training-` before them of training steps
 (figures/training_tables.py). `fuzz` has a row for each run of `python -m tests.fuzz`, of all files
 of a pattern; `overhead`, `shapes` and `tiles` are the tables of overhead.py, benchdnn_shapes.py and
